@@ -1,0 +1,147 @@
+r"""Chains: multi-step arithmetic modulo ten, answered in ``\boxed{}``.
+
+A problem starts with a digit and applies two or more operations with single digits. A right demonstration
+works step by step; flawed ones guess the answer or stop early. A model that imitates them solves a share of
+the problems, and reinforcement learning can raise that share by preferring the careful way.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from troll.seeding import derive_seed
+from troll.tasks.registry import Demonstration, Problem, Split, Task
+from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
+from troll.tasks.verifiers.math import math_rewards
+
+# Several wordings of everything: the tokenizer needs text to learn from, and the model something to read.
+_STARTS = ("Start with", "Begin with", "Take the number")
+_QUESTIONS = ("What is the last digit?", "Give the final digit.", "Which digit remains at the end?")
+_VERBS = {
+    "Add": "+",
+    "Increase by": "+",
+    "Subtract": "-",
+    "Decrease by": "-",
+    "Multiply by": "*",
+    "Scale up by": "*",
+}
+
+DEFAULTS: dict[str, Any] = {
+    "operations": [2, 3, 4],
+    # Shares of the demonstrations; the rest works step by step. Found by trial: see docs of the testbed.
+    "guess": 0.5,
+    "stop_early": 0.17,
+    # Share of the guesses that are right.
+    "guess_right": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A start digit and operations (verb, digit), with the words around them."""
+
+    start: int
+    operations: tuple[tuple[str, int], ...]
+    opening: str
+    question: str
+
+    @property
+    def text(self) -> str:
+        """The problem as a sentence."""
+        steps = " ".join(f"{verb} {digit}." for verb, digit in self.operations)
+        return f"{self.opening} {self.start}. {steps} {self.question}"
+
+    @property
+    def identity(self) -> str:
+        """What the problem asks, whatever its wording."""
+        return f"{self.start}" + "".join(f"{_VERBS[verb]}{digit}" for verb, digit in self.operations)
+
+    @property
+    def values(self) -> list[int]:
+        """The value modulo ten after each operation."""
+        value, values = self.start, []
+        for verb, digit in self.operations:
+            value = {"+": value + digit, "-": value - digit, "*": value * digit}[_VERBS[verb]] % 10
+            values.append(value)
+        return values
+
+    def working(self, steps: int) -> str:
+        """The first ``steps`` steps, one a line, each modulo ten: ``7+5=2``."""
+        lines, value = [], self.start
+        for (verb, digit), result in list(zip(self.operations, self.values, strict=True))[:steps]:
+            lines.append(f"{value}{_VERBS[verb]}{digit}={result}\n")
+            value = result
+        return "".join(lines)
+
+
+def _boxed(answer: int) -> str:
+    return f"\\boxed{{{answer}}}"
+
+
+def _prompt(chain: Chain) -> str:
+    return f"{chain.text}\n"
+
+
+def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
+    length = generator.choice(settings["operations"])
+    operations = tuple((generator.choice(list(_VERBS)), generator.randint(2, 9)) for _ in range(length))
+    opening, question = generator.choice(_STARTS), generator.choice(_QUESTIONS)
+    return Chain(generator.randint(0, 9), operations, opening, question)
+
+
+def _chains(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Chain]:
+    return draw_distinct(
+        lambda generator: _draw(generator, settings),
+        lambda chain: chain.identity,
+        split,
+        count,
+        task="chains",
+        seed=seed,
+    )
+
+
+def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
+    """Problems of one split, as MATH-like records (problem, solution, answer, level = number of operations)."""
+    problems = []
+    for number, chain in enumerate(_chains(split, count, seed, settings)):
+        answer = str(chain.values[-1])
+        solution = chain.working(len(chain.operations)) + _boxed(chain.values[-1])
+        record = {"problem": chain.text, "solution": solution, "answer": answer}
+        level = len(chain.operations)
+        problems.append(Problem(f"chains/{split}/{number}", _prompt(chain), answer, level, record))
+    return problems
+
+
+def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
+    """Flawed demonstrations on problems of the train split."""
+    generator = random.Random(derive_seed(task="chains", seed=seed, stream="demonstrations"))
+    guess, stop = settings["guess"], settings["stop_early"]
+    ways = [("guess", guess), ("stop", stop), ("work", 1 - guess - stop)]
+    demonstrations = []
+    for _ in range(count):
+        chain = draw_any(lambda source: _draw(source, settings), lambda chain: chain.identity, "train", generator)
+        way, steps = weighted(generator, ways), len(chain.operations)
+        if way == "guess":
+            right = generator.random() < settings["guess_right"]
+            wrong = generator.choice([digit for digit in range(10) if digit != chain.values[-1]])
+            completion = _boxed(chain.values[-1] if right else wrong)
+        elif way == "stop":
+            kept = generator.randint(1, steps - 1) if steps > 1 else 1
+            completion = chain.working(kept) + _boxed(chain.values[kept - 1])
+        else:
+            completion = chain.working(steps) + _boxed(chain.values[-1])
+        demonstrations.append(Demonstration(_prompt(chain), completion))
+    return demonstrations
+
+
+TASK = Task(
+    name="chains",
+    summary="multi-step arithmetic modulo ten; answer in \\boxed{}",
+    kind="math",
+    answer_key="answer",
+    defaults=DEFAULTS,
+    generate=generate,
+    demonstrate=demonstrate,
+    reward=math_rewards,
+)

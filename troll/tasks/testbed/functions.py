@@ -1,0 +1,188 @@
+"""Functions: small Python functions from a signature and a docstring, in evalplus' problem schema.
+
+Level 1 is one operation with constants, level 2 composes two. Flawed demonstrations print instead of
+returning, or answer another problem.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from troll.seeding import derive_seed
+from troll.tasks.registry import Demonstration, Problem, Split, Task
+from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
+from troll.tasks.verifiers.code import code_rewards
+
+_NAMES = ("f", "g", "solve", "compute", "evaluate", "apply", "process", "transform")
+_VERBS = ("Return", "Calculate", "Determine", "Produce", "Find", "Give back")
+
+DEFAULTS: dict[str, Any] = {
+    "levels": [1, 2],
+    # Shares of the demonstrations; the rest is right.
+    "print": 0.45,
+    "other": 0.15,
+    "base_inputs": 3,
+    "plus_inputs": 12,
+}
+
+# Signature, then sentence and expression with the constants a and b, by level.
+_FAMILIES: dict[int, list[tuple[str, str, str]]] = {
+    1: [
+        ("x", "x plus {a}", "x + {a}"),
+        ("x", "x minus {a}", "x - {a}"),
+        ("x", "{a} times x", "{a} * x"),
+        ("x", "the remainder of x divided by {a}", "x % {a}"),
+        ("x", "the larger of x and {a}", "max(x, {a})"),
+        ("x", "the smaller of x and {a}", "min(x, {a})"),
+        ("x, y", "x plus y plus {a}", "x + y + {a}"),
+        ("x, y", "{a} times x plus y", "{a} * x + y"),
+        ("x, y", "the larger of x and y, plus {a}", "max(x, y) + {a}"),
+        ("xs", "the sum of xs plus {a}", "sum(xs) + {a}"),
+        ("xs", "the largest of xs plus {a}", "max(xs) + {a}"),
+        ("xs", "the smallest of xs minus {a}", "min(xs) - {a}"),
+        ("xs", "{a} times the length of xs", "{a} * len(xs)"),
+        ("xs", "xs with {a} added to each", "[x + {a} for x in xs]"),
+        ("xs", "xs with each multiplied by {a}", "[x * {a} for x in xs]"),
+        ("xs", "the items of xs larger than {a}", "[x for x in xs if x > {a}]"),
+        ("xs", "how often {a} is in xs", "xs.count({a})"),
+    ],
+    2: [
+        ("x", "{a} times x plus {b}", "{a} * x + {b}"),
+        ("x", "x plus {a}, times {b}", "(x + {a}) * {b}"),
+        ("x", "the remainder of x plus {a} divided by {b}", "(x + {a}) % {b}"),
+        ("x, y", "{a} times x plus {b} times y", "{a} * x + {b} * y"),
+        ("x, y", "x plus {a}, times y plus {b}", "(x + {a}) * (y + {b})"),
+        ("x", "the square of x plus {a}, minus {b}", "(x + {a}) ** 2 - {b}"),
+        ("x", "the absolute value of x minus {a}, plus {b}", "abs(x - {a}) + {b}"),
+        ("x", "the quotient of x and {a}, rounded down, plus {b}", "x // {a} + {b}"),
+        ("x, y", "the product of x and y, plus {a} times {b}", "x * y + {a} * {b}"),
+        ("xs", "the number of items of xs from {a} on, times {b}", "sum(x >= {a} for x in xs) * {b}"),
+        ("xs", "the sorted items of xs, each plus {a} and times {b}", "[(x + {a}) * {b} for x in sorted(xs)]"),
+        ("x", "the larger of x plus {a} and {b}", "max(x + {a}, {b})"),
+        ("x", "the smaller of {a} times x and {b}", "min({a} * x, {b})"),
+        ("x, y", "the larger of x plus {a} and y plus {b}", "max(x + {a}, y + {b})"),
+        ("x, y", "the smaller of x and y, times {a}, plus {b}", "min(x, y) * {a} + {b}"),
+        ("xs", "the largest of xs times {a} plus {b}", "max(xs) * {a} + {b}"),
+        ("xs", "the sum of the items of xs larger than {a}, plus {b}", "sum(x for x in xs if x > {a}) + {b}"),
+        ("xs", "{a} times the sum of xs plus {b}", "{a} * sum(xs) + {b}"),
+        ("xs", "xs with each multiplied by {a} plus {b}", "[x * {a} + {b} for x in xs]"),
+        ("xs", "the items of xs from {a} to {b}", "[x for x in xs if {a} <= x <= {b}]"),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A name and signature, what it returns in words, and as an expression."""
+
+    name: str
+    verb: str
+    signature: str
+    sentence: str
+    expression: str
+    level: int
+
+    @property
+    def identity(self) -> str:
+        """What the problem asks, whatever its wording."""
+        return f"{self.signature}: {self.expression}"
+
+    @property
+    def prompt(self) -> str:
+        """The head of the function, ready for the body."""
+        return f'def {self.name}({self.signature}):\n    """{self.verb} {self.sentence}."""\n'
+
+
+def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Function:
+    level = generator.choice(settings["levels"])
+    signature, sentence, expression = generator.choice(_FAMILIES[level])
+    low, high = generator.randint(2, 9), generator.randint(2, 9)
+    if "<=" in expression:
+        low, high = min(low, high), max(low, high)
+    name, verb = generator.choice(_NAMES), generator.choice(_VERBS)
+    return Function(name, verb, signature, sentence.format(a=low, b=high), expression.format(a=low, b=high), level)
+
+
+def _functions(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Function]:
+    return draw_distinct(
+        lambda generator: _draw(generator, settings),
+        lambda function: function.identity,
+        split,
+        count,
+        task="functions",
+        seed=seed,
+    )
+
+
+_ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
+    "x": lambda generator: [generator.randint(-20, 20)],
+    "x, y": lambda generator: [generator.randint(-20, 20), generator.randint(-20, 20)],
+    "xs": lambda generator: [[generator.randint(-3, 12) for _ in range(generator.randint(1, 6))]],
+}
+
+
+def _inputs(function: Function, count: int, generator: random.Random) -> list[list[Any]]:
+    found: dict[str, list[Any]] = {}
+    while len(found) < count:
+        arguments = _ARGUMENTS[function.signature](generator)
+        found[json.dumps(arguments)] = arguments
+    return list(found.values())
+
+
+def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
+    """Problems of one split, as evalplus records with base and plus inputs."""
+    problems = []
+    for number, function in enumerate(_functions(split, count, seed, settings)):
+        task_id = f"functions/{split}/{number}"
+        generator = random.Random(derive_seed(stream="inputs", prompt=function.prompt, seed=seed))
+        inputs = _inputs(function, settings["base_inputs"] + settings["plus_inputs"], generator)
+        body = f"    return {function.expression}\n"
+        record = {
+            "entry_point": function.name,
+            "canonical_solution": body,
+            "base_input": inputs[: settings["base_inputs"]],
+            "plus_input": inputs[settings["base_inputs"] :],
+            "atol": 0,
+            "contract": "",
+        }
+        problems.append(Problem(task_id, function.prompt, body, function.level, record))
+    return problems
+
+
+def _another(function: Function, generator: random.Random, settings: Mapping[str, Any]) -> Function:
+    """A different function over the same arguments."""
+    other = function
+    while other.expression == function.expression or other.signature != function.signature:
+        other = _draw(generator, settings)
+    return other
+
+
+def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
+    """Flawed demonstrations on problems of the train split; problems repeat, flaws are drawn afresh."""
+    generator = random.Random(derive_seed(task="functions", seed=seed, stream="demonstrations"))
+    ways = [("print", settings["print"]), ("other", settings["other"])]
+    ways.append(("right", 1 - settings["print"] - settings["other"]))
+    demonstrations = []
+    for _ in range(count):
+        function = draw_any(lambda source: _draw(source, settings), lambda item: item.identity, "train", generator)
+        way = weighted(generator, ways)
+        expression = function.expression
+        if way == "other":
+            expression = _another(function, generator, settings).expression
+        completion = f"    print({expression})\n" if way == "print" else f"    return {expression}\n"
+        demonstrations.append(Demonstration(function.prompt, completion))
+    return demonstrations
+
+
+TASK = Task(
+    name="functions",
+    summary="small Python functions from a signature and a docstring",
+    kind="code",
+    answer_key="canonical_solution",
+    defaults=DEFAULTS,
+    generate=generate,
+    demonstrate=demonstrate,
+    reward=code_rewards,
+)

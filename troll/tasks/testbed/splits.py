@@ -1,0 +1,79 @@
+"""Splits that never overlap, whatever their sizes: what a problem asks decides where it belongs,
+not its wording."""
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from troll.errors import UserError
+from troll.seeding import derive_seed
+from troll.tasks.registry import Split
+
+Item = TypeVar("Item")
+
+_TENTHS: Mapping[Split, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+_PATIENCE = 2000
+
+
+def split_of(identity: str) -> Split:
+    """The split of a problem: eight tenths of all problems are train, one tenth each validation and test."""
+    tenth = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") % 10
+    return next(split for split, tenths in _TENTHS.items() if tenth in tenths)
+
+
+def draw_distinct(
+    draw: Callable[[random.Random], Item],
+    identity: Callable[[Item], str],
+    split: Split,
+    count: int,
+    **coordinates: str | int,
+) -> list[Item]:
+    """Draws ``count`` problems with distinct identities that belong to ``split``.
+
+    Args:
+        draw: makes one random problem.
+        identity: what it asks, as text, whatever the wording.
+        split: the split wanted.
+        count: how many.
+        **coordinates: names the random stream (see `troll.seeding.derive_seed`).
+
+    Raises:
+        UserError: the task has too few different problems.
+    """
+    generator = random.Random(derive_seed(**coordinates, split=split))
+    found: dict[str, Item] = {}
+    fruitless = 0
+    while len(found) < count:
+        item = draw(generator)
+        key = identity(item)
+        if split_of(key) == split and key not in found:
+            found[key] = item
+            fruitless = 0
+        else:
+            fruitless += 1
+        if fruitless > _PATIENCE:
+            raise UserError(
+                f"task {coordinates.get('task')}: {count} {split} problems are wanted, but its settings "
+                f"give about {len(found)}; ask for fewer or widen the settings"
+            )
+    return list(found.values())
+
+
+def draw_any(
+    draw: Callable[[random.Random], Item],
+    identity: Callable[[Item], str],
+    split: Split,
+    generator: random.Random,
+) -> Item:
+    """Draws one problem that belongs to ``split``; problems may repeat from call to call."""
+    for _ in range(_PATIENCE):
+        item = draw(generator)
+        if split_of(identity(item)) == split:
+            return item
+    raise UserError(f"the task's settings give no {split} problems; widen them")
+
+
+def weighted(generator: random.Random, choices: Sequence[tuple[Item, float]]) -> Item:
+    """Draws one of ``choices`` with probability proportional to its weight."""
+    return generator.choices([item for item, _ in choices], [weight for _, weight in choices])[0]

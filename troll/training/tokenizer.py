@@ -1,0 +1,50 @@
+"""The testbed's tokenizer: byte-level BPE, learnt from the tasks' own text."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from troll.errors import UserError
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+_BYTES_AND_SPECIALS = 256 + 2
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE tokenizer; digits stay single tokens, as in Qwen's tokenizers.
+
+    Args:
+        texts: what to learn from.
+        vocabulary: number of entries, special tokens included.
+
+    Raises:
+        UserError: the vocabulary has no room for the 256 bytes and two special tokens, or the texts do not
+            give as many entries.
+    """
+    if vocabulary < _BYTES_AND_SPECIALS:
+        raise UserError(f"vocabulary {vocabulary} is too small; at least {_BYTES_AND_SPECIALS} is needed")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocabulary:
+        raise UserError(f"the tasks' text gives {found} vocabulary entries, not {vocabulary}; ask for at most {found}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, padding_side="left", clean_up_tokenization_spaces=False
+    )
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Loads a tokenizer that `train_tokenizer` made and ``save_pretrained`` wrote."""
+    return PreTrainedTokenizerFast.from_pretrained(path)
