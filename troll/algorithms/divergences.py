@@ -1,0 +1,103 @@
+"""KL divergence of rows of log-probabilities: exact, never negative, safe at zero probability.
+
+For each row the *generalised* divergence is computed,
+
+    KL(a || b) = sum_i [ a_i (log a_i - log b_i) - a_i + b_i ],
+
+whose terms are all >= 0. When both rows sum to one it is the usual KL divergence. Rows that come out of
+a low-precision log-softmax sum to 1 + delta; there the usual formula is off by delta and can be negative,
+this one is off by delta^2 / 2 and cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rows are worked through in pieces of this many elements: float64 temporaries stay at 32 MiB each.
+CHUNK_ELEMENTS = 1 << 22
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating type of a device: float64, or float32 where that does not exist (Apple MPS)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def result_dtype(*tensors: Tensor) -> torch.dtype:
+    """The type of a result: the widest of the inputs, and at least float32.
+
+    A KL divergence near 1e-2 does not survive bfloat16, so half-precision inputs give float32 results.
+    """
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def row_chunks(rows: int, width: int) -> Iterator[slice]:
+    """Slices that cut [rows, width] into pieces of at most CHUNK_ELEMENTS elements, or one row."""
+    step = max(1, CHUNK_ELEMENTS // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def kl_terms(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """The terms a (log a - log b) - a + b >= 0, elementwise, where 0 log 0 = 0 and a log(a / 0) = inf.
+
+    Computed in the type of the inputs. NaN in, NaN out.
+    """
+    a, b = log_a.exp(), log_b.exp()
+    # a = 0 leaves b. Without the substitution 0 * (-inf) would be NaN.
+    log_ratio = (log_a - log_b).masked_fill_(a == 0, 0.0)
+    return (a * (log_ratio - 1.0) + b).clamp_(min=0.0)
+
+
+class _RowKL(torch.autograd.Function):
+    """Row-wise generalised KL with its closed-form gradient; keeps nothing but its two inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, log_a: Tensor, log_b: Tensor) -> Tensor:
+        """Sum the terms of each row, in float64, a block of rows at a time."""
+        ctx.save_for_backward(log_a, log_b)
+        wide = wide_dtype(log_a.device)
+        out = log_a.new_empty(log_a.shape[0], dtype=wide)
+        for piece in row_chunks(*log_a.shape):
+            out[piece] = kl_terms(log_a[piece].to(wide), log_b[piece].to(wide)).sum(-1)
+        return out.to(result_dtype(log_a, log_b))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients d/dlog a = a (log a - log b) and d/dlog b = b - a."""
+        log_a, log_b = (x.to(grad.dtype) for x in ctx.saved_tensors)
+        a = log_a.exp()
+        upstream = grad.unsqueeze(-1)
+        grad_a = grad_b = None
+        if ctx.needs_input_grad[0]:
+            log_ratio = (log_a - log_b).masked_fill_(a == 0, 0.0)
+            grad_a = (upstream * a * log_ratio).to(ctx.saved_tensors[0].dtype)
+        if ctx.needs_input_grad[1]:
+            grad_b = (upstream * (log_b.exp() - a)).to(ctx.saved_tensors[1].dtype)
+        return grad_a, grad_b
+
+
+def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """KL(a || b) over the last axis, differentiable in both arguments.
+
+    The gradient is that of the generalised divergence of the module docstring, a (log a - log b) with
+    respect to log a. It differs from the usual a (log a - log b + 1) by a multiple of a, which vanishes
+    behind any normalisation (log-softmax).
+
+    Args:
+        log_a: [..., V] log-probabilities; -inf allowed.
+        log_b: [..., V], the same shape.
+
+    Returns:
+        [...], at least float32; inf where a_i > 0 = b_i.
+    """
+    rows_a, rows_b = (x.reshape(-1, x.shape[-1]) for x in (log_a, log_b))
+    result: Tensor = _RowKL.apply(rows_a, rows_b)  # type: ignore[no-untyped-call]
+    return result.reshape(log_a.shape[:-1])

@@ -1,0 +1,272 @@
+r"""The TROLL projection: the nearest distribution inside a KL ball, exact, with its exact gradient.
+
+Notation. For one token position, p is the old policy (the one that sampled), q the new policy (the one that
+is trained), both over the same atoms; eps is the bound. Sums run over atoms.
+
+**Problem** (TROLL, arXiv 2510.03817, eq. 3; both divergences take the projected policy first):
+
+    pi = argmin_pi KL(pi || q)   subject to   KL(pi || p) <= eps.
+
+**Solution.** If KL(q || p) <= eps then pi = q. Otherwise, with eta > 0 the multiplier of the constraint,
+
+    pi ~ exp( (eta log p + log q) / (eta + 1) ),   eta the root of   KL(pi || p) = eps.
+
+With the step beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the straight line
+from log p to log q, normalised:
+
+    log pi = log p + beta r - psi(beta),        psi(beta) = log sum p exp(beta r).
+
+psi is a cumulant generating function: psi' = m := E_pi[r] and psi'' = v := Var_pi[r]. Hence
+
+    KL(pi || p) = beta m - psi,                 d KL(pi || p) / d beta = beta v >= 0,
+
+so the root is unique and the divergence grows along the path.
+
+**Solver.** Near beta = 0, KL = beta^2 v / 2, so h(beta) = sqrt(2 KL) is nearly linear there. The start is
+the root of the next order, h = sqrt(v) beta (1 + c beta) with c = k3 / (3 v), where v and k3 are the second
+and third cumulants of r under p. Then Newton's method for log h as a function of log beta,
+d log h / d log beta = beta^2 v / (2 KL), inside a bracket that shrinks with every evaluation. A row is done
+when eps (1 - tol) <= KL <= eps: the result lies on the feasible side. Only rows outside their ball are
+solved, in float64: 2 to 3 evaluations per row to float32 accuracy, one more to float64 accuracy.
+
+**Gradient** (implicit function theorem; p fixed). From KL(beta, log q) = eps,
+
+    d beta / d log q_j   = - beta pi_j (r_j - m) / v,
+    d log pi_i / d log q_j = beta [ delta_ij - pi_j - pi_j (r_i - m)(r_j - m) / v ].
+
+The matrix is beta times a projector that removes two directions: adding a constant to log q
+(normalisation), and moving q along r (towards or away from p); neither changes pi. For an upstream gradient
+g = dL / d log pi:
+
+    dL / d log q_j = beta [ g_j - pi_j G - pi_j (r_j - m) C / v ],   G = sum g_i,   C = sum g_i (r_i - m).
+
+The last term is the motion of beta; leaving it out ("frozen eta") is not a small error. Rows inside their
+ball pass g on unchanged. No iteration is differentiated, and nothing is kept for rows inside their ball.
+
+**Zero probabilities.** KL(pi || q) and KL(pi || p) are finite only on S = {i : p_i > 0 and q_i > 0}, and
+nothing on S is closer to p than p restricted to S, at KL = -log p(S). So the problem on S has the bound
+eps + log p(S). Where that is negative the ball cannot be met: pi is p restricted to S (beta = 0), and
+`feasible` says so. Where even q restricted to S is inside the ball, pi is that (beta = 1, active, and the
+gradient is that of the normalisation alone). Where S is empty, pi is p.
+
+The atoms of a sparse distribution are its K kept tokens and its tail; nothing above changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_terms, result_dtype, row_chunks, wide_dtype
+from troll.algorithms.path_solver import solve_steps
+from troll.errors import UserError
+
+Distribution = TypeVar("Distribution", Tensor, SparseLogProbs)
+
+
+@dataclass(frozen=True)
+class Projection(Generic[Distribution]):
+    """The projected policy and how it was found. All but `log_probs` are of batch shape, without gradient.
+
+    Attributes:
+        log_probs: the projected policy, of the same kind as the input; at least float32.
+        step: beta in [0, 1]; 1 where nothing was moved, 0 where pi is the old policy (on the common support).
+        eta: the multiplier 1 / beta - 1 in [0, inf].
+        kl_before: KL(q || p).
+        kl_after: KL(pi || p), measured on the returned (rounded) log-probabilities.
+        active: True where q was outside the ball, so that pi differs from q.
+        feasible: False where no distribution on the common support lies inside the ball.
+        evaluations: how often the solver evaluated the path of this row; 0 for rows inside their ball.
+        residual: how far the constraint is from being tight, |KL - eps| / eps, in the solver's float64; 0 for
+            rows that need not be tight. Above 1e-4 the solver has not converged or the ball cannot be met.
+    """
+
+    log_probs: Distribution
+    step: Tensor
+    eta: Tensor
+    kl_before: Tensor
+    kl_after: Tensor
+    active: Tensor
+    feasible: Tensor
+    evaluations: Tensor
+    residual: Tensor
+
+
+@dataclass
+class _Report:
+    """Per-row results that the autograd function hands out beside its differentiable output; [N]."""
+
+    step: Tensor
+    kl_before: Tensor
+    kl_after: Tensor
+    active: Tensor
+    feasible: Tensor
+    evaluations: Tensor
+    residual: Tensor
+
+
+class _ProjectRows(torch.autograd.Function):
+    """Projection of the rows of [N, atoms]; backward is the closed-form product of the module docstring."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float, box: list[_Report]
+    ) -> Tensor:
+        """Solve the rows outside their ball, copy the others; put the report into `box`."""
+        out_dtype, wide = result_dtype(log_q, log_p), wide_dtype(log_q.device)
+        rows = log_q.shape[0]
+        kl_before = log_q.new_empty(rows, dtype=wide)
+        for piece in row_chunks(*log_q.shape):
+            kl_before[piece] = kl_terms(log_q[piece].to(wide), log_p[piece].to(wide)).sum(-1)
+        if bool(kl_before.isnan().any()):
+            raise UserError("project: NaN or +inf in log_probs or old_log_probs; give log-probabilities")
+        active = kl_before > bound
+        index = active.nonzero().squeeze(-1)
+        report = _Report(
+            step=torch.ones_like(kl_before),
+            kl_before=kl_before,
+            kl_after=kl_before.clone(),
+            active=active,
+            feasible=torch.ones_like(active),
+            evaluations=torch.zeros(rows, dtype=torch.int64, device=log_q.device),
+            residual=torch.zeros_like(kl_before),
+        )
+        out = log_q.to(out_dtype, copy=True)
+        ctx.index, ctx.saved_pieces, ctx.input_dtype = index, [], log_q.dtype
+        saved: list[Tensor] = []
+        for piece in row_chunks(index.shape[0], log_q.shape[1]):
+            chosen = index[piece]
+            solved = solve_steps(log_q[chosen].to(wide), log_p[chosen].to(wide), bound[chosen], tolerance)
+            rounded = solved.log_pi.to(out_dtype)
+            out[chosen] = rounded
+            report.step[chosen] = solved.step
+            report.kl_after[chosen] = kl_terms(rounded.to(wide), solved.log_p).sum(-1)
+            report.feasible[chosen] = solved.feasible
+            report.evaluations[chosen] = solved.evaluations
+            report.residual[chosen] = solved.residual
+            saved += [rounded, solved.deviation.to(out_dtype), solved.step, solved.inverse_variance]
+            ctx.saved_pieces.append(piece)
+        ctx.save_for_backward(*saved)
+        box.append(report)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Apply beta [ g - pi G - pi (r - m) C / v ] on active rows, g itself on the others."""
+        result = grad.to(ctx.input_dtype, copy=True)
+        for number, piece in enumerate(ctx.saved_pieces):
+            log_pi, deviation, step, inverse_variance = ctx.saved_tensors[4 * number : 4 * number + 4]
+            chosen = ctx.index[piece]
+            pi = log_pi.to(step.dtype).exp()
+            # Atoms outside the common support have log pi = -inf, whatever q does.
+            upstream = grad[chosen].to(step.dtype).masked_fill_(pi == 0, 0.0)
+            deviation = deviation.to(step.dtype)
+            total = upstream.sum(-1, keepdim=True)
+            covariance = (upstream * deviation).sum(-1, keepdim=True) * inverse_variance.unsqueeze(-1)
+            upstream -= pi * (total + deviation * covariance)
+            result[chosen] = (upstream * step.unsqueeze(-1)).to(result.dtype)
+        return result, None, None, None, None
+
+
+def _bound_rows(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Tensor:
+    """The bound as one value per row, [N], in the solver's type."""
+    wide = wide_dtype(like.device)
+    bound = torch.as_tensor(kl_bound, dtype=wide, device=like.device).detach()
+    if not bool((bound >= 0).all()):
+        worst = float(bound[~(bound >= 0)].flatten()[0])
+        raise UserError(f"project: kl_bound must be >= 0 (the paper uses 0.05), got {worst:g}")
+    try:
+        return bound.expand(shape).reshape(-1)
+    except RuntimeError:
+        raise UserError(
+            f"project: kl_bound must be a number or a tensor of the batch shape {tuple(shape)}, "
+            f"got shape {tuple(bound.shape)}"
+        ) from None
+
+
+def _pair_of_atoms(new: Tensor | SparseLogProbs, old: Tensor | SparseLogProbs) -> tuple[Tensor, Tensor]:
+    """Both policies as atoms [..., A] on the same tokens."""
+    if isinstance(new, SparseLogProbs) != isinstance(old, SparseLogProbs):
+        raise UserError("project: log_probs and old_log_probs must both be tensors or both be SparseLogProbs")
+    if isinstance(new, SparseLogProbs) and isinstance(old, SparseLogProbs):
+        same = new.token_ids is old.token_ids or torch.equal(new.token_ids, old.token_ids)
+        if not same:
+            raise UserError(
+                "project: the two SparseLogProbs keep different tokens; evaluate the new policy on the old "
+                "policy's token_ids, or align them with troll.algorithms.distributions.align"
+            )
+        return new.atoms(), old.atoms()
+    assert isinstance(new, Tensor) and isinstance(old, Tensor)
+    if new.shape != old.shape or new.dim() == 0:
+        raise UserError(
+            f"project: log_probs and old_log_probs must have the same shape [..., V], "
+            f"got {tuple(new.shape)} and {tuple(old.shape)}"
+        )
+    return new, old
+
+
+@overload
+def project(
+    log_probs: Tensor, old_log_probs: Tensor, kl_bound: float | Tensor, *, tolerance: float | None = None
+) -> Projection[Tensor]: ...
+@overload
+def project(
+    log_probs: SparseLogProbs,
+    old_log_probs: SparseLogProbs,
+    kl_bound: float | Tensor,
+    *,
+    tolerance: float | None = None,
+) -> Projection[SparseLogProbs]: ...
+def project(
+    log_probs: Tensor | SparseLogProbs,
+    old_log_probs: Tensor | SparseLogProbs,
+    kl_bound: float | Tensor,
+    *,
+    tolerance: float | None = None,
+) -> Projection[Tensor] | Projection[SparseLogProbs]:
+    """Project each row of the new policy onto the KL ball around the old policy.
+
+    Differentiable once in `log_probs`, by the closed form of the module docstring; `old_log_probs` and
+    `kl_bound` are constants. Half-precision inputs give float32 results.
+
+    Args:
+        log_probs: q, normalised log-probabilities, dense [..., V] or sparse [..., K]. -inf is allowed.
+        old_log_probs: p, of the same kind and on the same tokens. Rescaled to sum to one where q is outside
+            the ball, so a normalisation error of p cannot empty the ball.
+        kl_bound: eps >= 0 in nats, a number or a tensor that broadcasts to the batch shape; inf switches
+            the projection off. The paper uses 0.05.
+        tolerance: relative width of the accepted window [eps (1 - tolerance), eps]. Default: 1e-10 for
+            float64 inputs, 2e-5 otherwise.
+
+    Returns:
+        The projected policy and the solver's report.
+
+    Raises:
+        UserError: NaN or +inf in the inputs, a negative or NaN bound, shapes or supports that disagree.
+    """
+    new, old = _pair_of_atoms(log_probs, old_log_probs)
+    shape = new.shape[:-1]
+    if tolerance is None:
+        tolerance = 1e-10 if torch.float64 in (new.dtype, old.dtype) else 2e-5
+    bound = _bound_rows(kl_bound, shape, new)
+    width = new.shape[-1]
+    box: list[_Report] = []
+    rows = _ProjectRows.apply(  # type: ignore[no-untyped-call]
+        new.reshape(-1, width), old.detach().reshape(-1, width), bound, tolerance, box
+    )
+    projected: Tensor = rows.reshape(new.shape)
+    report, dtype = box[0], result_dtype(new, old)
+
+    def give(value: Tensor) -> Tensor:
+        return (value.to(dtype) if value.is_floating_point() else value).reshape(shape)
+
+    values = {name: give(value) for name, value in vars(report).items()}
+    values["eta"] = give(1.0 / report.step - 1.0)
+    if isinstance(log_probs, SparseLogProbs):
+        return Projection(log_probs=log_probs.with_atoms(projected), **values)
+    return Projection(log_probs=projected, **values)
