@@ -1,0 +1,79 @@
+"""Compares outputs of programs as evalplus does, on plain data only.
+
+The rules are those of ``evalplus.eval.unsafe_execute`` (version 0.3.1): equality, then closeness where
+the problem names an absolute tolerance or the expected output is made of floats. One difference:
+not-a-number equals itself here, while evalplus' answer depends on object identity.
+"""
+
+from typing import Any
+
+from troll.tasks.plain_data import NotPlainError
+from troll.tasks.sandbox import Output
+
+# evalplus: numpy.allclose's relative tolerance, and the absolute one for floats of problems that name none
+_RELATIVE_TOLERANCE = 1e-7
+_FLOAT_TOLERANCE = 1e-6
+
+
+def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
+    """Tells whether a candidate's output counts as the expected one.
+
+    Args:
+        output: what the candidate returned.
+        expected: what the reference solution returned.
+        tolerance: the problem's absolute tolerance (evalplus' ``atol``); 0 for exact problems.
+    """
+    if output.kind != "value" or expected.kind != "value":
+        return False
+    if output.text == expected.text:
+        return True
+    try:
+        return values_match(output.value, expected.value, tolerance)
+    except (NotPlainError, RecursionError):
+        return False
+
+
+def values_match(value: Any, expected: Any, tolerance: float) -> bool:
+    """`outputs_match` for decoded values."""
+    if value == expected or _equal_with_nan(value, expected):
+        return True
+    if tolerance == 0 and _is_floats(expected):
+        tolerance = _FLOAT_TOLERANCE
+    if tolerance == 0 or type(value) is not type(expected):
+        return False
+    return _close(value, expected, tolerance)
+
+
+def _equal_with_nan(value: Any, expected: Any) -> bool:
+    if isinstance(expected, (list, tuple)):
+        return (
+            type(value) is type(expected)
+            and len(value) == len(expected)
+            and all(map(_equal_with_nan, value, expected))
+        )
+    if isinstance(expected, float) and expected != expected:
+        return isinstance(value, float) and value != value
+    return bool(value == expected)
+
+
+def _is_floats(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and value:
+        return all(isinstance(item, float) for item in value)
+    return isinstance(value, float)
+
+
+def _close(value: Any, expected: Any, tolerance: float) -> bool:
+    if isinstance(expected, (list, tuple)):
+        return (
+            isinstance(value, (list, tuple))
+            and len(value) == len(expected)
+            and all(_close(item, other, tolerance) for item, other in zip(value, expected, strict=True))
+        )
+    if not isinstance(value, (int, float, complex)) or not isinstance(expected, (int, float, complex)):
+        return False
+    if value == expected:
+        return True  # infinities of one sign
+    try:
+        return bool(abs(value - expected) <= tolerance + _RELATIVE_TOLERANCE * abs(expected) < float("inf"))
+    except OverflowError:
+        return False

@@ -1,0 +1,32 @@
+r"""A process that runs math-verify: a pair [reference, answer] per line in, true or false out.
+
+Its parent bounds the time; it bounds its own memory, since ``9^{9^{9}}`` is a short answer.
+"""
+
+import json
+import os
+import resource
+import sys
+
+_MEMORY_BYTES = 2 * 2**30
+
+
+def main() -> None:
+    """Serves pairs until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    configs = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        gold, answer = (
+            parse(f"\\boxed{{{text}}}", extraction_config=configs, parsing_timeout=None)
+            for text in json.loads(line)
+        )
+        print(json.dumps(bool(verify(gold, answer, timeout_seconds=None))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Writes the problems of a task as files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from troll.files import write_jsonl
+from troll.tasks.registry import SPLITS, check_settings, get_task
+
+DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of its runs
+
+
+def write_problems(config: Mapping[str, Any], out: Path) -> None:
+    """Writes ``<split>.jsonl`` for each split to ``out``.
+
+    Args:
+        config: name, number of problems by split, and the task's settings.
+        out: directory.
+
+    Raises:
+        UserError: unknown task or setting, or the task has too few different problems.
+    """
+    task = get_task(config["name"])
+    settings = check_settings(task, config.get("settings", {}))
+    for split in SPLITS:
+        problems = task.generate(split, config[split], DATA_SEED, settings)
+        write_jsonl(out / f"{split}.jsonl", (problem.as_row() for problem in problems))
