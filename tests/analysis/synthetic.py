@@ -1,0 +1,199 @@
+"""Run directories with known numbers, shaped like those of a real experiment."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+DIGESTS = {"source": "5" * 64, "environment": "e" * 64, "data": "d" * 64, "base_model": "b" * 64}
+TASKS = ("chains", "functions")
+CONDITIONS = ("gentle", "stale")
+ESTIMATORS = ("grpo", "dr-grpo")
+METHODS = ("clip", "troll")
+# Success at the end of training by (condition, trust region); stale clip falls, as in a real collapse.
+ENDS = {
+    ("gentle", "clip"): 0.74,
+    ("gentle", "troll"): 0.78,
+    ("stale", "clip"): 0.22,
+    ("stale", "troll"): 0.58,
+}
+MINI_BATCHES = {"gentle": 8, "stale": 32}
+KL_BOUND = 0.05
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def grades(task: str, table: np.ndarray, data: str = "7" * 64, **metrics: float) -> dict[str, Any]:
+    """grades.json of a boolean table [problems, samples]."""
+    samples = table.shape[1]
+    miss = (
+        [math.comb(samples - int(c), 8) / math.comb(samples, 8) for c in table.sum(1)] if samples >= 8 else []
+    )
+    scores = {"pass@1": float(table.mean())} | ({"pass@8": 1 - float(np.mean(miss))} if miss else {})
+    if task == "functions":
+        scores |= {"base/pass@1": min(1.0, scores["pass@1"] + 0.02), "base/pass@8": 0.95}
+    problems = {
+        f"{task}/test/{i}": {
+            "passed": [bool(x) for x in row],
+            "status": ["passed" if x else "wrong" for x in row],
+        }
+        for i, row in enumerate(table)
+    }
+    return {
+        "task": task,
+        "metrics": scores | metrics,
+        "problems": problems,
+        "versions": {"lm_eval": "0.4.13"},
+        "data_sha256": data,
+    }
+
+
+def passes(rng: np.random.Generator, rate: float, problems: int = 40, samples: int = 8) -> np.ndarray:
+    """Passes of problems of varying difficulty whose mean rate is about ``rate``."""
+    rate = min(max(rate, 0.02), 0.98)
+    each = rng.beta(4 * rate, 4 * (1 - rate), size=(problems, 1))
+    return rng.random((problems, samples)) < each
+
+
+def metrics(rng: np.random.Generator, condition: str, method: str, batches: int) -> list[dict[str, Any]]:
+    """A learning curve: rises towards the end value; stale clip rises a little, then falls."""
+    lines, step, wall = [], 0, 0.0
+    end, start, shift = ENDS[condition, method.split("-")[0]], 0.35, rng.normal(0, 0.02)
+    for batch in range(batches):
+        t = batch / max(batches - 1, 1)
+        rise = start + (end - start) * (1 - math.exp(-3 * t)) / (1 - math.exp(-3)) + shift * t
+        if (condition, method) == ("stale", "clip"):
+            rise += 0.12 * math.exp(-((t - 0.12) ** 2) / 0.01)
+        for mini in range(MINI_BATCHES[condition]):
+            step += 1
+            wall += 0.05
+            grown = (mini / MINI_BATCHES[condition]) ** 1.5 * (8 if condition == "stale" else 1)
+            kl = grown * (0.03 if method == "clip" else 0.008) * math.exp(rng.normal(0, 0.15)) * (0.4 + t)
+            line: dict[str, Any] = {
+                "step": step,
+                "rollout_batch": batch,
+                "loss": rng.normal(0, 0.01),
+                "grad_norm": math.exp(rng.normal(-1, 0.2)),
+                "learning_rate": 1e-4,
+                "entropy": (0.9 if method == "clip" else 1.0) - 0.5 * t + rng.normal(0, 0.02),
+                "kl_to_old": kl,
+                "kl_to_old_max": 20 * kl,
+                "ratio_max": 1 + 10 * kl,
+                "outside": min(0.9, 2 * kl),
+                "kept_mass": 1 - 1e-5 * math.exp(rng.normal(0, 0.3)),
+                "time": {"wall_s": wall, "rollout_s": 0.02, "reward_s": 0.01, "update_s": 0.02},
+            }
+            if method.startswith("troll"):
+                line |= {
+                    "kl_projected_max": min(20 * kl, KL_BOUND),
+                    "kl_violation_max": 1e-7 * (batch + 1) / batches,
+                    "solver_residual_max": 2e-7,
+                    "solver_evaluations": 6.0,
+                    "step_size": 1 - min(0.9, 2 * kl) * 0.3,
+                    "regression": kl * 0.1,
+                }
+            if mini == 0:
+                line |= {
+                    "success": float(np.clip(rise + rng.normal(0, 0.025), 0, 1)),
+                    "response_length": 24 + 10 * t + rng.normal(0, 0.5),
+                    "truncated": 0.01,
+                }
+                if batch % 3 == 0:
+                    line["validation_success"] = float(np.clip(rise + rng.normal(0, 0.03), 0, 1))
+            lines.append(line)
+    return lines
+
+
+def write_run(
+    root: Path,
+    task: str,
+    method: str,
+    estimator: str,
+    condition: str,
+    seed: int,
+    *,
+    batches: int = 6,
+    table: np.ndarray | None = None,
+    digests: dict[str, str] | None = None,
+    problems: int = 40,
+) -> Path:
+    """One finished run directory under ``root`` (= results/<experiment>)."""
+    run_id = f"tiny/{task}/{method}/{estimator}/{condition}/seed{seed}"
+    path = root / "runs" / run_id
+    rng = np.random.default_rng([seed, *run_id.encode()])
+    path.mkdir(parents=True)
+    run = {
+        "experiment": root.name,
+        "run_id": run_id,
+        "model": "tiny",
+        "task": task,
+        "trust_region": method,
+        "estimator": estimator,
+        "condition": condition,
+        "seed": seed,
+        "training": {"learning_rate": 1e-4, "mini_batches": MINI_BATCHES[condition], "optimizer": "adamw"},
+    }
+    if method.startswith("troll"):
+        run["rule"] = {"name": "troll", "kl_bound": KL_BOUND}
+    (path / "run.yaml").write_text(yaml.safe_dump(run))
+    lines = metrics(rng, condition, method, batches)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if table is None:
+        table = passes(rng, ENDS[condition, method.split("-")[0]] + rng.normal(0, 0.02), problems)
+    write_json(path / "grades.json", grades(task, table))
+    write_json(
+        path / "manifest.json",
+        {
+            "run_id": run_id,
+            "config": run,
+            "seeds": {"rollouts": 17},
+            "git_commit": "0" * 40,
+            "digests": DIGESTS | (digests or {}),
+            "versions": {"torch": "2.13.0"},
+            "hardware": {"cpu": "test", "cores": 2},
+            "wall_s": lines[-1]["time"]["wall_s"],
+            "certificate": {"kl_violation_max": 1e-7, "passed": True},
+        },
+    )
+    return path
+
+
+def write_base(root: Path, task: str, *, table: np.ndarray | None = None, problems: int = 40) -> Path:
+    """The graded base model of a task."""
+    path = root / "base" / "tiny" / task
+    rng = np.random.default_rng([99, *task.encode()])
+    write_json(path / "grades.json", grades(task, passes(rng, 0.35, problems) if table is None else table))
+    write_json(path / "manifest.json", {"digests": DIGESTS, "wall_s": 100.0})
+    return path
+
+
+def write_experiment(
+    root: Path,
+    *,
+    tasks: Sequence[str] = TASKS,
+    conditions: Sequence[str] = CONDITIONS,
+    estimators: Sequence[str] = ESTIMATORS,
+    methods: Sequence[str] = METHODS,
+    seeds: int = 3,
+    batches: int = 6,
+    problems: int = 40,
+    keep: Callable[[str, str, str, str, int], bool] = lambda *_: True,
+) -> tuple[list[Path], list[Path]]:
+    """A whole matrix; returns run and base directories."""
+    run_dirs = [
+        write_run(root, t, m, e, c, s, batches=batches, problems=problems)
+        for t in tasks
+        for m in methods
+        for e in estimators
+        for c in conditions
+        for s in range(seeds)
+        if keep(t, m, e, c, s)
+    ]
+    return run_dirs, [write_base(root, task, problems=problems) for task in tasks]

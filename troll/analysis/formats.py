@@ -1,0 +1,259 @@
+"""One writer for all tables: numbers in CSV, readable cells in Markdown, LaTeX and HTML.
+
+A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
+with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
+list of sentences that go below the table.
+"""
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.files import write_text
+
+MINUS = "\N{MINUS SIGN}"
+MISSING = "\N{EN DASH}"
+_PARTS = ("_sd", "_low", "_high")
+_HIDDEN = ("status", "planned", "mixed")
+
+
+def percent(value: float) -> str:
+    """A share as a percentage with one decimal, without the sign."""
+    return _signed(f"{100 * value:.1f}")
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return _signed(f"{100 * value:+.1f}").replace("+0.0", "0.0").replace(f"{MINUS}0.0", "0.0")
+
+
+def significant(value: float) -> str:
+    """Three significant digits; powers of ten below 0.001."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e-3:
+        digits = max(0, 2 - math.floor(math.log10(abs(value))))
+        return _signed(f"{value:.{digits}f}")
+    return _signed(f"{value:.1e}".replace("e-0", "e-"))
+
+
+def whole(value: float) -> str:
+    """A whole number."""
+    return _signed(f"{value:.0f}")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", MINUS) if "e-" not in text else text
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a column is shown: its heading and the format of its numbers."""
+
+    heading: str
+    show: Callable[[float], str] = significant
+
+
+STYLES: Mapping[str, Style] = {
+    "task": Style("Task"),
+    "condition": Style("Condition"),
+    "estimator": Style("Estimator"),
+    "trust_region": Style("Trust region"),
+    "seeds": Style("Seeds", whole),
+    "pass@1": Style("pass@1 (%)", percent),
+    "pass@8": Style("pass@8 (%)", percent),
+    "base/pass@1": Style("pass@1, few tests (%)", percent),
+    "base/pass@8": Style("pass@8, few tests (%)", percent),
+    "difference": Style("Δ pass@1 (points)", points),
+    "reading": Style("Reading"),
+    "kl": Style("KL to old, late"),
+    "entropy": Style("Entropy, final (nats)"),
+    "final": Style("Training success, final (%)", percent),
+    "peak": Style("Training success, peak (%)", percent),
+    "drop": Style("Largest drop (points)", percent),
+    "area": Style("Mean height of curve (%)", percent),
+    "response_length": Style("Response length (tokens)", whole),
+    "outside": Style("Outside (%)", percent),
+    "kl_to_old_max": Style("Largest KL before"),
+    "kl_projected_max": Style("Largest KL after"),
+    "kl_violation_max": Style("Worst bound violation"),
+    "solver_residual_max": Style("Worst solver residual"),
+    "solver_evaluations": Style("Solver evaluations"),
+    "kept_mass": Style("Least kept mass", lambda value: f"{value:.5f}"),
+    "ratio_max": Style("Largest ratio"),
+    "steps": Style("Steps", whole),
+    "hours": Style("Hours"),
+}
+
+
+def _style(name: str) -> Style:
+    if name.startswith("status/"):
+        return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
+    return STYLES.get(name, Style(name))
+
+
+def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table as text; "not run" or "skipped" takes the place of the first number."""
+    names = _visible(frame)
+    rows = []
+    for _, row in frame.iterrows():
+        state = str(row.get("status", "run"))
+        cells, said = [], state == "run"
+        for name in names:
+            value = row[name]
+            if isinstance(value, str):
+                cells.append(value)
+            elif name == "seeds":
+                cells.append(_seeds(row))
+            elif not said:
+                cells.append(state)
+                said = True
+            else:
+                cells.append(_cell(row, name) if state == "run" else MISSING)
+        rows.append(cells)
+    return [_style(name).heading for name in names], rows
+
+
+def _owner(name: str) -> str:
+    return name.rsplit("_", 1)[0]
+
+
+def _seeds(row: "pd.Series[Any]") -> str:
+    planned, seeds = row.get("planned"), row["seeds"]
+    if pd.isna(seeds):
+        return MISSING
+    mark = " †" if row.get("mixed") is True else ""
+    missing = isinstance(planned, int) and planned > int(str(seeds))
+    return f"{seeds} of {planned}{mark}" if missing else f"{seeds}{mark}"
+
+
+def _cell(row: "pd.Series[Any]", name: str) -> str:
+    show = _style(name).show
+
+    def number(key: str) -> float:
+        value = row.get(key)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    value = number(name)
+    if math.isnan(value):
+        return MISSING
+    text = show(value) if math.isfinite(value) else str(value)
+    deviation, low, high = (number(f"{name}{part}") for part in _PARTS)
+    if not math.isnan(deviation):
+        text += f" ± {_as_precise(deviation, text) if show is significant else show(deviation)}"
+    if not math.isnan(low):
+        text += f" [{show(low)}, {show(high)}]"
+    return text
+
+
+def _as_precise(value: float, like: str) -> str:
+    """The value with as many decimals as the text of the mean before it."""
+    if "e" in like:
+        return significant(value)
+    return f"{value:.{len(like.partition('.')[2])}f}"
+
+
+def notes(frame: pd.DataFrame) -> list[str]:
+    """The sentences below a table."""
+    return [str(note) for note in frame.attrs.get("notes", [])]
+
+
+def to_markdown(frame: pd.DataFrame) -> str:
+    """A pipe table and its notes; numbers are aligned to the right."""
+    headings, rows = shown(frame)
+    if not rows:
+        return "\n".join(f"{note}" for note in notes(frame) or ["No runs."]) + "\n"
+    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
+    lines = ["| " + " | ".join(headings) + " |"]
+    lines.append("| " + " | ".join("---:" if right else "---" for right in numeric) + " |")
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    text = "\n".join(lines) + "\n"
+    return text + "".join(f"\n{note}\n" for note in notes(frame))
+
+
+def to_latex(frame: pd.DataFrame) -> str:
+    r"""A booktabs tabular and its notes; needs ``\usepackage{booktabs}`` and UTF-8 input."""
+    headings, rows = shown(frame)
+    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)] if rows else []
+    lines = [
+        r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric or [False]) + "}",
+        r"\toprule",
+    ]
+    if rows:
+        lines += [" & ".join(map(_escape, headings)) + r" \\", r"\midrule"]
+    for index, row in enumerate(rows):
+        if index and row[0] != rows[index - 1][0]:
+            lines.append(r"\midrule")
+        lines.append(" & ".join(map(_escape, row)) + r" \\")
+    if not rows:
+        lines.append(r"no runs \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += ["", *(r"\par\footnotesize " + _escape(note) for note in notes(frame))] if notes(frame) else []
+    return "\n".join(lines) + "\n"
+
+
+def to_html(frame: pd.DataFrame) -> str:
+    """A ``<table>`` and its notes, without style: the page around it has that."""
+    headings, rows = shown(frame)
+    below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
+    if not rows:
+        return below or '<p class="note">No runs.</p>\n'
+    kinds = ["text" if isinstance(frame[name].iloc[0], str) else "number" for name in _visible(frame)]
+    head = "".join(f'<th class="{k}">{html.escape(t)}</th>' for k, t in zip(kinds, headings, strict=True))
+    body = ""
+    for row in rows:
+        line = "".join(f'<td class="{k}">{html.escape(t)}</td>' for k, t in zip(kinds, row, strict=True))
+        body += f"<tr>{line}</tr>\n"
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+    return f'<div class="scroll">\n{table}\n</div>\n{below}'
+
+
+def _visible(frame: pd.DataFrame) -> list[str]:
+    return [
+        str(name)
+        for name in frame.columns
+        if name not in _HIDDEN and not (str(name).endswith(_PARTS) and _owner(str(name)) in frame.columns)
+    ]
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    MINUS: "$-$",
+    MISSING: "--",
+    "†": r"$\dagger$",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def write_table(frame: pd.DataFrame, stem: Path) -> list[Path]:
+    """Writes ``<stem>.csv`` (numbers in full), ``.md`` and ``.tex`` (rounded), and returns their paths."""
+    texts = {
+        ".csv": frame.to_csv(index=False, lineterminator="\n"),
+        ".md": to_markdown(frame),
+        ".tex": to_latex(frame),
+    }
+    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_text(path, text)
+    return paths

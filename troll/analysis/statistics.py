@@ -1,0 +1,297 @@
+"""Means, intervals and comparisons of scores over seeds and items.
+
+Axis letters: S seeds, I items (test problems), R bootstrap replicates. Score matrices are ``[S, I]``: the
+mean success of seed s on item i, with the same items in the same order for every seed, which is what a fixed
+test split gives. Nothing here knows of files or of metric names.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
+
+Array = NDArray[np.float64]
+Statistic = Callable[[Array], Array]
+"""Maps seed scores ``[..., S]`` to ``[...]``."""
+
+LEVEL = 0.95
+REPLICATES = 10_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval.
+
+    Attributes:
+        estimate: the statistic on the data themselves.
+        low: lower end.
+        high: upper end; both are NaN when there is nothing to resample.
+        level: confidence level in (0, 1).
+        seeds: S, the number of seeds behind it.
+        items: I, the number of items behind it; 1 when scores are per seed only.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    seeds: int
+    items: int
+
+    def verdict(self, margin: float = 0.0) -> str:
+        """Reads the interval of a difference by rule.
+
+        Returns:
+            "higher" when the whole interval lies above ``margin``, "lower" when it lies below ``-margin``,
+            "equivalent" when the margin is positive and the interval lies within it, otherwise
+            "no clear difference" (also when there is no interval).
+        """
+        if self.low > margin:
+            return "higher"
+        if self.high < -margin:
+            return "lower"
+        if margin > 0 and -margin <= self.low and self.high <= margin:
+            return "equivalent"
+        return "no clear difference"
+
+
+def mean(values: Array) -> Array:
+    """Arithmetic mean over the last axis."""
+    return np.asarray(np.mean(values, axis=-1))
+
+
+def sd(values: ArrayLike) -> float:
+    """Sample standard deviation (divisor S - 1); NaN for fewer than two values."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(np.std(array, ddof=1)) if array.size > 1 else math.nan
+
+
+def iqm(values: Array) -> Array:
+    """Interquartile mean over the last axis: the mean after dropping floor(S / 4) values at either end.
+
+    Source: Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice";
+    ``scipy.stats.trim_mean(values, 0.25)`` as in rliable's ``aggregate_iqm``.
+    """
+    return np.asarray(stats.trim_mean(values, 0.25, axis=-1))
+
+
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
+    """Unbiased pass@k of problems with c passing samples out of n: 1 - C(n - c, k) / C(n, k).
+
+    Source: Chen et al. 2021, "Evaluating large language models trained on code", equation 1.
+
+    Returns:
+        An array like ``n``; NaN where n < k, for such a problem has no estimate.
+    """
+    samples, passing = np.asarray(n, dtype=np.float64), np.asarray(c, dtype=np.float64)
+    failing = samples - passing
+    with np.errstate(all="ignore"):
+        missed = special.binom(failing, k) / special.binom(samples, k)
+    result = np.where(failing < k, 1.0, 1.0 - missed)
+    return np.where(samples < k, np.nan, result)
+
+
+def stretch_factor(seeds: int, level: float = LEVEL) -> float:
+    """How much to stretch deviations between S bootstrap seeds: sqrt(S / (S - 1)) * t / z.
+
+    The plain percentile bootstrap is too narrow for few seeds: its variance is (S - 1) / S of the unbiased
+    one, and it uses normal where Student's quantiles are due. Source: Hesterberg 2015, "What teachers should
+    know about the bootstrap" (narrowness bias, expanded percentile interval), applied to the deviations
+    rather than to the percentiles, because no percentile of two to five seeds lies beyond the data.
+
+    Returns:
+        The factor; 1 for a single seed, which has no deviations.
+    """
+    if seeds < 2:
+        return 1.0
+    tail = (1 + level) / 2
+    return float(math.sqrt(seeds / (seeds - 1)) * stats.t.ppf(tail, seeds - 1) / stats.norm.ppf(tail))
+
+
+def two_level_bootstrap(
+    scores: ArrayLike,
+    *,
+    rng: np.random.Generator,
+    statistic: Statistic = mean,
+    level: float = LEVEL,
+    replicates: int = REPLICATES,
+    stretch: bool = True,
+) -> Interval:
+    """Percentile interval of a statistic over seeds, from resampling seeds and items.
+
+    Each replicate draws S seeds and I items with replacement and independently, and uses the drawn items for
+    every drawn seed, because the seeds share one test split (Owen 2007, "The pigeonhole bootstrap"). With one
+    seed the interval covers the choice of items only, with one item (``scores[:, None]``) of seeds only.
+
+    Args:
+        scores: ``[S, I]``.
+        rng: the random stream (derived by the caller).
+        statistic: of the seed scores (means over items); the mean by default.
+        level: confidence level.
+        replicates: R.
+        stretch: widen deviations between seeds by ``stretch_factor``; without it this is the plain bootstrap.
+
+    Raises:
+        ValueError: the matrix is empty, is not two-dimensional or holds NaN.
+    """
+    matrix = _matrix(scores)
+    seeds, items = matrix.shape
+    per_seed = matrix
+    if items > 1:
+        weights = rng.multinomial(items, np.full(items, 1 / items), size=replicates) / items
+        per_seed = weights @ matrix.T  # [R, S]: the seeds' means over the drawn items
+    else:
+        per_seed = np.broadcast_to(matrix[:, 0], (replicates, seeds))
+    drawn = np.take_along_axis(per_seed, rng.integers(seeds, size=(replicates, seeds)), axis=1)
+    centre = statistic(per_seed)
+    factor = stretch_factor(seeds, level) if stretch else 1.0
+    replicated = centre + factor * (statistic(drawn) - centre)
+    estimate = float(statistic(matrix.mean(axis=1)))
+    if seeds == 1 and items == 1:
+        return Interval(estimate, math.nan, math.nan, level, seeds, items)
+    low, high = np.quantile(replicated, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(estimate, float(low), float(high), level, seeds, items)
+
+
+def paired_difference(
+    scores: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    rng: np.random.Generator,
+    statistic: Statistic = mean,
+    level: float = LEVEL,
+    replicates: int = REPLICATES,
+) -> Interval:
+    """Interval of the difference between two methods, paired by seed and item.
+
+    Pairing keeps what both methods share (the seed's rollout prompts, the difficulty of an item) out of the
+    interval: the two-level bootstrap of ``scores - baseline``.
+
+    Args:
+        scores: ``[S, I]`` of the method; row s and column i mean the same seed and item in both.
+        baseline: ``[S, I]`` of what it is compared with.
+        rng: the random stream.
+        statistic: of the differences by seed.
+        level: confidence level.
+        replicates: R.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    first, second = _matrix(scores), _matrix(baseline)
+    if first.shape != second.shape:
+        raise ValueError(f"paired scores need one shape, got {first.shape} and {second.shape}")
+    return two_level_bootstrap(
+        first - second, rng=rng, statistic=statistic, level=level, replicates=replicates
+    )
+
+
+def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> float:
+    """Chance that a random seed of the method beats a random seed of the baseline, ties counted half.
+
+    P = mean over pairs (s, b) of [x_s > y_b] + 0.5 [x_s = y_b], the Mann-Whitney U over S_x * S_y. Source:
+    Agarwal et al. 2021; rliable's ``probability_of_improvement`` for one task.
+    """
+    first, second = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    if not first.size or not second.size:
+        return math.nan
+    pairs = first[:, None] - second[None, :]
+    return float(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+
+
+def area_under_curve(steps: ArrayLike, values: ArrayLike) -> float:
+    """Mean height of a curve: trapezoid rule over the steps, divided by their range.
+
+    Returns:
+        The height in the unit of the values; the value itself for a single point; NaN for none.
+    """
+    x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if x.size < 2:
+        return float(y[0]) if y.size else math.nan
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def steps_to(steps: ArrayLike, values: ArrayLike, target: float, *, window: int = 1) -> float:
+    """First step at which the mean of the last ``window`` values reaches ``target``; NaN if none does."""
+    x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if y.size < window:
+        return math.nan
+    smooth = np.convolve(y, np.full(window, 1 / window), mode="valid")
+    # The convolution's rounding must not hide a value that equals the target.
+    reached = np.flatnonzero(smooth >= target - 1e-12)
+    return float(x[reached[0] + window - 1]) if reached.size else math.nan
+
+
+def largest_drop(values: ArrayLike) -> float:
+    """Largest fall of a curve below its best so far: max over t of (max of values up to t) - value at t."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(np.max(np.maximum.accumulate(array) - array)) if array.size else math.nan
+
+
+def paired_p_value(differences: ArrayLike) -> float:
+    """Two-sided p-value of Student's paired test over seeds; NaN for fewer than two seeds."""
+    array = np.asarray(differences, dtype=np.float64)
+    if array.size < 2:
+        return math.nan
+    if np.ptp(array) == 0:  # no spread: Student's statistic is 0 / 0 or infinite
+        return 1.0 if array[0] == 0 else 0.0
+    return float(stats.ttest_1samp(array, 0.0).pvalue)
+
+
+def holm(p_values: ArrayLike) -> Array:
+    """Holm's step-down adjustment of p-values (Holm 1979).
+
+    Controls the chance of any false finding in a table.
+    The i-th smallest of m becomes max over j <= i of min(1, (m - j + 1) p_(j)). NaN entries stay and do not
+    count.
+    """
+    raw = np.asarray(p_values, dtype=np.float64)
+    adjusted = np.full(raw.shape, np.nan)
+    present = np.flatnonzero(~np.isnan(raw))
+    order = present[np.argsort(raw[present], kind="stable")]
+    scaled = raw[order] * np.arange(order.size, 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0) if order.size else scaled
+    return adjusted
+
+
+def seeds_needed(
+    spread: float, difference: float, *, power: float = 0.8, level: float = LEVEL, most: int = 1000
+) -> int | None:
+    """Least number of seeds at which Student's paired test finds ``difference`` with the given power.
+
+    Power of S seeds: P(|T| > t_crit) for T noncentral t with S - 1 degrees of freedom and noncentrality
+    difference * sqrt(S) / spread.
+
+    Args:
+        spread: standard deviation of the paired differences over seeds.
+        difference: the true difference, in the unit of ``spread``.
+        power: chance of finding it.
+        level: confidence level of the test.
+        most: give up above this many seeds.
+
+    Returns:
+        The number of seeds, at least 2; None when ``most`` are not enough or the spread is unknown.
+    """
+    if math.isnan(spread):
+        return None
+    if spread == 0:
+        return 2
+    for seeds in range(2, most + 1):
+        critical = stats.t.ppf((1 + level) / 2, seeds - 1)
+        shift = abs(difference) * math.sqrt(seeds) / spread
+        reached = stats.nct.sf(critical, seeds - 1, shift) + stats.nct.cdf(-critical, seeds - 1, shift)
+        if reached >= power:
+            return seeds
+    return None
+
+
+def _matrix(scores: ArrayLike) -> Array:
+    matrix = np.asarray(scores, dtype=np.float64)
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(f"scores have to be a non-empty matrix [S, I], got shape {matrix.shape}")
+    if np.isnan(matrix).any():
+        raise ValueError("scores hold NaN")
+    return matrix

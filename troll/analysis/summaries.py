@@ -1,0 +1,269 @@
+"""One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from troll.analysis.runs import BASE, GROUP
+from troll.analysis.statistics import (
+    Array,
+    Interval,
+    area_under_curve,
+    largest_drop,
+    paired_difference,
+    pass_at_k,
+    two_level_bootstrap,
+)
+from troll.errors import UserError
+from troll.seeding import derive_seed
+
+FINAL_SHARE = 0.1
+"""Final values are means over this last share of a run, at least one batch: single batches are noisy."""
+LATE_SHARE = 1 / 3
+"""Late values (KL to the old policy) are means over this last share of a run."""
+BASELINE = "clip"
+
+_VARIANT = re.compile(r"^(?P<family>.+?)-[a-z]*\d.*$")
+_LEADING = (BASE, BASELINE, "troll")
+_LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All seeds of one method in one setting; empty strings for the base model's estimator and condition."""
+
+    task: str
+    condition: str
+    estimator: str
+    trust_region: str
+
+    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a tidy table that belong to this cell."""
+        chosen = frame
+        for name in GROUP:
+            chosen = chosen[chosen[name] == getattr(self, name)]
+        return chosen
+
+    def base(self) -> "Cell":
+        """The base model of the same task."""
+        return Cell(self.task, "", "", BASE)
+
+    def method(self, trust_region: str) -> "Cell":
+        """Another method in the same setting."""
+        return Cell(self.task, self.condition, self.estimator, trust_region)
+
+
+def cells(frame: pd.DataFrame) -> list[Cell]:
+    """The cells present in a tidy table, in the order of tables and legends."""
+    present = frame.loc[:, list(GROUP)].drop_duplicates()
+    return sorted(
+        (Cell(*map(str, row)) for row in present.itertuples(index=False)),
+        key=cell_order,
+    )
+
+
+def cell_order(cell: Cell) -> tuple[object, ...]:
+    """Sort key of rows and panels."""
+    return (
+        cell.task,
+        cell.condition,
+        *estimator_order(cell.estimator),
+        *method_order(cell.trust_region),
+    )
+
+
+def estimator_order(estimator: str) -> tuple[int, str]:
+    """Sort key: grpo, its variant dr-grpo, then the others by name."""
+    known = estimator in _LEADING_ESTIMATORS
+    return _LEADING_ESTIMATORS.index(estimator) if known else len(_LEADING_ESTIMATORS), estimator
+
+
+def method_order(trust_region: str) -> tuple[int, str, tuple[float, ...], str]:
+    """Sort key: the base model, clip, troll, then the others by family, variants by their numbers."""
+    family = variant_of(trust_region) or trust_region
+    rank = _LEADING.index(family) if family in _LEADING else len(_LEADING)
+    numbers = tuple(float(text) for text in re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", trust_region))
+    if family == trust_region:
+        numbers = ()
+    return rank, family, numbers, trust_region
+
+
+def variant_of(trust_region: str) -> str | None:
+    """The family of a variant that is named by a setting, such as troll for "troll-kl0.01"; else None."""
+    match = _VARIANT.match(trust_region)
+    return match["family"] if match else None
+
+
+def require_one(frame: pd.DataFrame) -> None:
+    """Refuses a table that mixes experiments or models, whose means would mean nothing.
+
+    Raises:
+        UserError: more than one experiment or model.
+    """
+    for name in ("experiment", "model"):
+        values = sorted(set(frame[name]))
+        if len(values) > 1:
+            raise UserError(f"the table holds {name} {' and '.join(values)}: choose one of them")
+
+
+def curve(frame: pd.DataFrame, metric: str, *, by_batch: str | None = None) -> pd.DataFrame:
+    """One metric of a cell's runs as curves.
+
+    Args:
+        frame: rows of one cell.
+        metric: its name.
+        by_batch: "mean" or "max" over the optimiser steps of each rollout batch, placed at the batch's first
+            step. A policy leaves the old one within each batch and starts anew: single steps are a saw-tooth.
+
+    Returns:
+        Index step, one column per seed; missing where a seed has no value.
+    """
+    rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
+    if rows.empty:
+        return pd.DataFrame()
+    if by_batch and rows["rollout_batch"].notna().all():
+        grouped = rows.groupby(["seed", "rollout_batch"], as_index=False).agg(
+            step=("step", "min"), value=("value", by_batch)
+        )
+    else:
+        grouped = rows
+    return grouped.pivot(index="step", columns="seed", values="value").sort_index()
+
+
+def per_run(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per run with the numbers that tables quote.
+
+    Returns:
+        Columns: the coordinates, ``mixed``, ``steps``, every test metric under its own name, and, from the
+        training curve, ``kl`` (mean of the last third), ``entropy``, ``response_length``, ``final`` (success;
+        means of the last tenth), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so
+        far), ``area`` (mean height of the success curve), ``hours`` (wall-clock of training).
+    """
+    records = []
+    for _, rows in runs.groupby("run_id", sort=True):
+        first = rows.iloc[0]
+        record = {name: first[name] for name in ("run_id", "model", *GROUP, "seed")}
+        record["mixed"] = bool(rows["mixed"].any())
+        test = rows[rows["source"] == "test"]
+        record |= dict(zip(test["metric"], test["value"], strict=True))
+        train = rows[rows["source"] == "train"]
+        if not train.empty:
+            record |= _training_summary(train)
+        records.append(record)
+    return pd.DataFrame.from_records(records)
+
+
+def _training_summary(train: pd.DataFrame) -> dict[str, float]:
+    last_step, first_step = int(train["step"].max()), int(train["step"].min())
+    span = last_step - first_step + 1
+    series = {str(name): rows.sort_values("step") for name, rows in train.groupby("metric")}
+    summary: dict[str, float] = {"steps": last_step, "hours": float(train["wall_s"].max()) / 3600}
+    for metric, name, share in (
+        ("kl_to_old", "kl", LATE_SHARE),
+        ("entropy", "entropy", FINAL_SHARE),
+        ("response_length", "response_length", FINAL_SHARE),
+        ("success", "final", FINAL_SHARE),
+    ):
+        if metric in series:
+            rows = series[metric]
+            late = rows[rows["step"] > last_step - share * span]
+            summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
+    if "success" in series:
+        steps, values = series["success"]["step"], series["success"]["value"]
+        summary["peak"] = float(values.max())
+        summary["drop"] = largest_drop(values.to_numpy())
+        summary["area"] = area_under_curve(steps.to_numpy(), values.to_numpy())
+    return summary
+
+
+def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
+    """Scores of a cell per seed and problem.
+
+    Args:
+        items: the table of test problems.
+        cell: which runs.
+        k: pass@k.
+
+    Returns:
+        Index seed, columns task_id, values pass@k. Problems that some seed could not grade (fewer than k
+        usable samples) are left out for all seeds.
+    """
+    rows = cell.of(items)
+    if rows.empty:
+        return pd.DataFrame()
+    value = pass_at_k(rows["n"].to_numpy(dtype=float), rows["c"].to_numpy(dtype=float), k)
+    seed = rows["seed"].astype("float64").fillna(-1.0)  # the base model has no seed
+    table = rows.assign(value=value, seed=seed).pivot(index="seed", columns="task_id", values="value")
+    return table.sort_index().dropna(axis="columns")
+
+
+def interval(items: pd.DataFrame, cell: Cell, k: int = 1) -> Interval | None:
+    """Two-level bootstrap interval of a cell's pass@k, cut to [0, 1]; None without runs."""
+    table = scores(items, cell, k)
+    if table.empty:
+        return None
+    found = two_level_bootstrap(table.to_numpy(), rng=_stream("interval", k, cell))
+    return _cut(found, 0.0, 1.0)
+
+
+def difference(
+    items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1, level: float = 0.95
+) -> Interval | None:
+    """Paired interval of pass@k of ``cell`` minus ``baseline``, over the seeds and problems that both have.
+
+    Against the base model, which has one set of samples, every seed is paired with those samples.
+
+    Returns:
+        The interval, cut to [-1, 1]; None when the two share no seed or no problem.
+    """
+    first, second = scores(items, cell, k), scores(items, baseline, k)
+    if first.empty or second.empty:
+        return None
+    problems = first.columns.intersection(second.columns)
+    seeds = first.index if baseline.trust_region == BASE else first.index.intersection(second.index)
+    if problems.empty or seeds.empty:
+        return None
+    other = second.loc[[-1.0] * len(seeds)] if baseline.trust_region == BASE else second.loc[seeds]
+    found = paired_difference(
+        first.loc[seeds, problems].to_numpy(),
+        other[problems].to_numpy(),
+        rng=_stream("difference", k, cell, baseline),
+        level=level,
+    )
+    return _cut(found, -1.0, 1.0)
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation over seeds, ignoring missing values; NaN where undefined."""
+    array: Array = np.asarray([value for value in values if value == value], dtype=np.float64)
+    if not array.size:
+        return float("nan"), float("nan")
+    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan")
+
+
+def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
+    """Number of planned runs per cell.
+
+    Args:
+        expected: coordinates of planned runs, one mapping per run.
+    """
+    planned: dict[Cell, int] = {}
+    for run in expected:
+        cell = Cell(*(str(run[name]) for name in GROUP))
+        planned[cell] = planned.get(cell, 0) + 1
+    return planned
+
+
+def _stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
+    coordinates: dict[str, str | int] = {"purpose": f"bootstrap {purpose}", "k": k}
+    for index, cell in enumerate(parts):
+        coordinates |= {f"{name}{index}": getattr(cell, name) for name in GROUP}
+    return np.random.default_rng(derive_seed(**coordinates))
+
+
+def _cut(found: Interval, least: float, most: float) -> Interval:
+    low, high = np.clip([found.low, found.high], least, most)
+    return Interval(found.estimate, float(low), float(high), found.level, found.seeds, found.items)

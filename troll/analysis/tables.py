@@ -1,0 +1,246 @@
+"""The tables: tidy tables in, a DataFrame of numbers out, which ``formats.write_table`` writes.
+
+Every row is one method in one setting. ``status`` is "run", "not run" (planned or to be expected, but no run
+was found) or "skipped"; nothing is left out silently.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.runs import BASE, GROUP
+from troll.analysis.summaries import (
+    BASELINE,
+    Cell,
+    cell_order,
+    cells,
+    difference,
+    per_run,
+    planned_seeds,
+    require_one,
+    spread,
+    variant_of,
+)
+
+MAIN_METRICS = ("pass@1", "pass@8", "difference", "kl", "entropy", "final", "peak")
+ABLATION_METRICS = ("pass@1", "difference", "kl", "entropy", "final", "peak", "drop")
+_CERTIFICATE: Mapping[str, str] = {
+    "outside": "mean",
+    "kl_to_old_max": "max",
+    "kl_projected_max": "max",
+    "kl_violation_max": "max",
+    "solver_residual_max": "max",
+    "solver_evaluations": "mean",
+    "kept_mass": "min",
+    "ratio_max": "max",
+}
+"""Diagnostics of a run and which of its values over all steps and seeds a table shows."""
+
+
+def main_table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    expected: Sequence[Mapping[str, object]] | None = None,
+    skipped: Mapping[str, str] | None = None,
+    baseline: str = BASELINE,
+    trust_regions: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Test scores and training behaviour of every method in every setting.
+
+    Args:
+        runs: the tidy table of one experiment and model.
+        items: the table of test problems.
+        expected: coordinates of the planned runs; by default every method is expected in every setting
+            that is present.
+        skipped: reason by task, for tasks that this machine could not run.
+        baseline: the trust region that differences are taken from, within task, condition and estimator.
+        trust_regions: which methods; by default all that are no variants named by a setting
+            (``troll-kl0.01`` is one; those are in ``ablation_table``).
+
+    Returns:
+        Columns task, condition, estimator, trust_region, seeds, planned, status, mixed, and for each of
+        ``MAIN_METRICS`` mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, a ``reading``.
+        Shares are between 0 and 1, KL and entropy are in nats.
+
+    Raises:
+        UserError: the tables hold more than one experiment or model.
+    """
+    require_one(runs)
+    names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
+    chosen = set(trust_regions or (name for name in names if variant_of(name) is None)) | {BASE}
+    frame = _table(runs, items, chosen, MAIN_METRICS, baseline, expected, skipped or {})
+    frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
+    return frame
+
+
+def ablation_table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    family: str = "troll",
+    expected: Sequence[Mapping[str, object]] | None = None,
+    skipped: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
+    """Variants of one rule beside its default, in the settings where a variant was run or planned.
+
+    Args:
+        runs: the tidy table of one experiment and model.
+        items: the table of test problems.
+        family: the default setting; differences are taken from it.
+        expected: coordinates of the planned runs.
+        skipped: reason by task.
+
+    Returns:
+        As ``main_table`` with ``ABLATION_METRICS``; without rows when there are no variants.
+    """
+    require_one(runs)
+    known = set(cells(runs)) | set(planned_seeds(expected or ()))
+    variants = {cell for cell in known if variant_of(cell.trust_region) == family}
+    chosen = {cell.trust_region for cell in variants} | {family}
+    settings = {cell.method(family) for cell in variants}
+    if not variants:
+        frame = pd.DataFrame()
+        frame.attrs["notes"] = [f"No variants of {family} were run."]
+        return frame
+    frame = _table(runs, items, chosen, ABLATION_METRICS, family, expected, skipped or {}, settings)
+    frame.attrs["notes"] = _notes(frame, runs, family, skipped or {})
+    return frame
+
+
+def certificate_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """What the trust regions did: worst and mean diagnostics over all steps and seeds of each method.
+
+    Returns:
+        One row per method and setting: ``outside`` and ``solver_evaluations`` are means over steps,
+        ``kept_mass`` the least, the others the largest value; missing where a rule does not log a diagnostic.
+    """
+    require_one(runs)
+    rows = []
+    for cell in cells(runs):
+        train = cell.of(runs)
+        train = train[train["source"] == "train"]
+        if train.empty:
+            continue
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = train["seed"].nunique()
+        for metric, how in _CERTIFICATE.items():
+            values = train.loc[train["metric"] == metric, "value"]
+            row[metric] = float(getattr(values, how)()) if len(values) else math.nan
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=[*GROUP, "seeds", *_CERTIFICATE])
+    frame.attrs["notes"] = [
+        "Largest and least values are over all tokens, optimiser steps and seeds; shares and evaluations are "
+        "means over steps. KL in nats per token, new policy against the one that sampled. After: of the "
+        "projected policy. Residual: distance of the projection's KL from the bound, where the bound binds.",
+    ]
+    return frame
+
+
+def test_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every test metric of every method: mean and spread over seeds, with the share of each status.
+
+    Returns:
+        One row per method and setting; columns are the metrics found, empty where a task has no such metric.
+    """
+    require_one(runs)
+    summary = per_run(runs)
+    metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=lambda name: ("/" in name, name))
+    rows = []
+    for cell in cells(runs):
+        lines = cell.of(summary)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
+        for metric in metrics:
+            row[metric], row[f"{metric}_sd"] = spread(lines[metric])
+        rows.append(row)
+    return pd.DataFrame(rows).astype({"seeds": "Int64"})
+
+
+def _table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    chosen: set[str],
+    metrics: Iterable[str],
+    reference: str,
+    expected: Sequence[Mapping[str, object]] | None,
+    skipped: Mapping[str, str],
+    settings: set[Cell] | None = None,
+) -> pd.DataFrame:
+    """Rows of all chosen methods; ``settings`` (as cells of the reference) restricts where."""
+    summary = per_run(runs)
+    planned = planned_seeds(expected) if expected is not None else {}
+    wanted = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
+    wanted |= {Cell(task, "", "", BASE) for task in skipped if BASE in chosen}
+    wanted = {cell for cell in wanted if cell.trust_region in chosen}
+    if settings is not None:
+        wanted = {cell for cell in wanted if cell.method(reference) in settings}
+    rows = []
+    for cell in sorted(wanted, key=cell_order):
+        lines = cell.of(summary)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
+        row["planned"] = planned.get(cell)
+        row["status"] = "run" if len(lines) else ("skipped" if cell.task in skipped else "not run")
+        row["mixed"] = bool(len(lines) and lines["mixed"].any())
+        for metric in metrics:
+            if metric == "difference":
+                row |= _difference(items, cell, reference)
+            else:
+                row[metric], row[f"{metric}_sd"] = spread(lines.get(metric, ()))
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    return frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
+
+
+def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
+    """Every chosen method in every setting present, so that holes show."""
+    trained = [cell for cell in cells(runs) if cell.trust_region != BASE]
+    axes = [sorted({getattr(cell, name) for cell in trained}) for name in ("task", "condition", "estimator")]
+    methods = sorted(chosen & {cell.trust_region for cell in trained})
+    bases = {Cell(task, "", "", BASE) for task in axes[0] if BASE in chosen}
+    return {Cell(*place) for place in itertools.product(*axes, methods)} | bases
+
+
+def _count(lines: pd.DataFrame) -> int:
+    return int(lines["seed"].nunique()) if len(lines) else 0
+
+
+def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, Any]:
+    empty = {"difference": math.nan, "difference_low": math.nan, "difference_high": math.nan, "reading": ""}
+    if cell.trust_region in (reference, BASE):
+        return empty
+    found = difference(items, cell, cell.method(reference))
+    if found is None:
+        return empty
+    return {
+        "difference": found.estimate,
+        "difference_low": found.low,
+        "difference_high": found.high,
+        "reading": found.verdict(),
+    }
+
+
+def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Mapping[str, str]) -> list[str]:
+    counts = sorted({int(n) for n in frame["seeds"].dropna() if n})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "no"
+    found = [
+        f"Mean ± standard deviation over {seeds} seed{'' if counts == [1] else 's'}. Δ: difference from "
+        f"{reference} in the same setting, with a 95 % interval from a two-level bootstrap (seeds, then test "
+        "problems), paired by seed and problem and widened for the small number of seeds. Reading: higher or "
+        "lower when the interval excludes zero. KL: mean over the last third of the run; final: mean over "
+        "its last tenth. KL and entropy in nats per token.",
+    ]
+    found += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
+    missing = frame[frame["status"] == "not run"]
+    if len(missing):
+        found.append(f"{len(missing)} of {len(frame)} rows have not been run.")
+    if frame["mixed"].any():
+        odd = sorted(set(runs.loc[runs["mixed"], "run_id"]))
+        found.append(
+            f"† includes runs made with another version of program, environment or data: {', '.join(odd)}."
+        )
+    return found
