@@ -1,14 +1,17 @@
 """The passes over all tiles behind `troll.algorithms.lm_head`: forward, top-K and backward."""
 
-from collections.abc import Iterator
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from troll.algorithms import lm_head_tiles
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.lm_head_tiles import (
     FLOOR,
@@ -17,11 +20,10 @@ from troll.algorithms.lm_head_tiles import (
     RunningSums,
     Shape,
     Workspace,
-    gradient_tile_,
-    take_labels_,
     take_support_,
 )
 from troll.algorithms.lm_head_topk import RunningTopK, select
+from troll.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Plan:
     chunk_tokens: int
     chunk_vocab: int
     operands: torch.dtype
+    kernels: "Kernels"
 
     @property
     def accumulator(self) -> torch.dtype:
@@ -42,6 +45,33 @@ class Plan:
         """Memory for one tile of this call."""
         elements = min(self.chunk_tokens, tokens) * min(self.chunk_vocab, vocab)
         return Workspace(elements, self.accumulator, device)
+
+
+class Kernels(Protocol):
+    """What a backend offers: the module `lm_head_tiles`, or `lm_head_triton`."""
+
+    reduce_tile_: Callable[..., None]
+    gradient_tile_: Callable[..., Tensor]
+
+
+def kernels(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The backend by name; "auto" is Triton on CUDA where installed (not in float64), torch elsewhere.
+
+    Raises:
+        UserError: an unknown name, or Triton asked for where it cannot run.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise UserError(f"lm_head: backend is {backend!r}, must be auto, torch or triton")
+    usable = dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+    if backend == "triton" and not (
+        usable and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+    ):
+        raise UserError(
+            "lm_head: backend triton needs the package triton, a CUDA device and no float64 inputs"
+        )
+    if backend == "triton" or (backend == "auto" and usable and device.type == "cuda"):
+        return cast(Kernels, importlib.import_module("troll.algorithms.lm_head_triton"))
+    return cast(Kernels, lm_head_tiles)
 
 
 def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -143,17 +173,26 @@ class Head(torch.autograd.Function):
         """Folds every tile; see `troll.algorithms.lm_head.lm_head` for the arguments."""
         ctx.set_materialize_grads(False)
         tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
+        labels = labels.contiguous()
+        support = None if support is None else support.contiguous()
         workspace = plan.workspace(tokens, weight.shape[0], device)
         sums = RunningSums(tokens, dtype, device)
         label_logits = torch.zeros(tokens, dtype=dtype, device=device)
         logits = None if support is None else torch.full_like(support, float("-inf"), dtype=dtype)
         with _without_autocast(hidden):
             for rows, columns, tile, _ in _raw_tiles(hidden.to(plan.operands), weight, bias, plan, workspace):
-                plan.shape.apply_(tile)
-                take_labels_(tile, labels[rows], columns.start, label_logits[rows])
-                if support is not None and logits is not None:
-                    take_support_(tile, support[rows], columns.start, logits[rows])
-                sums.fold_(rows, tile, workspace.tile("scratch", *tile.shape))
+                plan.kernels.reduce_tile_(
+                    tile,
+                    columns.start,
+                    rows,
+                    labels,
+                    support,
+                    label_logits,
+                    logits,
+                    sums,
+                    plan.shape,
+                    workspace,
+                )
         label_logits = _impossible(label_logits)
         outside = sums.log_sum_exp()
         if logits is not None:
@@ -241,7 +280,8 @@ def _row_gradients(
     if entropy_gradient is not None:
         slopes = -mass * entropy_gradient
         offset = offset + slopes * (log_mass + entropy)
-    return RowGradients(shift, offset, slopes, label_gradient, at_support)
+    rows = (None if x is None else x.contiguous() for x in (slopes, label_gradient, at_support))
+    return RowGradients(shift, offset, *rows)
 
 
 def _backward(
@@ -266,7 +306,7 @@ def _backward(
     )
     block_gradient = grad_weight
     for rows, columns, tile, block in _raw_tiles(operand, weight, bias, plan, workspace):
-        gradient = gradient_tile_(
+        gradient = plan.kernels.gradient_tile_(
             tile,
             columns.start,
             labels[rows],
@@ -274,11 +314,10 @@ def _backward(
             gradients.rows(rows),
             plan.shape,
             workspace,
+            plan.operands,
         )
         if grad_bias is not None:
-            grad_bias[columns] += gradient.sum(0)
-        if plan.operands != dtype:
-            gradient = workspace.tile("rounded", tile.shape[0], tile.shape[1], plan.operands).copy_(gradient)
+            grad_bias[columns] += gradient.sum(0, dtype=dtype)
         if grad_hidden is not None:
             _matmul_(grad_hidden[rows], gradient, block, accumulate=True)
         if grad_weight is not None:

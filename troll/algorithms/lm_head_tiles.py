@@ -129,6 +129,39 @@ def take_support_(tile: Tensor, support: Tensor, start: int, support_logits: Ten
     tile[rows, columns] = MASKED
 
 
+def reduce_tile_(
+    tile: Tensor,
+    start: int,
+    rows: slice,
+    labels: Tensor,
+    support: Tensor | None,
+    label_logits: Tensor,
+    support_logits: Tensor | None,
+    sums: RunningSums,
+    shape: Shape,
+    workspace: Workspace,
+) -> None:
+    """The forward step: folds raw scores [n, v] of the tokens ``rows`` into everything kept per token.
+
+    Args:
+        tile: overwritten.
+        start: id of its first column.
+        rows: which of the N tokens these are.
+        labels: [N].
+        support: [N, K], or None.
+        label_logits: [N], filled where the label lies in this tile.
+        support_logits: [N, K], likewise.
+        sums: over all logits outside the support.
+        shape: from raw scores to logits.
+        workspace: for scratch memory.
+    """
+    shape.apply_(tile)
+    take_labels_(tile, labels[rows], start, label_logits[rows])
+    if support is not None and support_logits is not None:
+        take_support_(tile, support[rows], start, support_logits[rows])
+    sums.fold_(rows, tile, workspace.tile("scratch", tile.shape[0], tile.shape[1]))
+
+
 @dataclass(frozen=True)
 class RowGradients:
     """What backward needs of each token, made once from the upstream gradients.
@@ -170,17 +203,15 @@ def gradient_tile_(
     gradients: RowGradients,
     shape: Shape,
     workspace: Workspace,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Turns raw scores [n, v] in place into the gradient with respect to them.
+    """The backward step: turns raw scores [n, v] in place into the gradient with respect to them.
 
-    ``gradients`` belong to these n tokens; its factors already hold `shape.slope`.
+    ``labels`` [n], ``support`` [n, K] and ``gradients`` belong to the tokens of this tile; the factors of the
+    last already hold `Shape.slope`. The result is rounded to ``dtype``, what the matrix products take.
     """
     shape.apply_(tile)
-    damping = None
-    if shape.softcap is not None:
-        damping = workspace.tile("damping", *tile.shape)
-        torch.mul(tile, shape.temperature / shape.softcap, out=damping)
-        damping.square_().neg_().add_(1)
+    damping = damping_tile(tile, shape, workspace)
     tile.sub_(gradients.shift.unsqueeze(1))
     if gradients.slope is None:
         tile.exp_().mul_(gradients.offset.unsqueeze(1))
@@ -195,4 +226,17 @@ def gradient_tile_(
     if gradients.at_label is not None:
         rows, _, columns = locate(labels.unsqueeze(1), start, tile.shape[1])
         tile[rows, columns] += gradients.at_label[rows]
-    return tile if damping is None else tile.mul_(damping)
+    if damping is not None:
+        tile.mul_(damping)
+    if dtype == tile.dtype:
+        return tile
+    return workspace.tile("rounded", tile.shape[0], tile.shape[1], dtype).copy_(tile)
+
+
+def damping_tile(logits: Tensor, shape: Shape, workspace: Workspace) -> Tensor | None:
+    """1 - tanh^2, the softcap's factor of the gradient, from the logits; None without a softcap."""
+    if shape.softcap is None:
+        return None
+    damping = workspace.tile("damping", logits.shape[0], logits.shape[1])
+    torch.mul(logits, shape.temperature / shape.softcap, out=damping)
+    return damping.square_().neg_().add_(1)
