@@ -1,0 +1,248 @@
+"""Samples responses from a checkpoint with transformers: seeded for each response, batched, resumable."""
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from troll.errors import UserError
+from troll.files import read_json, read_jsonl, write_json, write_jsonl
+from troll.seeding import derive_seed
+
+_PROGRESS_S = 2.0
+
+
+class _HasPrompt(Protocol):
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+
+
+def sample(
+    checkpoint: Path,
+    problems: Sequence[_HasPrompt],
+    *,
+    samples_per_problem: int,
+    max_new_tokens: int,
+    out: Path,
+    temperature: float = 1.0,
+    batch_size: int = 256,
+    seed: int = 0,
+    device: str | None = None,
+) -> None:
+    """Samples responses and writes them as JSON lines.
+
+    The random stream of a response is derived from (seed, task_id, sample), so neither the batch size nor an
+    interruption changes it. Batches done are kept beside ``out`` (``<out>.parts/``) until all are.
+
+    Args:
+        checkpoint: directory with model and tokenizer, or the name of a hub model.
+        problems: objects with ``task_id`` and ``prompt``.
+        samples_per_problem: responses for each problem.
+        max_new_tokens: longest response, in tokens, end of text included.
+        out: gets a line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per response, in
+            the order of the problems; ``completion`` is the raw text without special tokens, ``finished``
+            tells whether the response ended by itself.
+        temperature: divides the logits; 0 is greedy.
+        batch_size: responses decoded at a time.
+        seed: of the random streams.
+        device: default CUDA if there is a device, else CPU.
+
+    Raises:
+        UserError: no such checkpoint, no problems, duplicate task ids, or prompts that do not fit the
+            context.
+    """
+    _check_arguments(problems, samples_per_problem, max_new_tokens, batch_size, temperature)
+    settings = {
+        "checkpoint": _fingerprint(checkpoint),
+        "seed": seed,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "prompts": hashlib.sha256(json.dumps([p.prompt for p in problems]).encode()).hexdigest(),
+    }
+    parts = out.with_name(out.name + ".parts")
+    rows = _rows_done(parts, settings)
+    todo = [
+        (index, number)
+        for index, problem in enumerate(problems)
+        for number in range(samples_per_problem)
+        if (problem.task_id, number) not in rows
+    ]
+    if todo:
+        engine = _Engine(checkpoint, device, max_new_tokens, temperature, seed)
+        progress = _Progress(out, len(todo), len(problems) * samples_per_problem)
+        for batch in engine.run(problems, todo, batch_size):
+            name = f"{batch[0]['task_id']}-{batch[0]['sample']}".encode()
+            write_jsonl(parts / f"{hashlib.sha256(name).hexdigest()[:16]}.jsonl", batch)
+            rows.update({(row["task_id"], row["sample"]): row for row in batch})
+            progress.add(len(batch), sum(row["tokens"] for row in batch))
+    ordered = (rows[problem.task_id, number] for problem in problems for number in range(samples_per_problem))
+    write_jsonl(out, ordered)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def _check_arguments(
+    problems: Sequence[_HasPrompt], samples: int, tokens: int, batch_size: int, temperature: float
+) -> None:
+    for name, value in (
+        ("samples_per_problem", samples),
+        ("max_new_tokens", tokens),
+        ("batch_size", batch_size),
+    ):
+        if value < 1:
+            raise UserError(f"sampling: {name} is {value}; at least 1 is needed")
+    if not temperature >= 0:
+        raise UserError(f"sampling: temperature is {temperature}; 0 (greedy) or more is needed")
+    if not problems:
+        raise UserError("sampling: there are no problems")
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.task_id in seen:
+            raise UserError(
+                f"sampling: task_id {problem.task_id!r} occurs twice; samples could not be told apart"
+            )
+        seen.add(problem.task_id)
+
+
+def _fingerprint(checkpoint: Path) -> str:
+    """Changes when the checkpoint does: names, sizes and times of its files."""
+    if not checkpoint.is_dir():
+        return str(checkpoint)
+    files = sorted(path for path in checkpoint.iterdir() if path.is_file())
+    text = "\n".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rows_done(parts: Path, settings: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Rows of an interrupted call with the same settings; what another call left is removed."""
+    record = parts / "settings.json"
+    if record.exists() and read_json(record) == settings:
+        return {
+            (row["task_id"], row["sample"]): row
+            for path in sorted(parts.glob("[!.]*.jsonl"))
+            for row in read_jsonl(path)
+        }
+    shutil.rmtree(parts, ignore_errors=True)
+    write_json(record, settings)
+    return {}
+
+
+class _Engine:
+    """A loaded model that decodes batches."""
+
+    def __init__(
+        self, checkpoint: Path, device: str | None, max_new_tokens: int, temperature: float, seed: int
+    ) -> None:
+        # Late: importing torch and transformers takes seconds, and a finished call needs neither.
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").to(device).eval()
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"{checkpoint}: not a model that can be loaded ({reason})") from None
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        self._seed = seed
+        stops = self._model.generation_config.eos_token_id
+        if stops is None:
+            stops = self._tokenizer.eos_token_id
+        self._stop_ids = {stops} if isinstance(stops, int) else set(stops or ())
+        self._context = getattr(self._model.config, "max_position_embeddings", None)
+
+    def run(
+        self, problems: Sequence[_HasPrompt], todo: Sequence[tuple[int, int]], batch_size: int
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yields the rows of one batch after another."""
+        from troll.evaluation.decoding import decode_batch, uniform_stream
+
+        indices = sorted({index for index, _ in todo})
+        encoded = self._tokenizer([problems[index].prompt for index in indices]).input_ids
+        prompts = dict(zip(indices, encoded, strict=True))
+        for index, prompt in prompts.items():
+            self._check_prompt(problems[index], len(prompt))
+        # Prompts of like length share a batch, so that little padding is read.
+        order = sorted(todo, key=lambda item: (len(prompts[item[0]]), item))
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            members = list(dict.fromkeys(index for index, _ in batch))
+            place = {index: position for position, index in enumerate(members)}
+            uniforms = np.stack(
+                [
+                    uniform_stream(
+                        derive_seed(stream="sample", seed=self._seed, problem=problems[i].task_id, sample=j),
+                        self._max_new_tokens,
+                    )
+                    for i, j in batch
+                ]
+            )
+            responses = decode_batch(
+                self._model,
+                [prompts[index] for index in members],
+                [place[index] for index, _ in batch],
+                uniforms,
+                temperature=self._temperature,
+                stop_ids=self._stop_ids,
+            )
+            texts = self._tokenizer.batch_decode(
+                responses, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            yield [
+                {
+                    "task_id": problems[index].task_id,
+                    "sample": number,
+                    "completion": text,
+                    "tokens": len(response),
+                    "finished": response[-1] in self._stop_ids,
+                }
+                for (index, number), response, text in zip(batch, responses, texts, strict=True)
+            ]
+
+    def _check_prompt(self, problem: _HasPrompt, length: int) -> None:
+        if length == 0:
+            raise UserError(f"sampling: the prompt of {problem.task_id} has no tokens")
+        if self._context is not None and length + self._max_new_tokens > self._context:
+            raise UserError(
+                f"sampling: the prompt of {problem.task_id} has {length} tokens, and with max_new_tokens "
+                f"{self._max_new_tokens} that exceeds the model's context of {self._context}"
+            )
+
+
+class _Progress:
+    """Lines for a person who waits: how far, how fast, how long still."""
+
+    def __init__(self, out: Path, todo: int, total: int) -> None:
+        self._out, self._todo, self._total = out, todo, total
+        self._done = self._tokens = 0
+        self._start = self._said = time.monotonic()
+        if todo < total:
+            print(f"{out}: goes on, {total - todo} of {total} samples are there", file=sys.stderr, flush=True)
+
+    def add(self, rows: int, tokens: int) -> None:
+        """Counts a batch, and reports if the last report is a while ago or this is the end."""
+        self._done += rows
+        self._tokens += tokens
+        now = time.monotonic()
+        if now - self._said < _PROGRESS_S and self._done < self._todo:
+            return
+        self._said = now
+        elapsed = now - self._start
+        left = elapsed / self._done * (self._todo - self._done)
+        print(
+            f"{self._out}: {self._total - self._todo + self._done} of {self._total} samples, "
+            f"{self._tokens / max(elapsed, 1e-9):.0f} tokens/s, {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
