@@ -1,0 +1,89 @@
+"""Per-token losses to one number, by name.
+
+The normalisers are those of the whole mini-batch (over all its micro-batches and processes), given by the
+caller; each micro-batch then contributes its share, and the shares just add up. A mean taken over each
+micro-batch instead weighs tokens by the size of their micro-batch.
+
+* token-mean: sum m l / sum m. DAPO; default of verl and of the TROLL paper.
+* seq-mean-token-mean: sum_i (sum_t m l / T_i) / B'. GRPO, GSPO, SAPO.
+* seq-mean-token-sum: sum_i (sum_t m l) / B'. REINFORCE.
+* seq-mean-token-sum-norm: sum_i (sum_t m l) / (B C). Dr. GRPO, with C the maximum response length.
+
+Here l are losses [B, T], m is the mask, T_i the number of tokens of response i and B' the number of
+non-empty responses. The last name divides by all B responses, as TRL does (loss_type "dr_grpo"); older verl
+leaves that division out, so that its effective learning rate grows with B.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from troll.algorithms._names import nearest
+from troll.errors import UserError
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+Count = float | Tensor
+
+
+def check_aggregation(name: str) -> str:
+    """Return the name if it is known.
+
+    Raises:
+        UserError: it is not; the message has the nearest name and all of them.
+    """
+    if name not in AGGREGATIONS:
+        raise UserError(f"aggregation: unknown name {name!r}{nearest(name, AGGREGATIONS)}")
+    return name
+
+
+def aggregate(
+    per_token: Tensor,
+    mask: Tensor,
+    name: str,
+    *,
+    tokens: Count | None = None,
+    sequences: Count | None = None,
+    responses: Count | None = None,
+    max_response_tokens: Count | None = None,
+) -> Tensor:
+    """One micro-batch's share of the mini-batch loss.
+
+    The counts are of the whole mini-batch: all micro-batches, all processes. Left out, those of this mask are
+    taken, which is right when the mini-batch is one batch on one process.
+
+    Args:
+        per_token: [B, T] losses.
+        mask: [B, T], 1 (or True) at response tokens. Masked losses are never read, NaN included.
+        name: one of `AGGREGATIONS`.
+        tokens: number of response tokens.
+        sequences: number of non-empty responses.
+        responses: number of responses, empty ones included.
+        max_response_tokens: the longest response allowed: a constant of the run. Left out, T.
+
+    Returns:
+        A scalar. The shares of all micro-batches and processes add up to the loss of the mini-batch; where
+        the engine averages gradients over W processes (DDP), multiply by W. Without any token it is 0.
+
+    Raises:
+        UserError: unknown name.
+    """
+    check_aggregation(name)
+    keep = mask.bool()
+    losses = per_token.masked_fill(~keep, 0.0)
+
+    def count(given: Count | None, own: Count) -> Tensor:
+        return (
+            torch.as_tensor(own if given is None else given, device=losses.device).to(losses).clamp(min=1.0)
+        )
+
+    if name == "token-mean":
+        return losses.sum() / count(tokens, keep.sum())
+    per_response = losses.sum(-1)
+    if name == "seq-mean-token-sum-norm":
+        longest = count(max_response_tokens, mask.shape[1])
+        return per_response.sum() / (count(responses, mask.shape[0]) * longest)
+    if name == "seq-mean-token-mean":
+        per_response = per_response / keep.sum(-1).clamp(min=1)
+    return per_response.sum() / count(sequences, keep.any(-1).sum())

@@ -1,0 +1,111 @@
+"""TROLL: the policy gradient of the projected policy plus a pull of the network towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.projection import project
+from troll.algorithms.trust_regions.ratio import sequence_weight
+from troll.algorithms.trust_regions.registry import scatter_rows
+from troll.algorithms.trust_regions.types import LOG_RATIO_LIMIT, TokenLosses, TokenPolicy, sampled_slots
+from troll.errors import UserError
+
+# Least mass of a tail: 1e-12, which the paper gives to each dropped token (its code's configuration,
+# default_log_prob -27.631). An old tail rounded off to zero must not forbid what the new policy has there.
+TAIL_FLOOR = -27.631
+# Least log-probability of a projected token in the regression, where the old policy has none at all.
+REGRESSION_FLOOR = -100.0
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """The projected policy at the sampled tokens; all [B, T]."""
+
+    log_ratio: Tensor
+    regression: Tensor
+    metrics: dict[str, Tensor]
+
+
+def _floored(distribution: SparseLogProbs) -> SparseLogProbs:
+    tail = distribution.tail_log_prob.clamp(min=TAIL_FLOOR)
+    return SparseLogProbs(distribution.token_ids, distribution.log_probs, tail)
+
+
+def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
+    """Project at the response tokens only: masked positions are never read."""
+    if new.distribution is None or old.distribution is None:
+        raise UserError("troll needs the distributions of the new and the old policy")
+    q, p = _floored(new.distribution.rows(mask)), _floored(old.distribution.rows(mask).detach())
+    slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
+    projection = project(q, p, kl_bound)
+    pi = projection.log_probs
+    sampled = (pi.log_probs.gather(-1, slot) - p.log_probs.gather(-1, slot)).squeeze(-1)
+    # KL(q || sg pi) is zero inside the ball, so only the rows outside it are touched.
+    active = projection.active.nonzero().squeeze(-1)
+    target = pi.atoms().detach()[active].clamp(min=REGRESSION_FLOOR)
+    pull = kl_divergence(q.rows(active).atoms(), target)
+    regression = torch.zeros_like(sampled).index_put((active,), pull.to(sampled.dtype))
+    metrics = {
+        "kl_to_old": projection.kl_before,
+        "kl_projected": projection.kl_after,
+        "kl_violation": (projection.kl_after - kl_bound).clamp(min=0.0),
+        "step": projection.step,
+        "outside": projection.active.float(),
+        "solver_residual": projection.residual,
+        "solver_evaluations": projection.evaluations.float(),
+        "regression": regression.detach(),
+    }
+    return _Projected(
+        log_ratio=scatter_rows(sampled.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), mask),
+        regression=scatter_rows(regression, mask),
+        metrics={name: scatter_rows(value, mask) for name, value in metrics.items()},
+    )
+
+
+def troll(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    kl_bound: float = 0.05,
+    regression_weight: float = 1.0,
+) -> TokenLosses:
+    """TROLL: -A pi(a) / p(a) + alpha KL(q || sg pi), with pi the projection of q onto the KL ball around p.
+
+    Source: TROLL, arXiv 2510.03817, and its code (core_algos.py); eps = 0.05 and alpha = 1 in all its
+    experiments. No clip and no minimum; the gradient of the first term runs through the projection, its
+    multiplier included. The KL bound holds for pi; the network q is pulled towards pi by the second term,
+    whose gradient equals that of a KL(q || p) penalty of weight alpha (1 - step) per token.
+
+    Metrics: outside (projected), step, kl_projected, kl_violation, solver_residual, solver_evaluations,
+    regression, kl_to_old.
+    """
+    projected = _project_sampled(new, old, mask, kl_bound)
+    per_token = -advantages * projected.log_ratio.exp() + regression_weight * projected.regression
+    return TokenLosses(per_token, projected.metrics)
+
+
+def troll_seq(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    kl_bound: float = 0.05,
+    regression_weight: float = 1.0,
+) -> TokenLosses:
+    """TROLL for GSPO: token-wise projection as in `troll`, sequence-wise importance weight.
+
+    Source: `trpl_seq` in the paper's code. The weight is GSPO's with projected log-probabilities, without
+    clipping; it belongs to seq-mean-token-mean.
+    """
+    projected = _project_sampled(new, old, mask, kl_bound)
+    weight = sequence_weight(projected.log_ratio, mask)
+    per_token = -advantages * weight + regression_weight * projected.regression
+    return TokenLosses(per_token, projected.metrics)
