@@ -92,12 +92,18 @@ class Experiment(Settings):
         """
         runs = {run.run_id: run for run in self.runs()}
         if run_id not in runs:
-            raise UserError(f"experiment {self.experiment} has no run {run_id!r}{_nearest(run_id, list(runs))}")
+            raise UserError(
+                f"experiment {self.experiment} has no run {run_id!r}{_nearest(run_id, list(runs))}"
+            )
         return runs[run_id]
 
     def training_of(self, run: Run) -> Training:
         """The training settings of a run: the experiment's, then model's, task's and condition's overrides."""
-        overrides = (self.models[run.model].training, self.tasks[run.task].training, self.conditions[run.condition])
+        overrides = (
+            self.models[run.model].training,
+            self.tasks[run.task].training,
+            self.conditions[run.condition],
+        )
         merged = self.training.model_dump()
         for override in overrides:
             merged.update(override)
@@ -145,11 +151,14 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 def _problems(experiment: Experiment) -> Iterator[str]:
     """Everything that the shape of the file does not show, as one line each."""
-    from troll.algorithms.advantages import check_estimator
-    from troll.algorithms.trust_regions import check_trust_region
+    from troll.algorithms.advantages import make_estimator
+    from troll.algorithms.trust_regions import make_trust_region
 
     sections = ("tasks", "models", "trust_regions", "estimators", "conditions")
-    for name in [experiment.experiment, *(name for section in sections for name in getattr(experiment, section))]:
+    for name in [
+        experiment.experiment,
+        *(name for section in sections for name in getattr(experiment, section)),
+    ]:
         if not NAME.match(name) or name == BASE:
             yield f"name {name!r}: letters, digits, dots, dashes and underscores only, and not {BASE!r}"
     if len(set(experiment.seeds)) != len(experiment.seeds):
@@ -162,10 +171,10 @@ def _problems(experiment: Experiment) -> Iterator[str]:
             check_settings(get_task(name), task.settings)
         except UserError as error:
             yield f"tasks.{name}.settings: {error}"
-    for section, check in (("trust_regions", check_trust_region), ("estimators", check_estimator)):
+    for section, make in (("trust_regions", make_trust_region), ("estimators", make_estimator)):
         for name, rule in getattr(experiment, section).items():
             try:
-                check(rule.rule, rule.settings)
+                make(rule.rule, **rule.settings)
             except UserError as error:
                 yield f"{section}.{name}: {error}"
     for name, model in experiment.models.items():

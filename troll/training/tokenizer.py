@@ -1,12 +1,15 @@
 """The testbed's tokenizer: byte-level BPE, learnt from the tasks' own text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from troll.errors import UserError
+from troll.tasks.registry import check_settings, get_task
+from troll.training.outputs import fresh_directory
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 _BYTES_AND_SPECIALS = 256 + 2
@@ -39,12 +42,39 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size()
     if found != vocabulary:
-        raise UserError(f"the tasks' text gives {found} vocabulary entries, not {vocabulary}; ask for at most {found}")
+        raise UserError(
+            f"the tasks' text gives {found} vocabulary entries, not {vocabulary}; ask for at most {found}"
+        )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, padding_side="left", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
     )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Loads a tokenizer that `train_tokenizer` made and ``save_pretrained`` wrote."""
     return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def make_tokenizer(
+    tasks: Mapping[str, Mapping[str, Any]], vocabulary: int, demonstrations: int, out: Path
+) -> None:
+    """Trains the tokenizer that all models of an experiment share, and saves it to ``out``.
+
+    Args:
+        tasks: settings by task name.
+        vocabulary: number of entries.
+        demonstrations: how many demonstrations of each task it reads.
+        out: directory.
+    """
+    texts: list[str] = []
+    for name in sorted(tasks):
+        task = get_task(name)
+        shown = task.demonstrate(demonstrations, 0, check_settings(task, tasks[name]))
+        texts.extend(item.prompt + item.completion for item in shown)
+    tokenizer = train_tokenizer(texts, vocabulary)
+    with fresh_directory(out) as temporary:
+        tokenizer.save_pretrained(temporary)

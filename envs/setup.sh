@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Creates the environment: setup.sh DIRECTORY. Safe to interrupt and to repeat.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${1:?usage: setup.sh DIRECTORY}
+python=${PYTHON:-python3}
+say() { printf '[env] %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    die "Python 3.11 or newer is needed, and $python is $("$python" --version 2>&1); name another: make env PYTHON=python3.12"
+"$python" -c 'import venv, ensurepip' 2>/dev/null ||
+    die "$python has no venv module; on Debian: sudo apt-get install python3-venv"
+
+if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    say "creating $venv"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+fi
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# torch first: without a GPU a CPU build saves gigabytes. Three sources are tried in turn: a CPU build among the
+# configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$here/envs/constraints.txt")
+if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+        say "installing torch $torch with CUDA"
+        pip install --quiet "torch==$torch"
+    else
+        say "installing torch $torch for the CPU (no NVIDIA GPU found)"
+        pip install --quiet "torch==$torch+cpu" 2>/dev/null ||
+            pip install --quiet --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
+            pip install --quiet "torch==$torch"
+    fi
+fi
+say "installing the pinned packages (a few minutes)"
+pip install --quiet --constraint "$here/envs/constraints.txt" "setuptools>=77"
+pip install --quiet --no-build-isolation --constraint "$here/envs/constraints.txt" --editable "$here[test]"
+pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
+
+# Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.
+if ! command -v bwrap >/dev/null 2>&1; then
+    if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then
+        say "installing bubblewrap"
+        sudo=""; [ "$(id -u)" = 0 ] || sudo="sudo -n"
+        { $sudo apt-get update -qq && $sudo apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null 2>&1 ||
+            say "bubblewrap could not be installed; the code task will be skipped"
+    else
+        case "$(uname -s)" in
+            Linux) say "bubblewrap is missing and the code task will be skipped; run: sudo apt-get install bubblewrap (or dnf, pacman)" ;;
+            *) say "bubblewrap needs Linux; the code task will be skipped" ;;
+        esac
+    fi
+fi
+say "ready: $venv"

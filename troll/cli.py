@@ -1,0 +1,196 @@
+"""The command line: one thin command for each arrow of the workflow, each runnable by hand.
+
+Heavy libraries are imported inside the commands, so that ``troll --help`` and the light commands start at once.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from troll import __version__
+from troll.environment import quiet_libraries
+from troll.errors import UserError
+from troll.progress import log_to, say
+
+app = typer.Typer(
+    name="troll",
+    help="Trust regions for reinforcement learning of language models: train, evaluate, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+_log: Path | None = None
+
+Out = Annotated[Path, typer.Option(help="where to write")]
+Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--config: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"--config: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"troll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")
+    ] = False,
+    log: Annotated[Path | None, typer.Option(help="file for everything but progress and errors")] = None,
+) -> None:
+    quiet_libraries()
+    if log is not None:
+        global _log
+        _log = log
+        log_to(log)
+
+
+@app.command()
+def check(experiment: Annotated[Path, typer.Argument(help="an experiment file")]) -> None:
+    """Validate an experiment file and list its runs.
+
+    Example: troll check workflow/config/testbed.yaml
+    """
+    from troll.experiments import load_experiment
+
+    runs = load_experiment(experiment).runs()
+    for run in runs:
+        typer.echo(run.run_id)
+    typer.echo(f"{len(runs)} runs", err=True)
+
+
+@app.command()
+def problems(config: Config, out: Out) -> None:
+    """Write the problems of a task: train, validation and test.
+
+    Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out data
+    """
+    from troll.tasks.write import write_problems
+
+    write_problems(_json(config), out)
+
+
+@app.command()
+def tokenizer(config: Config, out: Out) -> None:
+    """Train the tokenizer of an experiment's from-scratch models."""
+    from troll.training.tokenizer import make_tokenizer
+
+    settings = _json(config)
+    make_tokenizer(settings["tasks"], settings["vocabulary"], settings["demonstrations"], out)
+
+
+@app.command()
+def base_model(
+    config: Config, tokenizer: Annotated[Path, typer.Option(help="directory of the tokenizer")], out: Out
+) -> None:
+    """Train a from-scratch base model on flawed demonstrations."""
+    from troll.training.base_model import train_base_model
+
+    train_base_model(_json(config), tokenizer, out)
+
+
+@app.command()
+def configure(config: Config, out: Out) -> None:
+    """Write a run.yaml: everything that defines one run."""
+    from troll.experiments import write_run_file
+
+    write_run_file(out, _json(config))
+
+
+@app.command()
+def train(
+    run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
+    base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
+    data: Annotated[Path, typer.Option(help="directory with the task's problems")],
+) -> None:
+    """Train one run, or go on where it was interrupted.
+
+    Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
+    """
+    from troll.experiments import read_run_file
+
+    config = read_run_file(run)
+    from troll.training.run import train_run
+
+    train_run(config, base, data, run.parent)
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
+    task: Annotated[str, typer.Option(help="name of the task")],
+    out: Out,
+    samples: Annotated[int, typer.Option(help="samples for each problem")] = 8,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
+    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
+    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+) -> None:
+    """Sample responses from a checkpoint; the same seed gives the same text whatever the batch size."""
+    from troll.evaluation.sampling import sample as draw
+    from troll.tasks.registry import get_task
+
+    draw(
+        checkpoint,
+        get_task(task).load(problems),
+        samples_per_problem=samples,
+        temperature=temperature,
+        max_new_tokens=max_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        out=out,
+    )
+
+
+@app.command()
+def grade(
+    task: Annotated[str, typer.Option(help="name of the task")],
+    samples: Annotated[Path, typer.Option(help="samples as JSON lines")],
+    problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
+    out: Out,
+) -> None:
+    """Grade samples: chains through lm-eval, functions through evalplus in the sandbox."""
+    from troll.evaluation.grading import grade as judge
+
+    judge(task, samples, problems, out)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback."""
+    # Tiny models on a CPU are fastest with one thread; Snakemake sets this to a rule's threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        app()
+    except UserError as error:
+        say(f"error: {error}{f' (log: {_log})' if _log else ''}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from the last checkpoint")
+        sys.exit(130)
+    except Exception as error:
+        if _log is None:
+            raise
+        traceback.print_exc()
+        say(f"error: {type(error).__name__}: {error} (log: {_log})")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

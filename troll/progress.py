@@ -1,0 +1,40 @@
+"""Lines for people: what runs, how far it is, how long it will take.
+
+With a log file everything that the process and its libraries print goes there; only the lines said here, and
+errors, also reach the terminal. So many jobs can share one terminal and stay readable.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_terminal: int | None = None
+
+
+def log_to(path: Path) -> None:
+    """Sends everything that this process prints to ``path``, from now on."""
+    global _terminal
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _terminal = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def say(text: str) -> None:
+    """Prints a line to the terminal, and to the log file where there is one."""
+    print(text, file=sys.stderr, flush=True)
+    if _terminal is not None:
+        with suppress(OSError):  # the terminal may be gone; the log has it
+            os.write(_terminal, f"{text}\n".encode())
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, ``3:07``; hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,120 @@
+"""The testbed's base models: Qwen3 architecture, trained from scratch on flawed demonstrations.
+
+They are saved like any hub model, and loadable by transformers, lm-eval and vLLM.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from troll.files import write_json
+from troll.seeding import derive_seed
+from troll.tasks.registry import Demonstration, get_task
+from troll.training.callbacks import ProgressCallback
+from troll.training.manifest import manifest_of
+from troll.training.outputs import save_model
+from troll.training.tokenizer import load_tokenizer
+
+_IGNORED = -100
+_BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]
+) -> list[dict[str, list[int]]]:
+    """Token ids with labels on the completion and its end only; prompt and completion are split as in sampling."""
+    prompts = tokenizer([item.prompt for item in demonstrations], add_special_tokens=False).input_ids
+    completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
+    rows = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        answer = [*completion, tokenizer.eos_token_id]
+        rows.append({"input_ids": prompt + answer, "labels": [_IGNORED] * len(prompt) + answer})
+    return rows
+
+
+def new_model(settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 model with random weights.
+
+    Args:
+        settings: see `troll.settings.ModelSettings`.
+        tokenizer: gives the ids of end and padding.
+        seed: of the weights.
+    """
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=settings["vocabulary"],
+        hidden_size=settings["width"],
+        intermediate_size=3 * settings["width"],
+        num_hidden_layers=settings["layers"],
+        num_attention_heads=settings["heads"],
+        num_key_value_heads=settings["key_value_heads"],
+        head_dim=settings["head_width"],
+        max_position_embeddings=settings["context"],
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    # Transformers' defaults cut the distribution (top_k = 50); a policy is sampled from whole.
+    model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+    return model
+
+
+def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path) -> None:
+    """Trains a base model and saves it with its manifest.
+
+    Args:
+        config: what `troll.experiments.resolve_base` gives.
+        tokenizer_path: the experiment's tokenizer.
+        out: directory; gets checkpoint/ and, last, manifest.json.
+    """
+    model_settings, task_settings = config["model"], config["task"]
+    supervised = model_settings["supervised"]
+    task, seeds = get_task(task_settings["name"]), config["seeds"]
+    tokenizer = load_tokenizer(tokenizer_path)
+    count = supervised["steps"] * supervised["batch_size"]
+    demonstrations = task.demonstrate(count, seeds["data"], task_settings["settings"])
+    arguments = TrainingArguments(
+        output_dir=str(out / "trainer"),
+        max_steps=supervised["steps"],
+        per_device_train_batch_size=supervised["batch_size"],
+        learning_rate=supervised["learning_rate"],
+        weight_decay=supervised["weight_decay"],
+        adam_beta2=_BETA2,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, supervised["steps"] // 20),
+        max_grad_norm=1.0,
+        seed=seeds["model"],
+        data_seed=derive_seed(stream="base-order", seed=seeds["model"]) % 2**32,
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(
+        model=new_model(model_settings, tokenizer, seeds["model"]),
+        args=arguments,
+        train_dataset=_encode(tokenizer, demonstrations),  # type: ignore[arg-type]
+        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=_IGNORED),
+        callbacks=[ProgressCallback(config["run_id"], measure="loss", label="loss")],
+    )
+    result = trainer.train()
+    save_model(trainer.model, tokenizer, out / "checkpoint")
+    write_json(
+        out / "manifest.json",
+        manifest_of(config, wall_s=result.metrics["train_runtime"], data={"tokenizer": tokenizer_path})
+        | {"final_loss": result.metrics["train_loss"]},
+    )

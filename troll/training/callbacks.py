@@ -1,0 +1,177 @@
+"""Callbacks of the trainers: progress for people, metrics for the table, resume."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from troll.files import read_json, write_json
+from troll.progress import clock, say
+
+COMPLETE = "complete.json"
+
+# Names in TRL's log, and ours. What is not listed here and not among the diagnostics stays out of the metrics.
+_RENAMED: Mapping[str, str] = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+}
+_PER_BATCH: Mapping[str, str] = {
+    "reward": "success",
+    "completions/mean_length": "response_length",
+    "completions/clipped_ratio": "truncated",
+    "frac_reward_zero_std": "groups_without_signal",
+}
+_DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
+
+
+class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+    """Prints a line now and then: what trains, its step, a measure, and the time left.
+
+    Args:
+        name: of the run.
+        measure: key in the trainer's log that people want to see.
+        label: what to call it.
+        seconds: least time between two lines.
+    """
+
+    def __init__(self, name: str, measure: str, label: str, seconds: float = 5.0) -> None:
+        self._name, self._measure, self._label, self._seconds = name, measure, label, seconds
+        self._last = self._begun = 0.0
+        self._first_step = 0
+        self._shown = ""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Starts the clock."""
+        self._begun = self._last = time.monotonic()
+        self._first_step = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Prints, if it is time."""
+        if logs and self._measure in logs and logs[self._measure] is not None:
+            self._shown = f"{self._label} {float(logs[self._measure]):.3f}"
+        now = time.monotonic()
+        if not state.is_world_process_zero or (
+            now - self._last < self._seconds and state.global_step < state.max_steps
+        ):
+            return
+        self._last = now
+        done = state.global_step - self._first_step
+        left = (now - self._begun) / max(done, 1) * (state.max_steps - state.global_step)
+        where = f"step {state.global_step}/{state.max_steps}"
+        say(f"[train] {self._name}: {where}, {self._shown}, {clock(left)} left")
+
+
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes metrics.jsonl: one line for every optimiser step.
+
+    On resume, lines after the checkpoint are dropped and the clock goes on where it was.
+
+    Args:
+        path: the file.
+        steps_per_batch: optimiser steps per rollout batch.
+    """
+
+    def __init__(self, path: Path, steps_per_batch: int) -> None:
+        self._path, self._steps_per_batch = path, steps_per_batch
+        self._begun = self._before = 0.0
+        self._pending: dict[str, float] = {}
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training so far, those before an interruption included."""
+        return self._before + time.monotonic() - self._begun
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Drops lines after the checkpoint that training goes on from."""
+        self._begun = time.monotonic()
+        kept = []
+        if state.global_step and self._path.exists():
+            kept = self._path.read_text(encoding="utf-8").splitlines(keepends=True)[: state.global_step]
+            self._before = float(json.loads(kept[-1])["time"]["wall_s"])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(self._path)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Appends the step's line; results of a validation join the line of the next step."""
+        if not logs or "train_runtime" in logs or not state.is_world_process_zero:
+            return
+        if any(key.startswith("eval_") for key in logs):
+            self._pending["validation_success"] = float(logs["eval_reward"])
+            return
+        row: dict[str, Any] = {
+            "step": state.global_step,
+            "rollout_batch": (state.global_step - 1) // self._steps_per_batch,
+        }
+        for key, value in logs.items():
+            if value is None or key.startswith(("rewards/", "profiling/")) or key in _DROPPED:
+                continue
+            if key in _PER_BATCH:
+                row[_PER_BATCH[key]] = value
+            elif not key.startswith("completions/"):
+                row[_RENAMED.get(key, key)] = value
+        row |= self._pending
+        self._pending = {}
+        timings = {"wall_s": round(self.wall_s, 3)}
+        timings |= {key: logs[key] for key in ("step_time",) if key in logs}
+        row["time"] = timings
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
+    """Marks a checkpoint as complete, with what is needed to go on from it.
+
+    Args:
+        config_digest: of the run's configuration; a checkpoint of another configuration is not resumed.
+        trust_region: adaptive coefficients are saved and restored.
+    """
+
+    def __init__(self, config_digest: str, trust_region: Any) -> None:
+        self._config_digest, self._trust_region = config_digest, trust_region
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Writes the mark last, after everything is on disk."""
+        if state.is_world_process_zero:
+            directory = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            mark = {"config": self._config_digest, "trust_region": self._trust_region.state_dict()}
+            write_json(directory / COMPLETE, mark)
+
+    def newest(self, directory: Path) -> Path | None:
+        """The newest complete checkpoint of this configuration, and the trust region as it was then."""
+        found = sorted(
+            directory.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True
+        )
+        for path in found:
+            mark_path = path / COMPLETE
+            if mark_path.exists():
+                mark = read_json(mark_path)
+                if mark["config"] == self._config_digest:
+                    self._trust_region.load_state_dict(mark["trust_region"])
+                    return path
+        return None

@@ -1,0 +1,72 @@
+"""What every optimiser step reports, the same for every trust region."""
+
+from collections.abc import Mapping
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+# Which extremes are reported beside the mean over tokens: name of the metric, name in the log.
+_LARGEST: Mapping[str, str] = {
+    "kl_to_old": "kl_to_old_max",
+    "ratio": "ratio_max",
+    "kl_projected": "kl_projected_max",
+    "kl_violation": "kl_violation_max",
+    "solver_residual": "solver_residual_max",
+}
+_SMALLEST: Mapping[str, str] = {"kept_mass": "kept_mass_min"}
+_RENAMED: Mapping[str, str] = {"step": "step_size", "ratio": "ratio_mean"}
+
+
+class Diagnostics:
+    """Means and extremes over the tokens of one optimiser step, all micro-batches and processes together.
+
+    Args:
+        accelerator: reduces over processes.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._sums: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
+        self._tokens: Tensor | None = None
+
+    def add(self, metrics: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Adds a micro-batch.
+
+        Args:
+            metrics: name to [B, T], or to [B] for one value per response.
+            mask: [B, T], 1 at the tokens that count.
+        """
+        on = mask.bool()
+        tokens = on.sum().double()
+        self._tokens = tokens if self._tokens is None else self._tokens + tokens
+        for name, values in metrics.items():
+            values = values.detach().double()
+            values = (values.unsqueeze(1) if values.dim() == 1 else values).expand_as(mask)
+            self._sums[name] = self._sums.get(name, tokens.new_zeros(())) + values.where(on, 0.0).sum()
+            for extremes, sign in ((_LARGEST, 1.0), (_SMALLEST, -1.0)):
+                if name in extremes:
+                    found = (sign * values).where(on, -torch.inf).max()
+                    label = extremes[name]
+                    self._largest[label] = torch.maximum(self._largest.get(label, found), found)
+
+    def summary(self) -> dict[str, float]:
+        """The step's diagnostics; empties the accumulator.
+
+        Returns:
+            Name to value: means over tokens under the metric's own name (``step`` as ``step_size``, ``ratio`` as
+            ``ratio_mean``), extremes as ``<name>_max`` or ``<name>_min``.
+        """
+        if self._tokens is None:
+            return {}
+        sums = self._accelerator.reduce(torch.stack([self._tokens, *self._sums.values()]), reduction="sum")
+        means = (sums[1:] / sums[0].clamp(min=1)).tolist()
+        summary = {_RENAMED.get(name, name): value for name, value in zip(self._sums, means, strict=True)}
+        if self._largest:
+            gathered = self._accelerator.gather(torch.stack(list(self._largest.values())).unsqueeze(0))
+            smallest = set(_SMALLEST.values())
+            for name, value in zip(self._largest, gathered.max(0).values.tolist(), strict=True):
+                summary[name] = -value if name in smallest else value
+        self._sums, self._largest, self._tokens = {}, {}, None
+        return summary

@@ -1,0 +1,136 @@
+"""One run: from its run.yaml to checkpoint, metrics and manifest."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
+
+from troll.errors import UserError
+from troll.files import write_json
+from troll.settings import Training
+from troll.tasks.registry import Problem, Task, get_task
+from troll.training.callbacks import CheckpointCallback, MetricsCallback, ProgressCallback
+from troll.training.manifest import digest_of_json, manifest_of
+from troll.training.outputs import save_model
+from troll.training.tokenizer import load_tokenizer
+from troll.training.trainer import TrustRegionTrainer
+
+
+def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
+    """TRL's configuration of a run.
+
+    Args:
+        training: the resolved settings.
+        seed: of the order of prompts and of sampling.
+        out: directory of trainer checkpoints.
+    """
+    responses = training.prompts_per_batch * training.responses_per_prompt
+    per_step = responses // training.mini_batches
+    return GRPOConfig(
+        output_dir=str(out),
+        seed=seed,
+        data_seed=seed,
+        max_steps=training.steps,
+        per_device_train_batch_size=per_step // training.micro_batches,
+        gradient_accumulation_steps=training.micro_batches,
+        steps_per_generation=training.mini_batches * training.micro_batches,
+        num_iterations=training.passes,
+        num_generations=training.responses_per_prompt,
+        max_completion_length=training.max_response_tokens,
+        temperature=training.temperature,
+        top_p=1.0,
+        top_k=0,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.gradient_clipping,
+        beta=0.0,
+        loss_type="dapo",
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=training.checkpoint_every * training.steps_per_batch,
+        save_total_limit=2,
+        eval_strategy="steps" if training.validate_every else "no",
+        eval_steps=max(1, training.validate_every) * training.steps_per_batch,
+        eval_on_start=bool(training.validate_every),
+        num_generations_eval=1,
+        per_device_eval_batch_size=responses,
+        gradient_checkpointing=torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
+    """The task's verifier in the form that TRL calls."""
+
+    def success(completions: Sequence[str], task_id: Sequence[str], **_: Any) -> list[float]:
+        return task.reward([problems[name] for name in task_id], list(completions))
+
+    return success
+
+
+def _dataset(problems: Sequence[Problem]) -> Dataset:
+    return Dataset.from_list([{"prompt": item.prompt, "task_id": item.task_id} for item in problems])
+
+
+def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> None:
+    """Trains one run; goes on from its newest checkpoint if it was interrupted.
+
+    Args:
+        config: the contents of run.yaml.
+        base: directory of the base model's checkpoint.
+        data: directory with train.jsonl and validation.jsonl of the task.
+        out: the run's directory: gets metrics.jsonl, checkpoint/ and, last, manifest.json.
+
+    Raises:
+        UserError: a file is missing or broken, the loss is not finite, or the certificate is breached.
+    """
+    training = Training.model_validate(config["training"])
+    task = get_task(config["task"]["name"])
+    train, validation = task.load(data / "train.jsonl"), task.load(data / "validation.jsonl")
+    if len(train) < training.prompts_per_batch:
+        raise UserError(
+            f"run {config['run_id']}: prompts_per_batch is {training.prompts_per_batch}, but task {task.name} has "
+            f"{len(train)} train problems; raise tasks.{task.name}.train"
+        )
+    tokenizer = load_tokenizer(base)
+    trainer_directory = out / "trainer"
+    trainer = TrustRegionTrainer(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        reward_function(task, {item.task_id: item for item in (*train, *validation)}),
+        args=grpo_config(training, config["seeds"]["training"], trainer_directory),
+        train_dataset=_dataset(train),
+        eval_dataset=_dataset(validation),
+        processing_class=tokenizer,
+        trust_region=config["trust_region"]["rule"],
+        trust_region_settings=config["trust_region"]["settings"],
+        estimator=config["estimator"]["rule"],
+        estimator_settings=config["estimator"]["settings"],
+        aggregation=training.aggregation,
+        keep=training.keep,
+        dropped_mass=training.dropped_mass,
+    )
+    checkpoints = CheckpointCallback(digest_of_json(config), trainer.trust_region)
+    metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
+    for callback in (
+        metrics,
+        checkpoints,
+        ProgressCallback(config["run_id"], measure="reward", label="success"),
+    ):
+        trainer.add_callback(callback)
+    resume = checkpoints.newest(trainer_directory)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")
+    read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
+    manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
+    write_json(out / "manifest.json", manifest)
+    shutil.rmtree(trainer_directory, ignore_errors=True)

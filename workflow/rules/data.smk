@@ -1,0 +1,19 @@
+# The problems of each task: splits that never overlap.
+
+
+rule problems:
+    output:
+        train=f"{ROOT}/data/{{task}}/train.jsonl",
+        validation=f"{ROOT}/data/{{task}}/validation.jsonl",
+        test=f"{ROOT}/data/{{task}}/test.jsonl",
+    log:
+        f"{ROOT}/logs/problems/{{task}}.log",
+    conda:
+        "../../envs/train.yaml"
+    params:
+        config=task_config,
+        out=lambda wildcards, output: os.path.dirname(output.train),
+    message:
+        "problems of {wildcards.task}"
+    shell:
+        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"

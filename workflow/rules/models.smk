@@ -1,0 +1,42 @@
+# Base models made from scratch, and the tokenizer that they share.
+
+
+rule tokenizer:
+    output:
+        f"{ROOT}/base/{{model}}/tokenizer/tokenizer.json",
+    log:
+        f"{ROOT}/logs/tokenizer/{{model}}.log",
+    conda:
+        "../../envs/train.yaml"
+    params:
+        config=tokenizer_config,
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "tokenizer of {wildcards.model}"
+    shell:
+        "troll --log {log:q} tokenizer --config {params.config:q} --out {params.out:q}"
+
+
+rule base_model:
+    input:
+        tokenizer=rules.tokenizer.output,
+    output:
+        manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",
+    log:
+        f"{ROOT}/logs/base_model/{{model}}/{{task}}.log",
+    benchmark:
+        f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
+    conda:
+        "../../envs/train.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        config=base_config,
+        tokenizer=lambda wildcards, input: os.path.dirname(input.tokenizer),
+        out=lambda wildcards, output: os.path.dirname(output.manifest),
+    message:
+        "base model {wildcards.model} for {wildcards.task}"
+    shell:
+        "troll --log {log:q} base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
