@@ -1,0 +1,53 @@
+"""Runs evalplus' own checks inside the sandbox: one JSON line per sample on the standard output.
+
+Standard library and evalplus only; started by ``evalplus_check.py`` as a script. Input is a JSON file:
+``{"dataset", "problems": {task_id: record}, "samples": [[task_id, source]], "indices": [index]}``.
+"""
+
+import gc
+import json
+import os
+import sys
+from typing import Any
+
+from evalplus.eval import untrusted_check
+from evalplus.gen.util import trusted_exec
+
+
+def main() -> None:
+    """Checks all samples of the job file."""
+    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123 - keep the start short
+        job = json.load(file)
+    report = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    expected: dict[str, dict[str, Any]] = {}
+    for task_id, problem in job["problems"].items():
+        reference = problem["prompt"] + problem["canonical_solution"]
+        expected[task_id] = {
+            kind: trusted_exec(reference, problem[f"{kind}_input"], problem["entry_point"], record_time=True)
+            for kind in ("base", "plus")
+        }
+    gc.freeze()
+    print(json.dumps({"ready": True}), file=report, flush=True)
+    for index in job["indices"]:
+        task_id, source = job["samples"][index]
+        problem, verdict = job["problems"][task_id], {"index": index, "base": False, "plus": False}
+        for kind in ("base", "plus"):
+            outputs, times = expected[task_id][kind]
+            status, _ = untrusted_check(
+                job["dataset"],
+                source,
+                problem[f"{kind}_input"],
+                problem["entry_point"],
+                expected=outputs,
+                atol=problem["atol"],
+                ref_time=times,
+                fast_check=True,
+            )
+            verdict[kind] = status == "pass"
+            if not verdict[kind]:
+                break  # plus counts only where base passed
+        print(json.dumps(verdict), file=report, flush=True)
+
+
+main()

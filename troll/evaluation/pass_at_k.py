@@ -1,0 +1,33 @@
+"""Unbiased pass@k."""
+
+from collections.abc import Iterable
+from math import comb
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that at least one of k samples, drawn without replacement, is right.
+
+    1 - C(n - c, k) / C(n, k), Chen et al. 2021 (arXiv:2107.03374), equation 1.
+
+    Args:
+        samples: n, samples of the problem.
+        correct: c, right ones among them.
+        k: number drawn, at most n.
+
+    Raises:
+        ValueError: not 0 <= correct <= samples or not 1 <= k <= samples.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {correct} right among {samples} samples is not defined")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def mean_pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> float:
+    """Mean of `pass_at_k` over problems, given as (samples, correct)."""
+    values = [pass_at_k(samples, correct, k) for samples, correct in counts]
+    return sum(values) / len(values)
+
+
+def reported_ks(fewest_samples: int) -> list[int]:
+    """The k that are reported: 1, 8 and all samples, as far as every problem has that many."""
+    return sorted(k for k in {1, 8, fewest_samples} if k <= fewest_samples)
