@@ -7,16 +7,31 @@ remaining V - K tokens, the *tail*. The K + 1 atoms are a coarse partition of th
 * the KL divergence of two such distributions on the same tokens is a true KL divergence: never negative, and
   never above the KL divergence over the full vocabulary (data processing inequality);
 * mass that a policy moves outside the kept tokens lands in the tail and is charged for.
+
+What the coarse KL misses, exactly (chain rule), with Q the tail mass of q and r = log q - log p:
+
+    KL(q || p) - KL_coarse(q || p) = Q KL(q given tail || p given tail)  <=  Q min(w, w^2 / 8),
+
+where w = max r - min r over the dropped tokens. (On the path from p to q inside the tail, KL is the integral
+of t Var_t(r) over t in [0, 1], and a variable within w has a variance of at most w^2 / 4. And no log-ratio of
+the two conditionals exceeds w, because their smallest is at most 0.) So the error is at most Q times a
+number that is small when the update moves the dropped logits alike; see `tail_gap_bound`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from troll.algorithms._names import check_number
+from troll.algorithms.divergences import kl_divergence, result_dtype, wide_dtype
 from troll.errors import UserError
+
+# Log-probability of each dropped token in the paper's variant: log 1e-12 (configuration of its code).
+DEFAULT_LOG_PROB = -27.631
 
 
 @dataclass(frozen=True)
@@ -74,3 +89,187 @@ class SparseLogProbs:
             return SparseLogProbs(self.token_ids[index], self.log_probs[index], self.tail_log_prob[index])
         flat = self.token_ids.reshape(-1, self.keep), self.log_probs.reshape(-1, self.keep)
         return SparseLogProbs(flat[0][index], flat[1][index], self.tail_log_prob.reshape(-1)[index])
+
+
+def _logsumexp(values: Tensor) -> Tensor:
+    """Log-sum-exp over the last axis; rows of -inf give -inf with gradient 0 (torch gives NaN)."""
+    empty = (values == -torch.inf).all(-1)
+    safe = values.masked_fill(empty.unsqueeze(-1), 0.0)
+    return torch.logsumexp(safe, dim=-1).masked_fill(empty, -torch.inf)
+
+
+def on_support(values: Tensor, token_ids: Tensor, *, normalised: bool = False) -> SparseLogProbs:
+    """A dense distribution on given tokens, the rest pooled; differentiable in `values`.
+
+    The reference path for small vocabularies: it works in float64 on all of [..., V].
+    `troll.algorithms.lm_head` computes the same from hidden states without ever holding V columns.
+
+    Args:
+        values: [..., V] logits, or log-probabilities with `normalised`.
+        token_ids: [..., K] int64, distinct; -1 in unused slots.
+        normalised: whether `values` are log-probabilities already.
+    """
+    dtype = result_dtype(values)
+    log_probs = values.to(wide_dtype(values.device))
+    if not normalised:
+        log_probs = torch.log_softmax(log_probs, dim=-1)
+    used = token_ids >= 0
+    index = token_ids.clamp(min=0)
+    kept = torch.zeros_like(log_probs, dtype=torch.int32).scatter_add(-1, index, used.int()) > 0
+    tail = _logsumexp(log_probs.masked_fill(kept, -torch.inf)).clamp(max=0.0)
+    support = log_probs.gather(-1, index).masked_fill(~used, -torch.inf)
+    return SparseLogProbs(token_ids, support.to(dtype), tail.to(dtype))
+
+
+def sparsify(
+    values: Tensor,
+    keep: int = 64,
+    dropped_mass: float = 1e-5,
+    always_keep: Tensor | None = None,
+    *,
+    normalised: bool = False,
+    tail: Literal["pooled", "constant"] = "pooled",
+    default_log_prob: float = DEFAULT_LOG_PROB,
+) -> SparseLogProbs:
+    """Keep the most probable tokens until their mass reaches 1 - dropped_mass or there are `keep` of them.
+
+    Source: TROLL, arXiv 2510.03817, and its configuration (K = 64, delta = 1e-5, sampled token always
+    kept). The reference path, see `on_support`.
+
+    Args:
+        values: [..., V] logits, or log-probabilities with `normalised`. -inf allowed.
+        keep: K >= 1, slots per row; more than V are cut to V.
+        dropped_mass: delta in [0, 1): a token is kept while more than this mass is left from it on downwards.
+        always_keep: [...] or [..., m] token ids that are kept whatever their probability; each takes a slot.
+        normalised: whether `values` are log-probabilities already.
+        tail: "pooled" puts the exact remaining mass into the tail, so that the result is normalised.
+            "constant" is the paper's variant: every dropped token gets `default_log_prob`, so that the tail
+            holds (V - kept) exp(default_log_prob) without gradient, and the sum is one only roughly.
+        default_log_prob: log-probability of each dropped token under "constant".
+
+    Returns:
+        [..., K] with slots in descending probability, unused ones last.
+
+    Raises:
+        UserError: keep or dropped_mass out of range, or an unknown tail.
+    """
+    vocabulary = values.shape[-1]
+    if tail not in ("pooled", "constant"):
+        raise UserError(f"sparsify: tail={tail!r} must be 'pooled' or 'constant'")
+    check_number("sparsify: dropped_mass", dropped_mass, 0.0, 1.0, "a number in [0, 1)")
+    forced = values.new_empty((*values.shape[:-1], 0), dtype=torch.int64)
+    if always_keep is not None:
+        forced = always_keep.unsqueeze(-1) if always_keep.dim() == values.dim() - 1 else always_keep
+    if not isinstance(keep, int) or keep < max(1, forced.shape[-1]):
+        raise UserError(f"sparsify: keep={keep!r} must be an integer >= 1 and hold all of always_keep")
+    log_probs = values.detach().to(wide_dtype(values.device))
+    if not normalised:
+        log_probs = torch.log_softmax(log_probs, dim=-1)
+    always = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, forced, True)
+    best = log_probs.masked_fill(always, torch.inf).topk(min(keep, vocabulary), dim=-1).indices
+    ranked = log_probs.gather(-1, best)
+    ranked, order = ranked.sort(dim=-1, descending=True, stable=True)
+    ids = best.gather(-1, order)
+    wanted = (1.0 - (ranked.exp().cumsum(-1) - ranked.exp()) > dropped_mass) & (ranked > -torch.inf)
+    wanted |= always.gather(-1, ids)
+    front = (~wanted).int().argsort(dim=-1, stable=True)
+    ids = ids.gather(-1, front).masked_fill(~wanted.gather(-1, front), -1)
+    sparse = on_support(values, ids, normalised=normalised)
+    if tail == "pooled":
+        return sparse
+    dropped = vocabulary - (ids >= 0).sum(-1)
+    return SparseLogProbs(ids, sparse.log_probs, (dropped.log() + default_log_prob).to(sparse.log_probs))
+
+
+def _matches(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of `ids` [..., K]: whether it is among `others` [..., L], and at which place."""
+    ordered, order = others.sort(dim=-1)
+    place = torch.searchsorted(ordered.contiguous(), ids.contiguous()).clamp(max=others.shape[-1] - 1)
+    found = (ordered.gather(-1, place) == ids) & (ids >= 0)
+    return found, order.gather(-1, place)
+
+
+def align(
+    a: SparseLogProbs,
+    b: SparseLogProbs,
+    *,
+    missing: Literal["pool", "default"] = "pool",
+    default_log_prob: float = DEFAULT_LOG_PROB,
+) -> tuple[SparseLogProbs, SparseLogProbs]:
+    """Two distributions with different supports on the same atoms.
+
+    * "pool": the atoms are the tokens that both keep; everything else is pooled on either side. This is the
+      finest partition on which both are known, so a KL divergence on it is a true one and a lower bound.
+    * "default": the atoms are the tokens that one of them keeps (the union, the paper's treatment); where a
+      distribution lacks a token it has `default_log_prob` there, taken out of its constant tail. Meant for
+      the "constant" variant of `sparsify`.
+
+    Returns:
+        Both distributions, with the same token_ids.
+    """
+    if missing not in ("pool", "default"):
+        raise UserError(f"align: missing={missing!r} must be 'pool' or 'default'")
+    in_b, place = _matches(a.token_ids, b.token_ids)
+    in_a, _ = _matches(b.token_ids, a.token_ids)
+    ids = a.token_ids.masked_fill(~in_b, -1)
+    b_there = b.log_probs.gather(-1, place)
+    if missing == "pool":
+        pooled = []
+        for part, shared in ((a, in_b), (b, in_a)):
+            rest = torch.cat(
+                [part.log_probs.masked_fill(shared, -torch.inf), part.tail_log_prob.unsqueeze(-1)], -1
+            )
+            pooled.append(_logsumexp(rest))
+        return (
+            SparseLogProbs(ids, a.log_probs.masked_fill(~in_b, -torch.inf), pooled[0]),
+            SparseLogProbs(ids, b_there.masked_fill(~in_b, -torch.inf), pooled[1]),
+        )
+    only_a, only_b = (a.token_ids >= 0) & ~in_b, (b.token_ids >= 0) & ~in_a
+    union = torch.cat([a.token_ids, b.token_ids.masked_fill(~only_b, -1)], dim=-1)
+    a_extra = torch.full_like(b.log_probs, default_log_prob).masked_fill(~only_b, -torch.inf)
+    b_first = torch.where(only_a, torch.full_like(b_there, default_log_prob), b_there)
+    b_first = b_first.masked_fill(a.token_ids < 0, -torch.inf)
+    b_extra = b.log_probs.masked_fill(~only_b, -torch.inf)
+
+    def rest_of(tail: Tensor, taken: Tensor) -> Tensor:
+        tokens = (tail - default_log_prob).to(wide_dtype(tail.device)).exp().round() - taken
+        return (tokens.clamp(min=0.0).log() + default_log_prob).to(tail)
+
+    return (
+        SparseLogProbs(
+            union, torch.cat([a.log_probs, a_extra], -1), rest_of(a.tail_log_prob, only_b.sum(-1))
+        ),
+        SparseLogProbs(union, torch.cat([b_first, b_extra], -1), rest_of(b.tail_log_prob, only_a.sum(-1))),
+    )
+
+
+def kl(
+    a: SparseLogProbs,
+    b: SparseLogProbs,
+    *,
+    missing: Literal["pool", "default"] = "pool",
+    default_log_prob: float = DEFAULT_LOG_PROB,
+) -> Tensor:
+    """KL(a || b) on the common atoms, [...]; never negative, differentiable in both.
+
+    With pooled tails it is a lower bound of the KL divergence over the vocabulary, and off by at most
+    `tail_gap_bound` when both keep the same tokens. Different supports are aligned first, see `align`. Never
+    negative even for the unnormalised "constant" variant, see `troll.algorithms.divergences`.
+    """
+    if a.token_ids is not b.token_ids and not torch.equal(a.token_ids, b.token_ids):
+        a, b = align(a, b, missing=missing, default_log_prob=default_log_prob)
+    return kl_divergence(a.atoms(), b.atoms())
+
+
+def tail_gap_bound(tail_log_prob: Tensor, log_ratio_range: Tensor | float) -> Tensor:
+    """Largest difference between the dense and the coarse KL(q || p) on the same kept tokens.
+
+    Q min(w, w^2 / 8), see the module docstring. If p and q are softmaxes of logits that differ by at most d
+    on the dropped tokens, w <= 2 d.
+
+    Args:
+        tail_log_prob: [...] log of q's tail mass Q.
+        log_ratio_range: w, the range of log q - log p over the dropped tokens.
+    """
+    w = torch.as_tensor(log_ratio_range, dtype=tail_log_prob.dtype, device=tail_log_prob.device)
+    return tail_log_prob.exp() * torch.minimum(w, w.square() / 8.0)

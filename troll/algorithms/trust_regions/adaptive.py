@@ -1,0 +1,190 @@
+"""Rules whose strength follows the run: kl-penalty and troll-adaptive, with their controllers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from troll.algorithms._names import check_number
+from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.trust_regions.projected import troll
+from troll.algorithms.trust_regions.registry import scatter_rows
+from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
+from troll.errors import UserError
+
+
+def kl_penalty(
+    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, coefficient: float = 1.0
+) -> TokenLosses:
+    """PPO's other variant: -A r + coefficient KL(old || new), the coefficient adapted between steps.
+
+    Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail where the
+    distributions are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
+    """
+    difference = log_ratio(new, old, mask)
+    ratio = difference.exp()
+    if new.distribution is not None and old.distribution is not None:
+        rows = kl_divergence(
+            old.distribution.rows(mask).detach().atoms(), new.distribution.rows(mask).atoms()
+        )
+        divergence = scatter_rows(rows, mask)
+    else:
+        divergence = ratio - 1.0 - difference
+    per_token = -advantages * ratio + coefficient * divergence
+    return TokenLosses(per_token, {"penalty_kl": divergence.detach()})
+
+
+def _metric(metrics: Mapping[str, float], name: str, rule: str) -> float:
+    if name not in metrics or not math.isfinite(metrics[name]):
+        raise UserError(
+            f"trust region {rule!r}: after_step needs a finite metric {name!r}, got {metrics.get(name)}"
+        )
+    return metrics[name]
+
+
+class PenaltyController:
+    """Halves or doubles the coefficient when KL(old || new) leaves a band around its target.
+
+    Source: PPO, arXiv 1707.06347, section 4: KL < target / 1.5 halves, KL > 1.5 target doubles.
+
+    Args:
+        coefficient: initial value, 1 in the paper.
+        target_kl: nats per token.
+        adaptive: False keeps the coefficient.
+    """
+
+    # Keeps a long run in one regime from reaching 0 or infinity, from where it could not come back.
+    LIMITS = (1e-6, 1e6)
+
+    def __init__(self, *, coefficient: float = 1.0, target_kl: float = 0.01, adaptive: bool = True) -> None:
+        where = "trust region 'kl-penalty'"
+        self.coefficient = check_number(f"{where}: coefficient", coefficient, 0.0, math.inf, ">= 0")
+        self.target_kl = check_number(f"{where}: target_kl", target_kl, 0.0, math.inf, "> 0", open_low=True)
+        self.adaptive = adaptive
+
+    def values(self) -> dict[str, float]:
+        """The coefficient as it is now."""
+        return {"coefficient": self.coefficient}
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Compare the step's mean `penalty_kl` with the target."""
+        if not self.adaptive:
+            return
+        measured = _metric(metrics, "penalty_kl", "kl-penalty")
+        if measured < self.target_kl / 1.5:
+            self.coefficient = max(self.coefficient / 2.0, self.LIMITS[0])
+        elif measured > self.target_kl * 1.5:
+            self.coefficient = min(self.coefficient * 2.0, self.LIMITS[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficient."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved coefficient."""
+        self.coefficient = float(state["coefficient"])
+
+
+def troll_adaptive(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    kl_bound: float = 0.05,
+    regression_weight: float = 1.0,
+) -> TokenLosses:
+    """TROLL whose kl_bound follows a schedule or a controller, which its authors leave to future work.
+
+    The loss is that of `troll`. Metrics: those of `troll` and kl_bound.
+    """
+    losses = troll(new, old, advantages, mask, kl_bound=kl_bound, regression_weight=regression_weight)
+    bound = torch.full_like(losses.metrics["step"], kl_bound).masked_fill(~mask, 0.0)
+    return losses.with_metrics(kl_bound=bound)
+
+
+class BoundController:
+    """Moves TROLL's kl_bound between optimiser steps.
+
+    * follow="projected": multiplies the bound by (fraction projected / target), so that the target fraction
+      of tokens ends up outside; the paper reports about 1e-3.
+    * follow="kl": multiplies it by (target / mean KL(new || old)), so that steps get the same average size.
+    * follow="schedule": from kl_bound to kl_bound_final in schedule_steps, linear or cosine, then constant.
+
+    One step changes the bound by at most the factor `rate`, and it stays in [kl_bound_min, kl_bound_max].
+
+    Args:
+        kl_bound: initial value in nats.
+        follow: see above.
+        target: fraction of tokens, or nats; None takes 1e-3 ("projected") or 5e-4 ("kl").
+        rate: largest factor per step, > 1.
+        kl_bound_min: lower limit.
+        kl_bound_max: upper limit.
+        schedule: shape of the schedule.
+        kl_bound_final: its last value.
+        schedule_steps: its length in optimiser steps.
+    """
+
+    _TARGETS: Mapping[str, float] = {"projected": 1e-3, "kl": 5e-4, "schedule": 1.0}
+
+    def __init__(
+        self,
+        *,
+        kl_bound: float = 0.05,
+        follow: Literal["projected", "kl", "schedule"] = "projected",
+        target: float | None = None,
+        rate: float = 1.1,
+        kl_bound_min: float = 1e-3,
+        kl_bound_max: float = 1.0,
+        schedule: Literal["linear", "cosine"] = "linear",
+        kl_bound_final: float = 0.01,
+        schedule_steps: int = 1000,
+    ) -> None:
+        where = "trust region 'troll-adaptive'"
+        self.kl_bound_min = check_number(
+            f"{where}: kl_bound_min", kl_bound_min, 0.0, math.inf, "> 0", open_low=True
+        )
+        high = f">= kl_bound_min = {kl_bound_min:g}"
+        self.kl_bound_max = check_number(f"{where}: kl_bound_max", kl_bound_max, kl_bound_min, math.inf, high)
+        inside = f"in [kl_bound_min, kl_bound_max] = [{kl_bound_min:g}, {kl_bound_max:g}]"
+        self.start = check_number(f"{where}: kl_bound", kl_bound, kl_bound_min, kl_bound_max, inside)
+        self.final = check_number(
+            f"{where}: kl_bound_final", kl_bound_final, kl_bound_min, kl_bound_max, inside
+        )
+        self.rate = check_number(f"{where}: rate", rate, 1.0, math.inf, "> 1", open_low=True)
+        goal = self._TARGETS[follow] if target is None else target
+        self.target = check_number(f"{where}: target", goal, 0.0, math.inf, "> 0", open_low=True)
+        self.steps = check_number(f"{where}: schedule_steps", schedule_steps, 1, math.inf, ">= 1")
+        self.follow, self.schedule = follow, schedule
+        self.kl_bound, self.step = self.start, 0
+
+    def values(self) -> dict[str, float]:
+        """The bound as it is now."""
+        return {"kl_bound": self.kl_bound}
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        """Move the bound, from the step's means of `outside` or `kl_to_old`."""
+        self.step += 1
+        if self.follow == "schedule":
+            done = min(self.step / self.steps, 1.0)
+            share = done if self.schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * done))
+            self.kl_bound = self.start + share * (self.final - self.start)
+            return
+        if self.follow == "projected":
+            factor = _metric(metrics, "outside", "troll-adaptive") / self.target
+        else:
+            factor = self.target / max(_metric(metrics, "kl_to_old", "troll-adaptive"), 1e-12)
+        bound = self.kl_bound * min(max(factor, 1.0 / self.rate), self.rate)
+        self.kl_bound = min(max(bound, self.kl_bound_min), self.kl_bound_max)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The bound and the number of steps so far."""
+        return {"kl_bound": self.kl_bound, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+        self.kl_bound, self.step = float(state["kl_bound"]), int(state["step"])

@@ -1,0 +1,128 @@
+"""DPPO: tokens that have moved too far in probability get no gradient.
+
+Source: DPPO, arXiv 2602.04879, as in TRL's trainer and a verl fork. The divergence between the old policy mu
+and the new policy pi is measured on the sampled token against all others (binary), or on the kept tokens and
+the tail (top-K). The loss is -A sg(min(r, ratio_max)) M log pi, where M = 0 for tokens that move in the
+direction of their advantage and whose divergence exceeds the threshold.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.trust_regions.registry import scatter_rows
+from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
+from troll.errors import UserError
+
+
+def _binary(log_probs: Tensor) -> Tensor:
+    """The two atoms [M, 2] of rows [M]: the sampled token, everything else."""
+    sampled = log_probs.detach().double().clamp(max=0.0)
+    return torch.stack([sampled, torch.log(-torch.expm1(sampled))], dim=-1)
+
+
+def _atoms(policy: TokenPolicy, mask: Tensor, binary: bool) -> Tensor:
+    if binary:
+        return _binary(policy.log_probs[mask])
+    if policy.distribution is None:
+        raise UserError("dppo over the top-K needs the distributions of the new and the old policy")
+    return policy.distribution.rows(mask).detach().atoms()
+
+
+def _dppo(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    binary: bool,
+    total_variation: bool,
+    threshold_low: float,
+    threshold_high: float,
+    ratio_max: float,
+) -> TokenLosses:
+    with torch.no_grad():
+        new_atoms, old_atoms = _atoms(new, mask, binary), _atoms(old, mask, binary)
+        if total_variation:
+            rows = 0.5 * (new_atoms.exp() - old_atoms.exp()).abs().sum(-1)
+        else:
+            rows = kl_divergence(old_atoms, new_atoms)
+        difference = log_ratio(new, old, mask)
+        divergence = scatter_rows(rows.to(difference.dtype), mask)
+        up = (advantages > 0) & (difference > 0) & (divergence > threshold_high)
+        # verl and TRL write A <= 0; with A = 0 there is no gradient to mask.
+        down = (advantages < 0) & (difference < 0) & (divergence > threshold_low)
+        outside = up | down
+        weight = difference.exp().clamp(max=ratio_max).masked_fill(outside, 0.0)
+    per_token = -advantages * weight * new.log_probs.masked_fill(~mask, 0.0)
+    return TokenLosses(per_token, {"outside": outside.float(), "divergence": divergence})
+
+
+def binary_tv(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    threshold_low: float = 0.15,
+    threshold_high: float = 0.15,
+    ratio_max: float = 20.0,
+) -> TokenLosses:
+    """DPPO with the total variation |pi(a) - mu(a)| of the sampled token; thresholds 0.15 as in TRL."""
+    return _dppo(
+        new, old, advantages, mask, binary=True, total_variation=True,
+        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
+    )  # fmt: skip
+
+
+def binary_kl(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    threshold_low: float = 0.05,
+    threshold_high: float = 0.05,
+    ratio_max: float = 20.0,
+) -> TokenLosses:
+    """DPPO with the binary KL(mu || pi) of the sampled token; thresholds 0.05 as in TRL's documentation."""
+    return _dppo(
+        new, old, advantages, mask, binary=True, total_variation=False,
+        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
+    )  # fmt: skip
+
+
+def topk_tv(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    threshold_low: float = 0.15,
+    threshold_high: float = 0.15,
+    ratio_max: float = 20.0,
+) -> TokenLosses:
+    """DPPO with the total variation on kept tokens and tail; K is the run's keep (20 in the paper)."""
+    return _dppo(
+        new, old, advantages, mask, binary=False, total_variation=True,
+        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
+    )  # fmt: skip
+
+
+def topk_kl(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    threshold_low: float = 0.05,
+    threshold_high: float = 0.05,
+    ratio_max: float = 20.0,
+) -> TokenLosses:
+    """DPPO with KL(mu || pi) on the kept tokens and the tail; K is the run's keep (20 in the paper)."""
+    return _dppo(
+        new, old, advantages, mask, binary=False, total_variation=False,
+        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
+    )  # fmt: skip
