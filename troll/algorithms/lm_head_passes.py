@@ -138,7 +138,7 @@ def top(
     """The pass of the old policy: label log-probs, entropy and the K most likely tokens."""
     tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
     workspace = plan.workspace(tokens, weight.shape[0], device)
-    rest = RunningSums(tokens, dtype, device)
+    rest = RunningSums.empty(tokens, dtype, device)
     best = RunningTopK(tokens, keep, dtype, device)
     label_logits = torch.zeros(tokens, dtype=dtype, device=device)
     with _without_autocast(hidden):
@@ -176,7 +176,7 @@ class Head(torch.autograd.Function):
         labels = labels.contiguous()
         support = None if support is None else support.contiguous()
         workspace = plan.workspace(tokens, weight.shape[0], device)
-        sums = RunningSums(tokens, dtype, device)
+        sums = RunningSums.empty(tokens, dtype, device)
         label_logits = torch.zeros(tokens, dtype=dtype, device=device)
         logits = None if support is None else torch.full_like(support, float("-inf"), dtype=dtype)
         with _without_autocast(hidden):
@@ -194,16 +194,16 @@ class Head(torch.autograd.Function):
                     workspace,
                 )
         label_logits = _impossible(label_logits)
-        outside = sums.log_sum_exp()
+        outside = sums.copy()
         if logits is not None:
             logits = _impossible(logits)
             sums.absorb_(logits)
         log_z, entropy = sums.log_sum_exp(), sums.entropy()
-        log_probs = None if logits is None else logits - log_z.unsqueeze(1)
-        tail = None if logits is None else outside - log_z
+        log_probs = None if logits is None else sums.log_probs(logits)
+        tail = None if logits is None else outside.log_share_in(sums)
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail)
-        return label_logits - log_z, entropy, log_probs, tail
+        return sums.log_probs(label_logits), entropy, log_probs, tail
 
     @staticmethod
     @once_differentiable

@@ -64,6 +64,7 @@ class Workspace:
         return self._buffers[name][: rows * columns].view(rows, columns)
 
 
+@dataclass
 class RunningSums:
     """Per-token sums over the logits seen so far, enough for log-sum-exp and entropy.
 
@@ -71,10 +72,15 @@ class RunningSums:
     non-negative, so log Z = m + log s and H = log s + u / s lose nothing to cancellation.
     """
 
-    def __init__(self, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.maximum = torch.full((tokens,), FLOOR, dtype=dtype, device=device)
-        self.total = torch.zeros(tokens, dtype=dtype, device=device)
-        self.weighted = torch.zeros(tokens, dtype=dtype, device=device)
+    maximum: Tensor  # [N]
+    total: Tensor  # [N]
+    weighted: Tensor  # [N]
+
+    @classmethod
+    def empty(cls, tokens: int, dtype: torch.dtype, device: torch.device) -> "RunningSums":
+        """Sums over nothing."""
+        total = torch.zeros(tokens, dtype=dtype, device=device)
+        return cls(torch.full_like(total, FLOOR), total, torch.zeros_like(total))
 
     def fold_(self, rows: slice, logits: Tensor, scratch: Tensor, row_maximum: Tensor | None = None) -> None:
         """Adds logits [n, v] of the tokens ``rows``; overwrites ``logits`` and ``scratch`` (same shape).
@@ -102,6 +108,22 @@ class RunningSums:
     def log_sum_exp(self) -> Tensor:
         """[N]; -inf where nothing was added."""
         return self.maximum + self.total.log()
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log-probs of logits [N] or [N, K] among all that were added.
+
+        Taken below the maximum first: a log-prob near 0 is as exact as log s, not just as the logits.
+        """
+        width = (slice(None),) + (None,) * (logits.dim() - 1)
+        return logits - self.maximum[width] - self.total.log()[width]
+
+    def copy(self) -> "RunningSums":
+        """The sums as they are now."""
+        return RunningSums(self.maximum.clone(), self.total.clone(), self.weighted.clone())
+
+    def log_share_in(self, whole: "RunningSums") -> Tensor:
+        """Log of the share [N] of these sums in others that include them."""
+        return self.maximum - whole.maximum + self.total.log() - whole.total.log()
 
     def entropy(self) -> Tensor:
         """Entropy in nats [N] of the normalised sums."""

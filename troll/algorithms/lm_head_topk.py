@@ -122,13 +122,11 @@ def select(
         dim=-1, descending=True, stable=True
     )
     token_ids, is_label = token_ids.gather(-1, order), order == 0
-    outside = rest.log_sum_exp()
+    outside = rest.copy()
     rest.absorb_(logits)
-    log_z = rest.log_sum_exp()
-    log_probs = logits - log_z.unsqueeze(1)
-    from_here = log_probs.double().exp().flip(-1).cumsum(-1).flip(-1) + (
-        outside - log_z
-    ).double().exp().unsqueeze(1)
+    log_probs = rest.log_probs(logits)
+    tail = outside.log_share_in(rest)
+    from_here = log_probs.double().exp().flip(-1).cumsum(-1).flip(-1) + tail.double().exp().unsqueeze(1)
     wanted = (from_here > dropped_mass).sum(-1).clamp(1, keep).unsqueeze(1)
     place = torch.arange(keep + 1, device=logits.device)
     label_place = is_label.long().argmax(-1, keepdim=True)
@@ -136,7 +134,7 @@ def select(
     kept = ((place < wanted) | is_label) & (log_probs > float("-inf"))
     kept |= is_label  # even where its probability underflows: the ratio needs it
     dropped = log_probs.masked_fill(kept, float("-inf"))
-    tail = torch.logaddexp(outside - log_z, dropped.logsumexp(-1))
+    tail = torch.logaddexp(tail, dropped.logsumexp(-1))
     front = torch.argsort((~kept).long(), dim=-1, stable=True)[:, :keep]
     kept = kept.gather(-1, front)
     distribution = SparseLogProbs(
@@ -144,4 +142,4 @@ def select(
         log_probs=log_probs.gather(-1, front).masked_fill(~kept, float("-inf")),
         tail_log_prob=tail,
     )
-    return label_logits - log_z, rest.entropy(), distribution
+    return rest.log_probs(label_logits), rest.entropy(), distribution
