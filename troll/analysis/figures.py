@@ -83,8 +83,8 @@ def main_figure(
         estimators: which; by default the two that have most runs.
         trust_regions: which; by default all that are no variants named by a setting.
     """
-    require_one(runs)
-    shown, tasks = _methods(runs, trust_regions), _tasks(runs)
+    require_one(runs, "model")
+    model, shown, tasks = _model(runs), _methods(runs, trust_regions), _tasks(runs)
     chosen = estimators or _commonest_estimators(runs, 2)
     settings = [setting for setting in _settings(runs) if setting[1] in chosen]
     success = _rows(runs, SUCCESS)
@@ -95,7 +95,9 @@ def main_figure(
             base = _base_score(runs, task)
             for column, (condition, estimator) in enumerate(settings):
                 axes = grid[row, column]
-                drawn = _panel(axes, success, Cell(task, condition, estimator, ""), shown, look, SUCCESS)
+                drawn = _panel(
+                    axes, success, Cell(model, task, condition, estimator, ""), shown, look, SUCCESS
+                )
                 if base is not None and drawn:
                     axes.axhline(base, linewidth=1.2, zorder=1.5, **look.line(BASE))
                 if row == 0:
@@ -121,7 +123,8 @@ def task_figure(
     Columns are the ``quantities`` that any run has; a column's panels share their vertical axis.
     """
     rows = runs[runs["task"] == task]
-    places = [(Cell(task, *setting, ""), " · ".join(setting)) for setting in _settings(rows)]
+    model, settings = _model(runs), _settings(rows)
+    places = [(Cell(model, task, *setting, ""), " · ".join(setting)) for setting in settings]
     return _rows_figure(rows, places, _methods(rows, trust_regions), quantities)
 
 
@@ -148,7 +151,7 @@ def _rows_figure(
     quantities: Sequence[Quantity],
 ) -> Figure:
     """One row per place (with its label), one column per quantity that any run has."""
-    require_one(runs)
+    require_one(runs, "model")
     logged = set(runs["metric"])
     present = [quantity for quantity in quantities if quantity.metric in logged]
     with styled():
@@ -180,7 +183,7 @@ def final_figure(
     runs: pd.DataFrame, items: pd.DataFrame, *, trust_regions: Sequence[str] | None = None
 ) -> Figure:
     """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
-    require_one(runs)
+    require_one(runs, "model")
     shown = _methods(runs, trust_regions)
     tasks, settings = _tasks(runs), _settings(runs)
     with styled():
@@ -189,7 +192,7 @@ def final_figure(
         look = Look(shown)
         for column, task in enumerate(tasks):
             axes = grid[0, column]
-            _points(axes, items, task, settings, shown, look)
+            _points(axes, items, Cell(_model(runs), task, "", "", BASE), settings, shown, look)
             axes.set_title(task)
             axes.set_xlabel("test pass@1 (%)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
@@ -198,12 +201,17 @@ def final_figure(
 
 
 def _points(
-    axes: Axes, items: pd.DataFrame, task: str, settings: Sequence[Setting], shown: Sequence[str], look: Look
+    axes: Axes,
+    items: pd.DataFrame,
+    place: Cell,
+    settings: Sequence[Setting],
+    shown: Sequence[str],
+    look: Look,
 ) -> None:
     for index, (condition, estimator) in enumerate(settings):
         offsets = np.linspace(-0.22, 0.22, len(shown)) if len(shown) > 1 else [0.0]
         for offset, name in zip(offsets, shown, strict=True):
-            cell = Cell(task, condition, estimator, name)
+            cell = Cell(place.model, place.task, condition, estimator, name)
             found, height = interval(items, cell), index + offset
             if found is None:
                 continue
@@ -212,7 +220,7 @@ def _points(
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
             axes.plot([found.low, found.high], [height, height], linewidth=1.8, **look.line(name))
             axes.plot(found.estimate, height, look.marker(name), color=colour, markersize=4.5)
-    base = interval(items, Cell(task, "", "", BASE))
+    base = interval(items, place)
     if base is not None:
         axes.axvline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
     axes.set_yticks(range(len(settings)), [f"{condition} · {estimator}" for condition, estimator in settings])
@@ -281,7 +289,7 @@ def _limits(panels: Sequence[Axes], quantity: Quantity) -> None:
         axes.set_ylim(0 if quantity.scale == "share" else low, high)
         if quantity.scale == "log":
             decades = np.log10(high / low)
-            axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1.5 else (1, 2, 5)))
+            axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1.5 else (1, 2, 5), numticks=12))
             axes.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
             axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -303,6 +311,10 @@ def _grid(
     return figure, grid
 
 
+def _model(runs: pd.DataFrame) -> str:
+    return str(runs["model"].iloc[0]) if len(runs) else ""
+
+
 def _tasks(runs: pd.DataFrame) -> list[str]:
     return sorted({cell.task for cell in cells(runs) if cell.trust_region != BASE})
 
@@ -320,6 +332,6 @@ def _methods(runs: pd.DataFrame, trust_regions: Sequence[str] | None) -> list[st
 
 
 def _base_score(runs: pd.DataFrame, task: str) -> float | None:
-    rows = Cell(task, "", "", BASE).of(runs)
+    rows = Cell(_model(runs), task, "", "", BASE).of(runs)
     values = rows.loc[(rows["source"] == "test") & (rows["metric"] == "pass@1"), "value"]
     return float(values.iloc[0]) if len(values) else None

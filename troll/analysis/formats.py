@@ -2,7 +2,7 @@
 
 A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
 with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
-list of sentences that go below the table.
+list of sentences that go below the table, ``attrs["headings"]`` may rename columns.
 """
 
 import html
@@ -60,6 +60,7 @@ class Style:
 
 
 STYLES: Mapping[str, Style] = {
+    "model": Style("Model"),
     "task": Style("Task"),
     "condition": Style("Condition"),
     "estimator": Style("Estimator"),
@@ -69,6 +70,9 @@ STYLES: Mapping[str, Style] = {
     "pass@8": Style("pass@8 (%)", percent),
     "base/pass@1": Style("pass@1, few tests (%)", percent),
     "base/pass@8": Style("pass@8, few tests (%)", percent),
+    "base": Style("Base (%)", percent),
+    "baseline": Style("Baseline (%)", percent),
+    "method": Style("Method (%)", percent),
     "difference": Style("Δ pass@1 (points)", points),
     "reading": Style("Reading"),
     "kl": Style("KL to old, late"),
@@ -116,7 +120,8 @@ def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             else:
                 cells.append(_cell(row, name) if state == "run" else MISSING)
         rows.append(cells)
-    return [_style(name).heading for name in names], rows
+    headings = frame.attrs.get("headings", {})
+    return [headings.get(name) or _style(name).heading for name in names], rows
 
 
 def _owner(name: str) -> str:
@@ -127,8 +132,8 @@ def _seeds(row: "pd.Series[Any]") -> str:
     planned, seeds = row.get("planned"), row["seeds"]
     if pd.isna(seeds):
         return MISSING
-    mark = " †" if row.get("mixed") is True else ""
-    missing = isinstance(planned, int) and planned > int(str(seeds))
+    mark = " †" if row.get("mixed", False) else ""
+    missing = planned is not None and pd.notna(planned) and planned > seeds
     return f"{seeds} of {planned}{mark}" if missing else f"{seeds}{mark}"
 
 
@@ -214,10 +219,13 @@ def to_html(frame: pd.DataFrame) -> str:
 
 
 def _visible(frame: pd.DataFrame) -> list[str]:
+    hidden = set(_HIDDEN)
+    if "model" in frame.columns and frame["model"].nunique() == 1:
+        hidden.add("model")
     return [
         str(name)
         for name in frame.columns
-        if name not in _HIDDEN and not (str(name).endswith(_PARTS) and _owner(str(name)) in frame.columns)
+        if name not in hidden and not (str(name).endswith(_PARTS) and _owner(str(name)) in frame.columns)
     ]
 
 

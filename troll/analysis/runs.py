@@ -27,7 +27,7 @@ BASE = "base"
 """Trust region recorded for rows of the base model, which no rule has trained."""
 
 COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
-GROUP = ("task", "condition", "estimator", "trust_region")
+GROUP = ("model", "task", "condition", "estimator", "trust_region")
 """What a line of a table stands for: all seeds of one method in one setting."""
 
 # Categories, because a table of a million rows repeats a few hundred names.
@@ -175,6 +175,8 @@ def _read_run(path: Path) -> _Directory:
     coordinates: dict[str, Any] = {}
     for name in COORDINATES:
         value = settings.get(name)
+        if isinstance(value, dict):  # a resolved block, with the settings behind the name
+            value = value.get("name")
         wanted = int if name == "seed" else str
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise UserError(f"{path / 'run.yaml'}: {name}: {value!r} is no {wanted.__name__}")
@@ -188,8 +190,8 @@ def _read_run(path: Path) -> _Directory:
     rows = list(_metric_rows(path / "metrics.jsonl"))
     last = rows[-1]["step"]
     grades, items, data = _read_grades(path / "grades.json", last)
-    constants = {name: value for name, value in settings.items() if name not in COORDINATES}
-    rows += _constant_rows(manifest, constants, last)
+    blocks = {name: value for name, value in settings.items() if name not in ("seed", "seeds")}
+    rows += _constant_rows(manifest, blocks, last)
     rows += grades
     rows.sort(key=lambda row: (row["step"], row["source"], row["metric"]))
     return _Directory(path, coordinates, digests | data, rows, items)

@@ -35,6 +35,7 @@ _LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
 class Cell:
     """All seeds of one method in one setting; empty strings for the base model's estimator and condition."""
 
+    model: str
     task: str
     condition: str
     estimator: str
@@ -49,11 +50,11 @@ class Cell:
 
     def base(self) -> "Cell":
         """The base model of the same task."""
-        return Cell(self.task, "", "", BASE)
+        return Cell(self.model, self.task, "", "", BASE)
 
     def method(self, trust_region: str) -> "Cell":
         """Another method in the same setting."""
-        return Cell(self.task, self.condition, self.estimator, trust_region)
+        return Cell(self.model, self.task, self.condition, self.estimator, trust_region)
 
 
 def cells(frame: pd.DataFrame) -> list[Cell]:
@@ -68,6 +69,7 @@ def cells(frame: pd.DataFrame) -> list[Cell]:
 def cell_order(cell: Cell) -> tuple[object, ...]:
     """Sort key of rows and panels."""
     return (
+        cell.model,
         cell.task,
         cell.condition,
         *estimator_order(cell.estimator),
@@ -97,13 +99,17 @@ def variant_of(trust_region: str) -> str | None:
     return match["family"] if match else None
 
 
-def require_one(frame: pd.DataFrame) -> None:
-    """Refuses a table that mixes experiments or models, whose means would mean nothing.
+def require_one(frame: pd.DataFrame, *names: str) -> None:
+    """Refuses a table that mixes experiments (or models), whose means would mean nothing.
+
+    Args:
+        frame: a tidy table.
+        *names: coordinates besides the experiment that must have one value.
 
     Raises:
-        UserError: more than one experiment or model.
+        UserError: more than one value.
     """
-    for name in ("experiment", "model"):
+    for name in ("experiment", *names):
         values = sorted(set(frame[name]))
         if len(values) > 1:
             raise UserError(f"the table holds {name} {' and '.join(values)}: choose one of them")
@@ -145,7 +151,7 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
     records = []
     for _, rows in runs.groupby("run_id", sort=True):
         first = rows.iloc[0]
-        record = {name: first[name] for name in ("run_id", "model", *GROUP, "seed")}
+        record = {name: first[name] for name in ("run_id", *GROUP, "seed")}
         record["mixed"] = bool(rows["mixed"].any())
         test = rows[rows["source"] == "test"]
         record |= dict(zip(test["metric"], test["value"], strict=True))

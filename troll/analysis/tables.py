@@ -52,7 +52,7 @@ def main_table(
     """Test scores and training behaviour of every method in every setting.
 
     Args:
-        runs: the tidy table of one experiment and model.
+        runs: the tidy table of one experiment.
         items: the table of test problems.
         expected: coordinates of the planned runs; by default every method is expected in every setting
             that is present.
@@ -62,18 +62,54 @@ def main_table(
             (``troll-kl0.01`` is one; those are in ``ablation_table``).
 
     Returns:
-        Columns task, condition, estimator, trust_region, seeds, planned, status, mixed, and for each of
-        ``MAIN_METRICS`` mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, a ``reading``.
+        The coordinates, seeds, planned, status, mixed, and for each of ``MAIN_METRICS`` mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, a ``reading``.
         Shares are between 0 and 1, KL and entropy are in nats.
 
     Raises:
-        UserError: the tables hold more than one experiment or model.
+        UserError: the tables hold more than one experiment.
     """
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = set(trust_regions or (name for name in names if variant_of(name) is None)) | {BASE}
     frame = _table(runs, items, chosen, MAIN_METRICS, baseline, expected, skipped or {})
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
+    return frame
+
+
+def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE) -> pd.DataFrame:
+    """The short form of ``main_table``: one row per setting, two methods side by side.
+
+    Returns:
+        The coordinates of the setting, seeds (of the method), ``base``, ``baseline`` and ``method`` (test
+        pass@1 with ``_sd``), ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
+        ``attrs["headings"]`` says which methods they are.
+    """
+    rows = []
+    trained = main[main["trust_region"].isin([method, baseline])]
+    for _, place in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
+        here = trained[(trained[list(place.index)] == place).all(axis=1)].set_index("trust_region")
+        same = (main["model"] == place["model"]) & (main["task"] == place["task"])
+        base = main.loc[same & (main["trust_region"] == BASE), "pass@1"]
+        row: dict[str, Any] = dict(place) | {"seeds": pd.NA, "planned": pd.NA, "status": "not run"}
+        row["base"] = float(base.iloc[0]) if len(base) else math.nan
+        for column, name in (("baseline", baseline), ("method", method)):
+            for part in ("", "_sd"):
+                row[f"{column}{part}"] = here[f"pass@1{part}"].get(name, math.nan)
+        for name in ("difference", "difference_low", "difference_high"):
+            row[name] = here[name].get(method, math.nan)
+        row["reading"] = here["reading"].get(method, "")
+        row |= {"baseline_kl": here["kl"].get(baseline, math.nan), "kl": here["kl"].get(method, math.nan)}
+        if method in here.index:
+            row |= {name: here.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["headings"] = {
+        "method": f"{method} (%)",
+        "baseline": f"{baseline} (%)",
+        "kl": f"Late KL, {method}",
+        "baseline_kl": f"Late KL, {baseline}",
+    }
+    frame.attrs["notes"] = main.attrs.get("notes", [])
     return frame
 
 
@@ -88,7 +124,7 @@ def ablation_table(
     """Variants of one rule beside its default, in the settings where a variant was run or planned.
 
     Args:
-        runs: the tidy table of one experiment and model.
+        runs: the tidy table of one experiment.
         items: the table of test problems.
         family: the default setting; differences are taken from it.
         expected: coordinates of the planned runs.
@@ -174,7 +210,8 @@ def _table(
     summary = per_run(runs)
     planned = planned_seeds(expected) if expected is not None else {}
     wanted = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
-    wanted |= {Cell(task, "", "", BASE) for task in skipped if BASE in chosen}
+    models = {cell.model for cell in wanted}
+    wanted |= {Cell(model, task, "", "", BASE) for model in models for task in skipped if BASE in chosen}
     wanted = {cell for cell in wanted if cell.trust_region in chosen}
     if settings is not None:
         wanted = {cell for cell in wanted if cell.method(reference) in settings}
@@ -199,10 +236,10 @@ def _table(
 def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
     """Every chosen method in every setting present, so that holes show."""
     trained = [cell for cell in cells(runs) if cell.trust_region != BASE]
-    axes = [sorted({getattr(cell, name) for cell in trained}) for name in ("task", "condition", "estimator")]
+    axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
     methods = sorted(chosen & {cell.trust_region for cell in trained})
-    bases = {Cell(task, "", "", BASE) for task in axes[0] if BASE in chosen}
-    return {Cell(*place) for place in itertools.product(*axes, methods)} | bases
+    found = {Cell(*place) for place in itertools.product(*axes, methods)}
+    return found | {cell.base() for cell in found if BASE in chosen}
 
 
 def _count(lines: pd.DataFrame) -> int:

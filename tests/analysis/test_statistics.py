@@ -1,0 +1,206 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from troll.analysis.statistics import (
+    Interval,
+    area_under_curve,
+    holm,
+    iqm,
+    largest_drop,
+    mean,
+    paired_difference,
+    paired_p_value,
+    pass_at_k,
+    probability_of_improvement,
+    sd,
+    seeds_needed,
+    steps_to,
+    stretch_factor,
+    two_level_bootstrap,
+)
+
+values = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_iqm_drops_a_quarter_at_either_end() -> None:
+    assert iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
+    assert iqm(np.array([5.0, 1.0])) == 3.0
+    table = rng().random((3, 9))
+    np.testing.assert_allclose(iqm(table), [stats.trim_mean(row, 0.25) for row in table])
+
+
+def test_sd_is_the_sample_one() -> None:
+    assert sd([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+    assert math.isnan(sd([1.0]))
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    samples = [True] * c + [False] * (n - c)
+    subsets = list(itertools.combinations(samples, k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_needs_k_samples() -> None:
+    np.testing.assert_array_equal(np.isnan(pass_at_k([3, 0, 8], [3, 0, 0], 8)), [True, True, False])
+
+
+def test_one_level_agrees_with_scipy() -> None:
+    scores = rng(1).beta(2, 1, size=(40, 1))
+    ours = two_level_bootstrap(scores, rng=rng(2), stretch=False, replicates=20_000)
+    theirs = stats.bootstrap(
+        (scores[:, 0],), np.mean, method="percentile", n_resamples=20_000, rng=rng(3)
+    ).confidence_interval
+    assert ours.estimate == pytest.approx(scores.mean())
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.004)
+
+
+def test_two_levels_agree_with_drawing_rows_and_columns_by_hand() -> None:
+    scores, generator = rng(4).random((4, 6)) + np.arange(4)[:, None] * 0.1, rng(5)
+    draws = []
+    for _ in range(20_000):
+        rows, columns = generator.integers(4, size=4), generator.integers(6, size=6)
+        draws.append(np.median(scores[np.ix_(rows, columns)].mean(axis=1)))
+    ours = two_level_bootstrap(
+        scores, rng=rng(6), statistic=lambda x: np.median(x, axis=-1), stretch=False, replicates=20_000
+    )
+    assert (ours.low, ours.high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=0.01)
+    assert (ours.seeds, ours.items) == (4, 6)
+
+
+def test_one_seed_leaves_the_uncertainty_of_the_items() -> None:
+    scores = rng(7).random((1, 50))
+    found = two_level_bootstrap(scores, rng=rng(8))
+    half = 1.96 * scores.std() / math.sqrt(50)
+    assert (found.low, found.high) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.01)
+    alone = two_level_bootstrap([[0.5]], rng=rng())
+    assert alone.estimate == 0.5 and math.isnan(alone.low) and alone.verdict() == "no clear difference"
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_intervals_cover_the_truth_with_few_seeds(seeds: int) -> None:
+    # The plain percentile bootstrap covers 50 % (2 seeds) to 83 % (5); the stretched one has to come near 95 %.
+    generator, hits, plain, trials = rng(9), 0, 0, 400
+    for _ in range(trials):
+        scores = generator.normal(size=(seeds, 1)) + 0.05 * generator.normal(size=(1, 20))
+        found = two_level_bootstrap(scores, rng=generator, replicates=400)
+        hits += found.low <= 0 <= found.high
+        found = two_level_bootstrap(scores, rng=generator, replicates=400, stretch=False)
+        plain += found.low <= 0 <= found.high
+    assert hits / trials > 0.9
+    assert plain / trials < 0.87
+
+
+def test_stretch_is_students_against_the_normal_quantile() -> None:
+    assert stretch_factor(1) == 1
+    assert stretch_factor(2) == pytest.approx(math.sqrt(2) * 12.706 / 1.95996, rel=1e-4)
+    assert stretch_factor(10_000) == pytest.approx(1, abs=1e-3)
+
+
+def test_pairing_removes_what_the_methods_share() -> None:
+    generator = rng(10)
+    difficulty, luck = generator.random((1, 100)), generator.normal(size=(4, 1))
+    baseline = difficulty + luck
+    method = baseline + 0.1 + 0.01 * generator.normal(size=(4, 100))
+    paired = paired_difference(method, baseline, rng=rng(11))
+    assert paired.verdict() == "higher"
+    assert paired.high - paired.low < 0.02
+    alone = two_level_bootstrap(method, rng=rng(11))
+    assert alone.high - alone.low > 0.5
+    assert paired_difference(baseline, method, rng=rng(11)).verdict() == "lower"
+
+
+def test_shapes_and_missing_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        paired_difference(np.zeros((2, 3)), np.zeros((3, 2)), rng=rng())
+    for wrong in (np.zeros(3), np.zeros((0, 3)), np.full((2, 2), np.nan)):
+        with pytest.raises(ValueError):
+            two_level_bootstrap(wrong, rng=rng())
+
+
+def test_equal_streams_give_equal_intervals() -> None:
+    scores = rng(12).random((3, 7))
+    assert two_level_bootstrap(scores, rng=rng(1)) == two_level_bootstrap(scores, rng=rng(1))
+
+
+def verdict(low: float, high: float, margin: float = 0.0) -> str:
+    return Interval((low + high) / 2, low, high, 0.95, 3, 10).verdict(margin)
+
+
+def test_verdicts_follow_from_the_interval() -> None:
+    assert verdict(0.01, 0.2) == "higher"
+    assert verdict(-0.2, -0.01) == "lower"
+    assert verdict(-0.01, 0.2) == verdict(0.0, 0.2) == verdict(-0.2, 0.0) == "no clear difference"
+    assert verdict(0.01, 0.2, margin=0.05) == "no clear difference"
+    assert verdict(-0.02, 0.03, margin=0.05) == "equivalent"
+    assert verdict(0.0, 0.0) == "no clear difference"
+    assert verdict(math.nan, math.nan, margin=0.05) == "no clear difference"
+
+
+@given(values, values)
+def test_probability_of_improvement_is_mann_whitney(first: list[float], second: list[float]) -> None:
+    found = probability_of_improvement(first, second)
+    u = stats.mannwhitneyu(first, second).statistic
+    assert found == pytest.approx(u / (len(first) * len(second)))
+    assert found + probability_of_improvement(second, first) == pytest.approx(1)
+
+
+def test_area_is_the_mean_height() -> None:
+    assert area_under_curve([0, 1, 3], [0.0, 1.0, 1.0]) == pytest.approx(2.5 / 3)
+    assert area_under_curve([5], [0.3]) == 0.3
+    assert math.isnan(area_under_curve([], []))
+
+
+def test_steps_to_a_success() -> None:
+    steps, curve = [1, 9, 17, 25], [0.1, 0.6, 0.2, 0.8]
+    assert steps_to(steps, curve, 0.5) == 9
+    assert steps_to(steps, curve, 0.5, window=2) == 25
+    assert math.isnan(steps_to(steps, curve, 0.9))
+    assert math.isnan(steps_to([1], [1.0], 0.5, window=2))
+    assert steps_to([1, 2, 3], [0.1, 0.1, 0.1], 0.1, window=3) == 3
+
+
+@given(values)
+def test_largest_drop_by_brute_force(curve: list[float]) -> None:
+    pairs = [before - after for i, before in enumerate(curve) for after in curve[i:]]
+    assert largest_drop(curve) == pytest.approx(max(pairs))
+
+
+def test_paired_p_values() -> None:
+    differences = [0.1, 0.3, 0.2, 0.15]
+    assert paired_p_value(differences) == pytest.approx(stats.ttest_rel(differences, np.zeros(4)).pvalue)
+    assert paired_p_value([0.0, 0.0]) == 1 and paired_p_value([0.1, 0.1]) == 0
+    assert math.isnan(paired_p_value([0.1]))
+
+
+def test_holm_by_its_definition() -> None:
+    # Holm 1979 by hand: 4 x 0.01, 3 x 0.013, 2 x 0.03, 1 x 0.04, made monotone.
+    np.testing.assert_allclose(holm([0.04, 0.01, np.nan, 0.013, 0.03]), [0.06, 0.04, np.nan, 0.04, 0.06])
+    assert holm([]).size == 0
+    assert holm([0.9, 0.8]).tolist() == [1.0, 1.0]
+
+
+def test_power_agrees_with_simulation() -> None:
+    seeds = seeds_needed(spread=0.02, difference=0.03)
+    assert seeds is not None
+    for count, least, most in ((seeds, 0.8, 0.9), (seeds - 1, 0.55, 0.8)):
+        draws = rng(13).normal(0.03, 0.02, size=(20_000, count))
+        power = float((stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean())
+        assert least - 0.01 < power < most
+    assert seeds_needed(0.0, 0.01) == 2
+    assert seeds_needed(1.0, 1e-6) is None and seeds_needed(math.nan, 1.0) is None
+
+
+def test_mean_is_over_the_last_axis() -> None:
+    np.testing.assert_allclose(mean(np.arange(6.0).reshape(2, 3)), [1, 4])

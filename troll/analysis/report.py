@@ -1,0 +1,132 @@
+"""One HTML page that opens offline: sentences, tables, figures and captions, with the images inside the file.
+
+Snakemake's report embeds single tables as pages of their own (``write_table_page``); ``write_page`` makes the
+whole page without Snakemake.
+"""
+
+import base64
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from troll.analysis.formats import to_html
+from troll.errors import UserError
+from troll.files import write_text
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; }
+body { margin: 0 auto; max-width: 70rem; padding: 1rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+thead th { border-top: 2px solid #1c1c1c; border-bottom: 1px solid #1c1c1c; vertical-align: bottom; }
+th, td { padding: .25rem .6rem; text-align: left; white-space: nowrap; }
+thead th { white-space: normal; }
+th.number, td.number { text-align: right; }
+tbody tr:last-child td { border-bottom: 2px solid #1c1c1c; }
+tbody tr:nth-child(even) { background: #f6f6f6; }
+img { max-width: 100%; height: auto; }
+figure { margin: 0; }
+.note, figcaption { color: #4a4a4a; font-size: .85rem; max-width: 50rem; }
+nav a { margin-right: 1rem; }
+@media print { body { max-width: none; font-size: 11px; } nav { display: none; }
+  section { break-inside: avoid; } table { font-size: 8px; } th, td { padding: .1rem .3rem; } }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        title: heading.
+        body: HTML.
+    """
+
+    title: str
+    body: str
+
+
+def table_section(title: str, frame: pd.DataFrame, caption: str = "") -> Section:
+    """A table with its caption (plain text, paragraphs apart by empty lines) and notes."""
+    return Section(title, paragraphs(caption) + to_html(frame))
+
+
+def figure_section(title: str, image: Path, caption: str = "") -> Section:
+    """A PNG, put into the page, with its caption.
+
+    Raises:
+        UserError: the image is missing.
+    """
+    try:
+        data = base64.b64encode(image.read_bytes()).decode()
+    except FileNotFoundError:
+        raise UserError(f"{image}: no such file") from None
+    picture = f'<img alt="{html.escape(title, quote=True)}" src="data:image/png;base64,{data}">'
+    return Section(title, f"<figure>{picture}<figcaption>{paragraphs(caption)}</figcaption></figure>\n")
+
+
+def list_section(title: str, markdown: Sequence[str], caption: str = "") -> Section:
+    """Sentences of ``readme.sentences`` as a list."""
+    points = "".join(f"<li>{_inline(line.removeprefix('- '))}</li>\n" for line in markdown)
+    return Section(title, f"{paragraphs(caption)}<ul>\n{points}</ul>\n")
+
+
+def caption(path: Path) -> str:
+    """The text of a caption in reStructuredText that has nothing but paragraphs and literals.
+
+    Raises:
+        UserError: the file is missing.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    return text.strip()
+
+
+def paragraphs(text: str) -> str:
+    """Plain text as HTML paragraphs; ``code`` and **strong** are understood."""
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
+    return "".join(f"<p>{_inline(part)}</p>\n" for part in parts)
+
+
+def _inline(text: str) -> str:
+    escaped = html.escape(text, quote=False)
+    escaped = re.sub(r"``?([^`]+)``?", r"<code>\1</code>", escaped)
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escaped)
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """A complete HTML document without links to anything outside it."""
+    names = [f"part-{index}" for index, _ in enumerate(sections, start=1)]
+    links = "".join(
+        f'<a href="#{name}">{html.escape(section.title)}</a>'
+        for name, section in zip(names, sections, strict=True)
+    )
+    body = "".join(
+        f'<section id="{name}">\n<h2>{html.escape(section.title)}</h2>\n{section.body}</section>\n'
+        for name, section in zip(names, sections, strict=True)
+    )
+    navigation = f"<nav>{links}</nav>\n" if len(sections) > 1 else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{navigation}{body}</body>\n</html>\n"
+    )
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Writes ``page``, atomically."""
+    write_text(path, page(title, sections))
+
+
+def write_table_page(frame: pd.DataFrame, path: Path, title: str) -> None:
+    """Writes one table as a page of its own, for a report that shows HTML files."""
+    write_page(path, title, [table_section(title, frame)])
