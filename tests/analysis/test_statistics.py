@@ -90,7 +90,7 @@ def test_one_seed_leaves_the_uncertainty_of_the_items() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_intervals_cover_the_truth_with_few_seeds(seeds: int) -> None:
-    # The plain percentile bootstrap covers 50 % (2 seeds) to 83 % (5); the stretched one has to come near 95 %.
+    # The plain percentile bootstrap covers 50 % (2 seeds) to 83 % (5); the stretched one comes near 95 %.
     generator, hits, plain, trials = rng(9), 0, 0, 400
     for _ in range(trials):
         scores = generator.normal(size=(seeds, 1)) + 0.05 * generator.normal(size=(1, 20))

@@ -10,15 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from troll.analysis.runs import BASE
-from troll.analysis.summaries import method_order, variant_of
+from troll.analysis.summaries import method_order
 from troll.files import atomic_path
 
 # Okabe-Ito hues, darkened or lightened so that neighbours differ in lightness too and survive a grey print.
 _COLOURS = {BASE: "#6b6b6b", "clip": "#e8710a", "troll": "#0b4f8a"}
-_FURTHER = ("#009e73", "#cc79a7", "#56b4e9", "#b8860b", "#882255", "#000000")
+_FURTHER = ("#56b4e9", "#cc79a7", "#009e73", "#b8860b", "#882255", "#000000")
 _DASHES = {"clip": (0, (4, 1.6)), "troll": "solid"}
 _FURTHER_DASHES = ((0, (6, 1.5, 1.2, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_VARIANT_COLOURS = ("#56b4e9", "#cc79a7", "#009e73", "#b8860b", "#882255", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _SETTINGS = {
@@ -67,22 +66,16 @@ class Look:
         """Assigns looks in the order of ``method_order``, whatever order the names come in."""
         self.methods = sorted(set(trust_regions) - {BASE}, key=method_order)
         self._of: dict[str, dict[str, Any]] = {BASE: {"color": _COLOURS[BASE], "linestyle": ":"}}
-        others = variants = 0
+        further = 0
         for index, name in enumerate(self.methods):
             if name in _COLOURS:
                 look: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
-            elif variant_of(name) in _COLOURS:
-                look = {
-                    "color": _VARIANT_COLOURS[variants % len(_VARIANT_COLOURS)],
-                    "linestyle": _FURTHER_DASHES[variants % len(_FURTHER_DASHES)],
-                }
-                variants += 1
             else:
                 look = {
-                    "color": _FURTHER[others % len(_FURTHER)],
-                    "linestyle": _FURTHER_DASHES[others % len(_FURTHER_DASHES)],
+                    "color": _FURTHER[further % len(_FURTHER)],
+                    "linestyle": _FURTHER_DASHES[further % len(_FURTHER_DASHES)],
                 }
-                others += 1
+                further += 1
             self._of[name] = look | {"marker": MARKERS[index % len(MARKERS)]}
 
     def line(self, trust_region: str) -> dict[str, Any]:

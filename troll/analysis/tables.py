@@ -62,7 +62,8 @@ def main_table(
             (``troll-kl0.01`` is one; those are in ``ablation_table``).
 
     Returns:
-        The coordinates, seeds, planned, status, mixed, and for each of ``MAIN_METRICS`` mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, a ``reading``.
+        The coordinates, seeds, planned, status, mixed, and for each of ``MAIN_METRICS`` mean and ``_sd`` over
+        seeds; ``difference`` has ``_low``, ``_high`` and a ``reading``.
         Shares are between 0 and 1, KL and entropy are in nats.
 
     Raises:

@@ -1,0 +1,165 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+import yaml
+
+from troll.analysis.claims import Claim, Judged, judge, read_claims, to_markdown, write_claims
+from troll.analysis.runs import Collected, read_directories
+from troll.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def claim(**changes: object) -> Claim:
+    entry = {
+        "id": "c",
+        "sentence": "S",
+        "place": "P",
+        "method": "troll",
+        "baseline": "clip",
+        "metric": "pass@1",
+        "direction": "higher",
+    }
+    return Claim.model_validate(entry | changes)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """Of 60 problems troll solves 15 more than clip in gentle and 15 fewer in stale; 3 seeds."""
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    solved = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 30, ("troll", "stale"): 15}
+    dirs = [
+        synthetic.write_run(
+            root,
+            "chains",
+            method,
+            "grpo",
+            condition,
+            seed,
+            batches=4,
+            table=np.repeat(np.arange(60) < count, 8).reshape(60, 8),
+        )
+        for (method, condition), count in solved.items()
+        for seed in range(3)
+    ]
+    base = synthetic.write_base(root, "chains", table=np.repeat(np.arange(60) < 20, 8).reshape(60, 8))
+    return read_directories(dirs, [base])
+
+
+def verdict(known: Collected, **changes: object) -> Judged:
+    return judge([claim(**changes)], known.runs, known.items)[0]
+
+
+GENTLE, STALE = {"condition": ["gentle"]}, {"condition": ["stale"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"where": GENTLE}, "supported"),
+        ({"where": GENTLE, "margin": 0.1}, "supported"),
+        ({"where": GENTLE, "margin": 0.25}, "inconclusive"),
+        ({"where": GENTLE, "margin": 0.5}, "contradicted"),
+        ({"where": STALE}, "contradicted"),
+        ({"where": STALE, "direction": "lower"}, "supported"),
+        ({"where": GENTLE, "direction": "lower"}, "contradicted"),
+        ({}, "contradicted"),
+        ({"where": GENTLE, "direction": "equivalent", "margin": 0.5}, "supported"),
+        ({"where": GENTLE, "direction": "equivalent", "margin": 0.05}, "contradicted"),
+        ({"where": GENTLE, "direction": "equivalent", "margin": 0.25}, "inconclusive"),
+        ({"where": GENTLE, "least_seeds": 4}, "inconclusive"),
+        ({"where": {"model": ["Qwen3-*"]}}, "not run"),
+        ({"method": "gspo-clip"}, "not run"),
+        ({"baseline": "gspo-clip"}, "not run"),
+        ({"metric": "no such metric"}, "not run"),
+        ({"baseline": "base", "where": GENTLE}, "supported"),
+        ({"metric": "drop", "direction": "lower", "where": STALE}, "supported"),
+        ({"metric": "kl", "direction": "lower"}, "supported"),
+        ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported"),
+        ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported"),
+    ],
+)
+def test_verdicts(known: Collected, changes: dict[str, object], expected: str) -> None:
+    assert verdict(known, **changes).verdict == expected
+
+
+def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
+    judged = verdict(known)
+    assert [part.setting for part in judged.evidence] == [
+        "testbed / tiny / chains / gentle / grpo",
+        "testbed / tiny / chains / stale / grpo",
+    ]
+    assert [part.interval.estimate for part in judged.evidence] == pytest.approx([0.25, -0.25])
+    assert judged.reason == "holds in 1 of 2 settings, its opposite in 1"
+    assert "3 seeds in" in verdict(known, least_seeds=4).reason
+
+
+def test_ledger_files(tmp_path: Path, known: Collected) -> None:
+    table = tmp_path / "runs.parquet"
+    table.write_bytes(b"x")
+    judged = judge([claim(), claim(id="d", method="gspo")], known.runs, known.items)
+    paths = write_claims(judged, known.runs, [table], tmp_path / "claims")
+    text = paths[0].read_text()
+    assert text.startswith("2 claims: 0 supported, 1 contradicted, 0 inconclusive, 1 not run.")
+    assert "| S (`c`) | **contradicted** | holds in 1 of 2 settings, its opposite in 1 | P |" in text
+    ledger = json.loads(paths[1].read_text())
+    assert ledger["inputs"]["runs.parquet"].startswith("2d711642")
+    assert ledger["digests"]["source"] == ["5" * 64]
+    assert [entry["verdict"] for entry in ledger["claims"]] == ["contradicted", "not run"]
+    assert ledger["claims"][0]["evidence"][0]["seeds"] == 3
+    first = [path.read_bytes() for path in paths]
+    assert [
+        path.read_bytes() for path in write_claims(judged, known.runs, [table], tmp_path / "claims")
+    ] == first
+
+
+def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) -> None:
+    claims = read_claims([ROOT / "workflow/config/claims.yaml"])
+    judged = {one.claim.id: one for one in judge(claims, known.runs, known.items)}
+    assert judged["better-final-success-qwen3-dapo"].verdict == "not run"
+    assert judged["testbed-stale-better"].verdict == "contradicted"
+    assert to_markdown(list(judged.values())).count("**not run**") == sum(
+        not name.startswith("testbed") for name in judged
+    )
+
+
+def test_no_runs_at_all_is_not_run(known: Collected) -> None:
+    assert judge([claim()], known.runs.iloc[:0], known.items.iloc[:0])[0].verdict == "not run"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1", "expected a list of claims, found dict"),
+        ("[", "not YAML"),
+        ("- {id: c}", r"claim c: sentence: Field required"),
+        ("- 3", r"claim 0: claim: "),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        read_claims([path])
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
+    entry = claim().model_dump()
+    mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    mine.write_text(yaml.safe_dump([entry]))
+    assert read_claims([mine])[0] == claim()
+    other.write_text(yaml.safe_dump([entry]))
+    with pytest.raises(UserError, match="claim c comes twice"):
+        read_claims([mine, other])
+    other.write_text(yaml.safe_dump([entry | {"margine": 1}]))
+    with pytest.raises(UserError, match="claim c: margine: Extra inputs"):
+        read_claims([other])
+    other.write_text(yaml.safe_dump([entry | {"direction": "better"}]))
+    with pytest.raises(UserError, match="claim c: direction"):
+        read_claims([other])
+    with pytest.raises(UserError, match="no such file"):
+        read_claims([tmp_path / "none.yaml"])

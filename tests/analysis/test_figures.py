@@ -1,0 +1,124 @@
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from troll.analysis.figures import (
+    ablation_figure,
+    final_figure,
+    main_figure,
+    projection_figure,
+    task_figure,
+)
+from troll.analysis.runs import read_directories
+from troll.analysis.style import Look, write_figure
+from troll.errors import UserError
+
+
+def thick(axes: mpl.axes.Axes) -> list[mpl.lines.Line2D]:
+    return [line for line in axes.lines if line.get_linewidth() > 1.5]
+
+
+def texts(figure: Figure) -> set[str]:
+    return {text.get_text() for axes in figure.axes for text in axes.texts}
+
+
+def test_main_figure_shows_the_means_of_every_setting(runs: pd.DataFrame) -> None:
+    figure = main_figure(runs)
+    assert len(figure.axes) == 8
+    titles = [axes.get_title() for axes in figure.axes[:4]]
+    assert titles == ["gentle · grpo", "gentle · dr-grpo", "stale · grpo", "stale · dr-grpo"]
+    panel = figure.axes[2]
+    clip, troll = thick(panel)
+    rows = runs[
+        (runs["task"] == "chains")
+        & (runs["condition"] == "stale")
+        & (runs["estimator"] == "grpo")
+        & (runs["metric"] == "success")
+    ]
+    for line, name in ((clip, "clip"), (troll, "troll")):
+        mean = rows[rows["trust_region"] == name].groupby("step")["value"].mean()
+        np.testing.assert_allclose(line.get_ydata(), mean)
+        np.testing.assert_allclose(line.get_xdata(), mean.index)
+    assert clip.get_linestyle() == "--" and troll.get_linestyle() == "-", "clip dashed, troll solid"
+    assert len([line for line in panel.lines if line.get_linewidth() == 0.5]) == 6, "a thin line per seed"
+    assert panel.get_ylim()[0] == 0
+
+
+def test_detailed_figures_have_a_row_per_setting(runs: pd.DataFrame) -> None:
+    figure = task_figure(runs, "chains")
+    assert len(figure.axes) == 4 * 5
+    kl = figure.axes[2]
+    assert kl.get_yscale() == "log"
+    lows = {axes.get_ylim() for axes in figure.axes[2::5]}
+    assert len(lows) == 1, "a column shares its axis"
+    tops = [max(line.get_ydata().max() for line in axes.lines) for axes in figure.axes[0::5]]
+    assert figure.axes[0].get_ylim()[1] >= max(tops), "nothing is cut off"
+
+
+def test_projection_figure_draws_the_bound_and_leaves_clip_out(runs: pd.DataFrame) -> None:
+    figure = projection_figure(runs, "chains")
+    after = figure.axes[2]
+    assert len(thick(after)) == 1
+    assert any(np.allclose(line.get_ydata(), synthetic.KL_BOUND) for line in after.lines)
+    assert figure.axes[1].get_ylim() == after.get_ylim(), "before and after on one scale"
+
+
+def test_missing_runs_are_said(runs: pd.DataFrame) -> None:
+    hole = (runs["condition"] == "stale") & (runs["task"] == "chains") & (runs["source"] != "test")
+    figure = main_figure(runs[~hole])
+    assert texts(figure) == {"no values"}
+
+
+def test_final_figure_is_ordered_and_has_intervals(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    figure = final_figure(runs, items)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["gentle · grpo", "gentle · dr-grpo", "stale · grpo", "stale · dr-grpo"]
+    bars = [line for line in figure.axes[0].lines if line.get_linewidth() == 1.8]
+    assert len(bars) == 8 and all(0 <= line.get_xdata()[0] < line.get_xdata()[1] <= 1 for line in bars)
+
+
+def test_ablation_figure_keeps_to_the_settings_with_variants(tmp_path: Path) -> None:
+    root = tmp_path / "testbed"
+    dirs, _ = synthetic.write_experiment(root, tasks=["chains"], seeds=1, batches=2, problems=4)
+    assert texts(ablation_figure(read_directories(dirs).runs)) == {"no runs"}
+    dirs.append(synthetic.write_run(root, "chains", "troll-kl0.01", "grpo", "stale", 0, batches=2))
+    figure = ablation_figure(read_directories(dirs).runs)
+    assert len(figure.axes) == 5
+    assert len(thick(figure.axes[0])) == 2, "the default and its variant, not clip"
+
+
+def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, runs: pd.DataFrame) -> None:
+    few = runs[(runs["estimator"] != "dr-grpo") & (runs["task"] == "chains")]
+    with mpl.rc_context({"axes.grid": False, "font.size": 30, "lines.linewidth": 9}):
+        first = write_figure(main_figure(few), tmp_path / "a/main")
+        assert mpl.rcParams["font.size"] == 30
+    second = write_figure(main_figure(few), tmp_path / "b/main")
+    assert [path.name for path in first] == ["main.pdf", "main.png"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    assert b"CreationDate" not in first[0].read_bytes()
+
+
+def test_several_models_are_not_drawn_into_one_panel(runs: pd.DataFrame) -> None:
+    with pytest.raises(UserError, match="model large and tiny"):
+        main_figure(pd.concat([runs, runs.assign(model="large")]))
+
+
+def test_methods_differ_in_colour_and_dashes_and_clip_and_troll_in_grey() -> None:
+    names = ["clip", "troll", "troll-kl0.01", "troll-k16", "gspo-clip", "quatro", "dppo"]
+    look = Look(names)
+    assert len({look.colour(name) for name in names}) == len(names)
+    styles = {(look.colour(name), str(look.line(name)["linestyle"])) for name in names}
+    assert len(styles) == len(names)
+
+    def grey(name: str) -> float:
+        return float(np.dot(to_rgb(look.colour(name)), (0.2126, 0.7152, 0.0722)))
+
+    assert abs(grey("clip") - grey("troll")) > 0.15
+    assert Look(names[::-1]).colour("quatro") == look.colour("quatro"), "whatever order the names come in"

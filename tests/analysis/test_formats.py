@@ -1,0 +1,96 @@
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from troll.analysis.formats import (
+    percent,
+    points,
+    significant,
+    to_html,
+    to_latex,
+    to_markdown,
+    write_table,
+)
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    frame = pd.DataFrame(
+        {
+            "model": ["tiny"] * 3,
+            "task": ["chains", "chains", "a_b & <c>"],
+            "trust_region": ["clip", "troll", "troll"],
+            "seeds": pd.array([5, 3, 0], dtype="Int64"),
+            "planned": pd.array([5, 5, 5], dtype="Int64"),
+            "status": ["run", "run", "not run"],
+            "mixed": [False, True, False],
+            "pass@1": [0.5, 0.6123, math.nan],
+            "pass@1_sd": [0.01, 0.0234, math.nan],
+            "difference": [math.nan, 0.1123, math.nan],
+            "difference_low": [math.nan, -0.01, math.nan],
+            "difference_high": [math.nan, 0.2, math.nan],
+            "kl": [0.0123456, 1.5e-5, math.nan],
+            "kl_sd": [0.0004, 2e-6, math.nan],
+        }
+    )
+    frame.attrs["notes"] = ["50 % of _this_."]
+    return frame
+
+
+def test_markdown_merges_numbers_with_their_spread(table: pd.DataFrame) -> None:
+    assert to_markdown(table).splitlines() == [
+        "| Task | Trust region | Seeds | pass@1 (%) | Δ pass@1 (points) | KL to old, late |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| chains | clip | 5 | 50.0 ± 1.0 | – | 0.0123 ± 0.0004 |",
+        "| chains | troll | 3 of 5 † | 61.2 ± 2.3 | +11.2 [−1.0, +20.0] | 1.5e-5 ± 2.0e-6 |",
+        "| a_b & <c> | troll | 0 of 5 | not run | – | – |",
+        "",
+        "50 % of _this_.",
+    ]
+
+
+def test_the_model_is_shown_when_there_are_several(table: pd.DataFrame) -> None:
+    table["model"] = ["tiny", "small", "small"]
+    assert to_markdown(table).startswith("| Model | Task |")
+
+
+def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
+    text = to_latex(table)
+    assert text.startswith("\\begin{tabular}{llrrrr}\n\\toprule\n")
+    assert r"a\_b \& $<$c$>$ & troll & 0 of 5 & not run & -- & -- \\" in text
+    assert r"+11.2 [$-$1.0, +20.0]" in text and r"61.2 $\pm$ 2.3" in text
+    assert text.count(r"\midrule") == 2, "below the head and between tasks"
+    assert r"50 \% of \_this\_." in text
+
+
+def test_html_is_escaped(table: pd.DataFrame) -> None:
+    text = to_html(table)
+    assert '<td class="text">a_b &amp; &lt;c&gt;</td>' in text
+    assert '<td class="number">61.2 ± 2.3</td>' in text
+
+
+def test_empty_tables_say_so() -> None:
+    frame = pd.DataFrame()
+    assert (
+        to_markdown(frame) == "No runs.\n" and "No runs." in to_html(frame) and "no runs" in to_latex(frame)
+    )
+    frame.attrs["notes"] = ["No variants of troll were run."]
+    assert to_markdown(frame) == "No variants of troll were run.\n"
+
+
+def test_three_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> None:
+    paths = write_table(table, tmp_path / "tables/main.v1")
+    assert [path.name for path in paths] == ["main.v1.csv", "main.v1.md", "main.v1.tex"]
+    back = pd.read_csv(paths[0])
+    assert back["kl"][0] == 0.0123456 and list(back) == list(table)
+    first = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write_table(table, tmp_path / "tables/main.v1")] == first
+
+
+def test_number_formats() -> None:
+    assert [percent(x) for x in (0.1234, 1.0, -0.05)] == ["12.3", "100.0", "−5.0"]
+    assert [points(x) for x in (0.1, -0.1, 0.0, -0.0001)] == ["+10.0", "−10.0", "0.0", "0.0"]
+    shown = [significant(x) for x in (0, 0.123456, 12.3456, 1234.5, 0.001, 1.24e-7, -0.5)]
+    assert shown == ["0", "0.123", "12.3", "1234", "0.00100", "1.2e-7", "−0.500"]

@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from troll.analysis.readme import blocks, check, render, sentences, update
+from troll.analysis.runs import read_directories
+from troll.analysis.tables import main_table
+from troll.errors import UserError
+
+TEXT = """# Title
+<!-- generated:results-table -->
+old
+<!-- /generated -->
+tail <!-- generated:x -->
+"""
+
+
+def told(tmp_path: Path, solved: dict[tuple[str, str], tuple[int, ...]], base: int = 20) -> list[str]:
+    """Sentences about runs in which the first so many of 60 problems pass, by method and condition."""
+    root = tmp_path / "testbed"
+
+    def table(count: int) -> np.ndarray:
+        return np.repeat(np.arange(60) < count, 8).reshape(60, 8)
+
+    dirs = [
+        synthetic.write_run(root, "chains", method, "grpo", condition, seed, batches=2, table=table(count))
+        for (method, condition), counts in solved.items()
+        for seed, count in enumerate(counts)
+    ]
+    collected = read_directories(dirs, [synthetic.write_base(root, "chains", table=table(base))])
+    return sentences(main_table(collected.runs, collected.items), collected.items)
+
+
+def test_words_follow_from_the_numbers(tmp_path: Path) -> None:
+    lines = told(
+        tmp_path,
+        {
+            ("clip", "gentle"): (30, 31, 32, 30, 31),
+            ("troll", "gentle"): (45, 46, 47, 45, 46),
+            ("clip", "stale"): (5, 5, 5, 5, 5),
+            ("troll", "stale"): (6, 5, 4, 5, 6),
+        },
+    )
+    assert lines[0].endswith("(task × condition × estimator): higher in 1, no clear difference in 1.")
+    assert lines[1].startswith("- **gentle**: +25.0 points [+14.") and "base 33.3 %" in lines[1]
+    assert "late KL to the old policy" in lines[2]
+    assert "- Against the base model, clip under stale ends below it in 1 of 1 setting." in lines
+    assert "- Against the base model, troll under stale ends below it in 1 of 1 setting." in lines
+    assert not any("under gentle" in line or "cannot tell" in line for line in lines)
+
+
+def test_a_worse_method_is_called_lower(tmp_path: Path) -> None:
+    lines = told(tmp_path, {("clip", "gentle"): (50,) * 5, ("troll", "gentle"): (30,) * 5})
+    assert "lower in 1" in lines[0] and "higher" not in lines[0]
+
+
+def test_few_seeds_are_said(tmp_path: Path) -> None:
+    lines = told(tmp_path, {("clip", "gentle"): (30, 40), ("troll", "gentle"): (45, 46)})
+    assert "no clear difference in 1" in lines[0]
+    assert lines[-1].startswith("- 2 seeds per setting: the intervals are wide.")
+
+
+def test_missing_comparisons_are_said(tmp_path: Path) -> None:
+    lines = told(tmp_path, {("clip", "gentle"): (30,) * 5})
+    assert lines == ["- No comparison of troll with clip has been run."]
+
+
+def test_blocks_replace_what_is_between_the_markers() -> None:
+    text = render(TEXT, {"results-table": "| a |\n"})
+    assert text == (
+        "# Title\n<!-- generated:results-table -->\n\n| a |\n\n<!-- /generated -->\n"
+        "tail <!-- generated:x -->\n"
+    )
+    assert render(text, {"results-table": "| a |\n"}) == text
+
+
+def test_check_shows_the_difference_and_update_removes_it(
+    tmp_path: Path, runs: pd.DataFrame, items: pd.DataFrame
+) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(TEXT)
+    generated = blocks(main_table(runs, items), items)
+    difference = check(path, generated)
+    assert "-old" in difference and "+| Task | Condition | Estimator |" in difference
+    assert path.read_text() == TEXT, "checking does not write"
+    assert update(path, generated) and not update(path, generated)
+    assert check(path, generated) == ""
+    path.write_text(path.read_text().replace("higher", "much higher"))
+    assert "much higher" in check(path, generated)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\n<!-- generated:tabel -->\n<!-- /generated -->", r"README.md:2: no generated block 'tabel'"),
+        ("<!-- generated:t -->\n", r"README.md:1: block t is not closed"),
+        ("<!-- generated:t -->\n<!-- generated:t -->\n", r"README.md:2: block t of line 1 is not closed"),
+        ("<!-- /generated -->\n", r"README.md:1: .* without an opening marker"),
+    ],
+)
+def test_wrong_markers_are_named(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        render(text, {"t": ""})
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"README\.md: no such file"):
+        check(tmp_path / "README.md", {})

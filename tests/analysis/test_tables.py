@@ -1,0 +1,241 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from troll.analysis.runs import Collected, read_directories
+from troll.analysis.summaries import cells, curve, method_order, per_run, variant_of
+from troll.analysis.tables import ablation_table, certificate_table, comparison_table, main_table, test_table
+from troll.errors import UserError
+
+# pytest would take the imported function for a test.
+status_table, test_table = test_table, None
+
+PROBLEMS = 60
+
+
+def passing(problems: int) -> np.ndarray:
+    """The first problems pass always, the others never."""
+    return np.repeat(np.arange(PROBLEMS) < problems, 8).reshape(PROBLEMS, 8)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Collected:
+    """Chains, three seeds: troll solves 10 problems more than clip in gentle, 3 fewer in stale."""
+    root = tmp_path / "testbed"
+    solved = {
+        ("clip", "gentle"): (30, 31, 32),
+        ("troll", "gentle"): (40, 41, 42),
+        ("clip", "stale"): (9, 9, 9),
+        ("troll", "stale"): (6, 6, 6),
+    }
+    dirs = [
+        synthetic.write_run(
+            root, "chains", method, "grpo", condition, seed, batches=4, table=passing(counts[seed])
+        )
+        for (method, condition), counts in solved.items()
+        for seed in range(3)
+    ]
+    return read_directories(dirs, [synthetic.write_base(root, "chains", table=passing(20))])
+
+
+def row(frame: pd.DataFrame, **where: str) -> pd.Series:
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1
+    return frame.iloc[0]
+
+
+def test_known_numbers_give_the_known_table(known: Collected) -> None:
+    table = main_table(known.runs, known.items)
+    assert list(table["trust_region"]) == ["base", "clip", "troll", "clip", "troll"]
+    assert list(table["status"]) == ["run"] * 5
+    troll = row(table, trust_region="troll", condition="gentle")
+    assert troll["seeds"] == 3
+    assert troll["pass@1"] == pytest.approx(41 / 60) and troll["pass@8"] == pytest.approx(41 / 60)
+    assert troll["pass@1_sd"] == pytest.approx(1 / 60)
+    assert troll["difference"] == pytest.approx(10 / 60)
+    # Every seed gains the same, so the interval is that of ten gains among sixty problems: p ± 1.96 se.
+    half = 1.96 * math.sqrt(1 / 6 * 5 / 6 / 60)
+    assert troll["difference_low"] == pytest.approx(1 / 6 - half, abs=0.02)
+    assert troll["difference_high"] == pytest.approx(1 / 6 + half, abs=0.02)
+    assert troll["reading"] == "higher"
+    assert row(table, trust_region="troll", condition="stale")["reading"] == "no clear difference"
+    clip = row(table, trust_region="clip", condition="gentle")
+    assert math.isnan(clip["difference"]) and clip["reading"] == ""
+    base = row(table, trust_region="base")
+    assert base["pass@1"] == pytest.approx(20 / 60) and pd.isna(base["seeds"])
+
+
+def test_training_columns_are_late_means_over_seeds(known: Collected) -> None:
+    table, runs = main_table(known.runs, known.items), known.runs
+    clip = row(table, trust_region="clip", condition="gentle")
+    chosen = runs[(runs["trust_region"] == "clip") & (runs["condition"] == "gentle")]
+
+    def by_hand(metric: str, first_step: int) -> list[float]:
+        rows = chosen[(chosen["metric"] == metric) & (chosen["step"] >= first_step)]
+        return [float(part["value"].mean()) for _, part in rows.groupby("seed")]
+
+    # 4 batches of 8 steps: the last third begins at step 22, the last tenth at step 29; success is at 25.
+    assert clip["kl"] == pytest.approx(np.mean(by_hand("kl_to_old", 22)))
+    assert clip["kl_sd"] == pytest.approx(np.std(by_hand("kl_to_old", 22), ddof=1))
+    assert clip["entropy"] == pytest.approx(np.mean(by_hand("entropy", 29)))
+    assert clip["final"] == pytest.approx(np.mean(by_hand("success", 25)))
+    success = chosen[chosen["metric"] == "success"]
+    assert clip["peak"] == pytest.approx(success.groupby("seed")["value"].max().mean())
+
+
+def test_pairing_uses_the_seeds_that_both_have(tmp_path: Path) -> None:
+    root = tmp_path / "testbed"
+    counts = {("clip", 0): 10, ("clip", 1): 50, ("troll", 1): 55, ("troll", 2): 60}
+    dirs = [
+        synthetic.write_run(root, "chains", method, "grpo", "gentle", seed, batches=1, table=passing(solved))
+        for (method, seed), solved in counts.items()
+    ]
+    collected = read_directories(dirs)
+    troll = row(main_table(collected.runs, collected.items), trust_region="troll")
+    assert troll["difference"] == pytest.approx(5 / 60), "seed 1 only"
+    assert troll["pass@1"] == pytest.approx(115 / 120), "all seeds of the method"
+
+
+def test_planned_missing_and_skipped_rows_are_shown(known: Collected) -> None:
+    keys = ("model", "task", "trust_region", "estimator", "condition")
+    planned = [
+        dict(zip(keys, ("tiny", task, method, "grpo", condition), strict=True)) | {"seed": seed}
+        for task in ("chains", "functions")
+        for method in ("clip", "troll", "gspo")
+        for condition in ("gentle", "stale")
+        for seed in range(5)
+    ]
+    table = main_table(
+        known.runs, known.items, expected=planned, skipped={"functions": "bubblewrap is missing"}
+    )
+    assert row(table, task="chains", trust_region="gspo", condition="stale")["status"] == "not run"
+    assert row(table, task="chains", trust_region="clip", condition="stale")["planned"] == 5
+    functions = table[table["task"] == "functions"]
+    assert len(functions) == 7 and set(functions["status"]) == {"skipped"}
+    notes = " ".join(table.attrs["notes"])
+    assert "Task functions: skipped, because bubblewrap is missing." in notes
+    assert "2 of 14 rows have not been run." in notes
+    assert "over 3 seeds" in notes
+
+
+def test_holes_show_without_a_plan(known: Collected) -> None:
+    runs = known.runs
+    hole = (runs["trust_region"] == "troll") & (runs["condition"] == "stale")
+    table = main_table(runs[~hole], known.items)
+    assert row(table, trust_region="troll", condition="stale")["status"] == "not run"
+
+
+def test_mixed_runs_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "testbed"
+    dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "gentle", s, batches=1) for s in range(2)]
+    odd = {"environment": "9" * 64}
+    dirs.append(synthetic.write_run(root, "chains", "clip", "grpo", "gentle", 2, batches=1, digests=odd))
+    collected = read_directories(dirs, allow_mixed=True)
+    table = main_table(collected.runs, collected.items)
+    assert row(table, trust_region="clip")["mixed"]
+    assert "tiny/chains/clip/grpo/gentle/seed2" in table.attrs["notes"][-1]
+
+
+def test_comparison_puts_two_methods_side_by_side(known: Collected) -> None:
+    main = main_table(known.runs, known.items)
+    table = comparison_table(main)
+    gentle = row(table, condition="gentle")
+    assert [gentle["base"], gentle["baseline"], gentle["method"]] == pytest.approx([1 / 3, 31 / 60, 41 / 60])
+    assert gentle["difference_low"] == row(main, condition="gentle", trust_region="troll")["difference_low"]
+    assert gentle["seeds"] == 3 and gentle["reading"] == "higher"
+    unknown = comparison_table(main, method="gspo")
+    assert set(unknown["status"]) == {"not run"} and unknown["difference"].isna().all()
+
+
+def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> None:
+    root = tmp_path / "testbed"
+    dirs = sorted(path.parent for path in root.glob("runs/**/run.yaml"))
+    for variant, solved in (("troll-k16", 35), ("troll-kl0.25", 41), ("troll-kl0.01", 20)):
+        dirs.append(
+            synthetic.write_run(
+                root, "chains", variant, "grpo", "gentle", 0, batches=1, table=passing(solved)
+            )
+        )
+    collected = read_directories(dirs)
+    table = ablation_table(collected.runs, collected.items)
+    assert set(table["trust_region"]) == {"troll", "troll-kl0.01", "troll-kl0.25", "troll-k16"}
+    assert set(table["condition"]) == {"gentle"}
+    assert row(table, trust_region="troll-kl0.01")["difference"] == pytest.approx(-20 / 60)
+    assert "troll-k16" not in set(main_table(collected.runs, collected.items)["trust_region"])
+    empty = ablation_table(known.runs, known.items)
+    assert empty.empty and empty.attrs["notes"] == ["No variants of troll were run."]
+
+
+def test_certificate_takes_the_worst(known: Collected) -> None:
+    table = certificate_table(known.runs)
+    rows = known.runs[
+        (known.runs["trust_region"] == "troll")
+        & (known.runs["condition"] == "stale")
+        & (known.runs["source"] == "train")
+    ]
+    troll = row(table, trust_region="troll", condition="stale")
+    values = {name: part["value"] for name, part in rows.groupby("metric")}
+    assert troll["kl_violation_max"] == values["kl_violation_max"].max() == 1e-7
+    assert troll["kept_mass"] == values["kept_mass"].min()
+    assert troll["outside"] == pytest.approx(values["outside"].mean())
+    assert troll["kl_projected_max"] == synthetic.KL_BOUND
+    clip = row(table, trust_region="clip", condition="stale")
+    assert math.isnan(clip["kl_violation_max"]) and clip["ratio_max"] > 1
+
+
+def test_every_test_metric_has_a_column(runs: pd.DataFrame) -> None:
+    table = status_table(runs)
+    functions = row(table, task="functions", trust_region="troll", condition="stale", estimator="grpo")
+    assert functions["base/pass@1"] == pytest.approx(functions["pass@1"] + 0.02)
+    assert functions["status/passed"] + functions["status/wrong"] == pytest.approx(1)
+    assert row(table, task="chains", trust_region="base")["pass@1_sd"] != 0
+    assert math.isnan(row(table, task="chains", trust_region="base")["base/pass@1"])
+
+
+def test_two_experiments_are_not_averaged(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    other = runs.assign(experiment="paper")
+    with pytest.raises(UserError, match="experiment paper and testbed"):
+        main_table(pd.concat([runs, other]), items)
+
+
+def test_variants_are_known_by_their_numbers() -> None:
+    assert variant_of("troll-kl0.01") == "troll" and variant_of("troll-k16") == "troll"
+    assert variant_of("clip-0.28") == "clip"
+    assert variant_of("troll") is None and variant_of("troll-seq") is None and variant_of("gspo-clip") is None
+    names = ["troll-k256", "gspo-clip", "troll", "clip", "base", "troll-k16", "troll-seq", "clip-0.28"]
+    assert sorted(names, key=method_order) == [
+        "base",
+        "clip",
+        "clip-0.28",
+        "troll",
+        "troll-k16",
+        "troll-k256",
+        "gspo-clip",
+        "troll-seq",
+    ]
+
+
+def test_curves_are_steps_by_seeds(runs: pd.DataFrame) -> None:
+    cell = next(cell for cell in cells(runs) if cell.trust_region == "troll" and cell.condition == "gentle")
+    every = curve(cell.of(runs), "kl_to_old")
+    assert every.shape == (40, 3)
+    batches = curve(cell.of(runs), "kl_to_old", by_batch="mean")
+    assert list(batches.index) == [1, 9, 17, 25, 33]
+    np.testing.assert_allclose(batches.iloc[1], every.loc[9:16].mean())
+    np.testing.assert_allclose(
+        curve(cell.of(runs), "kl_to_old", by_batch="max").iloc[1], every.loc[9:16].max()
+    )
+    assert curve(cell.of(runs), "no such metric").empty
+
+
+def test_a_run_per_line(runs: pd.DataFrame) -> None:
+    table = per_run(runs)
+    assert len(table) == 2 * 2 * 2 * 2 * 3 + 2
+    assert table["run_id"].is_unique
+    stale = table[(table["condition"] == "stale") & (table["trust_region"] == "clip")]
+    assert (stale["drop"] > 0.1).all(), "the synthetic clip collapses"
