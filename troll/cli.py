@@ -1,6 +1,7 @@
 """The command line: one thin command for each arrow of the workflow, each runnable by hand.
 
-Heavy libraries are imported inside the commands, so that ``troll --help`` and the light commands start at once.
+Heavy libraries are imported inside the commands, so that ``troll --help`` and the light commands start at
+once.
 """
 
 import json
@@ -79,7 +80,8 @@ def check(experiment: Annotated[Path, typer.Argument(help="an experiment file")]
 def problems(config: Config, out: Out) -> None:
     """Write the problems of a task: train, validation and test.
 
-    Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out data
+    Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out
+    data
     """
     from troll.tasks.write import write_problems
 
@@ -170,6 +172,98 @@ def grade(
     from troll.evaluation.grading import grade as judge
 
     judge(task, samples, problems, out)
+
+
+Runs = Annotated[Path, typer.Option(help="the tidy table, runs.parquet")]
+Items = Annotated[Path, typer.Option(help="the table of test problems, items.parquet")]
+Expected = Annotated[str | None, typer.Option(help="coordinates of the planned runs, as JSON")]
+Skipped = Annotated[str, typer.Option(help="reasons by skipped task, as JSON")]
+
+
+@app.command()
+def collect(
+    directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
+    out: Out,
+    items: Annotated[Path, typer.Option(help="where to write the table of test problems")],
+    allow_mixed: Annotated[
+        bool, typer.Option(help="admit runs whose source, environment or data differ; rows are marked")
+    ] = False,
+) -> None:
+    """Collect runs into one tidy table.
+
+    Example: troll collect results/testbed/runs/*/*/*/*/*/* --out runs.parquet --items items.parquet
+    """
+    from troll.analysis.runs import collect as gather
+
+    runs = [path for path in directories if (path / "run.yaml").exists()]
+    bases = [path for path in directories if path not in runs]
+    gather(runs, out, base_dirs=bases, out_items=items, allow_mixed=allow_mixed)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="main, comparison, test, certificate or ablation")],
+    runs: Runs,
+    items: Items,
+    out: Annotated[Path, typer.Option(help="path without suffix")],
+    expected: Expected = None,
+    skipped: Skipped = "{}",
+) -> None:
+    """Make a table as CSV, Markdown, LaTeX and HTML."""
+    from troll.analysis.artefacts import evidence, make_table
+
+    planned = None if expected is None else json.loads(expected)
+    make_table(name, evidence(runs, items, expected=planned, skipped=_json(skipped)), out)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="main, final, ablation, learning or projection")],
+    runs: Runs,
+    items: Items,
+    out: Annotated[Path, typer.Option(help="path without suffix")],
+    task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
+) -> None:
+    """Make a figure as PDF and PNG."""
+    from troll.analysis.artefacts import evidence, make_figure
+
+    make_figure(name, evidence(runs, items), out, task)
+
+
+@app.command()
+def report(
+    config: Config,
+    out: Out,
+    targets: Annotated[list[str], typer.Argument(help="targets of the workflow to show")],
+) -> None:
+    """Make Snakemake's HTML report of finished targets."""
+    from troll.analysis.artefacts import make_report
+
+    make_report(config, targets, out)
+
+
+@app.command()
+def readme(
+    runs: Runs,
+    items: Items,
+    path: Annotated[Path, typer.Argument(help="the README")] = Path("README.md"),
+    check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
+) -> None:
+    """Write the generated blocks of the README from the tidy table.
+
+    Example: troll readme --runs results/testbed/runs.parquet --items results/testbed/items.parquet
+    """
+    from troll.analysis import readme as text
+    from troll.analysis.artefacts import evidence
+
+    given = evidence(runs, items)
+    generated = text.blocks(given.main(), given.items)
+    if check:
+        difference = text.check(path, generated)
+        if difference:
+            raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+    else:
+        text.update(path, generated)
 
 
 def main() -> None:

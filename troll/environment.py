@@ -14,6 +14,6 @@ _SETTINGS = {
 
 
 def quiet_libraries() -> None:
-    """Silences progress bars and advice of the libraries, before they are imported; a user's own setting stays."""
+    """Silences the libraries' progress bars and advice before they are imported; a user's settings stay."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

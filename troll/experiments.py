@@ -65,7 +65,8 @@ class Experiment(Settings):
     conditions: dict[str, dict[str, Any]] = Field(min_length=1)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
-    matrix: list[Block] = [Block()]
+    matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
+    allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
 
     def runs(self) -> list[Run]:
         """Every run of the matrix, each once, in the order of the file."""
@@ -98,7 +99,7 @@ class Experiment(Settings):
         return runs[run_id]
 
     def training_of(self, run: Run) -> Training:
-        """The training settings of a run: the experiment's, then model's, task's and condition's overrides."""
+        """The settings of a run: the experiment's, then the overrides of model, task and condition."""
         overrides = (
             self.models[run.model].training,
             self.tasks[run.task].training,
@@ -179,7 +180,7 @@ def _problems(experiment: Experiment) -> Iterator[str]:
                 yield f"{section}.{name}: {error}"
     for name, model in experiment.models.items():
         if model.hub is not None:
-            yield f"models.{name}.hub: hub models are not supported yet; leave it out for a model from scratch"
+            yield f"models.{name}.hub: hub models are not supported yet; leave it out"
     for number, block in enumerate(experiment.matrix):
         for section in sections:
             for name in getattr(block, section) or []:

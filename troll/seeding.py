@@ -11,7 +11,7 @@ SEED_BITS = 63
 
 
 def derive_seed(**coordinates: str | int) -> int:
-    """Derives a seed from named coordinates, for example ``derive_seed(task="chains", seed=0, split="train")``.
+    """Derives a seed from named coordinates, as in ``derive_seed(task="chains", seed=0)``.
 
     Args:
         **coordinates: names and values that identify the stream; their order does not matter.

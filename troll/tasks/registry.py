@@ -50,12 +50,12 @@ Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its problems, its grader, and (testbed only) flawed demonstrations.
+    r"""A task: its problems, its grader, and (testbed only) flawed demonstrations.
 
     Attributes:
         name: the name used in experiment files.
         summary: one line for people.
-        kind: ``math`` (answer in ``\\boxed{}``) or ``code`` (a function body, run in the sandbox).
+        kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox).
         answer_key: the field of a record that holds the reference answer.
         defaults: settings of the generator with their defaults.
         generate: (split, count, seed, settings) to problems; splits never overlap.

@@ -1,1 +1,1 @@
-
+"""Training: the trainer that joins the algorithms to TRL, base models, records."""

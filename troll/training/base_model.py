@@ -32,7 +32,7 @@ _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 def _encode(
     tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]
 ) -> list[dict[str, list[int]]]:
-    """Token ids with labels on the completion and its end only; prompt and completion are split as in sampling."""
+    """Token ids with labels on completion and end only; prompt and completion split as in sampling."""
     prompts = tokenizer([item.prompt for item in demonstrations], add_special_tokens=False).input_ids
     completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
     rows = []
@@ -107,7 +107,7 @@ def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path)
     trainer = Trainer(
         model=new_model(model_settings, tokenizer, seeds["model"]),
         args=arguments,
-        train_dataset=_encode(tokenizer, demonstrations),  # type: ignore[arg-type]
+        train_dataset=_encode(tokenizer, demonstrations),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=_IGNORED),
         callbacks=[ProgressCallback(config["run_id"], measure="loss", label="loss")],
     )

@@ -13,7 +13,8 @@ from troll.progress import clock, say
 
 COMPLETE = "complete.json"
 
-# Names in TRL's log, and ours. What is not listed here and not among the diagnostics stays out of the metrics.
+# Names in TRL's log, and ours. What is not listed here and not among the diagnostics stays out of the
+# metrics.
 _RENAMED: Mapping[str, str] = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -28,7 +29,7 @@ _PER_BATCH: Mapping[str, str] = {
 _DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
 
 
-class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+class ProgressCallback(TrainerCallback):
     """Prints a line now and then: what trains, its step, a measure, and the time left.
 
     Args:
@@ -74,7 +75,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]
         say(f"[train] {self._name}: {where}, {self._shown}, {clock(left)} left")
 
 
-class MetricsCallback(TrainerCallback):  # type: ignore[misc]
+class MetricsCallback(TrainerCallback):
     """Writes metrics.jsonl: one line for every optimiser step.
 
     On resume, lines after the checkpoint are dropped and the clock goes on where it was.
@@ -142,7 +143,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             lines.write(json.dumps(row) + "\n")
 
 
-class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
+class CheckpointCallback(TrainerCallback):
     """Marks a checkpoint as complete, with what is needed to go on from it.
 
     Args:

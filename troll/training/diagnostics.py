@@ -55,8 +55,8 @@ class Diagnostics:
         """The step's diagnostics; empties the accumulator.
 
         Returns:
-            Name to value: means over tokens under the metric's own name (``step`` as ``step_size``, ``ratio`` as
-            ``ratio_mean``), extremes as ``<name>_max`` or ``<name>_min``.
+            Name to value: means over tokens under the metric's own name (``step`` as ``step_size``, ``ratio``
+            as ``ratio_mean``), extremes as ``<name>_max`` or ``<name>_min``.
         """
         if self._tokens is None:
             return {}

@@ -1,8 +1,8 @@
 """Joins the sparse language-model head to a transformers model, the way TRL joins its fused head.
 
-TRL patches ``model.forward`` so that ``fused_lm_head=True`` returns log-probabilities of labels without holding
-the logits. The patch here adds ``sparse_lm_head=True``: it also returns the next-token distribution on a sparse
-support. Generation and TRL's own call are untouched.
+TRL patches ``model.forward`` so that ``fused_lm_head=True`` returns log-probabilities of labels without
+holding the logits. The patch here adds ``sparse_lm_head=True``: it also returns the next-token distribution
+on a sparse support. Generation and TRL's own call are untouched.
 """
 
 import functools
@@ -62,9 +62,9 @@ def _scatter(values: Tensor, mask: Tensor, fill: float) -> Tensor:
 def add_sparse_lm_head(model: Any, temperature: float) -> None:
     """Adds ``sparse_lm_head=True`` to ``model.forward``.
 
-    The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens, and
-    either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``keep`` and ``dropped_mass``
-    (choose the support here; call it without gradient).
+    The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
+    and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``keep`` and
+    ``dropped_mass`` (choose the support here; call it without gradient).
 
     Args:
         model: a transformers causal language model, before any wrapping (PEFT, DDP, FSDP).

@@ -1,4 +1,4 @@
-"""What a run was: written last, and read by the table step, which refuses to mix what does not belong together."""
+"""What a run was: written last, and read by the table step, which refuses to mix unlike runs."""
 
 import hashlib
 import importlib.metadata

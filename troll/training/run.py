@@ -99,8 +99,8 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
     train, validation = task.load(data / "train.jsonl"), task.load(data / "validation.jsonl")
     if len(train) < training.prompts_per_batch:
         raise UserError(
-            f"run {config['run_id']}: prompts_per_batch is {training.prompts_per_batch}, but task {task.name} has "
-            f"{len(train)} train problems; raise tasks.{task.name}.train"
+            f"run {config['run_id']}: prompts_per_batch is {training.prompts_per_batch}, but task "
+            f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
     tokenizer = load_tokenizer(base)
     trainer_directory = out / "trainer"

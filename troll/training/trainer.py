@@ -1,15 +1,15 @@
 """`TrustRegionTrainer`: TRL's GRPO trainer with the policy update of your choice.
 
-Rollouts, rewards, sharding, logging and checkpoints are TRL's. What the TROLL paper changes happens here: the old
-policy's sparse distribution travels in the rollout batch, advantages come from a named estimator, and the loss
-from a named trust region. PPO-clip runs through the same code and differs in the registry entry alone.
+Rollouts, rewards, sharding, logging and checkpoints are TRL's. What the TROLL paper changes happens here: the
+old policy's sparse distribution travels in the rollout batch, advantages come from a named estimator, and the
+loss from a named trust region. PPO-clip runs through the same code and differs in the registry entry alone.
 
 Deviations from TRL 1.16, on purpose:
 
-* token-mean divides by the tokens of the optimiser step itself; TRL's ``dapo`` divides by the average number of
-  tokens in the generation batch.
-* random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so that a resumed run
-  repeats an uninterrupted one whatever ran before.
+* token-mean divides by the tokens of the optimiser step itself; TRL's ``dapo`` divides by the average number
+  of tokens in the generation batch.
+* random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so that a resumed
+  run repeats an uninterrupted one whatever ran before.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ _UNSUPPORTED: Mapping[str, Any] = {
 _OLD_KEYS = ("old_token_ids", "old_support_log_probs", "old_tail_log_prob")
 
 
-class TrustRegionTrainer(GRPOTrainer):  # type: ignore[misc]
+class TrustRegionTrainer(GRPOTrainer):
     """A drop-in for `trl.GRPOTrainer` whose policy update is a named trust region.
 
     Args:
@@ -170,8 +170,8 @@ class TrustRegionTrainer(GRPOTrainer):  # type: ignore[misc]
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        # TRL calls this for the old policy, for the reference and for the loss; only the first is ours: there the
-        # support of every old distribution is chosen, in the same forward pass that gives the log-probs.
+        # TRL calls this for the old policy, for the reference and for the loss; only the first is ours: there
+        # the support of every old distribution is chosen, in the same forward pass that gives the log-probs.
         if model is not self.model or torch.is_grad_enabled():
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
@@ -243,7 +243,7 @@ class TrustRegionTrainer(GRPOTrainer):  # type: ignore[misc]
         return TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
 
     def _old_policy(self, model: Any, inputs: dict[str, Any]) -> TokenPolicy:
-        """The policy that sampled, from the rollout batch; on policy TRL stores none, and it is the new one."""
+        """The policy that sampled, from the rollout batch; on policy TRL stores none: it is the new one."""
         if "old_token_ids" not in inputs:
             with torch.no_grad():
                 self._old_distribution = []

@@ -54,7 +54,9 @@ def run_config(wildcards):
 
 
 def run_id(wildcards):
-    return "{model}/{task}/{trust_region}/{estimator}/{condition}/seed{seed}".format(**wildcards)
+    return "{model}/{task}/{trust_region}/{estimator}/{condition}/seed{seed}".format(
+        **wildcards
+    )
 
 
 def base_config(wildcards):
@@ -63,7 +65,9 @@ def base_config(wildcards):
 
 def task_config(wildcards):
     settings = EXPERIMENT.tasks[wildcards.task]
-    return as_json({"name": wildcards.task, **settings.model_dump(exclude={"training"})})
+    return as_json(
+        {"name": wildcards.task, **settings.model_dump(exclude={"training"})}
+    )
 
 
 def tokenizer_config(wildcards):
@@ -85,14 +89,22 @@ def task_of(wildcards):
 def max_tokens_of(wildcards):
     """The longest response that the place's model was trained to give."""
     kind, name = wildcards.place.split("/", 1)
-    runs = [EXPERIMENT.run(name)] if kind == "runs" else [run for run in RUNS if f"{run.model}/{run.task}" == name]
+    runs = (
+        [EXPERIMENT.run(name)]
+        if kind == "runs"
+        else [run for run in RUNS if f"{run.model}/{run.task}" == name]
+    )
     return max(EXPERIMENT.training_of(run).max_response_tokens for run in runs)
 
 
 def sample_seed(wildcards):
     """Seeds of evaluation do not depend on the method, so that methods can be compared sample by sample."""
     kind, name = wildcards.place.split("/", 1)
-    return resolve(EXPERIMENT, EXPERIMENT.run(name))["seeds"]["evaluation"] if kind == "runs" else 0
+    return (
+        resolve(EXPERIMENT, EXPERIMENT.run(name))["seeds"]["evaluation"]
+        if kind == "runs"
+        else 0
+    )
 
 
 def places():

@@ -35,7 +35,7 @@ rule sample:
 
 rule grade:
     input:
-        samples=rules.sample.output,
+        samples=rules.sample.output[0],
         problems=lambda wildcards: f"{ROOT}/data/{task_of(wildcards)}/test.jsonl",
     output:
         f"{ROOT}/{{place}}/grades.json",

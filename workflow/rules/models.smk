@@ -19,7 +19,7 @@ rule tokenizer:
 
 rule base_model:
     input:
-        tokenizer=rules.tokenizer.output,
+        tokenizer=rules.tokenizer.output[0],
     output:
         manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",
     log:

@@ -21,7 +21,7 @@ rule configure:
 
 rule train:
     input:
-        run=rules.configure.output,
+        run=rules.configure.output[0],
         base=rules.base_model.output.manifest,
         train=rules.problems.output.train,
         validation=rules.problems.output.validation,

@@ -102,7 +102,7 @@ def _chains(split: Split, count: int, seed: int, settings: Mapping[str, Any]) ->
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
-    """Problems of one split, as MATH-like records (problem, solution, answer, level = number of operations)."""
+    """Problems of one split, as MATH-like records; the level is the number of operations."""
     problems = []
     for number, chain in enumerate(_chains(split, count, seed, settings)):
         answer = str(chain.values[-1])
@@ -120,7 +120,9 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     ways = [("guess", guess), ("stop", stop), ("work", 1 - guess - stop)]
     demonstrations = []
     for _ in range(count):
-        chain = draw_any(lambda source: _draw(source, settings), lambda chain: chain.identity, "train", generator)
+        chain = draw_any(
+            lambda source: _draw(source, settings), lambda chain: chain.identity, "train", generator
+        )
         way, steps = weighted(generator, ways), len(chain.operations)
         if way == "guess":
             right = generator.random() < settings["guess_right"]

@@ -59,7 +59,11 @@ _FAMILIES: dict[int, list[tuple[str, str, str]]] = {
         ("x", "the quotient of x and {a}, rounded down, plus {b}", "x // {a} + {b}"),
         ("x, y", "the product of x and y, plus {a} times {b}", "x * y + {a} * {b}"),
         ("xs", "the number of items of xs from {a} on, times {b}", "sum(x >= {a} for x in xs) * {b}"),
-        ("xs", "the sorted items of xs, each plus {a} and times {b}", "[(x + {a}) * {b} for x in sorted(xs)]"),
+        (
+            "xs",
+            "the sorted items of xs, each plus {a} and times {b}",
+            "[(x + {a}) * {b} for x in sorted(xs)]",
+        ),
         ("x", "the larger of x plus {a} and {b}", "max(x + {a}, {b})"),
         ("x", "the smaller of {a} times x and {b}", "min({a} * x, {b})"),
         ("x, y", "the larger of x plus {a} and y plus {b}", "max(x + {a}, y + {b})"),
@@ -102,7 +106,9 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Function:
     if "<=" in expression:
         low, high = min(low, high), max(low, high)
     name, verb = generator.choice(_NAMES), generator.choice(_VERBS)
-    return Function(name, verb, signature, sentence.format(a=low, b=high), expression.format(a=low, b=high), level)
+    return Function(
+        name, verb, signature, sentence.format(a=low, b=high), expression.format(a=low, b=high), level
+    )
 
 
 def _functions(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Function]:
@@ -166,7 +172,9 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     ways.append(("right", 1 - settings["print"] - settings["other"]))
     demonstrations = []
     for _ in range(count):
-        function = draw_any(lambda source: _draw(source, settings), lambda item: item.identity, "train", generator)
+        function = draw_any(
+            lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
+        )
         way = weighted(generator, ways)
         expression = function.expression
         if way == "other":

@@ -1,5 +1,4 @@
-"""Splits that never overlap, whatever their sizes: what a problem asks decides where it belongs,
-not its wording."""
+"""Splits that never overlap: what a problem asks decides where it belongs, not its wording."""
 
 import hashlib
 import random

@@ -1,0 +1,143 @@
+# Everything below is a function of the tidy table, and of nothing else.
+
+TABLES = ["main", "comparison", "test", "certificate"]
+FIGURES = ["main", "final"]
+TASK_FIGURES = ["learning", "projection"]
+TASKS = list(dict.fromkeys(run.task for run in RUNS))
+
+
+rule collect:
+    input:
+        runs=[
+            f"{ROOT}/runs/{run.run_id}/{name}"
+            for run in RUNS
+            for name in ("manifest.json", "grades.json")
+        ],
+        base=[f"{ROOT}/{BASE}/{model}/{task}/grades.json" for model, task in BASES],
+    output:
+        runs=f"{ROOT}/runs.parquet",
+        problems=f"{ROOT}/items.parquet",
+    log:
+        f"{ROOT}/logs/collect.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        directories=[f"{ROOT}/{place}" for place in places()],
+        mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
+    message:
+        "collect {output.runs}"
+    shell:
+        "troll --log {log:q} collect {params.directories:q} --out {output.runs:q} --items {output.problems:q}"
+        " {params.mixed}"
+
+
+rule table:
+    input:
+        runs=rules.collect.output.runs,
+        problems=rules.collect.output.problems,
+    output:
+        report(
+            f"{ROOT}/tables/{{name}}.html",
+            caption="../report/{name}_table.rst",
+            category="Tables",
+            labels={"table": "{name}"},
+        ),
+        multiext(f"{ROOT}/tables/{{name}}", ".csv", ".md", ".tex"),
+    log:
+        f"{ROOT}/logs/table/{{name}}.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+        expected=as_json([{**vars(run)} for run in EXPERIMENT.runs()]),
+        skipped=as_json(SKIPPED),
+    message:
+        "table {wildcards.name}"
+    shell:
+        "troll --log {log:q} table {wildcards.name:q} --runs {input.runs:q} --items {input.problems:q}"
+        " --expected {params.expected:q} --skipped {params.skipped:q} --out {params.stem:q}"
+
+
+rule figure:
+    input:
+        runs=rules.collect.output.runs,
+        problems=rules.collect.output.problems,
+    output:
+        report(
+            f"{ROOT}/figures/{{name}}.png",
+            caption="../report/{name}_figure.rst",
+            category="Figures",
+            labels={"figure": "{name}"},
+        ),
+        f"{ROOT}/figures/{{name}}.pdf",
+    log:
+        f"{ROOT}/logs/figure/{{name}}.log",
+    wildcard_constraints:
+        name="|".join(FIGURES),
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+    message:
+        "figure {wildcards.name}"
+    shell:
+        "troll --log {log:q} figure {wildcards.name:q} --runs {input.runs:q} --items {input.problems:q}"
+        " --out {params.stem:q}"
+
+
+rule task_figure:
+    input:
+        runs=rules.collect.output.runs,
+        problems=rules.collect.output.problems,
+    output:
+        report(
+            f"{ROOT}/figures/{{name}}_{{task}}.png",
+            caption="../report/{name}_figure.rst",
+            category="Figures",
+            labels={"figure": "{name}", "task": "{task}"},
+        ),
+        f"{ROOT}/figures/{{name}}_{{task}}.pdf",
+    log:
+        f"{ROOT}/logs/task_figure/{{name}}_{{task}}.log",
+    wildcard_constraints:
+        name="|".join(TASK_FIGURES),
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+    message:
+        "figure {wildcards.name} of {wildcards.task}"
+    shell:
+        "troll --log {log:q} figure {wildcards.name:q} --task {wildcards.task:q} --runs {input.runs:q}"
+        " --items {input.problems:q} --out {params.stem:q}"
+
+
+ARTEFACTS = [
+    *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
+    *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),
+    *collect(f"{ROOT}/figures/{{name}}_{{task}}.png", name=TASK_FIGURES, task=TASKS),
+]
+
+
+rule artefacts:
+    input:
+        ARTEFACTS,
+
+
+# Snakemake makes its report from the records of finished jobs; this job asks it for the report of everything but
+# itself, so that the page is a target like any other.
+rule report:
+    input:
+        ARTEFACTS,
+    output:
+        f"{ROOT}/report.html",
+    log:
+        f"{ROOT}/logs/report.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        configuration=as_json(config),
+    message:
+        "report {output}"
+    shell:
+        "troll --log {log:q} report --config {params.configuration:q} --out {output:q} {input:q}"
