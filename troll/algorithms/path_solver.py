@@ -86,8 +86,10 @@ def solve_steps(log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float) -
         tolerance: a row is done when eps (1 - tolerance) <= KL <= eps.
 
     Raises:
-        UserError: a row of the old policy has no probability at all.
+        UserError: log_q holds +inf, or a row of the old policy has no probability at all.
     """
+    if bool((log_q == torch.inf).any()):
+        raise UserError("project: +inf in log_probs; give log-probabilities")
     log_p = log_p.masked_fill(log_p < LOG_ZERO, -torch.inf)
     scale = torch.logsumexp(log_p, dim=-1, keepdim=True)
     if bool((scale == -torch.inf).any()):

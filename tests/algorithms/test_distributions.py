@@ -1,0 +1,159 @@
+"""Sparse distributions: what is kept, what is pooled, and what two of them have in common."""
+
+import math
+
+import pytest
+import torch
+
+from troll.algorithms.distributions import (
+    DEFAULT_LOG_PROB,
+    SparseLogProbs,
+    align,
+    kl,
+    on_support,
+    sparsify,
+)
+from troll.errors import UserError
+
+P = torch.tensor([[0.5, 0.02, 0.3, 0.1, 0.08]], dtype=torch.float64)
+
+
+def test_keeps_the_most_probable_tokens_until_the_mass_is_reached():
+    sparse = sparsify(P.log(), keep=4, dropped_mass=0.15, normalised=True)
+    # 0.5, then 0.3 leave 0.2 > 0.15, so 0.1 is kept too; then only 0.1 is left.
+    assert sparse.token_ids.tolist() == [[0, 2, 3, -1]]
+    torch.testing.assert_close(
+        sparse.log_probs.exp(), torch.tensor([[0.5, 0.3, 0.1, 0.0]], dtype=torch.float64)
+    )
+    torch.testing.assert_close(sparse.tail_log_prob.exp(), torch.tensor([0.1], dtype=torch.float64))
+
+
+def test_keep_is_a_limit():
+    sparse = sparsify(P.log(), keep=2, dropped_mass=0.0)
+    assert sparse.token_ids.tolist() == [[0, 2]]
+    assert float(sparse.tail_log_prob.exp()) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("token", "expected"), [(1, [0, 1]), (2, [0, 2]), (0, [0, 2])])
+def test_the_sampled_token_is_always_kept_and_takes_a_slot(token, expected):
+    sparse = sparsify(P.log(), 2, 0.0, torch.tensor([token]))
+    assert sparse.token_ids.tolist() == [expected]
+
+
+def test_a_forced_token_beyond_the_mass_comes_last():
+    sparse = sparsify(P.log(), 5, 0.4, torch.tensor([[1, 3]]))
+    assert sparse.token_ids.tolist() == [[0, 2, 3, 1, -1]]
+    assert float(sparse.tail_log_prob.exp()) == pytest.approx(0.08)
+
+
+def test_small_dropped_masses_are_told_apart():
+    log_probs = torch.tensor([math.log1p(-2e-7), math.log(1.5e-7), math.log(0.5e-7)], dtype=torch.float64)
+    assert sparsify(log_probs, 3, 1e-7).token_ids.tolist() == [0, 1, -1]
+    assert sparsify(log_probs, 3, 1e-8).token_ids.tolist() == [0, 1, 2]
+    assert sparsify(log_probs, 3, 1e-6).token_ids.tolist() == [0, -1, -1]
+
+
+def test_the_tail_of_a_peaked_distribution_is_not_rounded_away():
+    """1 - (sum of kept) would be zero in float32; the pooled sum is exact."""
+    logits = torch.zeros(1, 1000)
+    logits[0, 3] = 40.0
+    sparse = sparsify(logits, keep=2)
+    assert float(sparse.tail_log_prob) == pytest.approx(-40 + math.log(999), rel=1e-6)
+
+
+def test_logits_and_log_probs_give_the_same():
+    logits = torch.randn(3, 4, 20, dtype=torch.float64)
+    one, other = sparsify(logits, 5), sparsify(logits.log_softmax(-1), 5, normalised=True)
+    assert torch.equal(one.token_ids, other.token_ids)
+    torch.testing.assert_close(one.atoms(), other.atoms())
+    torch.testing.assert_close(one.atoms().exp().sum(-1), torch.ones(3, 4, dtype=torch.float64))
+
+
+def test_gradient_through_kept_tokens_and_tail():
+    logits = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[3, 1, -1], [0, 8, 2]])
+
+    def through(x: torch.Tensor) -> torch.Tensor:
+        atoms = on_support(x, ids).atoms()
+        return torch.where(atoms > -torch.inf, atoms, 0.0)
+
+    assert torch.autograd.gradcheck(through, (logits,))
+
+
+def test_nothing_left_for_the_tail_gives_finite_gradients():
+    logits = torch.randn(2, 4, requires_grad=True)
+    sparse = sparsify(logits, keep=9, dropped_mass=0.0)
+    assert sparse.keep == 4 and (sparse.tail_log_prob == -torch.inf).all()
+    sparse.log_probs[:, 0].sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_masked_vocabulary_entries_are_not_kept():
+    logits = torch.tensor([[1.0, -math.inf, 0.5, -math.inf]])
+    sparse = sparsify(logits, keep=4, dropped_mass=0.0)
+    assert sparse.token_ids.tolist() == [[0, 2, -1, -1]] and sparse.tail_log_prob.item() == -math.inf
+
+
+def test_the_papers_constant_tail():
+    sparse = sparsify(P.log(), 2, 1e-5, tail="constant")
+    assert float(sparse.tail_log_prob) == pytest.approx(math.log(3) + DEFAULT_LOG_PROB)
+    assert not sparse.tail_log_prob.requires_grad
+
+
+def test_bad_arguments_are_refused():
+    for arguments, message in (
+        ({"keep": 0}, "keep=0"),
+        ({"keep": 1, "always_keep": torch.tensor([[0, 1]])}, "always_keep"),
+        ({"dropped_mass": -0.1}, "dropped_mass"),
+        ({"tail": "other"}, "tail='other'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sparsify(P.log(), **arguments)
+    with pytest.raises(UserError, match="must agree"):
+        SparseLogProbs(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3), torch.zeros(3))
+
+
+def sparse_of(probabilities: list[float], ids: list[int]) -> SparseLogProbs:
+    return on_support(
+        torch.tensor([probabilities], dtype=torch.float64).log(), torch.tensor([ids]), normalised=True
+    )
+
+
+def test_pooling_aligns_on_what_both_keep():
+    a = sparse_of([0.4, 0.3, 0.2, 0.1], [0, 1])
+    b = sparse_of([0.1, 0.2, 0.3, 0.4], [3, 1, -1])
+    q, p = align(a, b)
+    assert torch.equal(q.token_ids, p.token_ids) and q.token_ids.tolist() == [[-1, 1]]
+    torch.testing.assert_close(q.atoms().exp(), torch.tensor([[0.0, 0.3, 0.7]], dtype=torch.float64))
+    torch.testing.assert_close(p.atoms().exp(), torch.tensor([[0.0, 0.2, 0.8]], dtype=torch.float64))
+    expected = 0.3 * math.log(0.3 / 0.2) + 0.7 * math.log(0.7 / 0.8)
+    assert float(kl(a, b)) == pytest.approx(expected)
+
+
+def test_supports_without_a_common_token_are_indistinguishable():
+    assert float(kl(sparse_of([0.9, 0.1], [0]), sparse_of([0.1, 0.9], [1]))) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_the_union_with_defaults_is_the_papers_arithmetic():
+    logits = torch.tensor([[3.0, 2.0, 0.0, -1.0, 1.0]], dtype=torch.float64)
+    a = sparsify(logits, 2, 0.0, tail="constant")
+    b = sparsify(logits.flip(-1), 3, 0.0, tail="constant")
+    q, p = align(a, b, missing="default")
+    assert torch.equal(q.token_ids, p.token_ids)
+    assert set(q.token_ids[0].tolist()) == {0, 1, 3, 4, -1}
+    for dense, sparse in ((a, q), (b, p)):
+        full = torch.full((5,), DEFAULT_LOG_PROB, dtype=torch.float64)
+        full[dense.token_ids[0]] = dense.log_probs[0]
+        used = sparse.token_ids[0] >= 0
+        torch.testing.assert_close(sparse.log_probs[0, used], full[sparse.token_ids[0, used]])
+        # Every token is either an atom or one of the defaults in the tail.
+        left = 5 - int(used.sum())
+        expected = DEFAULT_LOG_PROB + math.log(left) if left else -math.inf
+        assert float(sparse.tail_log_prob) == pytest.approx(expected)
+
+
+def test_rows_by_index_and_by_mask_are_the_same():
+    sparse = sparsify(torch.randn(2, 3, 10), 4)
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    one, other = sparse.rows(mask), sparse.rows(torch.tensor([0, 2, 5]))
+    assert torch.equal(one.atoms(), other.atoms()) and torch.equal(one.token_ids, other.token_ids)
