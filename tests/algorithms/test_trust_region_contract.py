@@ -1,0 +1,245 @@
+"""What every trust region promises, checked for each registered name."""
+
+import math
+
+import pytest
+import torch
+from policy_cases import Case, make_case
+from torch import Tensor
+
+from troll.algorithms.aggregation import AGGREGATIONS, aggregate
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.trust_regions import (
+    TRUST_REGIONS,
+    TokenLosses,
+    TokenPolicy,
+    TrustRegion,
+    make_trust_region,
+)
+from troll.algorithms.trust_regions.quatro import solve_duals
+from troll.errors import UserError
+
+RULES = sorted(TRUST_REGIONS)
+# Terms that pull the policy whatever the advantage says; off for tests of the policy gradient.
+PULLS = {"regression_weight": 0.0, "coefficient": 0.0}
+
+
+def region(name: str, **settings: float) -> TrustRegion:
+    return make_trust_region(name, **settings)
+
+
+def without_pull(name: str) -> TrustRegion:
+    known = TRUST_REGIONS[name].settings
+    return region(name, **{key: value for key, value in PULLS.items() if key in known})
+
+
+def call(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> TokenLosses:
+    advantages = case.advantages if advantages is None else advantages
+    return rule(case.new, case.old, advantages, case.mask, case.context if rule.needs_context else None)
+
+
+def loss_of(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tensor:
+    losses = call(rule, case, advantages)
+    return aggregate(losses.per_token, case.mask, rule.aggregation or "token-mean")
+
+
+def gradient(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tensor:
+    (result,) = torch.autograd.grad(loss_of(rule, case, advantages), case.logits)
+    return result
+
+
+def equal_rewards(case: Case) -> Case:
+    """For rules that learn from rewards: no reward differs, so no response is better than another."""
+    rewards = torch.ones_like(case.context.rewards)
+    context = type(case.context)(rewards, torch.ones_like(case.context.group_rewards))
+    return Case(**{**vars(case), "context": context})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_zero_advantage_gives_zero_policy_gradient(name):
+    case = equal_rewards(make_case())
+    result = gradient(without_pull(name), case, torch.zeros_like(case.advantages))
+    assert result.abs().max() == 0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_first_on_policy_step_is_the_policy_gradient(name):
+    case = make_case(shift=0.0)
+    rule = region(name)
+    advantages = case.advantages
+    if rule.needs_context:
+        # The reconstruction learns from rewards with a soft baseline of its own.
+        multiplier, log_z = solve_duals(case.context.group_rewards, 0.05)
+        advantages = (case.context.rewards - multiplier * log_z).unsqueeze(-1).expand_as(advantages)
+        signal = case.context.group_rewards.nan_to_num(0).std(-1) > 0
+        advantages = advantages * signal.unsqueeze(-1)
+    expected_loss = aggregate(-advantages * case.new.log_probs, case.mask, rule.aggregation or "token-mean")
+    (expected,) = torch.autograd.grad(expected_loss, case.logits)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(gradient(rule, case), expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_masked_positions_are_never_read(name):
+    """Rubbish at masked positions, NaN included, changes neither losses nor gradients nor metrics."""
+    case, rule = make_case(), region(name)
+    clean = call(rule, case)
+    (expected,) = torch.autograd.grad(clean.per_token.sum(), case.logits)
+    masked = case.mask == 0
+
+    def spoil(policy: TokenPolicy) -> TokenPolicy:
+        dist = policy.distribution
+        return TokenPolicy(
+            policy.log_probs.masked_fill(masked, math.nan),
+            SparseLogProbs(
+                dist.token_ids.masked_fill(masked.unsqueeze(-1), -1),
+                dist.log_probs.masked_fill(masked.unsqueeze(-1), math.nan),
+                dist.tail_log_prob.masked_fill(masked, math.nan),
+            ),
+            policy.entropy,
+            policy.token_ids,
+        )
+
+    context = case.context if rule.needs_context else None
+    spoilt = rule(
+        spoil(case.new), spoil(case.old), case.advantages.masked_fill(masked, math.nan), case.mask, context
+    )
+    (found,) = torch.autograd.grad(spoilt.per_token.sum(), case.logits)
+    assert torch.equal(spoilt.per_token, clean.per_token)
+    assert (clean.per_token[masked] == 0).all()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert (found[masked] == 0).all()
+    for key, value in clean.metrics.items():
+        assert torch.equal(spoilt.metrics[key], value), key
+        assert (value[masked] == 0).all(), key
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_batch_of_empty_responses_gives_zero(name):
+    case = make_case()
+    case.mask.zero_()
+    rule = region(name)
+    for aggregation in AGGREGATIONS:
+        losses = call(rule, case)
+        loss = aggregate(losses.per_token, case.mask, aggregation)
+        assert loss.item() == 0
+        (found,) = torch.autograd.grad(loss, case.logits)
+        assert (found == 0).all()
+        assert all((value == 0).all() for value in losses.metrics.values())
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_finite_in_bfloat16_on_extreme_inputs(name, scale):
+    """Logits in bfloat16 whose moves reach hundreds of nats, large advantages of both signs."""
+    case = make_case(dtype=torch.bfloat16, shift=scale, keep=4, seed=1)
+    case.advantages = case.advantages * 100
+    rule = region(name)
+    losses = call(rule, case)
+    assert losses.per_token.isfinite().all()
+    assert all(value.isfinite().all() for value in losses.metrics.values())
+    (found,) = torch.autograd.grad(aggregate(losses.per_token, case.mask, "token-mean"), case.logits)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_inputs_in_bfloat16_are_accepted(name):
+    """log-probs themselves in bfloat16, as an autocast head may give them."""
+    case, rule = make_case(shift=2.0), region(name)
+
+    def low(policy: TokenPolicy) -> TokenPolicy:
+        dist = policy.distribution
+        return TokenPolicy(
+            policy.log_probs.bfloat16(),
+            SparseLogProbs(dist.token_ids, dist.log_probs.bfloat16(), dist.tail_log_prob.bfloat16()),
+            None,
+            policy.token_ids,
+        )
+
+    context = case.context if rule.needs_context else None
+    losses = rule(low(case.new), low(case.old), case.advantages.bfloat16(), case.mask, context)
+    (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
+    assert found.isfinite().all() and losses.per_token.isfinite().all()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_common_metrics_are_the_same_measure_for_every_rule(name):
+    case = make_case()
+    metrics = call(region(name), case).metrics
+    on = case.mask.bool()
+    new, old = case.new, case.old
+    expected = kl_divergence(new.distribution.atoms(), old.distribution.atoms()).detach() * on
+    torch.testing.assert_close(metrics["kl_to_old"], expected)
+    torch.testing.assert_close(metrics["ratio"], ((new.log_probs - old.log_probs).exp() * on).detach())
+    torch.testing.assert_close(
+        metrics["kept_mass"], old.distribution.log_probs.exp().sum(-1) * on, rtol=1e-6, atol=1e-9
+    )
+    assert (metrics["kl_to_old_sampled"] >= 0).all()
+    assert set(metrics["outside"].unique().tolist()) <= {0.0, 1.0}
+    for key, value in metrics.items():
+        assert value.shape == case.mask.shape and not value.requires_grad, key
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
+    case, rule = make_case(), region(name)
+    case.old_logits.requires_grad_()
+    advantages = case.advantages.clone().requires_grad_()
+    old = case.policy(case.old_logits)
+    losses = rule(case.new, old, advantages, case.mask, case.context if rule.needs_context else None)
+    leaks = torch.autograd.grad(losses.per_token.sum(), (case.old_logits, advantages), allow_unused=True)
+    assert leaks == (None, None)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if not TRUST_REGIONS[n].needs_distribution])
+def test_rules_that_need_no_distribution_run_without(name):
+    case, rule = make_case(), region(name)
+    bare_new, bare_old = TokenPolicy(case.new.log_probs), TokenPolicy(case.old.log_probs)
+    losses = rule(
+        bare_new, bare_old, case.advantages, case.mask, case.context if rule.needs_context else None
+    )
+    assert losses.per_token.isfinite().all() and "kl_to_old" not in losses.metrics
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if TRUST_REGIONS[n].needs_distribution])
+def test_rules_that_need_distributions_say_so(name):
+    case = make_case()
+    with pytest.raises(UserError, match="needs the distributions"):
+        region(name)(TokenPolicy(case.new.log_probs), case.old, case.advantages, case.mask)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n.startswith("troll")])
+def test_a_sampled_token_that_was_not_kept_is_reported(name):
+    case = make_case(keep=3)
+    case.token_ids = (case.token_ids + 1) % 12
+    with pytest.raises(UserError, match="not among the kept"):
+        call(region(name), case)
+    with pytest.raises(UserError, match="token_ids is missing"):
+        new, old = (TokenPolicy(p.log_probs, p.distribution) for p in (case.new, case.old))
+        region(name)(new, old, case.advantages, case.mask)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_registry_entry_is_complete(name):
+    info = TRUST_REGIONS[name]
+    assert info.summary.endswith((".", ":"))
+    assert info.aggregation is None or info.aggregation in AGGREGATIONS
+    assert info.reconstruction == ("recon" in name)
+    if info.reconstruction:
+        assert "RECONSTRUCT" in info.summary
+    rule = make_trust_region(name, **{key: s.default for key, s in info.settings.items()})
+    assert rule.settings == make_trust_region(name).settings
+    rule.load_state_dict(rule.state_dict())
+
+
+def test_unknown_names_and_settings_get_the_nearest():
+    with pytest.raises(UserError, match=r"unknown name 'trol', did you mean 'troll'\?.*Known: .*clip"):
+        make_trust_region("trol")
+    with pytest.raises(UserError, match=r"unknown setting 'kl_bond', did you mean 'kl_bound'\?"):
+        make_trust_region("troll", kl_bond=0.1)
+    with pytest.raises(UserError, match=r"follow='kll' is not one of"):
+        make_trust_region("troll-adaptive", follow="kll")
+    with pytest.raises(UserError, match="needs the rewards"):
+        case = make_case()
+        make_trust_region("quatro-recon-gradient")(case.new, case.old, case.advantages, case.mask)
