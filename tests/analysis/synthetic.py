@@ -88,6 +88,7 @@ def metrics(rng: np.random.Generator, condition: str, method: str, batches: int)
                 "ratio_max": 1 + 10 * kl,
                 "outside": min(0.9, 2 * kl),
                 "kept_mass": 1 - 1e-5 * math.exp(rng.normal(0, 0.3)),
+                "kept_mass_min": 0.998 + 0.001 * rng.random(),
                 "time": {"wall_s": wall, "rollout_s": 0.02, "reward_s": 0.01, "update_s": 0.02},
             }
             if method.startswith("troll"):

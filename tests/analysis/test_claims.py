@@ -56,34 +56,36 @@ def verdict(known: Collected, **changes: object) -> Judged:
 GENTLE, STALE = {"condition": ["gentle"]}, {"condition": ["stale"]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"where": GENTLE}, "supported"),
-        ({"where": GENTLE, "margin": 0.1}, "supported"),
-        ({"where": GENTLE, "margin": 0.25}, "inconclusive"),
-        ({"where": GENTLE, "margin": 0.5}, "contradicted"),
-        ({"where": STALE}, "contradicted"),
-        ({"where": STALE, "direction": "lower"}, "supported"),
-        ({"where": GENTLE, "direction": "lower"}, "contradicted"),
-        ({}, "contradicted"),
-        ({"where": GENTLE, "direction": "equivalent", "margin": 0.5}, "supported"),
-        ({"where": GENTLE, "direction": "equivalent", "margin": 0.05}, "contradicted"),
-        ({"where": GENTLE, "direction": "equivalent", "margin": 0.25}, "inconclusive"),
-        ({"where": GENTLE, "least_seeds": 4}, "inconclusive"),
-        ({"where": {"model": ["Qwen3-*"]}}, "not run"),
-        ({"method": "gspo-clip"}, "not run"),
-        ({"baseline": "gspo-clip"}, "not run"),
-        ({"metric": "no such metric"}, "not run"),
-        ({"baseline": "base", "where": GENTLE}, "supported"),
-        ({"metric": "drop", "direction": "lower", "where": STALE}, "supported"),
-        ({"metric": "kl", "direction": "lower"}, "supported"),
-        ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported"),
-        ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported"),
-    ],
-)
-def test_verdicts(known: Collected, changes: dict[str, object], expected: str) -> None:
-    assert verdict(known, **changes).verdict == expected
+CASES: list[tuple[dict[str, object], str]] = [
+    ({"where": GENTLE}, "supported"),
+    ({"where": GENTLE, "margin": 0.1}, "supported"),
+    ({"where": GENTLE, "margin": 0.25}, "inconclusive"),
+    ({"where": GENTLE, "margin": 0.5}, "contradicted"),
+    ({"where": STALE}, "contradicted"),
+    ({"where": STALE, "direction": "lower"}, "supported"),
+    ({"where": GENTLE, "direction": "lower"}, "contradicted"),
+    ({}, "contradicted"),
+    ({"where": GENTLE, "direction": "equivalent", "margin": 0.5}, "supported"),
+    ({"where": GENTLE, "direction": "equivalent", "margin": 0.05}, "contradicted"),
+    ({"where": GENTLE, "direction": "equivalent", "margin": 0.25}, "inconclusive"),
+    ({"where": GENTLE, "least_seeds": 4}, "inconclusive"),
+    ({"where": {"model": ["Qwen3-*"]}}, "not run"),
+    ({"method": "gspo-clip"}, "not run"),
+    ({"baseline": "gspo-clip"}, "not run"),
+    ({"metric": "no such metric"}, "not run"),
+    ({"baseline": "base", "where": GENTLE}, "supported"),
+    ({"metric": "drop", "direction": "lower", "where": STALE}, "supported"),
+    ({"metric": "kl", "direction": "lower"}, "supported"),
+    ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported"),
+    ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported"),
+]
+
+
+def test_verdicts(known: Collected) -> None:
+    claims = [claim(id=f"c{index}", **changes) for index, (changes, _) in enumerate(CASES)]
+    judged = judge(claims, known.runs, known.items)
+    for one, (changes, expected) in zip(judged, CASES, strict=True):
+        assert one.verdict == expected, changes
 
 
 def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:

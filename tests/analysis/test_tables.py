@@ -181,7 +181,7 @@ def test_certificate_takes_the_worst(known: Collected) -> None:
     troll = row(table, trust_region="troll", condition="stale")
     values = {name: part["value"] for name, part in rows.groupby("metric")}
     assert troll["kl_violation_max"] == values["kl_violation_max"].max() == 1e-7
-    assert troll["kept_mass"] == values["kept_mass"].min()
+    assert troll["kept_mass_min"] == values["kept_mass_min"].min()
     assert troll["outside"] == pytest.approx(values["outside"].mean())
     assert troll["kl_projected_max"] == synthetic.KL_BOUND
     clip = row(table, trust_region="clip", condition="stale")
@@ -238,4 +238,4 @@ def test_a_run_per_line(runs: pd.DataFrame) -> None:
     assert len(table) == 2 * 2 * 2 * 2 * 3 + 2
     assert table["run_id"].is_unique
     stale = table[(table["condition"] == "stale") & (table["trust_region"] == "clip")]
-    assert (stale["drop"] > 0.1).all(), "the synthetic clip collapses"
+    assert (stale["drop"] > 0.05).all(), "the synthetic clip collapses"
