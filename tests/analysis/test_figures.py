@@ -105,9 +105,16 @@ def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, 
     assert b"CreationDate" not in first[0].read_bytes()
 
 
-def test_several_models_are_not_drawn_into_one_panel(runs: pd.DataFrame) -> None:
-    with pytest.raises(UserError, match="model large and tiny"):
-        main_figure(pd.concat([runs, runs.assign(model="large")]))
+def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.DataFrame) -> None:
+    few = runs[(runs["task"] == "chains") & (runs["estimator"] == "grpo")]
+    figure = main_figure(pd.concat([few, few.assign(model="large")]))
+    assert [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]] == [
+        "large · chains",
+        "tiny · chains",
+    ]
+    assert all(len(thick(axes)) == 2 for axes in figure.axes)
+    with pytest.raises(UserError, match="experiment paper and testbed"):
+        main_figure(pd.concat([runs, runs.assign(experiment="paper")]))
 
 
 def test_methods_differ_in_colour_and_dashes_and_clip_and_troll_in_grey() -> None:

@@ -68,6 +68,8 @@ PROJECTION = (
     Quantity("step_size", "mean step β", by_batch="mean"),
     Quantity("kept_mass", "mass left out", "log", by_batch="mean", complement=True),
 )
+_FLOOR = 1e-8
+"""Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
 Share = Literal["none", "row", "col"]
 Setting = tuple[str, str]
 """Condition and estimator."""
@@ -76,36 +78,33 @@ Setting = tuple[str, str]
 def main_figure(
     runs: pd.DataFrame, *, estimators: Sequence[str] | None = None, trust_regions: Sequence[str] | None = None
 ) -> Figure:
-    """Training success against optimiser steps: one row per task, one column per condition and estimator.
+    """Training success against steps: a row per model and task, a column per condition and estimator.
 
     Args:
-        runs: the tidy table of one experiment and model.
+        runs: the tidy table of one experiment.
         estimators: which; by default the two that have most runs.
         trust_regions: which; by default all that are no variants named by a setting.
     """
-    require_one(runs, "model")
-    model, shown, tasks = _model(runs), _methods(runs, trust_regions), _tasks(runs)
+    require_one(runs)
+    shown, bases = _methods(runs, trust_regions), _bases(runs)
     chosen = estimators or _commonest_estimators(runs, 2)
     settings = [setting for setting in _settings(runs) if setting[1] in chosen]
     success = _rows(runs, SUCCESS)
     with styled():
-        figure, grid = _grid(len(tasks), len(settings), width=2.15, height=1.75, sharey="row")
+        figure, grid = _grid(len(bases), len(settings), width=2.15, height=1.75, sharey="row")
         look = Look(shown)
-        for row, task in enumerate(tasks):
-            base = _base_score(runs, task)
+        for row, base in enumerate(bases):
+            before = _base_score(runs, base)
             for column, (condition, estimator) in enumerate(settings):
-                axes = grid[row, column]
-                drawn = _panel(
-                    axes, success, Cell(model, task, condition, estimator, ""), shown, look, SUCCESS
-                )
-                if base is not None and drawn:
-                    axes.axhline(base, linewidth=1.2, zorder=1.5, **look.line(BASE))
+                axes, place = grid[row, column], Cell(base.model, base.task, condition, estimator, "")
+                if _panel(axes, success, place, shown, look, SUCCESS) and before is not None:
+                    axes.axhline(before, linewidth=1.2, zorder=1.5, **look.line(BASE))
                 if row == 0:
                     axes.set_title(f"{condition} · {estimator}")
-                if row == len(tasks) - 1:
+                if row == len(bases) - 1:
                     axes.set_xlabel("optimiser steps")
                 if column == 0:
-                    axes.set_ylabel(f"{task}\ntraining success (%)")
+                    axes.set_ylabel(f"{_label(base, bases)}\ntraining success (%)")
             _limits(list(grid[row]), SUCCESS)
         legend(figure, look, base=True)
     return figure
@@ -123,8 +122,12 @@ def task_figure(
     Columns are the ``quantities`` that any run has; a column's panels share their vertical axis.
     """
     rows = runs[runs["task"] == task]
-    model, settings = _model(runs), _settings(rows)
-    places = [(Cell(model, task, *setting, ""), " · ".join(setting)) for setting in settings]
+    models, settings = sorted({base.model for base in _bases(rows)}), _settings(rows)
+    places = [
+        (Cell(model, task, *setting, ""), (f"{model}\n" if len(models) > 1 else "") + " · ".join(setting))
+        for model in models
+        for setting in settings
+    ]
     return _rows_figure(rows, places, _methods(rows, trust_regions), quantities)
 
 
@@ -151,7 +154,7 @@ def _rows_figure(
     quantities: Sequence[Quantity],
 ) -> Figure:
     """One row per place (with its label), one column per quantity that any run has."""
-    require_one(runs, "model")
+    require_one(runs)
     logged = set(runs["metric"])
     present = [quantity for quantity in quantities if quantity.metric in logged]
     with styled():
@@ -183,17 +186,17 @@ def final_figure(
     runs: pd.DataFrame, items: pd.DataFrame, *, trust_regions: Sequence[str] | None = None
 ) -> Figure:
     """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
-    require_one(runs, "model")
+    require_one(runs)
     shown = _methods(runs, trust_regions)
-    tasks, settings = _tasks(runs), _settings(runs)
+    bases, settings = _bases(runs), _settings(runs)
     with styled():
         lines = max(1, len(settings) * len(shown))
-        figure, grid = _grid(1, len(tasks), width=3.4, height=0.7 + 0.21 * lines, sharey="row")
+        figure, grid = _grid(1, len(bases), width=3.4, height=0.7 + 0.21 * lines, sharey="row")
         look = Look(shown)
-        for column, task in enumerate(tasks):
+        for column, base in enumerate(bases):
             axes = grid[0, column]
-            _points(axes, items, Cell(_model(runs), task, "", "", BASE), settings, shown, look)
-            axes.set_title(task)
+            _points(axes, items, base, settings, shown, look)
+            axes.set_title(_label(base, bases))
             axes.set_xlabel("test pass@1 (%)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
         legend(figure, look, base=True)
@@ -242,7 +245,7 @@ def _panel(
         if quantity.complement:
             table = 1 - table
         if quantity.scale == "log":
-            table = table.where(table > 0)
+            table = table.where(table > _FLOOR)
         if table.empty or table.isna().all(axis=None):
             continue
         drawn = True
@@ -257,7 +260,7 @@ def _panel(
         axes.fill_between(x[known], low, high, color=style["color"], alpha=0.13, linewidth=0)
         axes.plot(x[known], np.nanmean(values[known], axis=1), linewidth=1.7, zorder=3, **style)
     if not drawn:
-        empty(axes, "no values")
+        empty(axes, f"no values above {_FLOOR:g}" if quantity.scale == "log" else "no values")
         return False
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     axes.set_xlim(left=0)
@@ -311,12 +314,13 @@ def _grid(
     return figure, grid
 
 
-def _model(runs: pd.DataFrame) -> str:
-    return str(runs["model"].iloc[0]) if len(runs) else ""
+def _bases(runs: pd.DataFrame) -> list[Cell]:
+    """The base models of all runs, whether or not they were graded."""
+    return sorted({cell.base() for cell in cells(runs) if cell.trust_region != BASE}, key=cell_order)
 
 
-def _tasks(runs: pd.DataFrame) -> list[str]:
-    return sorted({cell.task for cell in cells(runs) if cell.trust_region != BASE})
+def _label(base: Cell, bases: Sequence[Cell]) -> str:
+    return f"{base.model} · {base.task}" if len({cell.model for cell in bases}) > 1 else base.task
 
 
 def _settings(runs: pd.DataFrame) -> list[Setting]:
@@ -331,7 +335,7 @@ def _methods(runs: pd.DataFrame, trust_regions: Sequence[str] | None) -> list[st
     return Look(name for name in present if variant_of(name) is None).methods
 
 
-def _base_score(runs: pd.DataFrame, task: str) -> float | None:
-    rows = Cell(_model(runs), task, "", "", BASE).of(runs)
+def _base_score(runs: pd.DataFrame, base: Cell) -> float | None:
+    rows = base.of(runs)
     values = rows.loc[(rows["source"] == "test") & (rows["metric"] == "pass@1"), "value"]
     return float(values.iloc[0]) if len(values) else None

@@ -66,10 +66,6 @@ STYLES: Mapping[str, Style] = {
     "estimator": Style("Estimator"),
     "trust_region": Style("Trust region"),
     "seeds": Style("Seeds", whole),
-    "pass@1": Style("pass@1 (%)", percent),
-    "pass@8": Style("pass@8 (%)", percent),
-    "base/pass@1": Style("pass@1, few tests (%)", percent),
-    "base/pass@8": Style("pass@8, few tests (%)", percent),
     "base": Style("Base (%)", percent),
     "baseline": Style("Baseline (%)", percent),
     "method": Style("Method (%)", percent),
@@ -88,7 +84,7 @@ STYLES: Mapping[str, Style] = {
     "kl_violation_max": Style("Worst bound violation"),
     "solver_residual_max": Style("Worst solver residual"),
     "solver_evaluations": Style("Solver evaluations"),
-    "kept_mass": Style("Least kept mass", lambda value: f"{value:.5f}"),
+    "kept_mass_min": Style("Least kept mass", lambda value: f"{value:.5f}"),
     "ratio_max": Style("Largest ratio"),
     "steps": Style("Steps", whole),
     "hours": Style("Hours"),
@@ -98,6 +94,10 @@ STYLES: Mapping[str, Style] = {
 def _style(name: str) -> Style:
     if name.startswith("status/"):
         return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
+    if name.startswith("base/pass@"):
+        return Style(f"{name.partition('/')[2]}, few tests (%)", percent)
+    if name.startswith("pass@"):
+        return Style(f"{name} (%)", percent)
     return STYLES.get(name, Style(name))
 
 

@@ -20,7 +20,7 @@ from troll.files import write_text
 
 _OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+) -->$")
 _CLOSE = "<!-- /generated -->"
-_ORDER = ("higher", "lower", "no clear difference")
+_ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
 
 

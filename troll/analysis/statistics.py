@@ -47,8 +47,11 @@ class Interval:
         Returns:
             "higher" when the whole interval lies above ``margin``, "lower" when it lies below ``-margin``,
             "equivalent" when the margin is positive and the interval lies within it, otherwise
-            "no clear difference" (also when there is no interval).
+            "no clear difference" (also when there is no interval). From a single seed it is "one seed only":
+            such an interval says nothing about another training run.
         """
+        if self.seeds < 2:
+            return "one seed only"
         if self.low > margin:
             return "higher"
         if self.high < -margin:

@@ -99,20 +99,15 @@ def variant_of(trust_region: str) -> str | None:
     return match["family"] if match else None
 
 
-def require_one(frame: pd.DataFrame, *names: str) -> None:
-    """Refuses a table that mixes experiments (or models), whose means would mean nothing.
-
-    Args:
-        frame: a tidy table.
-        *names: coordinates besides the experiment that must have one value.
+def require_one(frame: pd.DataFrame) -> None:
+    """Refuses a table that mixes experiments, whose means would mean nothing.
 
     Raises:
-        UserError: more than one value.
+        UserError: more than one experiment.
     """
-    for name in ("experiment", *names):
-        values = sorted(set(frame[name]))
-        if len(values) > 1:
-            raise UserError(f"the table holds {name} {' and '.join(values)}: choose one of them")
+    values = sorted(set(frame["experiment"]))
+    if len(values) > 1:
+        raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")
 
 
 def curve(frame: pd.DataFrame, metric: str, *, by_batch: str | None = None) -> pd.DataFrame:

@@ -25,7 +25,8 @@ from troll.analysis.summaries import (
     variant_of,
 )
 
-MAIN_METRICS = ("pass@1", "pass@8", "difference", "kl", "entropy", "final", "peak")
+MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
+"""Shown after pass@1 and the pass@k of the largest k that was measured."""
 ABLATION_METRICS = ("pass@1", "difference", "kl", "entropy", "final", "peak", "drop")
 _CERTIFICATE: Mapping[str, str] = {
     "outside": "mean",
@@ -34,7 +35,7 @@ _CERTIFICATE: Mapping[str, str] = {
     "kl_violation_max": "max",
     "solver_residual_max": "max",
     "solver_evaluations": "mean",
-    "kept_mass": "min",
+    "kept_mass_min": "min",
     "ratio_max": "max",
 }
 """Diagnostics of a run and which of its values over all steps and seeds a table shows."""
@@ -62,8 +63,8 @@ def main_table(
             (``troll-kl0.01`` is one; those are in ``ablation_table``).
 
     Returns:
-        The coordinates, seeds, planned, status, mixed, and for each of ``MAIN_METRICS`` mean and ``_sd`` over
-        seeds; ``difference`` has ``_low``, ``_high`` and a ``reading``.
+        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k, and
+        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading``.
         Shares are between 0 and 1, KL and entropy are in nats.
 
     Raises:
@@ -72,7 +73,8 @@ def main_table(
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = set(trust_regions or (name for name in names if variant_of(name) is None)) | {BASE}
-    frame = _table(runs, items, chosen, MAIN_METRICS, baseline, expected, skipped or {})
+    metrics = (*_pass_metrics(runs), *MAIN_METRICS)
+    frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
     return frame
 
@@ -192,9 +194,17 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None
         for metric in metrics:
-            row[metric], row[f"{metric}_sd"] = spread(lines[metric])
+            # A run without any sample of some status had a share of zero of it.
+            values = lines[metric].fillna(0.0) if metric.startswith("status/") else lines[metric]
+            row[metric], row[f"{metric}_sd"] = spread(values)
         rows.append(row)
     return pd.DataFrame(rows).astype({"seeds": "Int64"})
+
+
+def _pass_metrics(runs: pd.DataFrame) -> list[str]:
+    tested = set(runs.loc[runs["source"] == "test", "metric"])
+    sizes = sorted(int(name.removeprefix("pass@")) for name in tested if name.startswith("pass@"))
+    return [f"pass@{k}" for k in sorted({1, sizes[-1] if sizes else 1})]
 
 
 def _table(
