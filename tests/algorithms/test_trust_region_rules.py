@@ -1,0 +1,341 @@
+"""What each rule does on its own: values and gradients against the formulas, on single tokens."""
+
+import math
+
+import pytest
+import scipy.optimize
+import torch
+from policy_cases import make_case
+from torch import Tensor
+
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.projection import project
+from troll.algorithms.trust_regions import GroupContext, TokenPolicy, make_trust_region
+from troll.algorithms.trust_regions.quatro import solve_duals
+
+
+def one_token(name: str, ratio: float, advantage: float, old: float = 0.3, **settings: float):
+    """Loss, d loss / d log pi and metrics of one token with the given probability ratio."""
+    new = torch.tensor([[math.log(old * ratio)]], dtype=torch.float64, requires_grad=True)
+    policy_old = TokenPolicy(torch.tensor([[math.log(old)]], dtype=torch.float64))
+    losses = make_trust_region(name, **settings)(
+        TokenPolicy(new), policy_old, torch.full((1, 1), advantage, dtype=torch.float64), torch.ones(1, 1)
+    )
+    (slope,) = torch.autograd.grad(losses.per_token.sum(), new)
+    return losses.per_token.item(), slope.item(), {key: value.item() for key, value in losses.metrics.items()}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "outside"),
+    [
+        (1.1, 2.0, -2.2, -2.2, 0),
+        (1.35, 2.0, -2.56, 0.0, 1),  # above 1 + high with A > 0
+        (0.5, 2.0, -1.0, -1.0, 0),  # moving back is never clipped
+        (0.7, -2.0, 1.6, 0.0, 1),  # below 1 - low with A < 0
+        (1.5, -2.0, 3.0, 3.0, 0),
+        (4.0, -2.0, 6.0, 0.0, 1),  # dual clip at 3
+    ],
+)
+def test_clip_with_asymmetric_bounds_and_dual_clip(ratio, advantage, loss, slope, outside):
+    result = one_token("clip", ratio, advantage, 0.1, epsilon_low=0.2, epsilon_high=0.28, dual_clip=3.0)
+    assert result[:2] == pytest.approx((loss, slope), rel=1e-12, abs=1e-12)
+    assert result[2]["outside"] == outside
+    assert result[2]["clipped_up"] + result[2]["clipped_down"] == outside
+
+
+def test_without_a_dual_clip_large_ratios_keep_their_gradient():
+    assert one_token("clip", 9.0, -1.0, 0.1)[1] == pytest.approx(9.0)
+
+
+def test_ratios_are_cut_at_twenty_nats():
+    loss, slope, metrics = one_token("none", math.exp(25.0), -1.0, 1e-12)
+    assert (
+        loss == pytest.approx(math.exp(20.0))
+        and slope == 0
+        and metrics["ratio"] == pytest.approx(math.exp(20))
+    )
+
+
+@pytest.mark.parametrize(("name", "limit"), [("cispo", 5.0), ("cispo-verl", 1.2)])
+def test_cispo_cuts_the_weight_and_keeps_the_gradient(name, limit):
+    loss, slope, metrics = one_token(name, 6.0, 1.5, 0.1)
+    assert slope == pytest.approx(-1.5 * limit)
+    assert loss == pytest.approx(-1.5 * limit * math.log(0.6))
+    assert metrics["outside"] == 1
+
+
+def test_cispo_conventions_differ_below_one():
+    assert one_token("cispo", 0.1, 1.0)[1] == pytest.approx(-0.1)
+    assert one_token("cispo-verl", 0.1, 1.0)[1] == pytest.approx(-0.8)
+
+
+@pytest.mark.parametrize(("advantage", "tau"), [(1.0, 1.0), (-1.0, 1.05)])
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.0, 3.0])
+def test_sapo_gates_the_gradient(advantage, tau, ratio):
+    loss, slope, metrics = one_token("sapo", ratio, advantage)
+    soft = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    assert loss == pytest.approx(-advantage * 4 / tau * soft)
+    assert slope == pytest.approx(-advantage * 4 * soft * (1 - soft) * ratio)
+    assert metrics["gate"] == pytest.approx(4 * soft * (1 - soft))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "advantage", "masked"),
+    [
+        (0.50, 0.30, 1.0, True),  # TV 0.20 > 0.15, moving with its advantage
+        (0.40, 0.30, 1.0, False),  # TV 0.10
+        (0.10, 0.30, 1.0, False),  # against its advantage
+        (0.10, 0.30, -1.0, True),
+        (0.50, 0.30, -1.0, False),
+        (1e-3, 1e-6, 1.0, False),  # a ratio of 1000, but hardly any probability
+    ],
+)
+def test_dppo_masks_by_probability_not_by_ratio(new, old, advantage, masked):
+    _, slope, metrics = one_token("dppo-binary-tv", new / old, advantage, old)
+    assert metrics["divergence"] == pytest.approx(abs(new - old), rel=1e-5)
+    assert metrics["outside"] == masked
+    assert slope == pytest.approx(0.0 if masked else -advantage * min(new / old, 20.0))
+
+
+def test_dppo_binary_kl_is_old_to_new():
+    _, _, metrics = one_token("dppo-binary-kl", 2.0, 1.0, 0.3)
+    expected = 0.3 * math.log(0.3 / 0.6) + 0.7 * math.log(0.7 / 0.4)
+    assert metrics["divergence"] == pytest.approx(expected)
+    assert metrics["outside"] == (expected > 0.05)
+
+
+@pytest.mark.parametrize("name", ["dppo-topk-tv", "dppo-topk-kl"])
+def test_dppo_top_k_counts_the_tail_as_one_bucket(name):
+    case = make_case()
+    metrics = make_trust_region(name)(case.new, case.old, case.advantages, case.mask).metrics
+    q, p = case.new.distribution.atoms().exp(), case.old.distribution.atoms().exp()
+    expected = 0.5 * (q - p).abs().sum(-1) if name.endswith("tv") else (p * (p / q).log()).sum(-1)
+    torch.testing.assert_close(metrics["divergence"], (expected * case.mask).detach())
+
+
+def test_gspo_weighs_every_token_by_the_sequence_ratio():
+    case = make_case(shift=0.1)
+    losses = make_trust_region("gspo-clip")(case.new, case.old, case.advantages, case.mask)
+    on = case.mask
+    difference = ((case.new.log_probs - case.old.log_probs) * on).detach()
+    sequence = (difference.sum(-1) / on.sum(-1).clamp(min=1)).exp().unsqueeze(-1)
+    torch.testing.assert_close(losses.per_token.detach(), -case.advantages * sequence * on)
+    (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
+    surrogate = (-case.advantages * sequence * on * case.new.log_probs).sum()
+    (expected,) = torch.autograd.grad(surrogate, case.logits)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_two_gspo_entries_have_the_published_bounds():
+    loose, tight = make_trust_region("gspo-clip").settings, make_trust_region("gspo-clip-tight").settings
+    assert (loose["epsilon_low"], loose["epsilon_high"]) == (0.2, 0.2)
+    assert (tight["epsilon_low"], tight["epsilon_high"]) == (3e-4, 4e-4)
+
+
+# TROLL
+
+
+def dense_troll(case, bound: float, alpha: float, sequence: bool) -> Tensor:
+    """The method's loss written down on dense log-probs, per token."""
+    q, p = case.logits.log_softmax(-1), case.old_logits.log_softmax(-1)
+    pi = project(q, p, bound).log_probs
+    ids = case.token_ids.unsqueeze(-1)
+    log_ratio = (pi.gather(-1, ids) - p.gather(-1, ids)).squeeze(-1)
+    weight = log_ratio.exp()
+    if sequence:
+        mean = (log_ratio * case.mask).sum(-1, keepdim=True) / case.mask.sum(-1, keepdim=True).clamp(min=1)
+        weight = (mean.detach() + log_ratio - log_ratio.detach()).exp()
+    regression = (q.exp() * (q - pi.detach())).sum(-1)
+    return (-case.advantages * weight + alpha * regression) * case.mask
+
+
+@pytest.mark.parametrize("name", ["troll", "troll-seq", "troll-adaptive"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 0.3])
+def test_troll_on_all_tokens_is_the_dense_formula(name, alpha):
+    case = make_case(keep=12, shift=1.0)
+    case.support = torch.arange(12).expand(4, 6, 12)
+    rule = make_trust_region(name, kl_bound=0.05, regression_weight=alpha)
+    losses = rule(case.new, case.old, case.advantages, case.mask)
+    assert losses.metrics["outside"].sum() > 0
+    expected = dense_troll(case, 0.05, alpha, name == "troll-seq")
+    torch.testing.assert_close(losses.per_token, expected, rtol=1e-7, atol=1e-9)
+    (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
+    (gradient,) = torch.autograd.grad(expected.sum(), case.logits)
+    torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_troll_reports_what_the_projection_did():
+    case = make_case(shift=1.5)
+    metrics = make_trust_region("troll", kl_bound=0.1)(case.new, case.old, case.advantages, case.mask).metrics
+    outside = metrics["outside"].bool()
+    assert torch.equal(outside, (metrics["kl_to_old"] > 0.1))
+    assert (metrics["kl_projected"] <= 0.1 * (1 + 1e-9)).all() and (metrics["kl_violation"] <= 1e-9).all()
+    torch.testing.assert_close(
+        metrics["kl_projected"][outside], torch.full_like(metrics["kl_projected"][outside], 0.1)
+    )
+    assert (metrics["regression"][outside] > 0).all() and (metrics["regression"][~outside] == 0).all()
+    assert (metrics["solver_evaluations"][outside] >= 1).all()
+
+
+def test_troll_survives_an_old_tail_that_was_rounded_to_nothing():
+    """New mass where the stored old policy has none is pulled back, by a finite amount."""
+    ids = torch.tensor([[[0, 1]]])
+    old = TokenPolicy(
+        torch.tensor([[-0.7]]),
+        SparseLogProbs(ids, torch.tensor([[[-0.693147, -0.693147]]]), torch.tensor([[-math.inf]])),
+        token_ids=torch.tensor([[0]]),
+    )
+    logits = torch.tensor([[[0.0, 0.0, -1.0]]], requires_grad=True)
+    log_probs = logits.log_softmax(-1)
+    new = TokenPolicy(log_probs[..., 0], SparseLogProbs(ids, log_probs[..., :2], log_probs[..., 2]))
+    losses = make_trust_region("troll")(new, old, torch.ones(1, 1), torch.ones(1, 1))
+    losses.per_token.sum().backward()
+    assert losses.metrics["outside"].item() == 1 and losses.per_token.isfinite().all()
+    # Gradient descent lowers the logit that the old policy does not know.
+    assert logits.grad.isfinite().all() and logits.grad[0, 0, 2] > 0
+
+
+def test_a_looser_bound_projects_fewer_tokens():
+    case = make_case(shift=0.5)
+    counts = []
+    for bound in (0.01, 0.05, 0.25, math.inf):
+        rule = make_trust_region("troll", kl_bound=bound)
+        losses = rule(case.new, case.old, case.advantages, case.mask)
+        counts.append(losses.metrics["outside"].sum().item())
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] and counts[-1] == 0
+
+
+# QUATRO (reconstruction)
+
+DUALS = {
+    0.05: {1: 1.0111, 2: 1.2549, 4: 1.4973, 8: 1.5409, 12: 1.1544, 14: 0.7286},
+    0.005: {2: 3.5428, 8: 4.9875, 14: 3.0406},
+}
+
+
+@pytest.mark.parametrize("bound", DUALS)
+def test_dual_of_binary_rewards_has_its_closed_form(bound):
+    for successes, expected in DUALS[bound].items():
+        rewards = (torch.arange(16) < successes).double()[torch.randperm(16)].unsqueeze(0)
+        multiplier, log_z = solve_duals(rewards, bound)
+        assert float(multiplier) == pytest.approx(expected, abs=1e-4)
+        s = successes / 16
+        assert float(log_z) == pytest.approx(math.log(1 - s + s * math.exp(1 / float(multiplier))))
+
+
+def test_dual_minimises_the_dual_function_for_any_rewards():
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(5, 8, generator=generator, dtype=torch.float64) * 3 + 100
+    rewards[2, 5:] = math.nan
+    multipliers, log_z = solve_duals(rewards, 0.1)
+    for row, found, z in zip(rewards, multipliers, log_z, strict=True):
+        present = row[~row.isnan()]
+
+        def dual(log_lambda: float, present: Tensor = present) -> float:
+            lam = math.exp(log_lambda)
+            return lam * 0.1 + lam * float(torch.logsumexp(present / lam, 0) - math.log(len(present)))
+
+        best = scipy.optimize.minimize_scalar(
+            dual, bounds=(-3, 6), method="bounded", options={"xatol": 1e-10}
+        )
+        assert float(found) == pytest.approx(math.exp(best.x), rel=1e-4)
+        assert float(z) == pytest.approx(float(torch.logsumexp(present / found, 0)) - math.log(len(present)))
+
+
+def test_the_floor_holds_where_all_mass_may_go_to_the_best():
+    rewards = torch.tensor([[1.0] * 15 + [0.0]])
+    assert float(solve_duals(rewards, 0.5, multiplier_min=0.02)[0]) == 0.02
+
+
+@pytest.mark.parametrize("log_weight", ["mean", "sum", "token"])
+def test_both_forms_vanish_at_the_optimum(log_weight):
+    """At log w = A / lambda - log Z nothing moves; beyond it the gradient points back."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    context = GroupContext.from_groups(rewards, torch.zeros(4, dtype=torch.int64))
+    multiplier, log_z = solve_duals(context.group_rewards, 0.05)
+    target = rewards / multiplier - log_z
+    length = 3
+    per_token = target / length if log_weight == "sum" else target
+    for form in ("gradient", "regression"):
+        for extra, sign in ((0.0, 0), (0.1, 1)):
+            new = (per_token + extra).unsqueeze(-1).expand(4, length).clone().requires_grad_()
+            rule = make_trust_region(f"quatro-recon-{form}", log_weight=log_weight)
+            losses = rule(
+                TokenPolicy(new), TokenPolicy(torch.zeros_like(new)), torch.ones(4, length),
+                torch.ones(4, length), context,
+            )  # fmt: skip
+            (slope,) = torch.autograd.grad(losses.per_token.sum(), new)
+            assert (slope.abs() < 1e-8).all() if sign == 0 else (slope > 1e-3).all()
+
+
+def test_group_context_survives_shuffling():
+    rewards, groups = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.tensor([7, 3, 7, 3, 7])
+    context = GroupContext.from_groups(rewards, groups)
+    for row, members in enumerate(([1, 3, 5], [2, 4], [1, 3, 5], [2, 4], [1, 3, 5])):
+        own = context.group_rewards[row]
+        assert sorted(own[~own.isnan()].tolist()) == members
+
+
+# Adaptive strength
+
+
+def test_penalty_is_the_exact_kl_where_known_and_unbiased_elsewhere():
+    case = make_case()
+    rule = make_trust_region("kl-penalty", coefficient=2.0)
+    losses = rule(case.new, case.old, torch.zeros_like(case.advantages), case.mask)
+    expected = kl_divergence(case.old.distribution.atoms(), case.new.distribution.atoms()) * case.mask
+    torch.testing.assert_close(losses.per_token, 2.0 * expected)
+    # Without distributions: E_old[r - 1 - log r] over the sampled token is the same KL.
+    q, p = case.new.distribution.atoms()[0, 0].detach(), case.old.distribution.atoms()[0, 0]
+    bare = rule(TokenPolicy(q.unsqueeze(0)), TokenPolicy(p.unsqueeze(0)), torch.zeros(1, 8), torch.ones(1, 8))
+    assert float((p.exp() * bare.metrics["penalty_kl"][0]).sum()) == pytest.approx(expected[0, 0].item())
+
+
+def test_penalty_coefficient_halves_and_doubles_outside_its_band():
+    rule = make_trust_region("kl-penalty", target_kl=0.01)
+    for measured, expected in ((0.016, 2.0), (0.014, 2.0), (0.0067, 2.0), (0.0066, 1.0), (0.0, 0.5)):
+        rule.after_step({"penalty_kl": measured})
+        assert rule.current_settings()["coefficient"] == expected
+    resumed = make_trust_region("kl-penalty", target_kl=0.01)
+    resumed.load_state_dict(rule.state_dict())
+    assert resumed.current_settings() == rule.current_settings()
+    fixed = make_trust_region("kl-penalty", adaptive=False)
+    fixed.after_step({})
+    assert fixed.current_settings()["coefficient"] == 1.0
+
+
+def test_adaptive_bound_moves_towards_its_target():
+    rule = make_trust_region("troll-adaptive", target=0.01, rate=1.5)
+    rule.after_step({"outside": 0.012})  # a little too many outside: a little wider
+    assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2)
+    rule.after_step({"outside": 0.0})
+    assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2 / 1.5)
+    for _ in range(50):
+        rule.after_step({"outside": 0.0})
+    assert rule.current_settings()["kl_bound"] == 1e-3
+    by_kl = make_trust_region("troll-adaptive", follow="kl", target=0.001, rate=2.0)
+    by_kl.after_step({"kl_to_old": 0.00125})
+    assert by_kl.current_settings()["kl_bound"] == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(("shape", "halfway"), [("linear", 0.03), ("cosine", 0.03)])
+def test_scheduled_bound(shape, halfway):
+    rule = make_trust_region(
+        "troll-adaptive",
+        follow="schedule",
+        schedule=shape,
+        kl_bound=0.05,
+        kl_bound_final=0.01,
+        schedule_steps=10,
+    )
+    bounds = []
+    for _ in range(12):
+        rule.after_step({})
+        bounds.append(rule.current_settings()["kl_bound"])
+    assert bounds[4] == pytest.approx(halfway) and bounds[9:] == pytest.approx([0.01] * 3)
+    assert bounds == sorted(bounds, reverse=True)
+    resumed = make_trust_region("troll-adaptive", follow="schedule", schedule=shape, schedule_steps=10)
+    resumed.load_state_dict({"kl_bound": bounds[3], "step": 4})
+    resumed.after_step({})
+    assert resumed.current_settings()["kl_bound"] == pytest.approx(bounds[4])
