@@ -59,8 +59,10 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
     if depth == 0:
         raise NotPlainError("too deep")
     kind = type(value)
-    if value is None or kind is bool or kind is float or kind is str:
+    if value is None or kind is bool or kind is float:
         return value
+    if kind is str:
+        return value if value.isascii() or not _has_surrogates(value) else _surrogates_to_json(value)
     if kind is int:
         return value if value.bit_length() <= _MAX_DECIMAL_BITS else {"t": "int", "v": hex(value)}
     if kind is list:
@@ -80,6 +82,15 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
     raise NotPlainError(f"type {kind.__name__}"[:80])
 
 
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _surrogates_to_json(text: str) -> dict[str, str]:
+    # JSON would join two surrogates into another character.
+    return {"t": "str", "v": text.encode("utf-8", "surrogatepass").hex()}
+
+
 def _from_json(node: Any, depth: int) -> Any:
     if depth == 0:
         raise NotPlainError("too deep")
@@ -92,6 +103,8 @@ def _from_json(node: Any, depth: int) -> Any:
         return int(payload, 16)
     if tag == "bytes" and isinstance(payload, str):
         return bytes.fromhex(payload)
+    if tag == "str" and isinstance(payload, str):
+        return bytes.fromhex(payload).decode("utf-8", "surrogatepass")
     if not isinstance(payload, list):
         raise NotPlainError("malformed: payload")
     if tag == "complex":

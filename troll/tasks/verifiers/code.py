@@ -5,8 +5,8 @@ outputs come out, and the comparison happens here, where no candidate's object e
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from troll.errors import UserError
@@ -98,7 +98,7 @@ def verify_code(
     programs = [
         Program(item.prompt + text, item.entry_point, item.inputs) for (_, text), item in unique.items()
     ]
-    executions = run_batch(programs, limits, workers=workers) if programs else []
+    executions = run_batch(programs, _room_for(limits or Limits(), unique.values()), workers=workers)
     verdicts = {
         key: _judge(execution, _EXPECTED[item.digest], item)
         for (key, item), execution in zip(unique.items(), executions, strict=True)
@@ -161,6 +161,14 @@ def _fill_expected(problems: Mapping[str, _Prepared], workers: int | None) -> No
                 f"({execution.status} {execution.detail})"
             )
         _EXPECTED[item.digest] = execution.outputs
+
+
+def _room_for(limits: Limits, problems: Iterable[_Prepared]) -> Limits:
+    """Lets outputs be twice as long as the longest that is expected."""
+    longest = max(
+        (sum(len(output.text) + 16 for output in _EXPECTED[item.digest]) for item in problems), default=0
+    )
+    return replace(limits, output_bytes=max(limits.output_bytes, 2 * longest))
 
 
 def _judge(execution: Execution, expected: tuple[Output, ...], item: _Prepared) -> CodeVerdict:

@@ -1,0 +1,67 @@
+"""A corpus of attacks: none scores, none escapes, none stalls the batch or spoils its neighbours."""
+
+from pathlib import Path
+
+import pytest
+
+from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from troll.tasks.sandbox import Limits, sandbox_available
+from troll.tasks.verifiers.code import verify_code
+
+pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+
+LIMITS = Limits(cpu_s=0.3, wall_s=3)
+HONEST = "def f(x):\n    return x + x + x + 1\n"
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """Every attack between honest programs, in one batch."""
+    completions = [HONEST]
+    for source in HOSTILE_PROGRAMS.values():
+        completions += [source, HONEST + f"# {len(completions)}\n"]
+    found = verify_code([PROBLEM] * len(completions), completions, limits=LIMITS)
+    return {"honest": found[::2], "hostile": dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", HOSTILE_PROGRAMS)
+def test_no_attack_scores(verdicts, name):
+    verdict = verdicts["hostile"][name]
+    assert not verdict.base and not verdict.plus
+    assert verdict.status in ("wrong", "crash", "timeout", "memory", "rejected")
+
+
+def test_neighbours_are_judged_as_ever(verdicts):
+    assert {verdict.status for verdict in verdicts["honest"]} == {"passed"}
+
+
+def test_nothing_was_written_outside(verdicts):
+    for directory in ("/tmp", "/dev/shm", "/var/tmp", "/", "/usr", str(Path.cwd())):
+        assert not Path(directory, "escaped").exists()
+
+
+def test_the_corpus_is_large_and_every_attack_differs():
+    assert len(HOSTILE_PROGRAMS) >= 60
+    assert len(set(HOSTILE_PROGRAMS.values())) == len(HOSTILE_PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "statuses"),
+    [
+        ("equal to everything", {"rejected"}),
+        ("int subclass with equality", {"rejected"}),
+        ("generator", {"rejected"}),
+        ("os._exit in call", {"crash"}),
+        ("endless loop", {"timeout"}),
+        ("sleep", {"timeout"}),
+        ("memory bomb", {"memory"}),
+        ("huge text", {"rejected"}),
+        ("kill parent", {"crash"}),
+        ("claim an infrastructure failure", {"rejected", "crash"}),
+        ("syntax error", {"crash"}),
+        ("nan", {"wrong"}),
+    ],
+)
+def test_status_names_the_attack(verdicts, name, statuses):
+    assert verdicts["hostile"][name].status in statuses

@@ -1,0 +1,165 @@
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from troll.errors import UserError
+from troll.tasks.verifiers import math as verifier
+from troll.tasks.verifiers.math import judge_math, last_boxed, math_rewards
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{7}.", "7"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{7} and \boxed{8", "7"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\fbox{9}", "9"),
+        (r"\boxed{}", ""),
+        (r"\boxed7", None),
+        ("boxed{7}", None),
+        ("7", None),
+        ("", None),
+        ("\\boxed{" * 500, None),
+    ],
+)
+def test_last_box(text, content):
+    assert last_boxed(text) == content
+
+
+@given(st.text(r"\{}boxed 1", max_size=40))
+def test_last_box_is_balanced_and_in_the_text(text):
+    content = last_boxed(text)
+    if content is not None:
+        assert content in text
+        plain = content.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
+        assert plain.count("{") == plain.count("}")
+
+
+@given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20), st.sampled_from(["", "+", "00", " "]))
+def test_integers_are_compared_as_integers(answer, other, prefix):
+    if prefix and other < 0:
+        prefix = ""
+    assert judge_math(
+        [str(answer)], [rf"\boxed{{{prefix}{answer}}}"] if answer >= 0 else [rf"\boxed{{{answer}}}"]
+    ) == ["passed"]
+    expected = "passed" if answer == other else "wrong"
+    assert judge_math([str(answer)], [rf"\boxed{{{prefix}{other}}}"]) == [expected]
+
+
+def test_integers_and_missing_boxes_need_no_process(monkeypatch):
+    monkeypatch.setattr(verifier, "_pool", lambda: pytest.fail("math-verify was asked"))
+    completions = [r"\boxed{7}", r"\boxed{8}", "7", r"\boxed{}", r"\boxed{ }", r"\boxed{7", "", r"\boxed{07}"]
+    problems = [SimpleNamespace(answer="7")] * len(completions)
+    assert math_rewards(problems, completions) == [1.0, 0, 0, 0, 0, 0, 0, 1.0]
+
+
+RIGHT = [
+    (r"\frac{1}{2}", r"0.5"),
+    (r"\frac{1}{2}", r"\dfrac12"),
+    ("x^2", r"x \cdot x"),
+    (r"(1,2)", r"(1, 2)"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("1000", "1,000"),
+    ("50", r"50\%"),
+    ("10", r"\$10"),
+    ("10", r"$10$"),
+    ("10", r"10\text{ cm}"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("7", "3+4"),
+]
+WRONG = [
+    (r"\frac{1}{2}", "0.51"),
+    ("x^2", "x^3"),
+    ("(1,2)", "(2,1)"),
+    ("7", "7 or 8 or 9"),
+    ("7", r"\text{seven}"),
+    ("7", "}{"),
+    ("7", "8$ or $7"),
+    ("7", "\\{7, 8\\}"),
+    ("7", "^" * 300),
+    ("7", "import os"),
+]
+
+
+def test_what_is_no_integer_goes_through_math_verify():
+    pairs = RIGHT + WRONG
+    statuses = judge_math([answer for answer, _ in pairs], [rf"so \boxed{{{box}}}" for _, box in pairs])
+    assert statuses[: len(RIGHT)] == ["passed"] * len(RIGHT)
+    assert "passed" not in statuses[len(RIGHT) :]
+
+
+def test_it_works_outside_the_main_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(judge_math(["2"], [r"\boxed{\frac{4}{2}}"])))
+    thread.start()
+    thread.join()
+    assert found == ["passed"]
+
+
+def test_a_comparison_that_hangs_is_cut_off_and_the_others_are_judged(monkeypatch):
+    pool = verifier._Pool(1)
+    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    assert judge_math(["1"], [r"\boxed{\frac{2}{2}}"]) == ["passed"]
+    (worker,) = pool._workers
+    os.kill(worker._process.pid, signal.SIGSTOP)  # stands for a computation without end
+    boxes = [r"\boxed{\frac{4}{2}}", r"\boxed{\frac{6}{3}}", r"\boxed{\frac{6}{4}}"]
+    statuses = judge_math(["2", "2", "2"], boxes, timeout_s=1.5)
+    assert statuses.count("timeout") == 1
+    assert statuses[2] in ("wrong", "timeout") and "passed" in statuses
+    pool.close()
+
+
+def test_a_worker_that_dies_is_replaced_and_only_its_item_is_lost(monkeypatch):
+    pool = verifier._Pool(1)
+    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    judge_math(["1"], [r"\boxed{\frac{2}{2}}"])
+    os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
+    original = verifier._Worker.ask
+
+    def ask(self, *arguments):
+        original(self, *arguments)
+        if len(asked) == 0:
+            self._process.kill()
+        asked.append(arguments)
+
+    asked = []
+    monkeypatch.setattr(verifier._Worker, "ask", ask)
+    statuses = judge_math(["3", "3"], [r"\boxed{\frac{6}{2}}", r"\boxed{\frac{9}{3}}"])
+    assert sorted(statuses) == ["crash", "passed"]
+    pool.close()
+
+
+def test_each_pair_is_judged_once(monkeypatch):
+    pool = verifier._Pool(1)
+    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    asked = []
+    original = verifier._Worker.ask
+    monkeypatch.setattr(verifier._Worker, "ask", lambda self, *a: (asked.append(a[1]), original(self, *a)))
+    for _ in range(2):
+        assert judge_math(["5"] * 3, [r"\boxed{\frac{10}{2}}"] * 3) == ["passed"] * 3
+    assert asked == [("5", r"\frac{10}{2}")]
+    pool.close()
+
+
+def test_a_missing_math_verify_names_what_to_install(monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no math_verify')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pool = verifier._Pool(1)
+    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    with pytest.raises(UserError, match=r"math-verify.*pip install"):
+        judge_math(["5"], [r"\boxed{\frac{10}{2}}"])
+    pool.close()
+
+
+def test_unequal_lengths_are_refused():
+    with pytest.raises(ValueError):
+        judge_math(["1"], [])
