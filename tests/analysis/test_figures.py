@@ -73,6 +73,19 @@ def test_missing_runs_are_said(runs: pd.DataFrame) -> None:
     hole = (runs["condition"] == "stale") & (runs["task"] == "chains") & (runs["source"] != "test")
     figure = main_figure(runs[~hole])
     assert texts(figure) == {"no values"}
+    figure.canvas.draw()
+    assert [label.get_text() for label in figure.axes[4].get_xticklabels()], (
+        "panels that share axes keep ticks"
+    )
+
+
+def test_narrow_logarithmic_panels_span_a_decade_and_have_labels(runs: pd.DataFrame) -> None:
+    figure = projection_figure(runs, "chains")
+    left_out = figure.axes[4]
+    low, high = left_out.get_ylim()
+    assert high / low >= 9.99
+    inside = [tick for tick in left_out.get_yticks() if low <= tick <= high]
+    assert len(inside) >= 3
 
 
 def test_final_figure_is_ordered_and_has_intervals(runs: pd.DataFrame, items: pd.DataFrame) -> None:

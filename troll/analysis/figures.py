@@ -288,6 +288,9 @@ def _limits(panels: Sequence[Axes], quantity: Quantity) -> None:
         return
     low = min(axes.get_ylim()[0] for axes in drawn)
     high = max(axes.get_ylim()[1] for axes in drawn)
+    if quantity.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
+        middle = np.sqrt(low * high)
+        low, high = middle / np.sqrt(10), middle * np.sqrt(10)
     for axes in drawn:
         axes.set_ylim(0 if quantity.scale == "share" else low, high)
         if quantity.scale == "log":

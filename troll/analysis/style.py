@@ -111,8 +111,8 @@ def legend(figure: Figure, look: Look, *, base: bool = False, y: float = 1.0, co
 def empty(axes: Axes, text: str = "not run") -> None:
     """Says in a panel why it is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#777777")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    # Ticks are hidden, not removed: the axes may be shared with panels that need them.
+    axes.tick_params(which="both", left=False, bottom=False, labelleft=False, labelbottom=False)
     axes.grid(False)
 
 
