@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -27,6 +27,18 @@ _PER_BATCH: Mapping[str, str] = {
     "frac_reward_zero_std": "groups_without_signal",
 }
 _DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
+
+
+class HasMethodState(Protocol):
+    """A trainer with a state of its own beside model, optimiser and scheduler."""
+
+    def method_state(self) -> dict[str, Any]:
+        """Adaptive coefficients, running moments, certificate."""
+        ...
+
+    def load_method_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `method_state` gave."""
+        ...
 
 
 class ProgressCallback(TrainerCallback):
@@ -61,6 +73,8 @@ class ProgressCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Prints, if it is time."""
+        if logs and "train_runtime" in logs:
+            return
         if logs and self._measure in logs and logs[self._measure] is not None:
             self._shown = f"{self._label} {float(logs[self._measure]):.3f}"
         now = time.monotonic()
@@ -148,11 +162,11 @@ class CheckpointCallback(TrainerCallback):
 
     Args:
         config_digest: of the run's configuration; a checkpoint of another configuration is not resumed.
-        trust_region: adaptive coefficients are saved and restored.
+        holder: the trainer, whose ``method_state`` is saved and restored.
     """
 
-    def __init__(self, config_digest: str, trust_region: Any) -> None:
-        self._config_digest, self._trust_region = config_digest, trust_region
+    def __init__(self, config_digest: str, holder: HasMethodState) -> None:
+        self._config_digest, self._holder = config_digest, holder
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -160,11 +174,11 @@ class CheckpointCallback(TrainerCallback):
         """Writes the mark last, after everything is on disk."""
         if state.is_world_process_zero:
             directory = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            mark = {"config": self._config_digest, "trust_region": self._trust_region.state_dict()}
+            mark = {"config": self._config_digest, "method": self._holder.method_state()}
             write_json(directory / COMPLETE, mark)
 
     def newest(self, directory: Path) -> Path | None:
-        """The newest complete checkpoint of this configuration, and the trust region as it was then."""
+        """The newest complete checkpoint of this configuration; the method is restored as it was then."""
         found = sorted(
             directory.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True
         )
@@ -173,6 +187,6 @@ class CheckpointCallback(TrainerCallback):
             if mark_path.exists():
                 mark = read_json(mark_path)
                 if mark["config"] == self._config_digest:
-                    self._trust_region.load_state_dict(mark["trust_region"])
+                    self._holder.load_method_state(mark["method"])
                     return path
         return None

@@ -119,7 +119,7 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
         keep=training.keep,
         dropped_mass=training.dropped_mass,
     )
-    checkpoints = CheckpointCallback(digest_of_json(config), trainer.trust_region)
+    checkpoints = CheckpointCallback(digest_of_json(config), trainer)
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
     for callback in (
         metrics,
@@ -132,5 +132,5 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
     save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")
     read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
     manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
-    write_json(out / "manifest.json", manifest)
+    write_json(out / "manifest.json", manifest | {"certificate": trainer.certificate.summary()})
     shutil.rmtree(trainer_directory, ignore_errors=True)

@@ -23,7 +23,14 @@ from trl import GRPOConfig, GRPOTrainer
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.trust_regions import GroupContext, TokenPolicy, TrustRegion, make_trust_region
+from troll.algorithms.trust_regions import (
+    Certificate,
+    GroupContext,
+    TokenPolicy,
+    TrustRegion,
+    make_trust_region,
+)
+from troll.errors import UserError
 from troll.seeding import derive_seed
 from troll.training.diagnostics import Diagnostics
 from troll.training.head import add_sparse_lm_head
@@ -111,6 +118,7 @@ class TrustRegionTrainer(GRPOTrainer):
         )
         self.keep, self.dropped_mass = keep, dropped_mass
         self.diagnostics = Diagnostics(self.accelerator)
+        self.certificate = Certificate()
         self._old_distribution: list[SparseLogProbs] = []
         add_sparse_lm_head(
             self.model.get_base_model() if is_peft_model(self.model) else self.model, self.temperature
@@ -285,6 +293,11 @@ class TrustRegionTrainer(GRPOTrainer):
             responses=inputs["step_responses"],
             max_response_tokens=self.max_completion_length,
         )
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"loss is {loss.item()} at optimiser step {self.state.global_step + 1}; training stopped, the "
+                "last checkpoint is intact. A smaller learning_rate may help"
+            )
         if self.model.training:
             assert new.entropy is not None
             metrics = {"entropy": new.entropy.detach(), **losses.metrics}
@@ -300,6 +313,22 @@ class TrustRegionTrainer(GRPOTrainer):
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
         self.trust_region.after_step(summary)
+        self.certificate.update(summary)
+
+    def method_state(self) -> dict[str, Any]:
+        """What a resumed run needs beside model, optimiser and scheduler; plain data."""
+        return {
+            "trust_region": self.trust_region.state_dict(),
+            "estimator": self.estimator.state_dict() if self.estimator else {},
+            "certificate": self.certificate.state_dict(),
+        }
+
+    def load_method_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `method_state` gave."""
+        self.trust_region.load_state_dict(state["trust_region"])
+        if self.estimator:
+            self.estimator.load_state_dict(state["estimator"])
+        self.certificate.load_state_dict(state["certificate"])
 
 
 def _loss_mask(inputs: Mapping[str, Any]) -> Tensor:

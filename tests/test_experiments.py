@@ -1,0 +1,143 @@
+"""Experiment files: every mistake is one line that names file, field, value and what would be right."""
+
+import copy
+
+import pytest
+import yaml
+
+from troll.errors import UserError
+from troll.experiments import load_experiment, parse_experiment, resolve
+from troll.seeding import derive_seed
+
+TESTBED = "workflow/config/testbed.yaml"
+
+
+@pytest.fixture
+def data(repository):
+    return yaml.safe_load((repository / TESTBED).read_text())
+
+
+def _set(data, path, value):
+    *parents, last = path
+    for key in parents:
+        data = data[key]
+    data[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("seeds",), 3, ["seeds", "list", "3"]),
+        (("seeds",), [], ["seeds", "at least 1"]),
+        (("seeds",), [0, 0], ["seeds", "twice"]),
+        (("seeds",), [-1], ["seeds", "-1"]),
+        (("seed",), [1], ["'seed'", "did you mean 'seeds'"]),
+        (("tasks", "chain"), {}, ["tasks", "'chain'", "valid: chains, functions", "did you mean 'chains'"]),
+        (
+            ("tasks", "chains", "settings"),
+            {"operation": [2]},
+            ["tasks.chains.settings", "'operation'", "operations"],
+        ),
+        (("tasks", "chains", "settings"), {"operations": 2}, ["operations", "2"]),
+        (("tasks", "chains", "test"), 0, ["tasks.chains.test", "0"]),
+        (("trust_regions", "troll", "rule"), "trol", ["trust_regions.troll", "'trol'", "troll"]),
+        (
+            ("trust_regions", "troll", "settings"),
+            {"kl_bund": 1},
+            ["trust_regions.troll", "kl_bund", "kl_bound"],
+        ),
+        (("estimators", "grpo", "rule"), "gpro", ["estimators.grpo", "'gpro'", "grpo"]),
+        (
+            ("conditions", "gentle", "learning_rate"),
+            -1.0,
+            ["conditions.gentle.learning_rate", "greater than 0", "-1.0"],
+        ),
+        (
+            ("conditions", "gentle", "learning_rte"),
+            1.0,
+            ["conditions.gentle", "learning_rte", "'learning_rate'"],
+        ),
+        (("training", "keep"), "many", ["training.keep", "integer", "many"]),
+        (("training", "keep"), True, ["training.keep", "flag"]),
+        (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
+        (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
+        (("matrix",), [{"tasks": ["sums"]}], ["matrix[0].tasks", "'sums'", "chains, functions"]),
+        (("matrix",), [{"conditions": ["stall"]}], ["matrix[0].conditions", "did you mean 'stale'"]),
+        (("experiment",), "a/b", ["'a/b'"]),
+        (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
+    ],
+)
+def test_every_mistake_is_one_line(data, path, value, expected):
+    _set(data, path, value)
+    with pytest.raises(UserError) as caught:
+        parse_experiment(data, "file.yaml")
+    message = str(caught.value)
+    assert message.startswith("file.yaml: ")
+    assert "\n" not in message
+    for part in expected:
+        assert part in message, message
+
+
+def test_a_missing_file_and_broken_yaml_are_named(tmp_path):
+    with pytest.raises(UserError, match="no such experiment file"):
+        load_experiment(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("seeds: [1\nexperiment: x")
+    with pytest.raises(UserError, match=r"broken\.yaml: not YAML"):
+        load_experiment(broken)
+
+
+def test_every_experiment_file_of_the_repository_is_valid(repository):
+    for path in (repository / "workflow/config").glob("testbed*.yaml"):
+        assert load_experiment(path).runs(), path
+
+
+def test_the_matrix_is_the_product_and_blocks_add_up_without_repeats(data):
+    experiment = parse_experiment(data, "x")
+    size = 1
+    for key in ("tasks", "models", "trust_regions", "estimators", "conditions", "seeds"):
+        size *= len(data[key])
+    assert len(experiment.runs()) == len(set(experiment.runs())) == size
+    data["matrix"] = [{"tasks": ["chains"]}, {"tasks": ["chains"], "conditions": ["stale"]}]
+    assert len(parse_experiment(data, "x").runs()) == size // 2
+
+
+def test_a_new_seed_or_method_changes_no_existing_run(data):
+    before = parse_experiment(data, "x")
+    more = copy.deepcopy(data)
+    more["seeds"].append(9)
+    more["trust_regions"]["none"] = {"rule": "none"}
+    after = parse_experiment(more, "x")
+    for run in before.runs():
+        assert resolve(before, run) == resolve(after, run)
+
+
+def test_methods_share_seeds_and_seeds_differ(data):
+    experiment = parse_experiment(data, "x")
+    seeds = {}
+    for run in experiment.runs():
+        seeds.setdefault((run.model, run.task, run.seed), set()).add(str(resolve(experiment, run)["seeds"]))
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+def test_overrides_apply_in_order(data):
+    data["tasks"]["chains"]["training"] = {"learning_rate": 0.5, "keep": 7}
+    data["models"]["tiny"]["training"] = {"keep": 5, "weight_decay": 0.25}
+    data["conditions"]["gentle"] = {"learning_rate": 0.125}
+    experiment = parse_experiment(data, "x")
+    run = next(run for run in experiment.runs() if run.task == "chains" and run.condition == "gentle")
+    training = experiment.training_of(run)
+    assert (training.learning_rate, training.keep, training.weight_decay) == (0.125, 7, 0.25)
+
+
+def test_derived_seeds_depend_on_every_coordinate_and_not_on_their_order():
+    assert derive_seed(a=1, b="x") == derive_seed(b="x", a=1)
+    seeds = {
+        derive_seed(a=1, b="x"),
+        derive_seed(a=2, b="x"),
+        derive_seed(a=1, b="y"),
+        derive_seed(a="1", b="x"),
+    }
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,138 @@
+"""Whole runs: the same seed gives the same numbers, interrupted or not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from troll.experiments import load_experiment, resolve, write_run_file
+from troll.tasks.write import write_problems
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    config = {"name": "chains", "train": 32, "validation": 8, "test": 8, "settings": {"operations": [2]}}
+    write_problems(config, directory)
+    return directory
+
+
+@pytest.fixture
+def configure(repository):
+    """Writes run.yaml of the reduced experiment's TROLL run, with changes."""
+
+    def write(out, **changes):
+        experiment = load_experiment(repository / "tests/workflow/reduced.yaml")
+        run = next(run for run in experiment.runs() if (run.task, run.trust_region) == ("chains", "troll"))
+        config = resolve(experiment, run)
+        config["training"] |= {"rollout_batches": 8, "max_response_tokens": 12} | changes
+        write_run_file(out / "run.yaml", config)
+        return out
+
+    return write
+
+
+def command(out, base, data):
+    troll = [sys.executable, "-m", "troll.cli", "--log", str(out / "log"), "train", str(out / "run.yaml")]
+    return [*troll, "--base", str(base), "--data", str(data)]
+
+
+def metrics(out):
+    """The lines of metrics.jsonl without their times."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row.pop("time")["wall_s"] > 0
+    return rows
+
+
+def weights(out):
+    return (out / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(configure, guessing_base, data, tmp_path):
+    whole, killed = configure(tmp_path / "whole"), configure(tmp_path / "killed")
+    subprocess.run(command(whole, guessing_base, data), check=True)
+    assert len(metrics(whole)) == 8 * 4
+    assert sum(row["grad_norm"] > 0 for row in metrics(whole)) > 16, "too little was learnt to prove anything"
+    assert any(row["outside"] > 0 for row in metrics(whole))
+
+    process = subprocess.Popen(command(killed, guessing_base, data), start_new_session=True)
+    path = killed / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    # Past a checkpoint, and in the middle of a rollout batch: lines after the checkpoint must be dropped.
+    while not path.exists() or len(path.read_text().splitlines()) < 14:
+        assert process.poll() is None, (killed / "log").read_text()[-2000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "manifest.json").exists()
+    lines_then = len(path.read_text().splitlines())
+    if not list((killed / "trainer").glob("checkpoint-*/complete.json")) or lines_then >= 32:
+        pytest.fail("the kill came at a moment that proves nothing")
+
+    resumed = subprocess.run(command(killed, guessing_base, data), check=True, capture_output=True, text=True)
+    first = int(resumed.stderr.split("step ")[1].split("/")[0])
+    assert first > 4, "the run began again instead of going on"
+    assert metrics(killed) == metrics(whole)
+    assert weights(killed) == weights(whole)
+
+    manifests = [json.loads((out / "manifest.json").read_text()) for out in (whole, killed)]
+    for key in ("config", "seeds", "digests", "versions", "certificate"):
+        assert manifests[0][key] == manifests[1][key], key
+    assert manifests[0]["certificate"]["steps"] == 32
+    assert manifests[0]["certificate"]["worst_kl_violation"] <= 1e-5
+    assert not (whole / "trainer").exists()
+
+
+def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessing_base, data, tmp_path):
+    out = configure(tmp_path / "run", rollout_batches=2)
+    subprocess.run(command(out, guessing_base, data), check=True)
+    first = metrics(out)
+    # As if it had been interrupted: a complete checkpoint is there, but the run is now another one.
+    (out / "manifest.json").unlink()
+    stale = out / "trainer" / "checkpoint-4"
+    stale.mkdir(parents=True)
+    (stale / "complete.json").write_text(json.dumps({"config": "0" * 64, "method": {}}))
+    configure(out, rollout_batches=2, learning_rate=0.01)
+    subprocess.run(command(out, guessing_base, data), check=True)
+    assert len(metrics(out)) == len(first) == 8
+    assert metrics(out)[-1]["loss"] != first[-1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: (out / "run.yaml").unlink(), "run.yaml: no such run file"),
+        (lambda out: (out / "run.yaml").write_text("- 1"), "run.yaml: not a run file"),
+        (
+            lambda out: (out / "run.yaml").write_text(
+                (out / "run.yaml").read_text().replace("prompts_per_batch: 4", "prompts_per_batch: 400")
+            ),
+            "prompts_per_batch is 400, but task chains has 32 train problems",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_name_the_log(configure, guessing_base, data, tmp_path, change, message):
+    out = configure(tmp_path / "run")
+    change(out)
+    result = subprocess.run(command(out, guessing_base, data), capture_output=True, text=True)
+    assert result.returncode == 1
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert str(out / "log") in lines[0]
+    assert not (out / "manifest.json").exists()
+
+
+def test_run_files_hold_everything(configure, tmp_path):
+    config = yaml.safe_load((configure(tmp_path / "run") / "run.yaml").read_text())
+    assert {"experiment", "run_id", "seed", "seeds", "training", "trust_region", "estimator"} <= config.keys()

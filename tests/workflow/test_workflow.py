@@ -1,0 +1,140 @@
+"""The workflow as a person runs it, on a copy of its files in a directory of its own."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from troll.tasks.sandbox import sandbox_available
+
+pytestmark = pytest.mark.snakemake
+
+
+@pytest.fixture
+def checkout(repository, tmp_path):
+    """A directory with the workflow but without any results; its path has a space and an umlaut."""
+    directory = tmp_path / "a checkoüt"
+    directory.mkdir()
+    shutil.copy(repository / "Snakefile", directory)
+    for name in ("workflow", "envs", "tests/workflow"):
+        shutil.copytree(repository / name, directory / name)
+    return directory
+
+
+def snakemake(directory, *arguments, **settings):
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+    settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
+    return subprocess.run(command, cwd=directory, **settings)
+
+
+def test_the_default_graph_builds_and_is_the_testbed(checkout):
+    result = snakemake(checkout, "-n", "--quiet", "rules")
+    assert result.returncode == 0, result.stderr
+    result = snakemake(checkout, "-n")
+    assert "results/testbed/report.html" in result.stdout + result.stderr
+
+
+def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkout):
+    path = checkout / "workflow/config/testbed.yaml"
+    path.write_text(path.read_text().replace("learning_rate: 3.0e-4", "learning_rate: -3.0e-4"))
+    result = snakemake(checkout)
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
+    assert lines == [
+        "error: workflow/config/testbed.yaml: conditions.stale.learning_rate: input should be greater than 0 "
+        "(found -0.0003)"
+    ]
+    assert not (checkout / "results").exists()
+
+
+def test_adding_a_seed_adds_only_its_runs(checkout):
+    def jobs(*extra):
+        result = snakemake(checkout, "-n", "--configfile", "tests/workflow/reduced.yaml", *extra)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.count("rule train:")
+
+    assert jobs("--config", "seeds=[0,1]") == 2 * jobs()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout):
+    available, reason = sandbox_available()
+    assert available, reason
+    arguments = ("--configfile", "tests/workflow/reduced.yaml")
+    root = checkout / "results/reduced"
+
+    # Kill everything as soon as a run trains, as a power cut would.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
+        cwd=checkout,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 600
+    while not list(root.glob("runs/**/metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    base = {path: path.stat().st_mtime_ns for path in root.glob("base/*/*/manifest.json")}
+
+    snakemake(checkout, *arguments, "--unlock")
+    result = snakemake(checkout, *arguments, "--rerun-incomplete")
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert all(path.stat().st_mtime_ns == then for path, then in base.items()), (
+        "finished models were made again"
+    )
+    assert "[train] tiny/chains/" in result.stderr, "no progress was shown"
+    check_outputs(root)
+
+    result = snakemake(checkout, *arguments)
+    assert "Nothing to be done" in result.stdout + result.stderr
+
+
+def check_outputs(root: Path) -> None:
+    runs = pd.read_parquet(root / "runs.parquet")
+    trained = runs[runs["trust_region"] != "base"]
+    assert set(trained["trust_region"]) == {"clip", "troll"}
+    assert set(runs["task"]) == {"chains", "functions"}
+    steps = trained[(trained["source"] == "train") & (trained["metric"] == "loss")]
+    assert (steps.groupby("run_id")["step"].max() == 8).all()
+    assert not trained.duplicated(["run_id", "step", "metric", "source"]).any()
+    for directory in root.glob("runs/*/*/*/*/*/*"):
+        manifest = json.loads((directory / "manifest.json").read_text())
+        assert manifest["run_id"] == directory.relative_to(root / "runs").as_posix()
+        grades = json.loads((directory / "grades.json").read_text())
+        assert len(grades["problems"]) == 8
+        assert all(len(problem["passed"]) == 2 for problem in grades["problems"].values())
+    for name in ("main.png", "main.pdf", "learning_chains.png", "learning_functions.pdf"):
+        assert (root / "figures" / name).stat().st_size > 5000
+    for suffix in ("csv", "md", "tex", "html"):
+        assert "troll" in (root / f"tables/main.{suffix}").read_text()
+    report = (root / "report.html").read_text()
+    assert "main.png" in report
+    assert "Tables" in report
+    # The same table gives the same bytes.
+    figure = root / "figures/main.png"
+    digest = hashlib.sha256(figure.read_bytes()).hexdigest()
+    figure_command = [
+        sys.executable,
+        "-m",
+        "troll.cli",
+        "figure",
+        "main",
+        "--runs",
+        str(root / "runs.parquet"),
+    ]
+    figure_command += ["--items", str(root / "items.parquet"), "--out", str(root / "again")]
+    subprocess.run(figure_command, check=True)
+    assert hashlib.sha256((root / "again.png").read_bytes()).hexdigest() == digest
