@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.errors import UserError
+from troll.tasks import syscall_filter
 from troll.tasks.bubblewrap import base_interpreter, bubblewrap_command
 
 _START_S = 60.0
@@ -129,17 +130,14 @@ def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
 
 
 def _command(job: Path) -> list[str]:
-    runner = Path(__file__).with_name("evalplus_runner.py")
     libraries = list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
     command = bubblewrap_command(libraries, proc=True)
-    command += [
-        "--ro-bind",
-        str(runner),
-        "/troll/evalplus_runner.py",
-        "--ro-bind",
-        str(job),
-        "/troll/job.json",
-    ]
+    for inside, path in (
+        ("evalplus_runner.py", Path(__file__).with_name("evalplus_runner.py")),
+        ("syscall_filter.py", Path(syscall_filter.__file__)),
+        ("job.json", job),
+    ):
+        command += ["--ro-bind", str(path), f"/troll/{inside}"]
     # evalplus works in a temporary directory, and its shared values need semaphores.
     for directory in ("/scratch", "/dev/shm"):
         command += ["--size", str(64 * 2**20), "--tmpfs", directory]

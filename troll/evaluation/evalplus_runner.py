@@ -1,7 +1,9 @@
 """Runs evalplus' own checks inside the sandbox: one JSON line per sample on the standard output.
 
-Standard library and evalplus only; started by ``evalplus_check.py`` as a script. Input is a JSON file:
-``{"dataset", "problems": {task_id: record}, "samples": [[task_id, source]], "indices": [index]}``.
+The process that evalplus starts for each program confines itself first, so that it can neither multiply
+nor kill the evaluator; the rest is evalplus as it is. Standard library and evalplus only; started by
+``evalplus_check.py`` as a script. Input is a JSON file: ``{"dataset", "problems": {task_id: record},
+"samples": [[task_id, source]], "indices": [index]}``.
 """
 
 import gc
@@ -10,8 +12,19 @@ import os
 import sys
 from typing import Any
 
-from evalplus.eval import untrusted_check
+import evalplus.eval
 from evalplus.gen.util import trusted_exec
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - keep the start short
+
+import syscall_filter  # type: ignore[import-not-found]
+
+_unconfined = evalplus.eval.unsafe_execute
+
+
+def _confined(*arguments: Any) -> None:
+    syscall_filter.confine()
+    _unconfined(*arguments)
 
 
 def main() -> None:
@@ -20,21 +33,22 @@ def main() -> None:
         job = json.load(file)
     report = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    expected: dict[str, dict[str, Any]] = {}
+    references: dict[str, dict[str, Any]] = {}
     for task_id, problem in job["problems"].items():
         reference = problem["prompt"] + problem["canonical_solution"]
-        expected[task_id] = {
+        references[task_id] = {
             kind: trusted_exec(reference, problem[f"{kind}_input"], problem["entry_point"], record_time=True)
             for kind in ("base", "plus")
         }
+    evalplus.eval.unsafe_execute = _confined
     gc.freeze()
     print(json.dumps({"ready": True}), file=report, flush=True)
     for index in job["indices"]:
         task_id, source = job["samples"][index]
         problem, verdict = job["problems"][task_id], {"index": index, "base": False, "plus": False}
         for kind in ("base", "plus"):
-            outputs, times = expected[task_id][kind]
-            status, _ = untrusted_check(
+            outputs, times = references[task_id][kind]
+            status, _ = evalplus.eval.untrusted_check(
                 job["dataset"],
                 source,
                 problem[f"{kind}_input"],

@@ -147,6 +147,12 @@ def _grade_code(
             )
         )
         theirs = dict(zip(unique, theirs_later.result(), strict=True))
+    for (task_id, _), verdict in ours.items():
+        if verdict.status == "infrastructure":
+            raise UserError(
+                f"sandbox: failed while judging a sample of {task_id} ({verdict.detail}); "
+                f"nothing is graded, since that says nothing about the sample"
+            )
     disagreements = [
         {
             "task_id": key[0],

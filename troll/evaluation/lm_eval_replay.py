@@ -33,7 +33,7 @@ def replay(task: str, problems: Path, completions: Mapping[str, Sequence[str]]) 
     except ImportError as error:
         raise UserError(f"lm-eval: {error}; install it: pip install 'troll[evaluate]'") from None
 
-    class Replay(LM):  # type: ignore[misc]
+    class Replay(LM):
         """A model that repeats what was recorded, in order."""
 
         def __init__(self) -> None:

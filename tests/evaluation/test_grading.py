@@ -1,0 +1,280 @@
+import hashlib
+import random
+from collections import Counter
+
+import pytest
+
+from troll.errors import UserError
+from troll.evaluation import evalplus_check, lm_eval_replay
+from troll.evaluation.evalplus_check import EvalplusVerdict, evalplus_verdicts
+from troll.evaluation.grading import grade
+from troll.evaluation.lm_eval_replay import replay
+from troll.files import read_json, write_jsonl
+from troll.tasks.sandbox import sandbox_available
+from troll.tasks.verifiers.math import judge_math
+
+needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+
+
+def chain(number):
+    prompt = f"Start with {number}. Add 5. Which digit remains?\n"
+    return {
+        "task_id": f"chains/test/{number}",
+        "prompt": prompt,
+        "answer": str((number + 5) % 10),
+        "level": 1,
+    }
+
+
+def doubling(number, factor=2):
+    return {
+        "task_id": f"functions/test/{number}",
+        "prompt": f'def f(x):\n    """{factor} times x."""\n',
+        "entry_point": "f",
+        "canonical_solution": f"    return {factor} * x\n",
+        "base_input": [[1], [2]],
+        "plus_input": [[0], [-3], [7]],
+        "atol": 0,
+        "contract": "",
+        "level": 1,
+    }
+
+
+def write(tmp_path, problems, completions):
+    """Problems, and samples given as (number of the problem, completion)."""
+    write_jsonl(tmp_path / "problems.jsonl", problems)
+    counts = Counter()
+    rows = []
+    for number, completion in completions:
+        rows.append(
+            {"task_id": problems[number]["task_id"], "sample": counts[number], "completion": completion}
+        )
+        counts[number] += 1
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+
+
+def grades(tmp_path, task, **settings):
+    grade(task, tmp_path / "samples.jsonl", tmp_path / "problems.jsonl", tmp_path / "grades.json", **settings)
+    return read_json(tmp_path / "grades.json")
+
+
+# --- mathematics --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chain_samples():
+    """Twelve problems with nine samples each of all kinds, shuffled across problems."""
+    generator = random.Random(0)
+    problems = [chain(number) for number in range(12)]
+    forms = ("\\boxed{{{}}}", "so \\boxed{{0}} no \\boxed{{ {} }}\n", "{}", "\\boxed{{{}+1-1}}", "")
+    completions = [
+        (number, generator.choice(forms).format((number + generator.choice([5, 5, 6])) % 10))
+        for number in range(12)
+        for _ in range(9)
+    ]
+    generator.shuffle(completions)
+    return problems, completions
+
+
+def test_replay_through_lm_eval_equals_direct_verdicts(tmp_path, chain_samples):
+    problems, completions = chain_samples
+    write(tmp_path, problems, completions)
+    result = grades(tmp_path, "chains")
+    assert result["disagreements"] == [] and result["missing"] == []
+    for number, problem in enumerate(problems):
+        texts = [text for owner, text in completions if owner == number]
+        expected = judge_math([problem["answer"]] * 9, texts)
+        assert result["problems"][problem["task_id"]]["status"] == expected
+        assert result["problems"][problem["task_id"]]["passed"] == [status == "passed" for status in expected]
+    flags = [problem["passed"] for problem in result["problems"].values()]
+    assert result["metrics"]["pass@1"] == pytest.approx(sum(map(sum, flags)) / 108)
+    assert result["metrics"]["pass@9"] == pytest.approx(sum(map(any, flags)) / 12)
+    assert 0 < result["metrics"]["pass@1"] < result["metrics"]["pass@8"] < 1.0 + 1e-12
+    assert result["data_sha256"] == hashlib.sha256((tmp_path / "problems.jsonl").read_bytes()).hexdigest()
+    assert {"lm_eval", "math-verify", "python", "troll"} <= set(result["versions"])
+
+
+def test_lm_eval_sees_the_very_prompts_and_all_samples(tmp_path, chain_samples, monkeypatch):
+    problems, completions = chain_samples
+    write(tmp_path, problems, completions)
+    import lm_eval.evaluator
+
+    seen = []
+    original = lm_eval.evaluator.evaluate
+
+    def spy(lm, task_dict, **settings):
+        generate = lm.generate_until
+        lm.generate_until = lambda requests, **k: (seen.extend(requests), generate(requests, **k))[1]
+        return original(lm=lm, task_dict=task_dict, **settings)
+
+    monkeypatch.setattr(lm_eval.evaluator, "evaluate", spy)
+    grades(tmp_path, "chains")
+    assert Counter(request.args[0] for request in seen) == {problem["prompt"]: 9 for problem in problems}
+
+
+def test_a_difference_to_lm_eval_is_listed(tmp_path, monkeypatch):
+    write(tmp_path, [chain(1)], [(0, "\\boxed{6}")])
+    monkeypatch.setattr(lm_eval_replay, "replay", lambda *_: {"pass@1": 0.25})
+    result = grades(tmp_path, "chains")
+    assert result["disagreements"] == [{"metric": "pass@1", "lm_eval": 0.25, "troll": 1.0}]
+
+
+def test_unequal_numbers_of_samples_are_replayed_as_they_are(tmp_path):
+    problems = [chain(1), chain(2)]
+    write_jsonl(tmp_path / "problems.jsonl", problems)
+    completions = {"chains/test/1": ["\\boxed{6}"] * 3, "chains/test/2": ["\\boxed{0}"]}
+    assert replay("chains", tmp_path / "problems.jsonl", completions)["pass@1"] == pytest.approx(0.5)
+
+
+# --- code ---------------------------------------------------------------------------------------------------
+
+EQUAL_TO_ALL = """    class Yes:
+        def __eq__(self, other): return True
+    return Yes()
+"""
+FRAME_WALK = """    import sys
+    frame = sys._getframe()
+    while frame:
+        if "expected" in frame.f_locals:
+            expected = frame.f_locals["expected"]
+            expected[:] = [None] * len(expected)
+        frame = frame.f_back
+    return None
+"""
+
+
+@needs_sandbox
+def test_code_is_graded_by_both_and_they_agree_on_honest_work(tmp_path):
+    problems = [doubling(0), doubling(1, 3)]
+    completions = [
+        (0, "    return 2 * x\n"),
+        (1, "    return 2 * x\n"),
+        (0, "    return 2 * abs(x)\n"),
+        (1, "    return x * 3\n"),
+        (0, "    return 2 * x\n"),
+        (1, "    print(3 * x)\n"),
+        (1, "    return 3 * x)\n"),
+        (0, "    return 2.0 * x\n"),
+    ]
+    write(tmp_path, problems, completions)
+    result = grades(tmp_path, "functions")
+    assert result["disagreements"] == []
+    assert result["problems"]["functions/test/0"] == {
+        "passed": [True, False, True, True],
+        "base": [True, True, True, True],
+        "status": ["passed", "wrong", "passed", "passed"],
+    }
+    assert result["problems"]["functions/test/1"]["status"] == ["wrong", "passed", "wrong", "crash"]
+    assert result["metrics"] == {"pass@1": 0.5, "pass@4": 1.0, "base/pass@1": 0.625, "base/pass@4": 1.0}
+    assert result["evalplus"] == {"pass@1": 0.5, "pass@4": 1.0}
+    assert {"evalplus", "bubblewrap"} <= set(result["versions"])
+
+
+@needs_sandbox
+@pytest.mark.parametrize("cheat", [EQUAL_TO_ALL, FRAME_WALK], ids=["equal to all", "frame walk"])
+def test_what_cheats_evalplus_does_not_score_and_is_listed(tmp_path, cheat):
+    write(tmp_path, [doubling(0)], [(0, cheat), (0, "    return 2 * x\n"), (0, cheat)])
+    result = grades(tmp_path, "functions")
+    assert result["problems"]["functions/test/0"]["passed"] == [False, True, False]
+    assert result["metrics"]["pass@1"] == pytest.approx(1 / 3)
+    (disagreement,) = result["disagreements"]
+    assert disagreement["samples"] == [0, 2] and disagreement["completion"] == cheat
+    assert disagreement["evalplus"] == {"base": True, "passed": True}
+    assert disagreement["troll"]["passed"] is False
+
+
+@needs_sandbox
+def test_a_program_that_spoils_evalplus_costs_only_its_own_verdict():
+    forge = """import os
+for descriptor in range(3, 20):
+    try: os.write(descriptor, b"garbage\\n")
+    except OSError: pass
+def f(x): return 2 * x
+"""
+    right = "def f(x):\n    return 2 * x\n"
+    record = doubling(0)
+    samples = [(record["task_id"], text) for text in (right, forge, right, forge, right)]
+    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples, workers=1)
+    passed, lost = EvalplusVerdict(True, True), EvalplusVerdict(None, None)
+    assert verdicts == [passed, lost, passed, lost, passed]
+
+
+@needs_sandbox
+def test_programs_under_evalplus_are_confined():
+    """They can neither kill the evaluator nor multiply, whatever they call."""
+    attack = """import ctypes, os
+libc = ctypes.CDLL(None)
+def f(x):
+    denied = [libc.kill(os.getppid(), 9), libc.fork(), libc.socket(2, 1, 0), libc.unshare(0x10000000)]
+    return 2 * x if denied == [-1] * 4 else None
+"""
+    record = doubling(0)
+    (verdict,) = evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], attack)])
+    assert verdict == EvalplusVerdict(True, True)
+
+
+@needs_sandbox
+def test_evalplus_that_cannot_start_is_an_error(monkeypatch):
+    command = evalplus_check._command
+    monkeypatch.setattr(evalplus_check, "_command", lambda job: [*command(job)[:-1], "/troll/nothing.json"])
+    record = doubling(0)
+    with pytest.raises(UserError, match=r"evalplus: does not start.*nothing.json"):
+        evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], "x")])
+
+
+def test_without_the_sandbox_code_is_not_graded_at_all(tmp_path, monkeypatch):
+    write(tmp_path, [doubling(0)], [(0, "    return 2 * x\n")])
+    monkeypatch.setenv("PATH", "/nowhere")
+    sandbox_available.cache_clear()
+    with pytest.raises(UserError, match=r"bwrap: not found.*apt-get install"):
+        grades(tmp_path, "functions")
+    sandbox_available.cache_clear()
+    assert not (tmp_path / "grades.json").exists()
+
+
+# --- input --------------------------------------------------------------------------------------------------
+
+
+def test_problems_without_samples_are_an_error_or_listed(tmp_path):
+    write(tmp_path, [chain(number) for number in range(6)], [(1, "\\boxed{6}"), (3, "\\boxed{0}")])
+    with pytest.raises(UserError, match=r"4 of 6 problems have no sample \(chains/test/0, .*, \.\.\.\)"):
+        grades(tmp_path, "chains")
+    result = grades(tmp_path, "chains", only_present=True)
+    assert result["missing"] == [f"chains/test/{number}" for number in (0, 2, 4, 5)]
+    assert result["metrics"]["pass@1"] == 0.5
+    assert set(result["problems"]) == {"chains/test/1", "chains/test/3"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"task_id": "chains/test/0"}', "samples.jsonl:1: no text field 'completion'"),
+        ('{"task_id": "chains/test/0", "completion": 7}', "samples.jsonl:1: no text field 'completion'"),
+        ('{"task_id": "other", "completion": ""}', "samples.jsonl:1: task_id 'other' is not in"),
+        ("", "holds no samples"),
+        ("{", "samples.jsonl:1: not JSON"),
+    ],
+)
+def test_unusable_samples_are_named(tmp_path, lines, message):
+    write_jsonl(tmp_path / "problems.jsonl", [chain(0)])
+    (tmp_path / "samples.jsonl").write_text(lines)
+    with pytest.raises(UserError, match=message):
+        grades(tmp_path, "chains")
+
+
+def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
+    with pytest.raises(UserError, match="'chain'; valid: chains, functions"):
+        grades(tmp_path, "chain")
+
+
+def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
+    """A sandbox that fails midway must not become a score."""
+    from troll.tasks.verifiers import code
+
+    write(tmp_path, [doubling(0)], [(0, "    return 2 * x\n")])
+    lost = code.CodeVerdict(False, False, "infrastructure", "lost")
+    monkeypatch.setattr(code, "verify_code", lambda records, texts: [lost] * len(texts))
+    monkeypatch.setattr(evalplus_check, "evalplus_verdicts", lambda *_: [EvalplusVerdict(True, True)])
+    monkeypatch.setattr("troll.tasks.sandbox.sandbox_available", lambda: (True, ""))
+    with pytest.raises(UserError, match=r"functions/test/0.*lost"):
+        grades(tmp_path, "functions")

@@ -1,0 +1,206 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from troll.errors import UserError
+from troll.evaluation import decoding, sampling
+from troll.evaluation.decoding import decode_batch, draw_tokens, uniform_stream
+from troll.evaluation.sampling import sample
+from troll.files import read_jsonl
+
+from .conftest import Prompt
+
+PROMPTS = [
+    Prompt(f"t/{i}", text) for i, text in enumerate(["a", "hello world", "abc 123", "zzzzzzzzzzzzzzzzzzzz q"])
+]
+
+
+def draw(checkpoint, path, problems=PROMPTS, **changes):
+    settings = {"samples_per_problem": 4, "max_new_tokens": 12, "seed": 3, "device": "cpu", **changes}
+    sample(checkpoint, problems, out=path, **settings)
+    return read_jsonl(path)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+
+
+def test_rows_are_complete_and_in_order(checkpoint, tmp_path):
+    rows = draw(checkpoint, tmp_path / "s.jsonl")
+    assert [(row["task_id"], row["sample"]) for row in rows] == [
+        (p.task_id, j) for p in PROMPTS for j in range(4)
+    ]
+    assert {tuple(row) for row in rows} == {("task_id", "sample", "completion", "tokens", "finished")}
+    assert all(1 <= row["tokens"] <= 12 for row in rows)
+    assert {row["finished"] for row in rows} == {True, False}
+    for row in rows:
+        # one character a token; the end counts as a token and leaves no text
+        assert len(row["completion"]) == row["tokens"] - row["finished"]
+        assert row["finished"] or row["tokens"] == 12
+    assert not (tmp_path / "s.jsonl.parts").exists()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 100])
+def test_text_does_not_depend_on_the_batch(checkpoint, tmp_path, batch_size):
+    expected = draw(checkpoint, tmp_path / "a.jsonl", batch_size=7)
+    assert draw(checkpoint, tmp_path / "b.jsonl", batch_size=batch_size) == expected
+
+
+def test_text_does_not_depend_on_the_other_problems_or_the_number_of_samples(checkpoint, tmp_path):
+    whole = {(r["task_id"], r["sample"]): r for r in draw(checkpoint, tmp_path / "a.jsonl")}
+    part = draw(checkpoint, tmp_path / "b.jsonl", PROMPTS[2:0:-1], samples_per_problem=2)
+    assert part == [whole[row["task_id"], row["sample"]] for row in part]
+
+
+def test_a_shorter_limit_gives_the_start_of_the_text(checkpoint, tmp_path):
+    long = draw(checkpoint, tmp_path / "a.jsonl")
+    short = draw(checkpoint, tmp_path / "b.jsonl", max_new_tokens=5)
+    assert all(a["completion"].startswith(b["completion"]) for a, b in zip(long, short, strict=True))
+
+
+def test_seeds_and_samples_differ(checkpoint, tmp_path):
+    first, second = draw(checkpoint, tmp_path / "a.jsonl"), draw(checkpoint, tmp_path / "b.jsonl", seed=4)
+    assert len({row["completion"] for row in first[4:8]}) > 1
+    assert [row["completion"] for row in first] != [row["completion"] for row in second]
+
+
+def test_greedy_equals_transformers(checkpoint, model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    rows = draw(checkpoint, tmp_path / "a.jsonl", temperature=0, samples_per_problem=1)
+    for row, problem in zip(rows, PROMPTS, strict=True):
+        ids = tokenizer(problem.prompt, return_tensors="pt").input_ids
+        whole = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        assert row["completion"] == tokenizer.decode(whole, skip_special_tokens=True)
+        assert row["tokens"] == len(whole)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_frequencies_are_the_models_probabilities(model, temperature):
+    """First and second tokens of 4,000 samples against the exact distribution, in a padded batch."""
+    prompts, count = [[5, 6, 7], [9] * 11], 4000
+    uniforms = np.stack([uniform_stream(seed, 2) for seed in range(count)])
+    responses = decode_batch(
+        model, prompts, [seed % 2 for seed in range(count)], uniforms, temperature=temperature, stop_ids=set()
+    )
+    for which, prompt in enumerate(prompts):
+        mine = responses[which::2]
+        with torch.inference_mode():
+            first = torch.softmax(model(torch.tensor([prompt])).logits[0, -1].double() / temperature, -1)
+            follow = model(torch.tensor([[*prompt, token] for token in range(len(first))])).logits[:, -1]
+        second = first @ torch.softmax(follow.double() / temperature, -1)
+        for place, expected in ((0, first), (1, second)):
+            counts = Counter(response[place] for response in mine)
+            observed = np.array([counts[token] for token in range(len(expected))])
+            wanted = expected.numpy() * len(mine)
+            rare = wanted < 5  # pool what a chi-square test cannot take
+            observed = np.append(observed[~rare], observed[rare].sum())
+            wanted = np.append(wanted[~rare], wanted[rare].sum())
+            wanted *= observed.sum() / wanted.sum()
+            if wanted[-1] == 0:
+                observed, wanted = observed[:-1], wanted[:-1]
+            assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+def test_dropping_finished_rows_changes_nothing(model, monkeypatch):
+    uniforms = np.stack([uniform_stream(seed, 20) for seed in range(24)])
+    owners = [seed % 3 for seed in range(24)]
+    prompts = [[3, 4], [7] * 9, [1, 2, 3, 4, 5]]
+
+    def run():
+        return decode_batch(model, prompts, owners, uniforms, temperature=1.0, stop_ids={0, 5, 6})
+
+    often = run()
+    monkeypatch.setattr(decoding, "_DROP_SHARE", 2.0)
+    assert run() == often
+    assert len({len(response) for response in often}) > 3
+    for response in often:
+        assert not {0, 5, 6} & set(response[:-1])
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
+    uniforms = torch.tensor([0.0, 0.4999999999, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw_tokens(logits, uniforms, 1.0).tolist() == [1, 1, 3, 3]
+
+
+def test_an_interrupted_call_goes_on_and_ends_the_same(checkpoint, tmp_path, monkeypatch):
+    expected = draw(checkpoint, tmp_path / "a.jsonl", batch_size=3)
+    decoded = []
+
+    def failing(model, prompts, owners, *arguments, **settings):
+        if len(decoded) == 2:
+            raise KeyboardInterrupt
+        decoded.append(len(owners))
+        return decode_batch(model, prompts, owners, *arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "decode_batch", failing)
+        with pytest.raises(KeyboardInterrupt):
+            draw(checkpoint, tmp_path / "b.jsonl", batch_size=3)
+    assert not (tmp_path / "b.jsonl").exists()
+    resumed = []
+    monkeypatch.setattr(
+        decoding,
+        "decode_batch",
+        lambda model, prompts, owners, *a, **k: (
+            resumed.append(len(owners)) or decode_batch(model, prompts, owners, *a, **k)
+        ),
+    )
+    assert draw(checkpoint, tmp_path / "b.jsonl", batch_size=5) == expected
+    assert sum(resumed) == len(expected) - sum(decoded)
+
+
+def test_what_another_setting_left_behind_is_not_used(checkpoint, tmp_path, monkeypatch):
+    path = tmp_path / "s.jsonl"
+    expected = draw(checkpoint, tmp_path / "a.jsonl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "write_jsonl", stop_after_parts := StopWhole(path))
+        with pytest.raises(KeyboardInterrupt):
+            draw(checkpoint, path, seed=99)
+    assert stop_after_parts.parts > 0
+    assert draw(checkpoint, path) == expected
+
+
+class StopWhole:
+    """Writes parts, but is interrupted before the whole."""
+
+    def __init__(self, whole):
+        self.whole, self.parts = whole, 0
+
+    def __call__(self, path, rows):
+        if path == self.whole:
+            raise KeyboardInterrupt
+        self.parts += 1
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples_per_problem": 0}, "samples_per_problem is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"max_new_tokens": 127}, "t/1 has 11 tokens.*context of 128"),
+        ({"problems": []}, "no problems"),
+        ({"problems": [Prompt("t/0", "a")] * 2}, "'t/0' occurs twice"),
+        ({"problems": [Prompt("t/0", "")]}, "t/0 has no tokens"),
+    ],
+)
+def test_bad_input_is_one_line(checkpoint, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        draw(checkpoint, tmp_path / "s.jsonl", **changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere: not a model"):
+        draw(tmp_path / "nowhere", tmp_path / "s.jsonl")
