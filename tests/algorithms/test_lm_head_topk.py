@@ -6,6 +6,7 @@ from head_oracle import OPTIONS, dense_head, dense_logits, error, make_case
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from troll.algorithms.distributions import sparsify
 from troll.algorithms.lm_head import lm_head
 
 
@@ -141,3 +142,18 @@ def test_old_and_new_policy_agree_when_the_weights_do(dtype, options):
 
 def to_double(value):
     return value.double() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("dropped_mass", [0.0, 1e-5, 1e-2])
+@pytest.mark.parametrize("keep", [1, 8, 64])
+def test_agrees_with_the_dense_reference_path(keep, dropped_mass):
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(40, 200, dtype=torch.float64)
+    labels = torch.randint(200, (40,))
+    want = sparsify(logits, keep, dropped_mass, labels)
+    head = head_of_logits(
+        logits, labels, keep=keep, dropped_mass=dropped_mass, chunk_tokens=16, chunk_vocab=70
+    )
+    assert torch.equal(head.distribution.token_ids, want.token_ids)
+    assert error(head.distribution.log_probs, want.log_probs) < 1e-12
+    assert error(head.distribution.tail_log_prob, want.tail_log_prob) < 1e-10

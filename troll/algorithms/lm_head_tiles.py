@@ -138,17 +138,19 @@ def take_labels_(tile: Tensor, labels: Tensor, start: int, label_logits: Tensor)
     label_logits.copy_(torch.where(inside, found, label_logits))
 
 
-def locate(ids: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where ids [n, K] fall into columns [start, start + columns): rows, slots, local columns [hits]."""
-    rows, slots = torch.nonzero((ids >= start) & (ids < start + columns), as_tuple=True)
-    return rows, slots, ids[rows, slots] - start
+def locate(ids: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Which ids [n, K] are in columns [start, start + columns), and their places in a flattened tile."""
+    inside = (ids >= start) & (ids < start + columns)
+    first = torch.arange(-start, ids.shape[0] * columns - start, columns, device=ids.device)
+    return inside, (ids + first.unsqueeze(1))[inside]
 
 
 def take_support_(tile: Tensor, support: Tensor, start: int, support_logits: Tensor) -> None:
     """Moves the logits at ``support`` [n, K] into ``support_logits``; leaves MASKED behind."""
-    rows, slots, columns = locate(support, start, tile.shape[1])
-    support_logits[rows, slots] = tile[rows, columns]
-    tile[rows, columns] = MASKED
+    inside, places = locate(support, start, tile.shape[1])
+    flat = tile.view(-1)
+    support_logits.masked_scatter_(inside, flat[places])
+    flat.index_fill_(0, places, MASKED)
 
 
 def reduce_tile_(
@@ -243,11 +245,11 @@ def gradient_tile_(
         factor.add_(gradients.offset.unsqueeze(1))
         tile.exp_().mul_(factor)
     if support is not None and gradients.at_support is not None:
-        rows, slots, columns = locate(support, start, tile.shape[1])
-        tile[rows, columns] = gradients.at_support[rows, slots]
+        inside, places = locate(support, start, tile.shape[1])
+        tile.view(-1)[places] = gradients.at_support[inside]
     if gradients.at_label is not None:
-        rows, _, columns = locate(labels.unsqueeze(1), start, tile.shape[1])
-        tile[rows, columns] += gradients.at_label[rows]
+        inside, places = locate(labels.unsqueeze(1), start, tile.shape[1])
+        tile.view(-1).index_add_(0, places, gradients.at_label[inside.squeeze(1)])
     if damping is not None:
         tile.mul_(damping)
     if dtype == tile.dtype:
