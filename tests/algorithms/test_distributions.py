@@ -28,6 +28,12 @@ def test_keeps_the_most_probable_tokens_until_the_mass_is_reached():
     torch.testing.assert_close(sparse.tail_log_prob.exp(), torch.tensor([0.1], dtype=torch.float64))
 
 
+@pytest.mark.parametrize(("dropped_mass", "kept"), [(0.201, 2), (0.199, 3), (0.101, 3), (0.099, 4)])
+def test_a_token_is_kept_while_more_than_the_dropped_mass_is_left(dropped_mass, kept):
+    sparse = sparsify(P.log(), 5, dropped_mass)
+    assert int((sparse.token_ids >= 0).sum()) == kept
+
+
 def test_keep_is_a_limit():
     sparse = sparsify(P.log(), keep=2, dropped_mass=0.0)
     assert sparse.token_ids.tolist() == [[0, 2]]

@@ -1,6 +1,7 @@
 """What every trust region promises, checked for each registered name."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,6 +180,23 @@ def test_common_metrics_are_the_same_measure_for_every_rule(name):
     assert set(metrics["outside"].unique().tolist()) <= {0.0, 1.0}
     for key, value in metrics.items():
         assert value.shape == case.mask.shape and not value.requires_grad, key
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_tail_that_one_policy_rounded_to_nothing_stays_finite(name):
+    case, rule = make_case(), region(name)
+
+    def cut(policy: TokenPolicy) -> TokenPolicy:
+        dist = policy.distribution
+        tail = torch.full_like(dist.tail_log_prob, -math.inf)
+        return replace(policy, distribution=replace(dist, tail_log_prob=tail))
+
+    context = case.context if rule.needs_context else None
+    for new, old in ((cut(case.new), case.old), (case.new, cut(case.old)), (cut(case.new), cut(case.old))):
+        losses = rule(new, old, case.advantages, case.mask, context)
+        (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
+        assert found.isfinite().all() and losses.per_token.isfinite().all()
+        assert all(value.isfinite().all() for value in losses.metrics.values())
 
 
 @pytest.mark.parametrize("name", RULES)

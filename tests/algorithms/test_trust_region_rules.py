@@ -196,6 +196,25 @@ def test_troll_survives_an_old_tail_that_was_rounded_to_nothing():
     assert logits.grad.isfinite().all() and logits.grad[0, 0, 2] > 0
 
 
+def test_troll_survives_a_kept_token_that_the_old_policy_rules_out():
+    """A forced token of old probability zero: KL is infinite, loss and gradient are not."""
+    ids = torch.tensor([[[0, 1, 2]]])
+
+    def policy(log_probs: Tensor) -> TokenPolicy:
+        kept = SparseLogProbs(ids, log_probs[..., :3], log_probs[..., 3])
+        return TokenPolicy(log_probs[..., 0], kept, None, torch.tensor([[0]]))
+
+    logits = torch.zeros(1, 1, 4, requires_grad=True)
+    old = torch.tensor([[[0.5, 0.4, 0.0, 0.1]]]).log()
+    losses = make_trust_region("troll")(
+        policy(logits.log_softmax(-1)), policy(old), torch.ones(1, 1), torch.ones(1, 1)
+    )
+    losses.per_token.sum().backward()
+    assert losses.metrics["kl_to_old"].item() == math.inf and losses.metrics["outside"].item() == 1
+    assert losses.per_token.isfinite().all() and logits.grad.isfinite().all()
+    assert logits.grad[0, 0, 2] > 0.1
+
+
 def test_a_looser_bound_projects_fewer_tokens():
     case = make_case(shift=0.5)
     counts = []

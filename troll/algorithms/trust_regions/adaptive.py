@@ -13,7 +13,7 @@ from troll.algorithms._names import check_number
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.trust_regions.projected import troll
 from troll.algorithms.trust_regions.registry import scatter_rows
-from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
+from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, compared_rows, log_ratio
 from troll.errors import UserError
 
 
@@ -28,9 +28,7 @@ def kl_penalty(
     difference = log_ratio(new, old, mask)
     ratio = difference.exp()
     if new.distribution is not None and old.distribution is not None:
-        rows = kl_divergence(
-            old.distribution.rows(mask).detach().atoms(), new.distribution.rows(mask).atoms()
-        )
+        rows = kl_divergence(compared_rows(old, mask).detach().atoms(), compared_rows(new, mask).atoms())
         divergence = scatter_rows(rows, mask)
     else:
         divergence = ratio - 1.0 - difference

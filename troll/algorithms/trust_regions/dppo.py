@@ -11,24 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.divergences import kl_divergence, wide_dtype
 from troll.algorithms.trust_regions.registry import scatter_rows
-from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
-from troll.errors import UserError
+from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, compared_rows, log_ratio
 
 
 def _binary(log_probs: Tensor) -> Tensor:
     """The two atoms [M, 2] of rows [M]: the sampled token, everything else."""
-    sampled = log_probs.detach().double().clamp(max=0.0)
+    sampled = log_probs.to(wide_dtype(log_probs.device)).clamp(max=0.0)
     return torch.stack([sampled, torch.log(-torch.expm1(sampled))], dim=-1)
 
 
 def _atoms(policy: TokenPolicy, mask: Tensor, binary: bool) -> Tensor:
     if binary:
         return _binary(policy.log_probs[mask])
-    if policy.distribution is None:
-        raise UserError("dppo over the top-K needs the distributions of the new and the old policy")
-    return policy.distribution.rows(mask).detach().atoms()
+    return compared_rows(policy, mask).atoms()
 
 
 def _dppo(

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
 from troll.algorithms.trust_regions.ratio import sequence_weight
 from troll.algorithms.trust_regions.registry import scatter_rows
-from troll.algorithms.trust_regions.types import LOG_RATIO_LIMIT, TokenLosses, TokenPolicy, sampled_slots
-from troll.errors import UserError
+from troll.algorithms.trust_regions.types import (
+    LOG_RATIO_LIMIT,
+    TokenLosses,
+    TokenPolicy,
+    compared_rows,
+    sampled_slots,
+)
 
-# Least mass of a tail: 1e-12, which the paper gives to each dropped token (its code's configuration,
-# default_log_prob -27.631). An old tail rounded off to zero must not forbid what the new policy has there.
-TAIL_FLOOR = -27.631
 # Least log-probability of a projected token in the regression, where the old policy has none at all.
 REGRESSION_FLOOR = -100.0
 
@@ -31,16 +32,9 @@ class _Projected:
     metrics: dict[str, Tensor]
 
 
-def _floored(distribution: SparseLogProbs) -> SparseLogProbs:
-    tail = distribution.tail_log_prob.clamp(min=TAIL_FLOOR)
-    return SparseLogProbs(distribution.token_ids, distribution.log_probs, tail)
-
-
 def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
     """Project at the response tokens only: masked positions are never read."""
-    if new.distribution is None or old.distribution is None:
-        raise UserError("troll needs the distributions of the new and the old policy")
-    q, p = _floored(new.distribution.rows(mask)), _floored(old.distribution.rows(mask).detach())
+    q, p = compared_rows(new, mask), compared_rows(old, mask).detach()
     slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
     projection = project(q, p, kl_bound)
     pi = projection.log_probs

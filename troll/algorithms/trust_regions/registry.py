@@ -22,7 +22,13 @@ from troll.algorithms._names import check_settings, keyword_settings, nearest
 from troll.algorithms.aggregation import check_aggregation
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import kl_divergence
-from troll.algorithms.trust_regions.types import GroupContext, TokenLosses, TokenPolicy, log_ratio
+from troll.algorithms.trust_regions.types import (
+    GroupContext,
+    TokenLosses,
+    TokenPolicy,
+    compared_rows,
+    log_ratio,
+)
 from troll.errors import UserError
 
 Rule = Callable[..., TokenLosses]
@@ -246,7 +252,7 @@ class TrustRegion:
         if new.distribution is not None and old.distribution is not None:
             metrics["kept_mass"] = kept_mass(old.distribution, keep)
             if "kl_to_old" not in known:
-                rows = kl_divergence(new.distribution.rows(keep).atoms(), old.distribution.rows(keep).atoms())
+                rows = kl_divergence(compared_rows(new, keep).atoms(), compared_rows(old, keep).atoms())
                 metrics["kl_to_old"] = scatter_rows(rows, keep)
         return metrics
 

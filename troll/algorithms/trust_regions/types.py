@@ -13,6 +13,9 @@ from troll.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
 LOG_RATIO_LIMIT = 20.0
+# Least mass of a tail: 1e-12, which the paper gives to each dropped token (its code's configuration,
+# default_log_prob -27.631). An old tail rounded off to zero must not forbid what the new policy has there.
+TAIL_FLOOR = -27.631
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,20 @@ def log_ratio(new: TokenPolicy, old: TokenPolicy, mask: Tensor) -> Tensor:
     new_log = new.log_probs.masked_fill(masked, 0.0).to(dtype)
     old_log = old.log_probs.detach().masked_fill(masked, 0.0).to(dtype)
     return (new_log - old_log).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
+    """The distribution at the response tokens [M, K], as all divergences between policies see it.
+
+    Masked positions are left out, and tails are floored at TAIL_FLOOR.
+
+    Raises:
+        UserError: the policy came without its distribution.
+    """
+    if policy.distribution is None:
+        raise UserError("this trust region needs the distributions of the new and the old policy")
+    rows = policy.distribution.rows(mask)
+    return SparseLogProbs(rows.token_ids, rows.log_probs, rows.tail_log_prob.clamp(min=TAIL_FLOOR))
 
 
 def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tensor) -> Tensor:
