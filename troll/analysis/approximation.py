@@ -6,6 +6,7 @@ sparsification differs. Inside the trust region both give the same gradient; err
 it, and from the few that the coarser KL takes for being inside.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from troll.algorithms.distributions import kl, on_support, sparsify, tail_gap_bound
@@ -209,20 +211,27 @@ def approximation_figure(errors: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(7.2, 2.5), layout="constrained")
         panels = figure.subplots(1, len(_PANELS))
         for axes, (name, label) in zip(panels, _PANELS, strict=True):
-            for marker, (mass, line) in zip(_markers(), errors.groupby("dropped_mass"), strict=False):
-                line = line.sort_values("keep")
+            masses: list[float] = sorted(errors["dropped_mass"].unique().tolist(), reverse=True)
+            for marker, mass in zip(_markers(), masses, strict=False):
+                line = errors[errors["dropped_mass"] == mass].sort_values("keep")
                 values = 1.0 - line["gradient_cosine"] if name == "gradient_error" else line[name]
                 # Below float64's own rounding there is nothing to see.
                 axes.plot(
-                    line["keep"], values.clip(lower=1e-14), marker=marker, markersize=3, label=f"{mass:g}"
+                    line["keep"], values.clip(lower=1e-14), marker=marker, markersize=3, label=_power(mass)
                 )
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.set_xlabel("kept tokens K, at most")
             axes.set_ylabel(label)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, title="dropped mass", loc="outside upper center", ncols=len(labels))
     return figure
+
+
+def _power(mass: float) -> str:
+    exponent = math.log10(mass) if mass > 0 else math.nan
+    return f"$10^{{{exponent:.0f}}}$" if exponent.is_integer() else f"{mass:g}"
 
 
 def _markers() -> Iterator[str]:
