@@ -25,17 +25,17 @@ torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$here/envs/constraints.txt")
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
         say "installing torch $torch with CUDA"
-        pip install --quiet "torch==$torch"
+        pip install -qq "torch==$torch"
     else
         say "installing torch $torch for the CPU (no NVIDIA GPU found)"
-        pip install --quiet "torch==$torch+cpu" 2>/dev/null ||
-            pip install --quiet --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
-            pip install --quiet "torch==$torch"
+        pip install -qq "torch==$torch+cpu" 2>/dev/null ||
+            pip install -qq --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
+            pip install -qq "torch==$torch"
     fi
 fi
 say "installing the pinned packages (a few minutes)"
-pip install --quiet --constraint "$here/envs/constraints.txt" "setuptools>=77"
-pip install --quiet --no-build-isolation --constraint "$here/envs/constraints.txt" --editable "$here[test]"
+pip install -qq --constraint "$here/envs/constraints.txt" "setuptools>=77"
+pip install -qq --no-build-isolation --constraint "$here/envs/constraints.txt" --editable "$here[test]"
 pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
 
 # Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.

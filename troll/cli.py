@@ -231,6 +231,21 @@ def figure(
 
 
 @app.command()
+def claims(
+    ledger: Annotated[list[Path], typer.Argument(help="files of claims; see workflow/config/claims.yaml")],
+    runs: Runs,
+    items: Items,
+    out: Annotated[Path, typer.Option(help="path without suffix")],
+) -> None:
+    """Judge claims by the runs there are: supported, contradicted, inconclusive or not run."""
+    from troll.analysis.artefacts import evidence
+    from troll.analysis.claims import judge, read_claims, write_claims
+
+    given = evidence(runs, items)
+    write_claims(judge(read_claims(ledger), given.runs, given.items), given.runs, [runs, items, *ledger], out)
+
+
+@app.command()
 def report(
     config: Config,
     out: Out,

@@ -66,6 +66,7 @@ class Experiment(Settings):
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
+    claims: list[str] = Field(["workflow/config/claims.yaml"], description="files of claims to be judged")
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
 
     def runs(self) -> list[Run]:
@@ -99,10 +100,12 @@ class Experiment(Settings):
         return runs[run_id]
 
     def training_of(self, run: Run) -> Training:
-        """The settings of a run: the experiment's, then the overrides of model, task and condition."""
+        """The settings of a run: the experiment's with the overrides of its coordinates, condition last."""
         overrides = (
             self.models[run.model].training,
             self.tasks[run.task].training,
+            self.trust_regions[run.trust_region].training,
+            self.estimators[run.estimator].training,
             self.conditions[run.condition],
         )
         merged = self.training.model_dump()
@@ -189,6 +192,11 @@ def _problems(experiment: Experiment) -> Iterator[str]:
     overrides: list[tuple[str, Mapping[str, Any]]] = [
         *((f"models.{name}.training", model.training) for name, model in experiment.models.items()),
         *((f"tasks.{name}.training", task.training) for name, task in experiment.tasks.items()),
+        *(
+            (f"trust_regions.{name}.training", rule.training)
+            for name, rule in experiment.trust_regions.items()
+        ),
+        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
         *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
     ]
     for where, override in overrides:
@@ -242,8 +250,12 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def resolve(experiment: Experiment, run: Run) -> dict[str, Any]:
-    """Everything that defines a run, as plain data: the contents of its run.yaml."""
+    """Everything that defines a run, defaults included, as plain data: the contents of its run.yaml."""
+    from troll.algorithms.advantages import make_estimator
+    from troll.algorithms.trust_regions import make_trust_region
+
     task = experiment.tasks[run.task]
+    trust_region, estimator = experiment.trust_regions[run.trust_region], experiment.estimators[run.estimator]
     return {
         "experiment": experiment.experiment,
         "run_id": run.run_id,
@@ -254,8 +266,16 @@ def resolve(experiment: Experiment, run: Run) -> dict[str, Any]:
             **task.model_dump(exclude={"training", "settings"}),
             "settings": check_settings(get_task(run.task), task.settings),
         },
-        "trust_region": {"name": run.trust_region, **experiment.trust_regions[run.trust_region].model_dump()},
-        "estimator": {"name": run.estimator, **experiment.estimators[run.estimator].model_dump()},
+        "trust_region": {
+            "name": run.trust_region,
+            "rule": trust_region.rule,
+            "settings": make_trust_region(trust_region.rule, **trust_region.settings).settings,
+        },
+        "estimator": {
+            "name": run.estimator,
+            "rule": estimator.rule,
+            "settings": make_estimator(estimator.rule, **estimator.settings).settings,
+        },
         "condition": {"name": run.condition},
         "training": experiment.training_of(run).model_dump(),
         "seeds": run_seeds(experiment.experiment, run),

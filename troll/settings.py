@@ -27,7 +27,8 @@ NotNegative = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, allow_inf_
 class Training(Settings):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
-    Other blocks of an experiment file (a model, a task, a condition) may override single keys, in this order.
+    Other blocks of an experiment file (a model, a task, a trust region, an estimator, a condition) may
+    override single keys, in this order.
     """
 
     rollout_batches: Count = Field(1001, description="rollout batches of a run")
@@ -110,6 +111,7 @@ class Rule(Settings):
 
     rule: str
     settings: dict[str, Any] = {}
+    training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
 
 
 class Evaluation(Settings):

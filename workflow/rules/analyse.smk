@@ -2,6 +2,9 @@
 
 TABLES = ["main", "comparison", "test", "certificate"]
 FIGURES = ["main", "final"]
+if has_variants():
+    TABLES.append("ablation")
+    FIGURES.append("ablation")
 TASK_FIGURES = ["learning", "projection"]
 TASKS = list(dict.fromkeys(run.task for run in RUNS))
 
@@ -112,7 +115,34 @@ rule task_figure:
         " --items {input.problems:q} --out {params.stem:q}"
 
 
+rule claims:
+    input:
+        runs=rules.collect.output.runs,
+        problems=rules.collect.output.problems,
+        ledger=EXPERIMENT.claims,
+    output:
+        report(
+            f"{ROOT}/claims.md",
+            caption="../report/claims.rst",
+            category="Verdicts",
+            labels={"table": "claims"},
+        ),
+        f"{ROOT}/claims.json",
+    log:
+        f"{ROOT}/logs/claims.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+    message:
+        "claims"
+    shell:
+        "troll --log {log:q} claims {input.ledger:q} --runs {input.runs:q} --items {input.problems:q}"
+        " --out {params.stem:q}"
+
+
 ARTEFACTS = [
+    f"{ROOT}/claims.md",
     *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
     *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),
     *collect(f"{ROOT}/figures/{{name}}_{{task}}.png", name=TASK_FIGURES, task=TASKS),

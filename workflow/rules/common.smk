@@ -1,10 +1,14 @@
 # The one place where the experiment file becomes targets.
 
 import json
+import os
 import sys
 
 from troll.errors import UserError
 from troll.experiments import BASE, parse_experiment, resolve, resolve_base
+
+# `troll` is found beside the Python that runs Snakemake, whether or not its environment is activated.
+os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"
 
 _source = workflow.configfiles[-1] if workflow.configfiles else "--config"
 try:
@@ -111,6 +115,13 @@ def places():
     """Everything that is evaluated: every run's final model, and the base models that they start from."""
     runs = [f"runs/{run.run_id}" for run in RUNS]
     return runs + [f"{BASE}/{model}/{task}" for model, task in BASES]
+
+
+def has_variants():
+    """Whether the experiment varies settings of one rule: names such as troll-kl0.01 beside troll."""
+    from troll.analysis.summaries import variant_of
+
+    return any(variant_of(run.trust_region) for run in RUNS)
 
 
 def final_outputs():
