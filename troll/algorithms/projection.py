@@ -3,13 +3,15 @@ r"""The TROLL projection: the nearest distribution inside a KL ball, exact, with
 Notation. For one token position, p is the old policy (the one that sampled), q the new policy (the one that
 is trained), both over the same atoms; eps is the bound. Sums run over atoms.
 
-**Problem** (TROLL, arXiv 2510.03817, eq. 3; both divergences take the projected policy first):
+**Problem** (TROLL, arXiv 2510.03817; both divergences take the projected policy first):
 
     pi = argmin_pi KL(pi || q)   subject to   KL(pi || p) <= eps.
 
 **Solution.** If KL(q || p) <= eps then pi = q. Otherwise, with eta > 0 the multiplier of the constraint,
 
     pi ~ exp( (eta log p + log q) / (eta + 1) ),   eta the root of   KL(pi || p) = eps.
+
+(The paper's eq. 4 is printed without the log of q; its code has it.)
 
 With the step beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the straight line
 from log p to log q, normalised:
