@@ -1,14 +1,17 @@
 # The one place where the experiment file becomes targets.
 
 import json
-import os
 import sys
+from pathlib import Path
+from shlex import quote
 
 from troll.errors import UserError
 from troll.experiments import BASE, parse_experiment, resolve, resolve_base
 
-# `troll` is found beside the Python that runs Snakemake, whether or not its environment is activated.
-os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"
+# Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
+if not workflow.deployment_settings.deployment_method:
+    here = quote(str(Path(sys.executable).parent))
+    shell.prefix(f"set -euo pipefail; PATH={here}:$PATH; ")
 
 _source = workflow.configfiles[-1] if workflow.configfiles else "--config"
 try:
