@@ -1,15 +1,23 @@
 """Trust regions for reinforcement learning of language models: algorithms, trainer and benchmark harness."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from troll.algorithms.projection import project
+    from troll.training.trainer import TrustRegionTrainer
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "project"]
+__all__ = ["TrustRegionTrainer", "project"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `troll.project` on first use, so that `import troll` alone does not import torch."""
+    # Imported on first use: `import troll` must not cost the import of torch, nor `project` that of TRL.
     if name == "project":
         from troll.algorithms.projection import project
 
         return project
-    raise AttributeError(f"module 'troll' has no attribute {name!r}")
+    if name == "TrustRegionTrainer":
+        from troll.training.trainer import TrustRegionTrainer
+
+        return TrustRegionTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
