@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import yaml
@@ -17,8 +18,18 @@ from pydantic import BaseModel, Field, ValidationError
 from troll.errors import UserError
 from troll.files import write_text
 from troll.seeding import derive_seed
-from troll.settings import Evaluation, ModelSettings, Rule, Settings, TaskSettings, Training, Whole
+from troll.settings import (
+    EstimatorRule,
+    Evaluation,
+    ModelSettings,
+    Rule,
+    Settings,
+    TaskSettings,
+    Training,
+    Whole,
+)
 from troll.tasks.registry import check_settings, get_task, task_names
+from troll.training.recipes import estimator_problems, missing_parts, recipe_of
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 BASE = "base"
@@ -61,11 +72,13 @@ class Experiment(Settings):
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     models: dict[str, ModelSettings] = Field(min_length=1)
     trust_regions: dict[str, Rule] = Field(min_length=1)
-    estimators: dict[str, Rule] = Field(min_length=1)
+    estimators: dict[str, EstimatorRule] = Field(min_length=1)
     conditions: dict[str, dict[str, Any]] = Field(min_length=1)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
+    cost: Cost | None = Field(None, description="measure the cost of an update on this machine")
+    approximation: bool = Field(False, description="compare sparse projections with dense ones")
     claims: list[str] = Field(["workflow/config/claims.yaml"], description="files of claims to be judged")
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
 
@@ -100,18 +113,31 @@ class Experiment(Settings):
         return runs[run_id]
 
     def training_of(self, run: Run) -> Training:
-        """The settings of a run: the experiment's with the overrides of its coordinates, condition last."""
+        """The settings of a run: the experiment's, then those that others override, one after the other.
+
+        They are the estimator's recipe (PPO-max has one), model, task, estimator and condition. Inside of a
+        block such as ``critic`` single keys are overridden too; null removes the block.
+        """
         overrides = (
+            recipe_of(self.estimators[run.estimator].rule),
             self.models[run.model].training,
             self.tasks[run.task].training,
-            self.trust_regions[run.trust_region].training,
             self.estimators[run.estimator].training,
             self.conditions[run.condition],
         )
-        merged = self.training.model_dump()
+        merged: Mapping[str, Any] = self.training.model_dump()
         for override in overrides:
-            merged.update(override)
+            merged = _merged(merged, override)
         return Training.model_validate(merged)
+
+
+def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with the override's values; mappings in both are merged too."""
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
 
 
 def _nearest(name: str, valid: list[str]) -> str:
@@ -130,6 +156,8 @@ def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[B
         if isinstance(current, type) and issubclass(current, BaseModel):
             field = current.model_fields.get(str(part))
             current = field.annotation if field else None
+            if isinstance(current, UnionType):  # an optional block: X | None
+                current = current.__args__[0]
         else:  # dict[str, X] or list[X]
             arguments = getattr(current, "__args__", ())
             current = arguments[-1] if arguments else None
@@ -181,6 +209,8 @@ def _problems(experiment: Experiment) -> Iterator[str]:
                 make(rule.rule, **rule.settings)
             except UserError as error:
                 yield f"{section}.{name}: {error}"
+    for name, rule in experiment.estimators.items():
+        yield from estimator_problems(f"estimators.{name}", rule)
     for name, model in experiment.models.items():
         if model.hub is not None:
             yield f"models.{name}.hub: hub models are not supported yet; leave it out"
@@ -197,11 +227,12 @@ def _problems(experiment: Experiment) -> Iterator[str]:
             for name, rule in experiment.trust_regions.items()
         ),
         *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
+        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
         *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
     ]
     for where, override in overrides:
         try:
-            Training.model_validate({**experiment.training.model_dump(), **override})
+            Training.model_validate(_merged(experiment.training.model_dump(), override))
         except ValidationError as error:
             # A single override may clash with what another one sets: only the merged run decides that.
             if error.errors()[0]["loc"]:
@@ -228,9 +259,12 @@ def parse_experiment(data: Any, source: str) -> Experiment:
         raise UserError(f"{source}: {problem}")
     for run in experiment.runs():
         try:
-            experiment.training_of(run)
+            training = experiment.training_of(run)
         except ValidationError as error:
             raise UserError(f"{source}: run {run.run_id}: {explain(error, Training)}") from None
+        where = f"estimators.{run.estimator}"
+        for problem in missing_parts(where, experiment.estimators[run.estimator], training):
+            raise UserError(f"{source}: {problem}")
     return experiment
 
 

@@ -24,6 +24,52 @@ Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan
 NotNegative = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, allow_inf_nan=False)]
 
 
+class Critic(Settings):
+    """The value model of GAE and PPO-max: initialised from the policy, trained beside it."""
+
+    learning_rate: Positive = Field(1e-5, description="AdamW's learning rate, constant (paper)")
+    weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
+    warmup_steps: Whole = Field(0, description="first optimiser steps, in which the critic alone learns")
+    value_clip: Positive | None = Field(
+        0.5, description="farthest that values may leave the rollout's in the loss (verl); none for no limit"
+    )
+    gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
+
+
+class Regulariser(Settings):
+    """The KL to the frozen reference, which is the base model."""
+
+    estimate: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
+        "k3", description="see troll.algorithms.regularisers; + has the gradient of k2"
+    )
+    place: Literal["loss", "reward"] = Field("loss", description="loss (GRPO) or reward per token (PPO)")
+    coefficient: Positive = Field(1e-3, description="weight of the KL; the first one if it adapts (verl)")
+    target: Positive | None = Field(
+        None, description="KL in nats per token that the coefficient adapts to (verl: 0.1); none fixes it"
+    )
+    horizon: Positive = Field(10000, description="responses over which the coefficient adapts (verl)")
+
+
+class DynamicSampling(Settings):
+    """DAPO: prompts whose responses are all right or all wrong are replaced by others."""
+
+    max_batches: Count = Field(10, description="rollout batches sampled to fill one, at most (verl)")
+
+
+class Overlong(Settings):
+    """DAPO: a growing penalty on the last tokens before the limit, -factor at the limit."""
+
+    buffer: Count = Field(4096, description="L_c: length of the zone before max_response_tokens, in tokens")
+    factor: Positive = Field(1.0, description="penalty at the limit")
+
+
+class Pretraining(Settings):
+    """PPO-ptx: the likelihood of the task's demonstrations in the loss."""
+
+    coefficient: Positive = Field(27.8, description="weight of mean -log pi(token) (InstructGPT)")
+    demonstrations: Count = Field(8, description="demonstrations in a micro-batch")
+
+
 class Training(Settings):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
@@ -47,6 +93,11 @@ class Training(Settings):
     aggregation: (
         Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] | None
     ) = Field(None, description="how token losses become one number; none takes the estimator's own")
+    critic: Critic | None = Field(None, description="needed by estimators that use values")
+    regulariser: Regulariser | None = Field(None, description="KL to the base model; none for none (paper)")
+    dynamic_sampling: DynamicSampling | None = Field(None, description="replace prompts without signal")
+    overlong: Overlong | None = Field(None, description="penalty on responses near the limit")
+    pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
     validate_every: Whole = Field(10, description="rollout batches between validations; 0 for never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
 
@@ -57,6 +108,16 @@ class Training(Settings):
             raise ValueError(
                 f"{responses} responses (prompts_per_batch x responses_per_prompt) do not divide into "
                 f"{self.mini_batches} mini_batches of {self.micro_batches} micro_batches"
+            )
+        if self.overlong and self.overlong.buffer > self.max_response_tokens:
+            raise ValueError(
+                f"overlong.buffer is {self.overlong.buffer}, longer than max_response_tokens "
+                f"({self.max_response_tokens}); shorten it"
+            )
+        if self.dynamic_sampling and self.responses_per_prompt == 1:
+            raise ValueError(
+                "dynamic_sampling can never fill a batch with responses_per_prompt 1: one response cannot be "
+                "right and wrong; sample at least 2"
             )
         return self
 
@@ -114,9 +175,24 @@ class Rule(Settings):
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
 
 
+class EstimatorRule(Rule):
+    """An advantage estimator, with overrides of training that belong to it, such as its critic."""
+
+    training: dict[str, Any] = {}
+
+
 class Evaluation(Settings):
     """How checkpoints are sampled and graded on the test split."""
 
     samples: Count = Field(8, description="samples for each problem")
     temperature: NotNegative = Field(1.0, description="sampling temperature; 0 is greedy")
     batch_size: Count = Field(256, description="responses sampled at a time")
+
+
+class Cost(Settings):
+    """The cost table: forward and backward of the output layer and the loss, clip and TROLL side by side."""
+
+    tokens: Count = Field(512, description="N, tokens of the update")
+    widths: list[Count] = Field([1024], description="D, hidden widths")
+    vocabulary: Count = Field(151_936, description="V; Qwen3's by default")
+    repeats: Count = Field(3, description="measurements of each variant")
