@@ -19,6 +19,7 @@ from troll.errors import UserError
 from troll.files import write_text
 from troll.seeding import derive_seed
 from troll.settings import (
+    Cost,
     EstimatorRule,
     Evaluation,
     ModelSettings,
