@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from troll.errors import UserError
 from troll.tasks.sandbox import Execution, Limits, Output, run_batch, sandbox_available
-from troll.tasks.verifiers import code
+from troll.tasks.verifiers import code, references
 from troll.tasks.verifiers.code import code_rewards, verify_code
 from troll.tasks.verifiers.comparison import outputs_match, values_match
 
@@ -64,14 +64,15 @@ def test_rewards_keep_order_and_equal_completions_run_once(monkeypatch):
         return run_batch(programs, *arguments, **settings)
 
     monkeypatch.setattr(code, "run_batch", spy)
-    monkeypatch.setattr(code, "_EXPECTED", {})
+    monkeypatch.setattr(references, "run_batch", spy)
+    monkeypatch.setattr(references, "_REFERENCES", {})
     right, wrong = "    return 2 * x\n", "    return x\n"
     other = record(task_id="test/1", canonical_solution="    return x\n")
     problems = [SimpleNamespace(record=r) for r in (record(), other, record(), record(), other, record())]
     completions = [right, right, wrong, right, wrong, right]
     assert code_rewards(problems, completions) == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert code_rewards(problems, completions) == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
-    assert ran == [2, 4, 4]  # two references once, then the different (problem, completion) pairs
+    assert ran == [2, 4, 0, 4]  # two references once, then the different (problem, completion) pairs
 
 
 @needs_sandbox
@@ -105,9 +106,10 @@ def test_a_missing_field_is_named():
 
 def test_a_failing_sandbox_is_an_error_and_not_a_wrong_answer(monkeypatch):
     reference = Execution("finished", tuple(Output("value", "2") for _ in range(5)))
-    answers = iter([[reference], [Execution("infrastructure", detail="no more processes")]])
-    monkeypatch.setattr(code, "run_batch", lambda *_, **__: next(answers))
-    monkeypatch.setattr(code, "_EXPECTED", {})
+    monkeypatch.setattr(references, "run_batch", lambda *_, **__: [reference])
+    monkeypatch.setattr(references, "_REFERENCES", {})
+    lost = Execution("infrastructure", detail="no more processes")
+    monkeypatch.setattr(code, "run_batch", lambda *_, **__: [lost])
     with pytest.raises(UserError, match=r"no more processes.*not counted as wrong"):
         code_rewards([SimpleNamespace(record=record())], ["    return 2\n"])
 

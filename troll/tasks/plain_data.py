@@ -12,8 +12,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+TOO_LARGE = "too large"
 MAX_DEPTH = 100
-MAX_NODES = 2_000_000
+MAX_NODES = 5_000_000
 # Integers beyond this travel as hexadecimal text: decimal conversion is quadratic and capped by Python.
 _MAX_DECIMAL_BITS = 1024
 # Ordinary containers have a handful of equal hashes at most; thousands are an attack on the judge's time.
@@ -55,7 +56,7 @@ def decode(text: str) -> Any:
 def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
     budget[0] -= 1
     if budget[0] < 0:
-        raise NotPlainError("too large")
+        raise NotPlainError(TOO_LARGE)
     if depth == 0:
         raise NotPlainError("too deep")
     kind = type(value)
@@ -114,17 +115,22 @@ def _from_json(node: Any, depth: int) -> Any:
         return tuple(_from_json(item, depth - 1) for item in payload)
     if tag == "dict":
         pairs = [(_from_json(key, depth - 1), _from_json(item, depth - 1)) for key, item in payload]
-        _refuse_colliding(key for key, _ in pairs)
+        refuse_colliding(key for key, _ in pairs)
         return dict(pairs)
     if tag == "set" or tag == "frozenset":
         items = [_from_json(item, depth - 1) for item in payload]
-        _refuse_colliding(items)
+        refuse_colliding(items)
         return set(items) if tag == "set" else frozenset(items)
     raise NotPlainError("malformed: tag")
 
 
-def _refuse_colliding(keys: Iterable[Any]) -> None:
-    """Refuses keys with many equal hashes: integers can be chosen so, and make building a table quadratic."""
+def refuse_colliding(keys: Iterable[Any]) -> None:
+    """Refuses keys with many equal hashes: integers can be chosen so, and make building a table quadratic.
+
+    Raises:
+        NotPlainError: there are too many.
+        TypeError: a key cannot be hashed.
+    """
     hashes = sorted(map(hash, keys))
     if any(a == b for a, b in zip(hashes, hashes[_MAX_EQUAL_HASHES:], strict=False)):
         raise NotPlainError("colliding hashes")

@@ -60,12 +60,14 @@ class Program:
         inputs: ``plain_data.encode`` of a list of argument lists. Programs that share one string share its
             memory.
         stdin: standard input of a script.
+        limits: of this program, in place of the batch's.
     """
 
     source: str
     entry_point: str | None = None
     inputs: str = "[]"
     stdin: str = ""
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def run_batch(
 
     Args:
         programs: what to run.
-        limits: of each program; the defaults of ``Limits`` if not given.
+        limits: of programs that name none of their own; the defaults of ``Limits`` if not given.
         workers: programs in flight; default one more than the cores, so that a loop does not stall the rest.
 
     Returns:
@@ -162,6 +164,7 @@ def sandbox_available() -> tuple[bool, str]:
 class _Active:
     pipe: int
     give_up: float
+    output_bytes: int
     data: bytearray = field(default_factory=bytearray)
     overflow: bool = False
 
@@ -188,7 +191,7 @@ def _run_until_lost(
             while pending or active:
                 while pending and len(active) < workers:
                     index = pending.popleft()
-                    active[index] = _Active(-1, 0.0)  # in flight from here on, should the sandbox be lost
+                    active[index] = _Active(-1, 0.0, 0)  # in flight from here on, should the sandbox be lost
                     active[index] = _submit(sandbox, index, programs[index], limits, shared)
                     selector.register(active[index].pipe, selectors.EVENT_READ, index)
                 now = time.monotonic()
@@ -200,14 +203,14 @@ def _run_until_lost(
                     if key.data is None:
                         continue
                     entry = active[key.data]
-                    if not _drain(entry, limits):
+                    if not _drain(entry):
                         selector.unregister(key.fd)
                         entry.close()
                 if any(key.data is None for key, _ in events):
                     report = sandbox.receive()
                     entry = active[report["id"]]
                     if entry.pipe >= 0:
-                        _drain(entry, limits)
+                        _drain(entry)
                         selector.unregister(entry.pipe)
                         entry.close()
                     results[report["id"]] = _judge_end(programs[report["id"]], entry, report)
@@ -226,6 +229,7 @@ def _run_until_lost(
 def _submit(
     sandbox: Sandbox, index: int, program: Program, limits: Limits, shared: dict[int, int]
 ) -> _Active:
+    limits = program.limits or limits
     script = program.entry_point is None
     text = f"{program.entry_point or ''}\n{program.source}".encode("utf-8", "surrogatepass")
     source = _sealed_file(text)
@@ -255,7 +259,7 @@ def _submit(
         os.close(source)
         if script:
             os.close(inputs)
-    return _Active(reading, time.monotonic() + limits.wall_s + _GRACE_S)
+    return _Active(reading, time.monotonic() + limits.wall_s + _GRACE_S, limits.output_bytes)
 
 
 def _sealed_file(content: bytes) -> int:
@@ -269,7 +273,7 @@ def _sealed_file(content: bytes) -> int:
     return descriptor
 
 
-def _drain(entry: _Active, limits: Limits) -> bool:
+def _drain(entry: _Active) -> bool:
     """Reads what is there; False at the end of the pipe or of our patience."""
     while True:
         try:
@@ -279,7 +283,7 @@ def _drain(entry: _Active, limits: Limits) -> bool:
         if not data:
             return False
         entry.data += data
-        if len(entry.data) > limits.output_bytes:
+        if len(entry.data) > entry.output_bytes:
             entry.overflow = True
             return False
 

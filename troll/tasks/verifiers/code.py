@@ -4,21 +4,18 @@ Both the reference solution and the candidates run in the sandbox; only encoded 
 outputs come out, and the comparison happens here, where no candidate's object ever is.
 """
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from troll.errors import UserError
-from troll.tasks import plain_data
-from troll.tasks.sandbox import Execution, Limits, Output, Program, run_batch
-from troll.tasks.verifiers.comparison import outputs_match
+from troll.tasks.sandbox import Execution, Limits, Program, run_batch
+from troll.tasks.verifiers.references import CodeProblem, Reference, read_problem, reference_outputs
 
 Status = Literal["passed", "wrong", "timeout", "memory", "crash", "rejected", "infrastructure"]
 
-# References may be slow; a fault in one is a fault of the data, so they get time enough on any machine.
-_REFERENCE_LIMITS = Limits(cpu_s=60, wall_s=120, memory_bytes=4 * 2**30, output_bytes=256 * 2**20)
-_REQUIRED = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input")
+# evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR
+_REFERENCE_TIME_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -81,102 +78,54 @@ def verify_code(
         records: one per completion, with prompt, entry_point, canonical_solution, base_input, plus_input
             (lists of argument lists) and atol.
         completions: the program is ``prompt + completion``.
-        limits: of one program over all its inputs; default `troll.tasks.sandbox.Limits`.
+        limits: of one program over all its inputs; default `troll.tasks.sandbox.Limits`. A program always
+            gets four times the CPU time of its problem's reference.
         workers: programs in flight.
 
     Raises:
         UserError: the sandbox cannot start, or a record lacks a field or has a reference solution that fails.
     """
-    known: dict[int, _Prepared] = {}  # records are often one object many times
-    prepared = []
+    known: dict[int, CodeProblem] = {}  # records are often one object many times
     for record in records:
         if id(record) not in known:
-            known[id(record)] = _prepare(record)
-        prepared.append(known[id(record)])
-    _fill_expected({item.digest: item for item in prepared}, workers)
-    unique = {(item.digest, text): item for item, text in zip(prepared, completions, strict=True)}
-    programs = [
-        Program(item.prompt + text, item.entry_point, item.inputs) for (_, text), item in unique.items()
-    ]
-    executions = run_batch(programs, _room_for(limits or Limits(), unique.values()), workers=workers)
+            known[id(record)] = read_problem(record)
+    problems = [known[id(record)] for record in records]
+    references = reference_outputs(problems, workers=workers)
+    unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
+    programs = [_program(references[digest], text, limits or Limits()) for digest, text in unique]
+    executions = run_batch(programs, workers=workers)
     verdicts = {
-        key: _judge(execution, _EXPECTED[item.digest], item)
-        for (key, item), execution in zip(unique.items(), executions, strict=True)
+        (digest, text): _judge(execution, references[digest])
+        for (digest, text), execution in zip(unique, executions, strict=True)
     }
-    return [verdicts[item.digest, text] for item, text in zip(prepared, completions, strict=True)]
+    return [verdicts[item.digest, text] for item, text in zip(problems, completions, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    name: str
-    digest: str
-    prompt: str
-    entry_point: str
-    reference: str
-    inputs: str
-    base_count: int
-    tolerance: float
+def _program(reference: Reference, completion: str, limits: Limits) -> Program:
+    problem = reference.problem
+    source = problem.prompt + completion
+    return Program(source, problem.entry_point, problem.inputs, limits=_limits_for(limits, reference))
 
 
-# Expected outputs by digest of the record; they outlive a batch because problems come again.
-_EXPECTED: dict[str, tuple[Output, ...]] = {}
-_INPUTS: dict[str, str] = {}
-
-
-def _prepare(record: Mapping[str, Any]) -> _Prepared:
-    name = str(record.get("task_id", "?"))
-    missing = [key for key in _REQUIRED if key not in record]
-    if missing:
-        raise UserError(
-            f"problem {name}: no field {missing[0]!r}; a code problem needs {', '.join(_REQUIRED)}"
-        )
-    base, plus = list(record["base_input"]), list(record["plus_input"])
-    try:
-        inputs = plain_data.encode(base + plus)
-    except plain_data.NotPlainError as error:
-        raise UserError(f"problem {name}: base_input or plus_input is not plain data ({error})") from None
-    parts = (record["prompt"], record["entry_point"], record["canonical_solution"], inputs)
-    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-    return _Prepared(
-        name=name,
-        digest=digest,
-        prompt=record["prompt"],
-        entry_point=record["entry_point"],
-        reference=record["canonical_solution"],
-        inputs=_INPUTS.setdefault(digest, inputs),  # one object, so that the sandbox shares its memory
-        base_count=len(base),
-        tolerance=float(record.get("atol", 0)),
+def _limits_for(limits: Limits, reference: Reference) -> Limits:
+    """Room for a solution a few times slower than the reference, and for outputs twice as long."""
+    cpu_s = max(limits.cpu_s, _REFERENCE_TIME_FACTOR * reference.cpu_s)
+    return replace(
+        limits,
+        cpu_s=cpu_s,
+        # A loaded machine must not turn a slow solution into a wrong one; the clock is for those that sleep.
+        wall_s=limits.wall_s if cpu_s == limits.cpu_s else max(limits.wall_s, 4 * cpu_s),
+        output_bytes=max(limits.output_bytes, 2 * sum(len(output.text) + 16 for output in reference.outputs)),
     )
 
 
-def _fill_expected(problems: Mapping[str, _Prepared], workers: int | None) -> None:
-    missing = [item for digest, item in problems.items() if digest not in _EXPECTED]
-    if not missing:
-        return
-    programs = [Program(item.prompt + item.reference, item.entry_point, item.inputs) for item in missing]
-    for item, execution in zip(missing, run_batch(programs, _REFERENCE_LIMITS, workers=workers), strict=True):
-        if execution.status != "finished" or any(output.kind != "value" for output in execution.outputs):
-            raise UserError(
-                f"problem {item.name}: its canonical_solution does not return plain data on its own inputs "
-                f"({execution.status} {execution.detail})"
-            )
-        _EXPECTED[item.digest] = execution.outputs
-
-
-def _room_for(limits: Limits, problems: Iterable[_Prepared]) -> Limits:
-    """Lets outputs be twice as long as the longest that is expected."""
-    longest = max(
-        (sum(len(output.text) + 16 for output in _EXPECTED[item.digest]) for item in problems), default=0
-    )
-    return replace(limits, output_bytes=max(limits.output_bytes, 2 * longest))
-
-
-def _judge(execution: Execution, expected: tuple[Output, ...], item: _Prepared) -> CodeVerdict:
+def _judge(execution: Execution, reference: Reference) -> CodeVerdict:
+    item = reference.problem
     matched = [
-        outputs_match(output, wanted, item.tolerance)
-        for output, wanted in zip(execution.outputs, expected, strict=False)
+        item.matches(number, output, wanted)
+        for number, (output, wanted) in enumerate(zip(execution.outputs, reference.outputs, strict=False))
     ]
-    matched += [False] * (len(expected) - len(matched))
+    matched += [False] * (len(reference.outputs) - len(matched))
     base, plus = all(matched[: item.base_count]), all(matched[item.base_count :])
     if execution.status == "infrastructure":
         return CodeVerdict(False, False, "infrastructure", execution.detail)

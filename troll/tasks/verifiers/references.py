@@ -1,0 +1,225 @@
+"""Code problems in evalplus' schema, and what their reference solutions return.
+
+References run in the sandbox like any program. Their outputs are kept in memory for the life of the
+process, and those that took long also on disk, by digest of everything that decides them.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from troll.errors import UserError
+from troll.files import atomic_path
+from troll.tasks import plain_data
+from troll.tasks.sandbox import Execution, Limits, Output, Program, run_batch
+from troll.tasks.verifiers.comparison import outputs_match
+from troll.tasks.verifiers.oracles import OPAQUE_ALLOWED, Oracle, special_oracle
+
+Dataset = Literal["humaneval", "mbpp"]
+
+# A fault in a reference is a fault of the data, so references get time enough on any machine.
+_LIMITS = Limits(cpu_s=120, wall_s=600, memory_bytes=4 * 2**30, output_bytes=256 * 2**20)
+_REQUIRED = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input")
+# Quicker references are not worth a file.
+_DISK_CPU_S = 0.25
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """A problem made ready for the sandbox.
+
+    Attributes:
+        name: its task_id.
+        dataset: whose special rules hold, evalplus' ``humaneval`` or ``mbpp``.
+        digest: of everything that decides expected outputs and verdicts.
+        prompt: what a program starts with.
+        entry_point: the function that is called.
+        reference: the reference solution, after the prompt.
+        arguments: of each call, base before plus.
+        inputs: the same, encoded.
+        base_count: how many belong to base.
+        tolerance: evalplus' ``atol``.
+        oracle: evalplus' special rule for this problem, if there is one.
+    """
+
+    name: str
+    dataset: Dataset
+    digest: str
+    prompt: str
+    entry_point: str
+    reference: str
+    arguments: list[list[Any]]
+    inputs: str
+    base_count: int
+    tolerance: float
+    oracle: Oracle | None
+
+    def matches(self, number: int, output: Output, expected: Output) -> bool:
+        """Tells whether the output of call ``number`` counts as right."""
+        if output.text == expected.text and output.kind == expected.kind == "value":
+            return True
+        if self.oracle is not None:
+            return self.oracle(self.arguments[number], output, expected, self.tolerance)
+        return outputs_match(output, expected, self.tolerance)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a reference solution returned.
+
+    Attributes:
+        problem: the problem as it is judged: without calls whose outputs are too large to cross the wall (one
+            call of MBPP+ returns 128 million items).
+        outputs: expected ones of those calls, base before plus.
+        cpu_s: CPU seconds that all calls took together.
+        skipped: numbers of the calls left out.
+    """
+
+    problem: CodeProblem
+    outputs: tuple[Output, ...]
+    cpu_s: float
+    skipped: tuple[int, ...] = ()
+
+
+# Problems come again and again in training.
+_REFERENCES: dict[str, Reference] = {}
+_INPUTS: dict[str, str] = {}
+
+
+def read_problem(record: Mapping[str, Any]) -> CodeProblem:
+    """Reads an evalplus-like record.
+
+    Raises:
+        UserError: a field is missing, or the inputs are no plain data.
+    """
+    name = str(record.get("task_id", "?"))
+    missing = [key for key in _REQUIRED if key not in record]
+    if missing:
+        raise UserError(
+            f"problem {name}: no field {missing[0]!r}; a code problem needs {', '.join(_REQUIRED)}"
+        )
+    dataset: Dataset = "mbpp" if name.startswith("Mbpp/") else "humaneval"
+    base, plus = (_arguments(name, dataset, list(record[f"{kind}_input"])) for kind in ("base", "plus"))
+    try:
+        inputs = plain_data.encode([list(arguments) for arguments in base + plus])
+    except plain_data.NotPlainError as error:
+        raise UserError(f"problem {name}: base_input or plus_input is not plain data ({error})") from None
+    tolerance = float(record.get("atol", 0))
+    special = name.startswith(("Mbpp/", "HumanEval/"))
+    texts = (record["prompt"], record["entry_point"], record["canonical_solution"], inputs)
+    parts = (*texts, dataset, str(len(base)), str(tolerance), str(special), sys.version)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return CodeProblem(
+        name=name,
+        dataset=dataset,
+        digest=digest,
+        prompt=record["prompt"],
+        entry_point=record["entry_point"],
+        reference=record["canonical_solution"],
+        arguments=base + plus,
+        inputs=_INPUTS.setdefault(digest, inputs),  # one object, so that the sandbox shares its memory
+        base_count=len(base),
+        tolerance=tolerance,
+        oracle=special_oracle(dataset, record["entry_point"]) if special else None,
+    )
+
+
+def _arguments(name: str, dataset: Dataset, inputs: list[Any]) -> list[Any]:
+    """Inputs as evalplus reads them: JSON has no tuples, sets or complex numbers, which MBPP+ needs."""
+    if dataset != "mbpp":
+        return inputs
+    try:
+        from evalplus.data.mbpp import mbpp_deserialize_inputs
+    except ImportError:
+        raise UserError(
+            "evalplus: not installed, and MBPP+ needs it; pip install 'troll[evaluate]'"
+        ) from None
+    return list(mbpp_deserialize_inputs(name, inputs))
+
+
+def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = None) -> dict[str, Reference]:
+    """Runs the reference solutions that have not run yet.
+
+    Returns:
+        References by digest of the problem.
+
+    Raises:
+        UserError: the sandbox cannot start, or a reference fails on its own inputs.
+    """
+    wanted = {problem.digest: problem for problem in problems}
+    for digest, item in wanted.items():
+        if digest not in _REFERENCES and (stored := _load(digest)) is not None:
+            _REFERENCES[digest] = _reference(item, *stored)
+    missing = [problem for digest, problem in wanted.items() if digest not in _REFERENCES]
+    programs = [Program(item.prompt + item.reference, item.entry_point, item.inputs) for item in missing]
+    faults = []
+    for item, execution in zip(missing, run_batch(programs, _LIMITS, workers=workers), strict=True):
+        if (fault := _fault(item, execution)) is not None:
+            faults.append(fault)
+            continue
+        _REFERENCES[item.digest] = _reference(item, execution.outputs, execution.cpu_s)
+        if execution.cpu_s > _DISK_CPU_S:
+            _store(item.digest, execution.outputs, execution.cpu_s)
+    if faults:
+        raise UserError(faults[0])
+    return {digest: _REFERENCES[digest] for digest in wanted}
+
+
+def _is_large(output: Output) -> bool:
+    return output.kind == "opaque" and output.text == plain_data.TOO_LARGE
+
+
+def _reference(problem: CodeProblem, outputs: tuple[Output, ...], cpu_s: float) -> Reference:
+    skipped = tuple(number for number, output in enumerate(outputs) if _is_large(output))
+    if not skipped:
+        return Reference(problem, outputs, cpu_s)
+    kept = [number for number in range(len(outputs)) if number not in skipped]
+    arguments = [problem.arguments[number] for number in kept]
+    judged = replace(
+        problem,
+        arguments=arguments,
+        inputs=plain_data.encode([list(item) for item in arguments]),
+        base_count=sum(number < problem.base_count for number in kept),
+    )
+    return Reference(judged, tuple(outputs[number] for number in kept), cpu_s, skipped)
+
+
+def _fault(problem: CodeProblem, execution: Execution) -> str | None:
+    """What is wrong with a reference, in one line; None if nothing is."""
+    if execution.status == "infrastructure":
+        return f"sandbox: failed while running the reference of {problem.name} ({execution.detail})"
+    bad = [output.text for output in execution.outputs if output.kind != "value" and not _is_large(output)]
+    if execution.status == "finished" and (not bad or problem.entry_point in OPAQUE_ALLOWED):
+        return None
+    return (
+        f"problem {problem.name}: its canonical_solution does not return plain data on its own inputs "
+        f"({execution.status}: {execution.detail or bad[0]})"
+    )
+
+
+def _path(digest: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "troll" / "references" / f"{digest}.json.gz"
+
+
+def _load(digest: str) -> tuple[tuple[Output, ...], float] | None:
+    try:
+        stored = json.loads(gzip.decompress(_path(digest).read_bytes()))
+        return tuple(Output(kind, text) for kind, text in stored["outputs"]), float(stored["cpu_s"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None  # not there, or not ours: the reference runs again
+
+
+def _store(digest: str, outputs: Iterable[Output], cpu_s: float) -> None:
+    row = {"cpu_s": cpu_s, "outputs": [[output.kind, output.text] for output in outputs]}
+    try:
+        with atomic_path(_path(digest)) as temporary:
+            temporary.write_bytes(gzip.compress(json.dumps(row).encode(), mtime=0))
+    except OSError:
+        pass  # a cache that cannot be written costs time only
