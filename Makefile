@@ -11,7 +11,7 @@ EXPERIMENT ?= workflow/config/testbed.yaml
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env results test lint clean
+.PHONY: help env results test lint readme clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,10 +23,13 @@ $(READY): pyproject.toml envs/constraints.txt envs/setup.sh
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, report
-	@"$(BIN)/python" -m snakemake --cores $(CORES) --configfile $(EXPERIMENT) --rerun-incomplete all
+	@"$(BIN)/python" workflow/run.py --cores $(CORES) --configfile $(EXPERIMENT) --rerun-incomplete -- all
 
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
+
+readme: env ## write the generated parts of the README from the tracked tidy table
+	@"$(BIN)/troll" readme README.md --runs results/testbed/runs.parquet --items results/testbed/items.parquet
 
 lint: env ## linters and type checker only
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint

@@ -246,6 +246,54 @@ def claims(
 
 
 @app.command()
+def cost(
+    out: Out,
+    tokens: Annotated[int, typer.Option(help="N, tokens of the update")] = 512,
+    width: Annotated[list[int] | None, typer.Option(help="D, hidden width; may be repeated")] = None,
+    vocabulary: Annotated[int, typer.Option(help="V")] = 151_936,
+    repeats: Annotated[int, typer.Option(help="measurements of each variant")] = 3,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
+) -> None:
+    """Measure what an update costs: time and peak memory of clip and TROLL, side by side.
+
+    Example: troll cost --out cost --tokens 8192 --device cuda
+    """
+    from troll.analysis.cost import run_cost
+    from troll.analysis.report import write_table_page
+
+    settings: dict[str, Any] = {"vocab": vocabulary, "repeats": repeats, "device": device, "threads": threads}
+    frame = run_cost(out, tokens=tokens, widths=width or [1024], **settings)
+    write_table_page(frame, out / "cost.html", "What an update costs")
+
+
+@app.command()
+def approximation(
+    out: Out,
+    old: Annotated[
+        Path | None, typer.Option(help="checkpoint that sampled; none for Zipf-like policies")
+    ] = None,
+    new: Annotated[Path | None, typer.Option(help="checkpoint after training")] = None,
+    samples: Annotated[Path | None, typer.Option(help="samples of the old checkpoint")] = None,
+    problems: Annotated[Path | None, typer.Option(help="the problems that were sampled")] = None,
+    task: Annotated[str, typer.Option(help="name of the task")] = "chains",
+    tokens: Annotated[int, typer.Option(help="response tokens to compare")] = 256,
+) -> None:
+    """Compare sparse projections with dense ones over the number of kept tokens and the dropped mass."""
+    from troll.analysis.approximation import Pairs, run_approximation
+
+    pairs = None
+    if old and new and samples and problems:
+        from troll.evaluation.policies import policy_pairs
+        from troll.tasks.registry import get_task
+
+        pairs = Pairs(*policy_pairs(old, new, get_task(task).load(problems), samples, tokens))
+    elif old or new or samples or problems:
+        raise UserError("--old, --new, --samples and --problems belong together; leave all out for Zipf-like")
+    run_approximation(out, pairs)
+
+
+@app.command()
 def report(
     config: Config,
     out: Out,

@@ -1,5 +1,6 @@
 """The workflow as a person runs it, on a copy of its files in a directory of its own."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +34,31 @@ def snakemake(directory, *arguments, **settings):
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
     settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
     return subprocess.run(command, cwd=directory, **settings)
+
+
+def make_results(directory, **settings):
+    """What `make results EXPERIMENT=...` runs."""
+    command = [
+        sys.executable,
+        "workflow/run.py",
+        "--cores",
+        "2",
+        "--configfile",
+        "tests/workflow/reduced.yaml",
+    ]
+    settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
+    return subprocess.run([*command, "--rerun-incomplete", "--", "all"], cwd=directory, **settings)
+
+
+def test_a_second_run_in_the_same_directory_is_refused(checkout):
+    (checkout / ".snakemake").mkdir()
+    with (checkout / ".snakemake/results.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        result = make_results(checkout)
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines() == [
+        "error: another `make results` is running in this directory; wait for it, or stop it"
+    ]
 
 
 def test_the_default_graph_builds_and_is_the_testbed(checkout):
@@ -89,8 +115,7 @@ def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout
     process.wait()
     base = {path: path.stat().st_mtime_ns for path in root.glob("base/*/*/manifest.json")}
 
-    snakemake(checkout, *arguments, "--unlock")
-    result = snakemake(checkout, *arguments, "--rerun-incomplete")
+    result = make_results(checkout)
     assert result.returncode == 0, result.stderr[-4000:]
     assert all(path.stat().st_mtime_ns == then for path, then in base.items()), (
         "finished models were made again"

@@ -141,8 +141,101 @@ rule claims:
         " --out {params.stem:q}"
 
 
+# Timings need the machine for themselves: all cores, so that nothing else runs beside them.
+rule cost:
+    output:
+        report(
+            f"{ROOT}/cost/cost.html",
+            caption="../report/cost_table.rst",
+            category="Cost",
+            labels={"table": "cost"},
+        ),
+        multiext(f"{ROOT}/cost/cost", ".csv", ".md", ".tex", ".json"),
+    log:
+        f"{ROOT}/logs/cost.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: workflow.cores
+    resources:
+        mem_mb=6000,
+        runtime=60,
+    params:
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+        tokens=EXPERIMENT.cost.tokens if EXPERIMENT.cost else 0,
+        widths=[
+            f"--width {width}"
+            for width in (EXPERIMENT.cost.widths if EXPERIMENT.cost else [])
+        ],
+        vocabulary=EXPERIMENT.cost.vocabulary if EXPERIMENT.cost else 0,
+        repeats=EXPERIMENT.cost.repeats if EXPERIMENT.cost else 0,
+    message:
+        "cost of an update"
+    shell:
+        "troll --log {log:q} cost --out {params.out:q} --tokens {params.tokens} {params.widths}"
+        " --vocabulary {params.vocabulary} --repeats {params.repeats} --threads {threads}"
+
+
+rule approximation_zipf:
+    output:
+        report(
+            f"{ROOT}/approximation/zipf/approximation.png",
+            caption="../report/approximation_figure.rst",
+            category="Approximation",
+            labels={"policies": "Zipf-like"},
+        ),
+        multiext(
+            f"{ROOT}/approximation/zipf/approximation", ".csv", ".md", ".tex", ".pdf"
+        ),
+    log:
+        f"{ROOT}/logs/approximation/zipf.log",
+    conda:
+        "../../envs/train.yaml"
+    params:
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "sparse against dense, Zipf-like policies"
+    shell:
+        "troll --log {log:q} approximation --out {params.out:q}"
+
+
+rule approximation_task:
+    input:
+        old=lambda wildcards: f"{ROOT}/{base_of(wildcards.task)}/samples.jsonl",
+        new=lambda wildcards: f"{ROOT}/{first_run_of(wildcards.task)}/manifest.json",
+        problems=f"{ROOT}/data/{{task}}/test.jsonl",
+    output:
+        report(
+            f"{ROOT}/approximation/task/{{task}}/approximation.png",
+            caption="../report/approximation_figure.rst",
+            category="Approximation",
+            labels={"policies": "{task}"},
+        ),
+        multiext(
+            f"{ROOT}/approximation/task/{{task}}/approximation",
+            ".csv",
+            ".md",
+            ".tex",
+            ".pdf",
+        ),
+    log:
+        f"{ROOT}/logs/approximation/{{task}}.log",
+    conda:
+        "../../envs/train.yaml"
+    params:
+        old=lambda wildcards, input: f"{os.path.dirname(input.old)}/checkpoint",
+        new=lambda wildcards, input: f"{os.path.dirname(input.new)}/checkpoint",
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "sparse against dense, {wildcards.task}"
+    shell:
+        "troll --log {log:q} approximation --old {params.old:q} --new {params.new:q} --samples {input.old:q}"
+        " --problems {input.problems:q} --task {wildcards.task:q} --out {params.out:q}"
+
+
 ARTEFACTS = [
     f"{ROOT}/claims.md",
+    *([f"{ROOT}/cost/cost.html"] if EXPERIMENT.cost else []),
+    *approximation_figures(),
     *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
     *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),
     *collect(f"{ROOT}/figures/{{name}}_{{task}}.png", name=TASK_FIGURES, task=TASKS),

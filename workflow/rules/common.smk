@@ -127,5 +127,23 @@ def has_variants():
     return any(variant_of(run.trust_region) for run in RUNS)
 
 
+def first_run_of(task):
+    return next(f"runs/{run.run_id}" for run in RUNS if run.task == task)
+
+
+def base_of(task):
+    return next(f"{BASE}/{run.model}/{task}" for run in RUNS if run.task == task)
+
+
+def approximation_figures():
+    if not EXPERIMENT.approximation:
+        return []
+    places = [
+        "zipf",
+        *(f"task/{task}" for task in dict.fromkeys(run.task for run in RUNS)),
+    ]
+    return [f"{ROOT}/approximation/{place}/approximation.png" for place in places]
+
+
 def final_outputs():
     return [f"{ROOT}/report.html", *ARTEFACTS]
