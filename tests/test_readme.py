@@ -1,4 +1,4 @@
-"""What the README says holds: its example runs, its links lead somewhere, its generated parts are up to date."""
+"""What the README says holds: examples run, links lead somewhere, generated parts are up to date."""
 
 import re
 import subprocess

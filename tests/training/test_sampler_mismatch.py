@@ -1,0 +1,87 @@
+"""Rollouts from another engine: its log-probs differ from the trainer's, and TRL's correction applies.
+
+vLLM itself needs an environment of its own; here transformers samples and log-probs are reported as by vLLM.
+"""
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
+
+from troll.training.tokenizer import load_tokenizer
+from troll.training.trainer import TrustRegionTrainer
+
+pytestmark = pytest.mark.slow
+
+
+class OtherEngine(TrustRegionTrainer):
+    """Samples with transformers and reports log-probs that are off by a constant."""
+
+    shift = 0.0
+    seen: tuple[dict, ...] = ()
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **rest):
+        self.use_vllm = False
+        ids, _ = super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **rest)
+        self.use_vllm = True
+        log_probs = []
+        for prompt, answer in zip(prompt_ids, ids, strict=True):
+            with torch.no_grad():
+                logits = self.model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            own = logits.log_softmax(-1).gather(-1, torch.tensor(answer).unsqueeze(-1)).squeeze(-1)
+            log_probs.append((own + self.shift).tolist())
+        return ids, log_probs
+
+    def _compute_loss(self, model, inputs):
+        self.seen = (*self.seen, inputs)
+        return super()._compute_loss(model, inputs)
+
+
+def run(base, out, *, shift, vllm=True):
+    arguments = GRPOConfig(
+        output_dir=str(out),
+        per_device_train_batch_size=4,
+        steps_per_generation=2,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=4,
+        learning_rate=1e-3,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode="token_truncate",
+        seed=4,
+    )
+    trainer = OtherEngine(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        lambda completions, **_: [float(len(text) % 3) for text in completions],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["Start with 3.", "Take the number 8."] * 4}),
+        processing_class=load_tokenizer(base),
+        trust_region="troll",
+    )
+    trainer.shift, trainer.use_vllm = shift, vllm
+    trainer.train()
+    return trainer
+
+
+def test_an_engine_that_agrees_changes_nothing_and_one_that_does_not_is_corrected(tiny_base, tmp_path):
+    agreeing = run(tiny_base, tmp_path / "a", shift=0.0)
+    shifted = run(tiny_base, tmp_path / "b", shift=0.5)
+    for trainer, ratio in ((agreeing, 1.0), (shifted, torch.exp(torch.tensor(-0.5)).item())):
+        for inputs in trainer.seen:
+            found = inputs["importance_sampling_ratio"][inputs["completion_mask"].bool()]
+            torch.testing.assert_close(found, torch.full_like(found, ratio), rtol=0, atol=1e-4)
+            assert "old_token_ids" in inputs, "the old distribution did not travel"
+    differences = [
+        row for row in shifted.state.log_history if "sampling/sampling_logp_difference/mean" in row
+    ]
+    assert differences[0]["sampling/sampling_logp_difference/mean"] == pytest.approx(0.5, abs=1e-4)
+    first, corrected = (trainer.state.log_history[0]["grad_norm"] for trainer in (agreeing, shifted))
+    assert corrected == pytest.approx(first * torch.exp(torch.tensor(-0.5)).item(), rel=1e-3)
