@@ -263,7 +263,7 @@ def test_unusable_samples_are_named(tmp_path, lines, message):
 
 
 def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
-    with pytest.raises(UserError, match="'chain'; valid: chains, functions"):
+    with pytest.raises(UserError, match="'chain'; valid: chains, functions, humaneval"):
         grades(tmp_path, "chain")
 
 

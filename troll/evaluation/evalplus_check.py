@@ -23,8 +23,8 @@ from troll.tasks import syscall_filter
 from troll.tasks.bubblewrap import base_interpreter, bubblewrap_command
 
 _START_S = 60.0
-# evalplus allows a program at least a second for each input, at most 60 s for base and for plus
-_SAMPLE_S = 130.0
+# evalplus allows a program 60 s for base and 60 s for plus; the expected outputs come on top
+_SAMPLE_S = 300.0
 _PROBLEM_FIELDS = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
 
 
@@ -69,15 +69,19 @@ def evalplus_verdicts(
     """
     evalplus_version()
     workers = min(workers or len(os.sched_getaffinity(0)), max(1, len(samples) // 16))
-    shards = [list(range(start, len(samples), workers)) for start in range(workers)]
-    job = {
-        "dataset": dataset,
-        "problems": {
-            task_id: {field: records[task_id].get(field, 0) for field in _PROBLEM_FIELDS}
-            for task_id in dict.fromkeys(task_id for task_id, _ in samples)
-        },
-        "samples": samples,
+    by_problem: dict[str, list[int]] = {}
+    for index, (task_id, _) in enumerate(samples):
+        by_problem.setdefault(task_id, []).append(index)
+    # A problem's samples stay together, since its expected outputs are computed once in each evaluator.
+    shards = [
+        [index for task_id in list(by_problem)[start::workers] for index in by_problem[task_id]]
+        for start in range(workers)
+    ]
+    problems = {
+        task_id: {"task_id": task_id, **{field: records[task_id].get(field, 0) for field in _PROBLEM_FIELDS}}
+        for task_id in by_problem
     }
+    job = {"dataset": dataset, "problems": problems, "samples": samples}
     verdicts: dict[int, EvalplusVerdict] = {}
     with ThreadPoolExecutor(workers) as pool:
         for part in pool.map(lambda shard: _check_shard(job, shard), shards):

@@ -14,7 +14,8 @@ from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.files import read_jsonl, write_json
 
 _MATH_TASKS = ("chains",)
-_CODE_TASKS = ("functions",)
+# and the data set whose special rules evalplus applies
+_CODE_TASKS = {"functions": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
 # lm-eval and our own sum agree but for the order of additions
 _METRIC_TOLERANCE = 1e-9
 
@@ -25,7 +26,7 @@ def grade(
     """Grades samples and writes the verdicts as JSON.
 
     Args:
-        task: ``chains`` or ``functions``.
+        task: ``chains``, ``functions``, ``humaneval+`` or ``mbpp+``.
         samples_path: JSON lines with ``task_id`` and ``completion``; several per task_id are allowed.
         problems_path: the task's problems as JSON lines.
         out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for code also base/pass@k), ``problems``
@@ -45,7 +46,7 @@ def grade(
     if task in _MATH_TASKS:
         verdicts = _grade_math(task, present, problems_path, completions, whole=not missing)
     else:
-        verdicts = _grade_code(present, completions)
+        verdicts = _grade_code(_CODE_TASKS[task], present, completions)
     write_json(
         out,
         {
@@ -124,7 +125,7 @@ def _grade_math(
 
 
 def _grade_code(
-    problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
+    dataset: str, problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     from troll.evaluation.evalplus_check import evalplus_verdicts, evalplus_version
     from troll.tasks.sandbox import sandbox_available
@@ -138,7 +139,7 @@ def _grade_code(
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
     programs = [(task_id, str(records[task_id]["prompt"]) + text) for task_id, text in unique]
     with ThreadPoolExecutor(1) as side:
-        theirs_later = side.submit(evalplus_verdicts, "humaneval", records, programs)
+        theirs_later = side.submit(evalplus_verdicts, dataset, records, programs)
         ours = dict(
             zip(
                 unique,
