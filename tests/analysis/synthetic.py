@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ ENDS = {
     ("stale", "troll"): 0.58,
 }
 MINI_BATCHES = {"gentle": 8, "stale": 32}
+LEARNING_RATE = {"gentle": 1e-4, "stale": 1e-4}
 KL_BOUND = 0.05
 
 
@@ -130,19 +132,26 @@ def write_run(
     path = root / "runs" / run_id
     rng = np.random.default_rng([seed, *run_id.encode()])
     path.mkdir(parents=True)
-    run = {
+    run: dict[str, Any] = {
         "experiment": root.name,
         "run_id": run_id,
         "model": "tiny",
         "task": task,
-        "trust_region": method,
+        "trust_region": {"name": method, "rule": method.split("-")[0], "settings": {}},
         "estimator": estimator,
         "condition": condition,
         "seed": seed,
-        "training": {"learning_rate": 1e-4, "mini_batches": MINI_BATCHES[condition], "optimizer": "adamw"},
+        "training": {
+            "learning_rate": LEARNING_RATE[condition],
+            "mini_batches": MINI_BATCHES[condition],
+            "passes": 1,
+            "keep": int(varied[1]) if (varied := re.search(r"-k(\d+)", method)) else 64,
+            "optimizer": "adamw",
+        },
     }
     if method.startswith("troll"):
-        run["rule"] = {"name": "troll", "kl_bound": KL_BOUND}
+        bound = re.search(r"-kl([\d.]+)", method)
+        run["trust_region"]["settings"] = {"kl_bound": float(bound[1]) if bound else KL_BOUND}
     (path / "run.yaml").write_text(yaml.safe_dump(run))
     lines = metrics(rng, condition, method, batches)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

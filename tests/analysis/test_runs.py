@@ -62,7 +62,7 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
     assert (runs["digest_source"] == "5" * 64).all()
     assert (runs["digest_test_data"] == "7" * 64).all()
     assert not runs["mixed"].any()
-    assert one(runs, metric="setting/rule/kl_bound").value == synthetic.KL_BOUND
+    assert one(runs, metric="setting/trust_region/settings/kl_bound").value == synthetic.KL_BOUND
     assert one(runs, metric="certificate/passed").value == 1
     assert one(runs, metric="wall_s").source == "manifest"
 
@@ -70,12 +70,12 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
 def test_blocks_may_carry_the_names(run_dir: Path) -> None:
     path = run_dir / "run.yaml"
     config = yaml.safe_load(path.read_text())
-    config["trust_region"] = {"name": "troll", "rule": "troll", "settings": {"kl_bound": 0.07}}
+    config["estimator"] = {"name": "grpo", "rule": "grpo", "settings": {"epsilon": 0.07}}
     config["seeds"] = {"rollouts": 123456789}
     path.write_text(yaml.safe_dump(config))
     runs = read_directories([run_dir]).runs
-    assert (runs["trust_region"] == "troll").all()
-    assert one(runs, metric="setting/trust_region/settings/kl_bound").value == 0.07
+    assert (runs["estimator"] == "grpo").all()
+    assert one(runs, metric="setting/estimator/settings/epsilon").value == 0.07
     assert not runs["metric"].str.contains("seeds").any(), "a derived seed is no setting that one compares"
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from troll.analysis import figures, tables
+from troll.analysis import behaviour, figures, sensitivity, tables
 from troll.analysis.formats import write_table
+from troll.analysis.published import SECTIONS, published_table
 from troll.analysis.report import write_table_page
 from troll.analysis.runs import read_items, read_runs
 from troll.analysis.style import write_figure
@@ -41,6 +42,10 @@ class Evidence:
         return tables.main_table(self.runs, self.items, expected=self.expected, skipped=self.skipped)
 
 
+def _published(section: str) -> Callable[[Evidence], pd.DataFrame]:
+    return lambda evidence: published_table(section, evidence.runs, evidence.items)
+
+
 TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     "main": ("Test success and training behaviour", Evidence.main),
     "comparison": ("TROLL against PPO-clip", lambda evidence: tables.comparison_table(evidence.main())),
@@ -52,12 +57,21 @@ TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
             evidence.runs, evidence.items, expected=evidence.expected, skipped=evidence.skipped
         ),
     ),
+    "speed": ("Training speed", lambda evidence: behaviour.speed_table(evidence.runs)),
+    "stability": ("Stability of training", lambda evidence: behaviour.stability_table(evidence.runs)),
+    "power": (
+        "Seeds needed to see a difference",
+        lambda evidence: behaviour.power_table(evidence.runs, evidence.items),
+    ),
+    **{f"published_{name}": (section.title, _published(name)) for name, section in SECTIONS.items()},
 }
 
 FIGURES: Mapping[str, Callable[[Evidence], Figure]] = {
     "main": lambda evidence: figures.main_figure(evidence.runs),
     "final": lambda evidence: figures.final_figure(evidence.runs, evidence.items),
+    "hours": lambda evidence: figures.hours_figure(evidence.runs),
     "ablation": lambda evidence: figures.ablation_figure(evidence.runs),
+    "sensitivity": lambda evidence: sensitivity.sensitivity_figure(evidence.runs, evidence.items),
 }
 
 TASK_FIGURES: Mapping[str, Callable[[Evidence, str], Figure]] = {

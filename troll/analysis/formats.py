@@ -2,13 +2,15 @@
 
 A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
 with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
-list of sentences that go below the table, ``attrs["headings"]`` may rename columns.
+list of sentences that go below the table, ``attrs["headings"]`` may rename columns, ``attrs["styles"]`` may
+bring styles of the table's own, and the columns in ``attrs["given"]`` do not come from runs: they are shown
+in rows that say "not run" too.
 """
 
 import html
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,19 @@ def points(value: float) -> str:
 
 def significant(value: float) -> str:
     """Three significant digits; powers of ten below 0.001."""
+    if math.isinf(value):
+        return str(value)
     if value == 0:
         return "0"
     if abs(value) >= 1e-3:
         digits = max(0, 2 - math.floor(math.log10(abs(value))))
         return _signed(f"{value:.{digits}f}")
     return _signed(f"{value:.1e}".replace("e-0", "e-"))
+
+
+def probability(value: float) -> str:
+    """A p-value with three decimals."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def whole(value: float) -> str:
@@ -71,6 +80,7 @@ STYLES: Mapping[str, Style] = {
     "method": Style("Method (%)", percent),
     "difference": Style("Δ pass@1 (points)", points),
     "reading": Style("Reading"),
+    "p_holm": Style("p (Holm)", probability),
     "kl": Style("KL to old, late"),
     "entropy": Style("Entropy, final (nats)"),
     "final": Style("Training success, final (%)", percent),
@@ -91,7 +101,14 @@ STYLES: Mapping[str, Style] = {
 }
 
 
-def _style(name: str) -> Style:
+def _style(frame: pd.DataFrame, name: str) -> Style:
+    own: Mapping[str, Style] = frame.attrs.get("styles", {})
+    heading = frame.attrs.get("headings", {}).get(name)
+    style = own.get(name) or _known_style(name)
+    return replace(style, heading=heading) if heading else style
+
+
+def _known_style(name: str) -> Style:
     if name.startswith("status/"):
         return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
     if name.startswith("base/pass@"):
@@ -104,6 +121,8 @@ def _style(name: str) -> Style:
 def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of a table as text; "not run" or "skipped" takes the place of the first number."""
     names = _visible(frame)
+    styles = {name: _style(frame, name) for name in names}
+    given = frame.attrs.get("given", ())
     rows = []
     for _, row in frame.iterrows():
         state = str(row.get("status", "run"))
@@ -112,16 +131,17 @@ def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             value = row[name]
             if isinstance(value, str):
                 cells.append(value)
+            elif name in given:
+                cells.append(_cell(row, name, styles[name].show))
             elif name == "seeds":
                 cells.append(_seeds(row))
             elif not said:
                 cells.append(state)
                 said = True
             else:
-                cells.append(_cell(row, name) if state == "run" else MISSING)
+                cells.append(_cell(row, name, styles[name].show) if state == "run" else MISSING)
         rows.append(cells)
-    headings = frame.attrs.get("headings", {})
-    return [headings.get(name) or _style(name).heading for name in names], rows
+    return [styles[name].heading for name in names], rows
 
 
 def _owner(name: str) -> str:
@@ -137,9 +157,7 @@ def _seeds(row: "pd.Series[Any]") -> str:
     return f"{seeds} of {planned}{mark}" if missing else f"{seeds}{mark}"
 
 
-def _cell(row: "pd.Series[Any]", name: str) -> str:
-    show = _style(name).show
-
+def _cell(row: "pd.Series[Any]", name: str, show: Callable[[float], str]) -> str:
     def number(key: str) -> float:
         value = row.get(key)
         return float(value) if isinstance(value, int | float) else math.nan
@@ -147,7 +165,7 @@ def _cell(row: "pd.Series[Any]", name: str) -> str:
     value = number(name)
     if math.isnan(value):
         return MISSING
-    text = show(value) if math.isfinite(value) else str(value)
+    text = show(value)
     deviation, low, high = (number(f"{name}{part}") for part in _PARTS)
     if not math.isnan(deviation):
         text += f" ± {_as_precise(deviation, text) if show is significant else show(deviation)}"

@@ -7,6 +7,7 @@ Rows are sorted and hold no timestamps of their own, so the same directories giv
 
 import gzip
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ BASE = "base"
 COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
 GROUP = ("model", "task", "condition", "estimator", "trust_region")
 """What a line of a table stands for: all seeds of one method in one setting."""
+PROVENANCE = ("git_commit", "versions", "hardware")
+"""Columns that say what made a row: text, or JSON of the manifest's block; empty where it has none."""
 
 # Categories, because a table of a million rows repeats a few hundred names.
 _STRING, _INTEGER, _FLOAT = "category", "Int64", "float64"
@@ -43,6 +46,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "n_items": _INTEGER,
     "source": _STRING,
     **{f"digest_{name}": _STRING for name in DIGESTS},
+    **dict.fromkeys(PROVENANCE, _STRING),
     "mixed": "bool",
 }
 ITEM_COLUMNS: Mapping[str, str] = {
@@ -78,6 +82,7 @@ class _Directory:
     path: Path
     coordinates: dict[str, Any]
     digests: dict[str, str]
+    provenance: dict[str, str]
     rows: list[dict[str, Any]]
     items: list[dict[str, Any]]
 
@@ -138,7 +143,7 @@ def read_directories(
     constants = []
     for directory, is_mixed in zip(directories, mixed, strict=True):
         digests = {f"digest_{name}": directory.digests.get(name, "") for name in DIGESTS}
-        constants.append(directory.coordinates | digests | {"mixed": is_mixed})
+        constants.append(directory.coordinates | digests | directory.provenance | {"mixed": is_mixed})
     return Collected(
         _frame([d.rows for d in directories], constants, RUN_COLUMNS),
         _frame([d.items for d in directories], constants, ITEM_COLUMNS),
@@ -194,7 +199,15 @@ def _read_run(path: Path) -> _Directory:
     rows += _constant_rows(manifest, blocks, last)
     rows += grades
     rows.sort(key=lambda row: (row["step"], row["source"], row["metric"]))
-    return _Directory(path, coordinates, digests | data, rows, items)
+    return _Directory(path, coordinates, digests | data, _provenance(manifest), rows, items)
+
+
+def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: manifest.get(name) or "" for name in PROVENANCE}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        for name, value in found.items()
+    }
 
 
 def _read_base(path: Path, experiment: str | None) -> _Directory:
@@ -216,7 +229,7 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
         grades + list(_constant_rows(manifest, {}, 0)),
         key=lambda row: (row["step"], row["source"], row["metric"]),
     )
-    return _Directory(path, coordinates, digests | data, rows, items)
+    return _Directory(path, coordinates, digests | data, _provenance(manifest), rows, items)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

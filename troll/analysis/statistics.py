@@ -265,8 +265,7 @@ def seeds_needed(
 ) -> int | None:
     """Least number of seeds at which Student's paired test finds ``difference`` with the given power.
 
-    Power of S seeds: P(|T| > t_crit) for T noncentral t with S - 1 degrees of freedom and noncentrality
-    difference * sqrt(S) / spread.
+    The power is that of ``paired_power``.
 
     Args:
         spread: standard deviation of the paired differences over seeds.
@@ -280,15 +279,45 @@ def seeds_needed(
     """
     if math.isnan(spread):
         return None
+
+    def enough(seeds: int) -> bool:
+        return paired_power(spread, difference, seeds, level=level) >= power
+
+    if not enough(most):
+        return None
+    few, many = 1, most  # power grows with the seeds: too few, enough
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if enough(middle) else (middle, many)
+    return many
+
+
+def paired_power(spread: float, difference: float, seeds: int, *, level: float = LEVEL) -> float:
+    """Chance that Student's paired test over ``seeds`` seeds finds a true difference.
+
+    P(|T| > t_crit) for T noncentral t with S - 1 degrees of freedom and noncentrality
+    difference * sqrt(S) / spread.
+    """
     if spread == 0:
-        return 2
-    for seeds in range(2, most + 1):
-        critical = stats.t.ppf((1 + level) / 2, seeds - 1)
-        shift = abs(difference) * math.sqrt(seeds) / spread
-        reached = stats.nct.sf(critical, seeds - 1, shift) + stats.nct.cdf(-critical, seeds - 1, shift)
-        if reached >= power:
-            return seeds
-    return None
+        return 1.0
+    critical = stats.t.ppf((1 + level) / 2, seeds - 1)
+    shift = abs(difference) * math.sqrt(seeds) / spread
+    # Far in the tail scipy's noncentral t has no value; the chance of the wrong sign is nil there anyway.
+    wrong = float(np.nan_to_num(stats.nct.cdf(-critical, seeds - 1, shift)))
+    return float(stats.nct.sf(critical, seeds - 1, shift)) + wrong
+
+
+def spread_interval(spread: float, seeds: int, level: float = LEVEL) -> tuple[float, float]:
+    """Interval of a standard deviation measured on normal values: spread * sqrt((S - 1) / chi2 quantile).
+
+    Returns:
+        Low and high; NaN for fewer than two seeds.
+    """
+    if seeds < 2 or math.isnan(spread):
+        return math.nan, math.nan
+    tails = stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], seeds - 1)
+    low, high = spread * np.sqrt((seeds - 1) / tails)
+    return float(low), float(high)
 
 
 def _matrix(scores: ArrayLike) -> Array:

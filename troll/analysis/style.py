@@ -92,10 +92,15 @@ class Look:
         return str(self._of[trust_region]["marker"])
 
 
-def legend(figure: Figure, look: Look, *, base: bool = False, y: float = 1.0, columns: int = 6) -> None:
-    """One legend for the whole figure, above the panels: thick lines that show the dashes."""
+def legend(
+    figure: Figure, look: Look, *, base: bool = False, marked: bool = False, y: float = 1.0, columns: int = 6
+) -> None:
+    """One legend for the whole figure, above the panels: thick lines that show the dashes, and markers."""
     names = [*look.methods, *([BASE] if base else [])]
     handles = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
+    for name, handle in zip(names, handles, strict=True):
+        if marked and name != BASE:
+            handle.set(marker=look.marker(name), markersize=4.5)
     labels = ["base model" if name == BASE else name for name in names]
     figure.legend(
         handles,

@@ -139,9 +139,11 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the coordinates, ``mixed``, ``steps``, every test metric under its own name, and, from the
-        training curve, ``kl`` (mean of the last third), ``entropy``, ``response_length``, ``final`` (success;
-        means of the last tenth), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so
-        far), ``area`` (mean height of the success curve), ``hours`` (wall-clock of training).
+        training curve, ``kl`` (mean of the last third), ``kl_max`` (largest of any token), ``entropy``,
+        ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
+        batch), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so far), ``area`` (mean
+        height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` (seconds per rollout
+        batch with its updates) and, where the manifest has it, ``peak_gib`` (memory).
     """
     records = []
     for _, rows in runs.groupby("run_id", sort=True):
@@ -150,6 +152,8 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         record["mixed"] = bool(rows["mixed"].any())
         test = rows[rows["source"] == "test"]
         record |= dict(zip(test["metric"], test["value"], strict=True))
+        peak = rows.loc[(rows["source"] == "manifest") & (rows["metric"] == "peak_gib"), "value"]
+        record |= {"peak_gib": float(peak.iloc[0])} if len(peak) else {}
         train = rows[rows["source"] == "train"]
         if not train.empty:
             record |= _training_summary(train)
@@ -172,6 +176,14 @@ def _training_summary(train: pd.DataFrame) -> dict[str, float]:
             rows = series[metric]
             late = rows[rows["step"] > last_step - share * span]
             summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
+    if train["rollout_batch"].notna().any():
+        summary["batch_s"] = float(train["wall_s"].max()) / train["rollout_batch"].nunique()
+    if "entropy" in series:
+        rows = series["entropy"]
+        first = rows["rollout_batch"] == rows["rollout_batch"].min()
+        summary["entropy_start"] = float((rows[first] if first.any() else rows.head(1))["value"].mean())
+    if "kl_to_old_max" in series:
+        summary["kl_max"] = float(series["kl_to_old_max"]["value"].max())
     if "success" in series:
         steps, values = series["success"]["step"], series["success"]["value"]
         summary["peak"] = float(values.max())
@@ -206,7 +218,7 @@ def interval(items: pd.DataFrame, cell: Cell, k: int = 1) -> Interval | None:
     table = scores(items, cell, k)
     if table.empty:
         return None
-    found = two_level_bootstrap(table.to_numpy(), rng=_stream("interval", k, cell))
+    found = two_level_bootstrap(table.to_numpy(), rng=stream("interval", k, cell))
     return _cut(found, 0.0, 1.0)
 
 
@@ -220,6 +232,15 @@ def difference(
     Returns:
         The interval, cut to [-1, 1]; None when the two share no seed or no problem.
     """
+    pair = paired_scores(items, cell, baseline, k)
+    if pair is None:
+        return None
+    found = paired_difference(*pair, rng=stream("difference", k, cell, baseline), level=level)
+    return _cut(found, -1.0, 1.0)
+
+
+def paired_scores(items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1) -> tuple[Array, Array] | None:
+    """Scores [S, I] of two cells on the seeds and problems that both have; None when they share none."""
     first, second = scores(items, cell, k), scores(items, baseline, k)
     if first.empty or second.empty:
         return None
@@ -228,13 +249,13 @@ def difference(
     if problems.empty or seeds.empty:
         return None
     other = second.loc[[-1.0] * len(seeds)] if baseline.trust_region == BASE else second.loc[seeds]
-    found = paired_difference(
-        first.loc[seeds, problems].to_numpy(),
-        other[problems].to_numpy(),
-        rng=_stream("difference", k, cell, baseline),
-        level=level,
-    )
-    return _cut(found, -1.0, 1.0)
+    return first.loc[seeds, problems].to_numpy(), other[problems].to_numpy()
+
+
+def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1) -> Array:
+    """The paired difference in pass@k of every seed that both have [S]; empty when they share none."""
+    pair = paired_scores(items, cell, baseline, k)
+    return np.empty(0) if pair is None else np.asarray((pair[0] - pair[1]).mean(axis=1))
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
@@ -258,7 +279,8 @@ def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
     return planned
 
 
-def _stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
+def stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
+    """The random stream of one bootstrap, by what it is for, the k of pass@k and the cells."""
     coordinates: dict[str, str | int] = {"purpose": f"bootstrap {purpose}", "k": k}
     for index, cell in enumerate(parts):
         coordinates |= {f"{name}{index}": getattr(cell, name) for name in GROUP}

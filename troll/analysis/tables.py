@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.runs import BASE, GROUP
+from troll.analysis.statistics import holm, paired_p_value
 from troll.analysis.summaries import (
     BASELINE,
     Cell,
@@ -21,6 +22,7 @@ from troll.analysis.summaries import (
     per_run,
     planned_seeds,
     require_one,
+    seed_differences,
     spread,
     variant_of,
 )
@@ -64,8 +66,9 @@ def main_table(
 
     Returns:
         The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k, and
-        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading``.
-        Shares are between 0 and 1, KL and entropy are in nats.
+        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
+        ``p_holm`` (paired t-test over seeds, corrected over all comparisons of the table). Shares are between
+        0 and 1, KL and entropy are in nats.
 
     Raises:
         UserError: the tables hold more than one experiment.
@@ -75,6 +78,8 @@ def main_table(
     chosen = set(trust_regions or (name for name in names if variant_of(name) is None)) | {BASE}
     metrics = (*_pass_metrics(runs), *MAIN_METRICS)
     frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
+    if len(frame):
+        frame["p_holm"] = holm(frame["p_holm"])
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
     return frame
 
@@ -146,6 +151,7 @@ def ablation_table(
         frame.attrs["notes"] = [f"No variants of {family} were run."]
         return frame
     frame = _table(runs, items, chosen, ABLATION_METRICS, family, expected, skipped or {}, settings)
+    frame["p_holm"] = holm(frame["p_holm"])
     frame.attrs["notes"] = _notes(frame, runs, family, skipped or {})
     return frame
 
@@ -259,6 +265,7 @@ def _count(lines: pd.DataFrame) -> int:
 
 def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, Any]:
     empty = {"difference": math.nan, "difference_low": math.nan, "difference_high": math.nan, "reading": ""}
+    empty["p_holm"] = math.nan
     if cell.trust_region in (reference, BASE):
         return empty
     found = difference(items, cell, cell.method(reference))
@@ -269,18 +276,22 @@ def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, An
         "difference_low": found.low,
         "difference_high": found.high,
         "reading": found.verdict(),
+        "p_holm": paired_p_value(seed_differences(items, cell, cell.method(reference))),
     }
 
 
 def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Mapping[str, str]) -> list[str]:
     counts = sorted({int(n) for n in frame["seeds"].dropna() if n})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "no"
+    compared = int(frame["p_holm"].notna().sum()) if len(frame) else 0
     found = [
         f"Mean ± standard deviation over {seeds} seed{'' if counts == [1] else 's'}. Δ: difference from "
         f"{reference} in the same setting, with a 95 % interval from a two-level bootstrap (seeds, then test "
         "problems), paired by seed and problem and widened for the small number of seeds. Reading: higher or "
-        "lower when the interval excludes zero. KL: mean over the last third of the run; final: mean over "
-        "its last tenth. KL and entropy in nats per token.",
+        f"lower when the interval excludes zero. p: paired t-test over seeds, corrected by Holm for the "
+        f"{compared} comparison{'' if compared == 1 else 's'} of this table. "
+        "KL: mean over the last third of the run; final: mean over its last tenth. KL and entropy in nats "
+        "per token.",
     ]
     found += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
     missing = frame[frame["status"] == "not run"]

@@ -1,0 +1,128 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+import yaml
+
+from troll.analysis.formats import to_latex, to_markdown
+from troll.analysis.published import PUBLISHED, SECTIONS, published_table, read_published
+from troll.analysis.runs import Collected, read_directories
+from troll.errors import UserError
+
+
+def as_model(collected: Collected, model: str, task: str, **changes: str) -> Collected:
+    """The runs on chains under the names of another model and task."""
+    frames = []
+    for frame in (collected.runs, collected.items):
+        chosen = frame[frame["task"] == "chains"].astype(dict.fromkeys(("model", "task", *changes), "str"))
+        frames.append(chosen.assign(model=model, task=task, **changes))
+    return Collected(*frames)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """Two seeds: clip solves 30 of 60 problems, troll 45, troll with a narrow bound 15."""
+    root = tmp_path_factory.mktemp("results") / "paper"
+    dirs = [
+        synthetic.write_run(
+            root,
+            "chains",
+            method,
+            "grpo",
+            "gentle",
+            seed,
+            batches=2,
+            table=np.repeat(np.arange(60) < count, 8).reshape(60, 8),
+        )
+        for method, count in (("clip", 30), ("troll", 45), ("troll-kl0.01", 15))
+        for seed in range(2)
+    ]
+    return read_directories(dirs)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_nothing_published_is_lost_without_runs(
+    section: str, runs: pd.DataFrame, items: pd.DataFrame
+) -> None:
+    table = published_table(section, runs, items)
+    assert set(table["status"]) == {"not run"}
+    text = to_markdown(table)
+    assert text.count("| not run |") == len(table)
+    assert f"{len(table)} of {len(table)} rows have not been run; the runs here are of tiny." in text
+    to_latex(table)
+
+
+def test_every_number_of_the_sources_is_in_a_table(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    shown = set()
+    for section in SECTIONS:
+        table = published_table(section, runs, items)
+        shown |= set(table["published_baseline"].dropna()) | set(table["published_method"].dropna())
+    numbers = yaml.safe_load(PUBLISHED.read_text())
+    # The leaderboard names no model; one curve of the families is told at another step than its table.
+    told = [row for row in numbers if row["source"] != "wizwand" and "step550" not in row["metric"]]
+    assert {row["value"] for row in told} <= shown
+    families = published_table("families", runs, items)
+    assert len(families) == 11 and families["published_gain"].max() == pytest.approx(0.759)
+
+
+def test_ours_stands_beside_the_published(small: Collected) -> None:
+    named = as_model(small, "Llama-3.1-8B", "gsm8k")
+    table = published_table("families", named.runs, named.items)
+    row = table[table["status"] == "run"].iloc[0]
+    assert (row["model"], row["data"], row["seeds"]) == ("Llama3.1-8B", "GSM8K", 2), (
+        "aliases of the hub's name"
+    )
+    assert (row["published_method"], row["method"]) == (0.759, pytest.approx(0.75))
+    assert row["method_off"] == pytest.approx(0.75 - 0.759) and row["baseline_off"] == pytest.approx(0.5)
+    assert row["gain"] == pytest.approx(0.25) and row["gain_low"] < 0.25 < row["gain_high"]
+    line = next(line for line in to_markdown(table).splitlines() if line.startswith("| Llama3.1-8B |"))
+    assert "| 75.9 | 75.0 ± 0.0 | −0.9 | +75.9 | +25.0 [" in line
+
+
+def test_parts_of_dapo_have_measures_of_their_own(small: Collected) -> None:
+    named = as_model(small, "Qwen3-8B", "dapo")
+    table = published_table("estimators", named.runs, named.items)
+    grpo = table[table["estimator"] == "GRPO"].set_index("data")
+    success = named.runs[(named.runs["metric"] == "success") & (named.runs["trust_region"] == "troll")]
+    last = success[success["step"] == success["step"].max()]["value"].mean()
+    assert grpo.loc["DAPO Train", "method"] == pytest.approx(last), "training success"
+    assert grpo.loc["DAPO Eval", "method"] == pytest.approx(0.75), "held-out success"
+    assert grpo.loc["MATH Eval", "status"] == "not run", "no suite was measured"
+    assert set(table.loc[table["estimator"] != "GRPO", "status"]) == {"not run"}
+
+
+def test_ablations_are_against_the_default(small: Collected) -> None:
+    named = as_model(small, "Qwen3-1.7B", "dapo")
+    suite = named.runs[named.runs["metric"] == "pass@1"].assign(metric="math-eval/pass@1")
+    runs = pd.concat([named.runs.astype({"metric": "str"}), suite])
+    table = published_table("ablations", runs, named.items).set_index("method_name")
+    assert list(table.index) == ["troll-k256", "troll-kl0.01", "troll-kl0.25", "troll-k16"]
+    assert table.loc["troll-kl0.01", "published_gain"] == pytest.approx(0.001)
+    assert table.loc["troll-kl0.01", "gain"] == pytest.approx(-0.5)
+    assert table.loc["troll-k16", "status"] == "not run"
+
+
+def test_cost_is_in_its_own_units(small: Collected) -> None:
+    named = as_model(small, "Qwen3-4B", "dapo")
+    table = published_table("cost", named.runs, named.items).set_index("quantity")
+    assert table.loc["time per step (s)", "method"] == pytest.approx(0.4), "8 steps of 0.05 s a batch"
+    assert table.loc["memory (GiB)", "status"] == "not run"
+    assert math.isclose(table.loc["memory (GiB)", "published_gain"], 36.157 - 34.574)
+
+
+def test_several_conditions_are_rows_of_their_own(collected: Collected) -> None:
+    named = as_model(collected, "Qwen3-14B", "dapo")
+    table = published_table("entropy", named.runs, named.items)
+    assert list(table["condition"]) == ["gentle", "stale"]
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_published(tmp_path / "none.yaml")
+    path = tmp_path / "numbers.yaml"
+    path.write_text("- {model: x}")
+    with pytest.raises(UserError, match="expected a list of numbers"):
+        read_published(path)

@@ -1,0 +1,180 @@
+"""Panels of curves: what one shows, how it is drawn, and how panels in a grid share their limits.
+
+A thin line per seed, a thick line for their mean and a band from the smallest to the largest seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
+
+from troll.analysis.style import Look, empty
+from troll.analysis.summaries import Cell, curve
+
+Share = Literal["none", "row", "col"]
+FLOOR = 1e-8
+"""Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a panel shows.
+
+    Attributes:
+        metric: name in the tidy table.
+        label: of the axis, with the unit.
+        scale: "linear", "share" (0 to 1 shown in percent) or "log".
+        by_batch: "mean" or "max" over the optimiser steps of each rollout batch; None for every step.
+        complement: show one minus the value (kept mass as the mass left out).
+        axis: quantities of one axis share their limits.
+        bound: draw the rule's own KL bound, where the run's settings have one.
+    """
+
+    metric: str
+    label: str
+    scale: str = "linear"
+    by_batch: str | None = None
+    complement: bool = False
+    axis: str = ""
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Across:
+    """The horizontal axis: optimiser steps, or the mean wall-clock time at which the seeds reached a step.
+
+    Attributes:
+        label: of the axis, with the unit.
+        seconds: length of the unit of time; None for steps.
+    """
+
+    label: str = "optimiser steps"
+    seconds: float | None = None
+
+
+STEPS = Across()
+
+
+def rows_of(runs: pd.DataFrame, quantity: Quantity) -> pd.DataFrame:
+    """The rows that a panel needs."""
+    return runs[runs["metric"] == quantity.metric]
+
+
+def panel(
+    axes: Axes,
+    rows: pd.DataFrame,
+    place: Cell,
+    shown: Sequence[str],
+    look: Look,
+    quantity: Quantity,
+    across: Across = STEPS,
+    missing: str = "no values",
+) -> bool:
+    """Draws every method's curves.
+
+    Args:
+        axes: the panel.
+        rows: ``rows_of`` the quantity.
+        place: the setting; its trust region is ignored.
+        shown: methods.
+        look: their colours and dashes.
+        quantity: what to draw.
+        across: the horizontal axis.
+        missing: what an empty panel says.
+
+    Returns:
+        Whether there were any curves.
+    """
+    drawn = False
+    for name in shown:
+        mine = place.method(name).of(rows)
+        table = curve(mine, quantity.metric, by_batch=quantity.by_batch)
+        if quantity.complement:
+            table = 1 - table
+        if quantity.scale == "log":
+            table = table.where(table > FLOOR)
+        if table.empty or table.isna().all(axis=None):
+            continue
+        drawn = True
+        # Validation is measured on some steps only, and a seed may have stopped early.
+        x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
+        style = look.line(name)
+        for seed in values.T:
+            known = ~np.isnan(seed)
+            axes.plot(x[known], seed[known], linewidth=0.5, alpha=0.35, color=style["color"])
+        known = ~np.isnan(values).all(axis=1)
+        low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
+        axes.fill_between(x[known], low, high, color=style["color"], alpha=0.13, linewidth=0)
+        axes.plot(x[known], np.nanmean(values[known], axis=1), linewidth=1.7, zorder=3, **style)
+    if not drawn:
+        empty(axes, f"no values above {FLOOR:g}" if quantity.scale == "log" else missing)
+        return False
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=across.seconds is None))
+    axes.set_xlim(left=0)
+    if quantity.scale == "log":
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    if quantity.scale == "share":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    return True
+
+
+def _positions(rows: pd.DataFrame, table: pd.DataFrame, across: Across) -> "np.ndarray[Any, Any]":
+    if across.seconds is None:
+        return table.index.to_numpy(dtype=float)
+    reached = rows.groupby("step")["wall_s"].mean().reindex(table.index)
+    return reached.to_numpy(dtype=float) / across.seconds
+
+
+def time_axis(runs: pd.DataFrame) -> Across:
+    """Wall-clock time in the largest unit in which the longest run takes at least two."""
+    longest = float(runs.loc[runs["source"] == "train", "wall_s"].max())
+    for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
+        if longest >= 2 * seconds:
+            return Across(f"wall-clock {name}", seconds)
+    return Across("wall-clock seconds", 1.0)
+
+
+def bounds(axes: Axes, runs: pd.DataFrame, place: Cell, shown: Sequence[str], look: Look) -> None:
+    """A dotted line at the KL bound of every method that has one in its settings."""
+    for name in shown:
+        rows = place.method(name).of(runs[runs["source"] == "manifest"])
+        for value in sorted(set(rows.loc[rows["metric"].str.endswith("/kl_bound"), "value"])):
+            axes.axhline(value, color=look.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
+
+
+def limits(panels: Sequence[Axes], quantity: Quantity) -> None:
+    """Gives the panels that were drawn one vertical range; shares start at zero."""
+    drawn = [axes for axes in panels if axes.lines]
+    if not drawn:
+        return
+    low = min(axes.get_ylim()[0] for axes in drawn)
+    high = max(axes.get_ylim()[1] for axes in drawn)
+    if quantity.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
+        middle = np.sqrt(low * high)
+        low, high = middle / np.sqrt(10), middle * np.sqrt(10)
+    for axes in drawn:
+        axes.set_ylim(0 if quantity.scale == "share" else low, high)
+        if quantity.scale == "log":
+            decades = np.log10(high / low)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 1.5 else (1, 2, 5), numticks=12))
+            axes.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def grid(
+    rows: int, columns: int, *, width: float, height: float, sharey: Share = "none", sharex: Share = "none"
+) -> tuple[Figure, "np.ndarray[Any, np.dtype[np.object_]]"]:
+    """Panels of a given size in inches."""
+    size = (width * max(columns, 1) + 0.5, height * max(rows, 1) + 0.3)
+    layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.04)
+    figure = Figure(figsize=size, layout=layout)
+    panels = figure.subplots(max(rows, 1), max(columns, 1), squeeze=False, sharey=sharey, sharex=sharex)
+    return figure, panels
