@@ -33,7 +33,7 @@ def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) ->
         UserError: not Linux, or bubblewrap is not installed.
     """
     program = shutil.which("bwrap")
-    if program is None:
+    if program is None or not sys.platform.startswith("linux"):
         raise UserError(
             f"bwrap: not found, and model-written code is run in no other way; install it: {INSTALL_LINE}"
         )

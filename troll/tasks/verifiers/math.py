@@ -220,4 +220,5 @@ class _Pool:
 
 @functools.cache
 def _pool() -> _Pool:
-    return _Pool(len(os.sched_getaffinity(0)))
+    # Not every system says how many cores this process may use.
+    return _Pool(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
