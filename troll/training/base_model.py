@@ -3,6 +3,7 @@
 They are saved like any hub model, and loadable by transformers, lm-eval and vLLM.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from troll.tasks.registry import Demonstration, get_task
 from troll.training.callbacks import ProgressCallback
 from troll.training.manifest import manifest_of
 from troll.training.outputs import save_model
+from troll.training.pretraining import IGNORED
 from troll.training.tokenizer import load_tokenizer
 
-_IGNORED = -100
 _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 
 
-def _encode(
+def encode(
     tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]
 ) -> list[dict[str, list[int]]]:
     """Token ids with labels on completion and end only; prompt and completion split as in sampling."""
@@ -38,7 +39,7 @@ def _encode(
     rows = []
     for prompt, completion in zip(prompts, completions, strict=True):
         answer = [*completion, tokenizer.eos_token_id]
-        rows.append({"input_ids": prompt + answer, "labels": [_IGNORED] * len(prompt) + answer})
+        rows.append({"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer})
     return rows
 
 
@@ -107,8 +108,8 @@ def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path)
     trainer = Trainer(
         model=new_model(model_settings, tokenizer, seeds["model"]),
         args=arguments,
-        train_dataset=_encode(tokenizer, demonstrations),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=_IGNORED),
+        train_dataset=encode(tokenizer, demonstrations),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
         callbacks=[ProgressCallback(config["run_id"], measure="loss", label="loss")],
     )
     result = trainer.train()
@@ -118,3 +119,4 @@ def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path)
         manifest_of(config, wall_s=result.metrics["train_runtime"], data={"tokenizer": tokenizer_path})
         | {"final_loss": result.metrics["train_loss"]},
     )
+    shutil.rmtree(out / "trainer", ignore_errors=True)
