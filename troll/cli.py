@@ -268,6 +268,24 @@ def cost(
 
 
 @app.command()
+def cost_step(
+    out: Out,
+    shape: Annotated[str, typer.Option(help="qwen3-0.6b or tiny; weights are random")] = "qwen3-0.6b",
+    responses: Annotated[int, typer.Option(help="B, responses of the mini-batch")] = 8,
+    response: Annotated[int, typer.Option(help="T, tokens of a response")] = 1024,
+    repeats: Annotated[int, typer.Option(help="steps of each method")] = 10,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+) -> None:
+    """Measure whole optimiser steps of a language model, clip and TROLL in turns.
+
+    Example: troll cost-step --out cost --shape qwen3-0.6b --device cuda
+    """
+    from troll.analysis.cost_step import run_step_cost
+
+    run_step_cost(out, shape=shape, responses=responses, response=response, repeats=repeats, device=device)
+
+
+@app.command()
 def approximation(
     out: Out,
     old: Annotated[
