@@ -1,7 +1,8 @@
 """What a whole optimiser step costs: a model's forward and backward pass and AdamW, clip against TROLL.
 
 `troll.analysis.cost` measures the output layer and the loss alone; here the model around them takes part, so
-that the ratio is what a training run pays. Both methods run in one process, in turns, on the same model and data.
+that the ratio is what a training run pays. Both methods run in one process, in turns, on the same
+model and data.
 """
 
 import time
