@@ -4,75 +4,11 @@ import copy
 
 import pytest
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
 
 from troll.algorithms.trust_regions import CertificateBreach, Thresholds
 from troll.errors import UserError
-from troll.seeding import derive_seed
-from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
-
-PROMPTS = ["Start with 3. Add 4.", "Begin with 5. Subtract 2. Add 3.", "Take the number 9.", "Start with 1."]
-
-
-def digits(completions, **_):
-    """A reward that varies within a group: the share of digits and full stops in the text."""
-    return [sum(c in "0123456789." for c in text) / max(len(text), 1) for text in completions]
-
-
-class SeededGRPOTrainer(GRPOTrainer):
-    """TRL's trainer with our seeding of rollouts, and nothing else changed."""
-
-    def _prepare_inputs(self, batch):
-        if self.model.training and self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            every = self.args.steps_per_generation * self.num_iterations
-            step = self.state.global_step * self.args.gradient_accumulation_steps // every
-            seed = derive_seed(stream="rollout", batch=step, seed=self.args.seed, process=0)
-            torch.manual_seed(seed % 2**63)
-        return super()._prepare_inputs(batch)
-
-
-@pytest.fixture
-def make(tiny_base, tmp_path):
-    """Builds a trainer of either kind on a fresh copy of the tiny model."""
-
-    def build(kind, *, steps=4, config=None, **ours):
-        arguments = {
-            "output_dir": str(tmp_path / kind.__name__),
-            "per_device_train_batch_size": 4,
-            "steps_per_generation": 4,
-            "num_generations": 4,
-            "max_completion_length": 10,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            "max_steps": steps,
-            "loss_type": "grpo",
-            "beta": 0.0,
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "use_cpu": True,
-            "report_to": "none",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "seed": 11,
-        } | (config or {})
-        return kind(
-            AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32),
-            digits,
-            args=GRPOConfig(**arguments),
-            train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
-            processing_class=load_tokenizer(tiny_base),
-            **ours,
-        )
-
-    return build
-
-
-def parameters(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
 @pytest.mark.slow

@@ -10,15 +10,19 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
+from troll.algorithms.advantages import ESTIMATORS
 from troll.errors import UserError
 from troll.files import write_json
 from troll.settings import Training
 from troll.tasks.registry import Problem, Task, get_task
+from troll.training.base_model import encode
 from troll.training.callbacks import CheckpointCallback, MetricsCallback, ProgressCallback
 from troll.training.manifest import digest_of_json, manifest_of
 from troll.training.outputs import save_model
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
+
+PRETRAINING_ROWS = 2000
 
 
 def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
@@ -31,7 +35,7 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
     """
     responses = training.prompts_per_batch * training.responses_per_prompt
     per_step = responses // training.mini_batches
-    return GRPOConfig(
+    config = GRPOConfig(
         output_dir=str(out),
         seed=seed,
         data_seed=seed,
@@ -40,7 +44,8 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         gradient_accumulation_steps=training.micro_batches,
         steps_per_generation=training.mini_batches * training.micro_batches,
         num_iterations=training.passes,
-        num_generations=training.responses_per_prompt,
+        # TRL refuses groups of one, which a critic does not mind; its own number is put back below.
+        num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
         max_completion_length=training.max_response_tokens,
         temperature=training.temperature,
         top_p=1.0,
@@ -67,6 +72,8 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         report_to="none",
         disable_tqdm=True,
     )
+    config.num_generations = training.responses_per_prompt
+    return config
 
 
 def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
@@ -80,6 +87,14 @@ def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
 
 def _dataset(problems: Sequence[Problem]) -> Dataset:
     return Dataset.from_list([{"prompt": item.prompt, "task_id": item.task_id} for item in problems])
+
+
+def _pretraining_rows(training: Training, config: Mapping[str, Any], tokenizer: Any) -> Any:
+    """The first demonstrations that the base model learnt from, where the pretraining loss asks for them."""
+    if training.pretraining is None:
+        return None
+    task = get_task(config["task"]["name"])
+    return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config["task"]["settings"]))
 
 
 def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> None:
@@ -118,6 +133,13 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
         aggregation=training.aggregation,
         keep=training.keep,
         dropped_mass=training.dropped_mass,
+        # An experiment may give all its runs a critic; the others have no use for it.
+        critic=training.critic if ESTIMATORS[config["estimator"]["rule"]].needs_values else None,
+        regulariser=training.regulariser,
+        dynamic_sampling=training.dynamic_sampling,
+        overlong=training.overlong,
+        pretraining=training.pretraining,
+        pretraining_rows=_pretraining_rows(training, config, tokenizer),
     )
     checkpoints = CheckpointCallback(digest_of_json(config), trainer)
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)

@@ -12,17 +12,21 @@ Deviations from TRL 1.16, on purpose:
   run repeats an uninterrupted one whatever ran before.
 """
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOConfig
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
 from troll.algorithms.trust_regions import (
     Certificate,
     GroupContext,
@@ -31,9 +35,13 @@ from troll.algorithms.trust_regions import (
     make_trust_region,
 )
 from troll.errors import UserError
-from troll.seeding import derive_seed
+from troll.settings import Critic as CriticSettings
+from troll.settings import DynamicSampling, Overlong, Pretraining, Regulariser
+from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
 from troll.training.head import add_sparse_lm_head
+from troll.training.pretraining import PretrainingLoss
+from troll.training.rollouts import OLD_KEYS, TrustRegionRollouts, loss_mask
 
 TRL_AGGREGATIONS: Mapping[str, str] = {
     "grpo": "seq-mean-token-mean",
@@ -53,10 +61,8 @@ _UNSUPPORTED: Mapping[str, Any] = {
     "use_liger_kernel": False,
 }
 
-_OLD_KEYS = ("old_token_ids", "old_support_log_probs", "old_tail_log_prob")
 
-
-class TrustRegionTrainer(GRPOTrainer):
+class TrustRegionTrainer(TrustRegionRollouts):
     """A drop-in for `trl.GRPOTrainer` whose policy update is a named trust region.
 
     Args:
@@ -71,10 +77,17 @@ class TrustRegionTrainer(GRPOTrainer):
             one, else the estimator's, else what ``args.loss_type`` means in TRL.
         keep: K, tokens kept of each old distribution (paper: 64).
         dropped_mass: delta, mass that may be left to the pooled tail (paper: 1e-5).
+        critic: settings of the value model; needed by estimators that use values, refused by others.
+        regulariser: KL to the frozen reference, which TRL loads from the model's own name; takes the place of
+            ``args.beta``.
+        dynamic_sampling: DAPO's, none for off.
+        overlong: DAPO's soft punishment, none for off.
+        pretraining: PPO-ptx, none for off.
+        pretraining_rows: ``input_ids`` and ``labels`` of its demonstrations.
         **kwargs: as for `trl.GRPOTrainer`.
 
     Raises:
-        troll.errors.UserError: unknown trust region, estimator or setting.
+        troll.errors.UserError: unknown trust region, estimator or setting; parts that do not go together.
         ValueError: an option of GRPOConfig that a trust region cannot honour.
     """
 
@@ -93,13 +106,25 @@ class TrustRegionTrainer(GRPOTrainer):
         aggregation: str | None = None,
         keep: int = 64,
         dropped_mass: float = 1e-5,
+        critic: CriticSettings | None = None,
+        regulariser: Regulariser | None = None,
+        dynamic_sampling: DynamicSampling | None = None,
+        overlong: Overlong | None = None,
+        pretraining: Pretraining | None = None,
+        pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(trust_region, str):
             trust_region = make_trust_region(trust_region, **(trust_region_settings or {}))
         self.trust_region = trust_region
         self.estimator = make_estimator(estimator, **(estimator_settings or {})) if estimator else None
+        self._check_critic(critic)
+        if regulariser is not None:
+            args = copy.copy(args or GRPOConfig("tmp_trainer"))
+            args.beta = regulariser.coefficient  # not 0: TRL then loads the reference and scores with it
         super().__init__(model, reward_funcs, args=args, **kwargs)
+        if self.beta != 0.0 and is_peft_model(self.model):
+            raise ValueError("a KL to the reference is not supported with PEFT; set beta to 0")
         for name, neutral in _UNSUPPORTED.items():
             if getattr(self.args, name, neutral) != neutral:
                 raise ValueError(
@@ -119,120 +144,34 @@ class TrustRegionTrainer(GRPOTrainer):
         self.keep, self.dropped_mass = keep, dropped_mass
         self.diagnostics = Diagnostics(self.accelerator)
         self.certificate = Certificate()
-        self._old_distribution: list[SparseLogProbs] = []
+        self._old_distribution = []
+        self.generated_samples = 0
+        self.regulariser, self.dynamic_sampling, self.overlong = regulariser, dynamic_sampling, overlong
+        self.controller = _controller(regulariser)
+        self.critic = None
+        if critic is not None:
+            chunk = self.args.per_device_train_batch_size
+            self.critic = Critic(self.accelerator.unwrap_model(self.model), critic, self.accelerator, chunk)
+        self._check_rollouts()
+        self._pretraining = None
+        if pretraining is not None:
+            padding = self.processing_class.pad_token_id
+            self._pretraining = PretrainingLoss(pretraining, pretraining_rows, padding, self.args.seed)
+        self._learnt: dict[str, Any] = {}
         add_sparse_lm_head(
             self.model.get_base_model() if is_peft_model(self.model) else self.model, self.temperature
         )
 
-    @property
-    def rollout_batch(self) -> int:
-        """Number of the rollout batch that the next optimiser step learns from, from 0."""
-        return self.state.global_step * self.args.gradient_accumulation_steps // self._generate_every
-
-    @property
-    def _generate_every(self) -> int:
-        return self.args.steps_per_generation * self.num_iterations
-
-    # Rollouts
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        training = self.model.training
-        fresh = training and (self._step % self._generate_every == 0 or self._buffered_inputs is None)
-        if fresh or not training:
-            stream = "rollout" if training else "validation"
-            coordinates = {"seed": self.args.seed, "process": self.accelerator.process_index}
-            torch.manual_seed(derive_seed(stream=stream, batch=self.rollout_batch, **coordinates) % 2**63)
-        inputs = super()._prepare_inputs(generation_batch)
-        if fresh:
-            self._set_normalisers(self._buffered_inputs)
-        elif not training:
-            self._set_normalisers([inputs])
-        return inputs
-
-    def _set_normalisers(self, batches: list[dict[str, Any]]) -> None:
-        """Adds to each micro-batch the tokens and non-empty sequences of its whole optimiser step.
-
-        The counts cover all processes. Where an optimiser step spans several generation batches they are not
-        known in advance, and this batch's share is scaled up to the step.
-        """
-        window = self.args.gradient_accumulation_steps if len(batches) > 1 else 1
-        for start in range(0, len(batches), window):
-            group = batches[start : start + window]
-            masks = [_loss_mask(batch) for batch in group]
-            counts = torch.stack(
-                [
-                    torch.stack([mask.sum(), (mask.sum(1) > 0).sum(), mask.new_tensor(mask.shape[0]).sum()])
-                    for mask in masks
-                ]
-            ).sum(0)
-            totals = self.accelerator.reduce(counts.double(), reduction="sum") * (window / len(group))
-            for batch in group:
-                batch["step_tokens"], batch["step_sequences"], batch["step_responses"] = totals.unbind()
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        # TRL calls this for the old policy, for the reference and for the loss; only the first is ours: there
-        # the support of every old distribution is chosen, in the same forward pass that gives the log-probs.
-        if model is not self.model or torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
+    def _check_critic(self, critic: CriticSettings | None) -> None:
+        needed = self.estimator is not None and self.estimator.info.needs_values
+        if needed and critic is None:
+            assert self.estimator is not None
+            raise UserError(
+                f"estimator {self.estimator.name!r} needs a critic; pass critic=troll.settings.Critic()"
             )
-        log_probs = []
-        size = batch_size or len(input_ids)
-        for start in range(0, len(input_ids), size):
-            rows = slice(start, start + size)
-            with self.accelerator.autocast():
-                output = model(
-                    input_ids=input_ids[rows],
-                    attention_mask=attention_mask[rows],
-                    mask=attention_mask[rows, -logits_to_keep:],
-                    keep=self.keep,
-                    dropped_mass=self.dropped_mass,
-                    sparse_lm_head=True,
-                )
-            log_probs.append(output.log_probs)
-            self._old_distribution.append(
-                SparseLogProbs(output.token_ids, output.support_log_probs, output.tail_log_prob)
-            )
-        return torch.cat(log_probs), None, None
-
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
-        self._rewards_per_function = rewards
-        return rewards
-
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        self._old_distribution = []
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._old_distribution:
-            parts = self._old_distribution
-            for key, name in zip(_OLD_KEYS, ("token_ids", "log_probs", "tail_log_prob"), strict=True):
-                output[key] = torch.cat([getattr(part, name) for part in parts])
-            self._old_distribution = []
-        if self.estimator is not None:
-            output["advantages"] = self._estimate(output)
-        return output
-
-    def _estimate(self, output: dict[str, Any]) -> Tensor:
-        """Advantages [B, T] of this process's responses, from the rewards of all processes."""
-        assert self.estimator is not None
-        rewards = (
-            self._rewards_per_function * self.reward_weights.to(self._rewards_per_function.device)
-        ).nansum(1)
-        size = self.num_generations if self.model.training else self.num_generations_eval
-        groups = torch.arange(len(rewards), device=rewards.device) // size
-        mask = _loss_mask(output)
-        padded = self.accelerator.pad_across_processes(mask, dim=1)
-        estimate = self.estimator(rewards, groups, self.accelerator.gather(padded))
-        rows = len(mask) * self.accelerator.process_index
-        return estimate.advantages[rows : rows + len(mask), : mask.shape[1]]
+        if critic is not None and not needed:
+            name = self.estimator.name if self.estimator else None
+            raise UserError(f"estimator {name!r} has no use for a critic; leave it out")
 
     # Loss
 
@@ -250,25 +189,16 @@ class TrustRegionTrainer(GRPOTrainer):
         distribution = SparseLogProbs(output.token_ids, output.support_log_probs, output.tail_log_prob)
         return TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
 
-    def _old_policy(self, model: Any, inputs: dict[str, Any]) -> TokenPolicy:
+    def _old_policy(self, inputs: dict[str, Any]) -> TokenPolicy:
         """The policy that sampled, from the rollout batch; on policy TRL stores none: it is the new one."""
         if "old_token_ids" not in inputs:
-            with torch.no_grad():
-                self._old_distribution = []
-                log_probs, _, _ = self._get_per_token_logps_and_entropies(
-                    self.model,
-                    torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-                    torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-                    inputs["completion_ids"].shape[1],
-                )
-            (distribution,), self._old_distribution = self._old_distribution, []
-            return TokenPolicy(log_probs, distribution, None)
-        distribution = SparseLogProbs(*(inputs[key] for key in _OLD_KEYS))
+            inputs = inputs | self._score_old(inputs)
+        distribution = SparseLogProbs(*(inputs[key] for key in OLD_KEYS))
         return TokenPolicy(inputs["old_per_token_logps"], distribution, None)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mask = _loss_mask(inputs).float()
-        old = self._old_policy(model, inputs)
+        mask = loss_mask(inputs).float()
+        old = self._old_policy(inputs)
         assert old.distribution is not None
         new = self._new_policy(model, inputs, old.distribution.token_ids)
         advantages = inputs["advantages"]
@@ -281,7 +211,12 @@ class TrustRegionTrainer(GRPOTrainer):
         per_token = losses.per_token
         if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
             per_token = per_token * inputs["importance_sampling_ratio"]
-        if self.beta != 0.0:  # k3, as in TRL
+        if self.regulariser is not None:
+            if self.regulariser.place == "loss":
+                reference = inputs["ref_per_token_logps"]
+                kl = kl_estimate(new.log_probs, reference, mask, self.regulariser.estimate)
+                per_token = per_token + self.kl_coefficient * kl
+        elif self.beta != 0.0:  # k3, as in TRL
             log_ratio = inputs["ref_per_token_logps"] - new.log_probs
             per_token = per_token + self.beta * (torch.exp(log_ratio) - log_ratio - 1)
         loss = aggregate(
@@ -295,8 +230,8 @@ class TrustRegionTrainer(GRPOTrainer):
         )
         if not torch.isfinite(loss):
             raise UserError(
-                f"loss is {loss.item()} at optimiser step {self.state.global_step + 1}; training stopped, the "
-                "last checkpoint is intact. A smaller learning_rate may help"
+                f"loss is {loss.item()} at optimiser step {self.state.global_step + 1}; training stopped, "
+                "the last checkpoint is intact. A smaller learning_rate may help"
             )
         if self.model.training:
             assert new.entropy is not None
@@ -305,7 +240,39 @@ class TrustRegionTrainer(GRPOTrainer):
             if self.accelerator.sync_gradients:
                 self._finish_step()
         # DDP averages gradients over processes, the normalisers already count all of them.
-        return loss * self.accelerator.num_processes
+        loss = loss * self.accelerator.num_processes
+        if self.model.training:
+            self._learnt = inputs
+            if self._pretraining is not None:
+                loss = loss + self._pretraining_loss(model)
+        return loss
+
+    def _pretraining_loss(self, model: Any) -> Tensor:
+        """The weighted loss of this micro-batch's demonstrations."""
+        assert self._pretraining is not None
+        parts = self.args.gradient_accumulation_steps
+        place = {"micro_batch": self._step % parts, "process": self.accelerator.process_index}
+        device = self.accelerator.device
+        loss = self._pretraining(model, device, step=self.state.global_step, **place)
+        self._report("pretraining_loss", loss.detach())
+        return self._pretraining.coefficient * loss / parts
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """A micro-batch of the policy and of the critic; of the critic alone while it warms up."""
+        if self.critic is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        if self.state.global_step < self.critic.settings.warmup_steps:
+            model.train()
+            batch = self._prepare_inputs(inputs)
+            loss = torch.zeros((), device=self.accelerator.device)
+            self._step += 1
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            batch = self._learnt
+        self._learnt = {}
+        for name, value in self.critic.update(batch, loss_mask(batch)).items():
+            self._metrics["train"][name].append(value)
+        return loss
 
     def _finish_step(self) -> None:
         """Reports the optimiser step, and lets adaptive trust regions and the certificate see it."""
@@ -321,6 +288,8 @@ class TrustRegionTrainer(GRPOTrainer):
             "trust_region": self.trust_region.state_dict(),
             "estimator": self.estimator.state_dict() if self.estimator else {},
             "certificate": self.certificate.state_dict(),
+            "controller": self.controller.state_dict() if self.controller else {},
+            "generated_samples": self.generated_samples,
         }
 
     def load_method_state(self, state: Mapping[str, Any]) -> None:
@@ -329,9 +298,29 @@ class TrustRegionTrainer(GRPOTrainer):
         if self.estimator:
             self.estimator.load_state_dict(state["estimator"])
         self.certificate.load_state_dict(state["certificate"])
+        if self.controller:
+            self.controller.load_state_dict(state["controller"])
+        self.generated_samples = state["generated_samples"]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.critic is not None:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            self.critic.save(Path(self._get_output_dir(trial=trial)) / name)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # Called at the start of every training, when accelerate has just prepared the policy.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.critic is not None:
+            self.critic.prepare()
+            if checkpoint is not None:
+                self.critic.load(Path(checkpoint))
 
 
-def _loss_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """[B, T]: 1 at tokens that the policy produced and that are learnt from."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+def _controller(regulariser: Regulariser | None) -> ReferenceKLController | None:
+    if regulariser is None:
+        return None
+    settings: dict[str, Any] = {"horizon": regulariser.horizon, "coefficient": regulariser.coefficient}
+    if regulariser.target is not None:
+        settings |= {"target": regulariser.target, "adaptive": True}
+    return ReferenceKLController(**settings)

@@ -1,0 +1,29 @@
+"""What tests of the trainer share: prompts, a reward that varies, TRL's trainer with our seeds."""
+
+import torch
+from trl import GRPOTrainer
+
+from troll.seeding import derive_seed
+
+PROMPTS = ["Start with 3. Add 4.", "Begin with 5. Subtract 2. Add 3.", "Take the number 9.", "Start with 1."]
+
+
+def digits(completions, **_):
+    """A reward that varies within a group: the share of digits and full stops in the text."""
+    return [sum(c in "0123456789." for c in text) / max(len(text), 1) for text in completions]
+
+
+class SeededGRPOTrainer(GRPOTrainer):
+    """TRL's trainer with our seeding of rollouts, and nothing else changed."""
+
+    def _prepare_inputs(self, batch):
+        if self.model.training and self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
+            every = self.args.steps_per_generation * self.num_iterations
+            step = self.state.global_step * self.args.gradient_accumulation_steps // every
+            seed = derive_seed(stream="rollout", batch=step, seed=self.args.seed, process=0)
+            torch.manual_seed(seed % 2**63)
+        return super()._prepare_inputs(batch)
+
+
+def parameters(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

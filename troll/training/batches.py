@@ -1,0 +1,78 @@
+"""Rows of rollout batches: which to keep, how to join them, and what the length of a response costs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What stands at padding; 0 where nothing is said. Rows of a support must stay distributions: all mass in the
+# tail.
+_FILL: Mapping[str, float] = {"old_token_ids": -1, "old_support_log_probs": -torch.inf, "tool_mask": 1}
+_LEFT = ("prompt_ids", "prompt_mask")
+
+
+def mixed_groups(rewards: Tensor, size: int) -> Tensor:
+    """Which groups have a signal: their rewards are not all equal (DAPO: neither all right nor all wrong).
+
+    Args:
+        rewards: [P * G], groups one after the other.
+        size: G.
+
+    Returns:
+        [P] bool.
+    """
+    grouped = rewards.view(-1, size)
+    return grouped.amax(1) > grouped.amin(1)
+
+
+def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1.0) -> Tensor:
+    """DAPO's soft punishment, [B]: 0 up to limit - buffer tokens, then linear down to -factor at the limit.
+
+    Source: DAPO, arXiv 2503.14476, eq. 13 (limit 20480, buffer 4096, factor 1).
+
+    Args:
+        lengths: [B] in tokens.
+        limit: L_max.
+        buffer: L_c.
+        factor: penalty at the limit.
+    """
+    return -factor * ((lengths - (limit - buffer)) / buffer).clamp(0, 1)
+
+
+def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
+    """The rows that ``rows`` [B] (bool or indices) marks, of every tensor that has rows."""
+    return {key: value[rows] if _has_rows(value) else value for key, value in batch.items()}
+
+
+def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Any]:
+    """Rollout batches as one, padded to the longest: prompts on the left, responses on the right.
+
+    Args:
+        batches: with the same keys; tensors [B, ...] with lengths on the second axis. Counts are added.
+        pad_token_id: stands in unused places of ids.
+    """
+    joined: dict[str, Any] = {}
+    for key, first in batches[0].items():
+        parts = [batch[key] for batch in batches]
+        if not _has_rows(first):
+            joined[key] = sum(parts) if isinstance(first, Tensor) else first
+        elif first.dim() == 1:
+            joined[key] = torch.cat(parts)
+        else:
+            fill = pad_token_id if key in ("prompt_ids", "completion_ids") else _FILL.get(key, 0)
+            longest = max(part.shape[1] for part in parts)
+            joined[key] = torch.cat([_pad(part, longest, fill, left=key in _LEFT) for part in parts])
+    return joined
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _pad(value: Tensor, length: int, fill: float, *, left: bool) -> Tensor:
+    missing = length - value.shape[1]
+    if not missing:
+        return value
+    padding = value.new_full((value.shape[0], missing, *value.shape[2:]), fill)
+    return torch.cat([padding, value] if left else [value, padding], dim=1)

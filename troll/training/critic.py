@@ -1,0 +1,214 @@
+"""The critic of GAE and PPO-max: a value model beside the policy, with an optimiser of its own.
+
+It starts from the policy's backbone with a scalar head that is zero, so that its first values are 0 and not
+noise. V_t is the value of the prompt and the response tokens before t: it is read where the policy's
+prediction of token t is.
+"""
+
+import copy
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from troll.algorithms.aggregation import aggregate
+from troll.errors import UserError
+from troll.files import atomic_path
+from troll.settings import Critic as CriticSettings
+
+FILE = "critic.pt"
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class ValueModel(nn.Module):
+    """A transformers backbone, without its language-model head, and a scalar head.
+
+    Args:
+        policy: a transformers causal language model; its backbone is copied.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(policy.base_model).requires_grad_(True)
+        weight = policy.get_output_embeddings().weight
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
+        self.head.to(device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, length: int) -> Tensor:
+        """Values [B, T] of the states before each of the last T = ``length`` tokens.
+
+        Args:
+            input_ids: [B, L], prompts padded on the left, responses on the right.
+            attention_mask: [B, L].
+            length: T.
+        """
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        hidden = output.last_hidden_state[:, -length - 1 : -1]
+        values: Tensor = self.head(hidden).squeeze(-1).float()
+        return values
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) for each token.
+
+    Source: verl, core_algos.py (compute_value_loss), c = 0.5; PPO-max has c = 0.2.
+
+    Args:
+        values: [B, T] of the critic being trained.
+        old_values: [B, T] as they were at the rollout.
+        returns: [B, T] targets.
+        clip: c; none for the plain squared error.
+
+    Returns:
+        Losses [B, T], and [B, T] true where clipping takes the gradient away.
+    """
+    plain = (values - returns).square()
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
+    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(R - V) / Var(R) over the tokens that mask marks; NaN where all returns are equal.
+
+    Args:
+        values: [B, T].
+        returns: [B, T].
+        mask: [B, T].
+    """
+    on = mask.bool()
+    kept_values, kept_returns = values[on].double(), returns[on].double()
+    if not len(kept_returns):
+        return torch.nan
+    variance = kept_returns.var(correction=0)
+    return float(1 - (kept_returns - kept_values).var(correction=0) / variance) if variance > 0 else torch.nan
+
+
+class Critic:
+    """Values for a rollout batch, and training on its mini-batches.
+
+    Args:
+        policy: the policy before any wrapping (DDP, FSDP); its backbone is copied.
+        settings: see `troll.settings.Critic`.
+        accelerator: the trainer's.
+        chunk: responses in one forward pass of `values`.
+    """
+
+    def __init__(self, policy: Any, settings: CriticSettings, accelerator: Accelerator, chunk: int) -> None:
+        self.settings, self._accelerator, self._chunk = settings, accelerator, chunk
+        self.model: Any = ValueModel(policy)
+        self.optimizer: Any = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self._prepared = False
+        self._loss = self._clipped = torch.zeros(())
+
+    def prepare(self) -> None:
+        """Lets accelerate wrap and shard model and optimiser, as it does the policy; once."""
+        if not self._prepared:
+            self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
+            self._prepared = True
+
+    def _forward(self, inputs: Mapping[str, Tensor], rows: slice) -> Tensor:
+        with self._accelerator.autocast():
+            return self.model(
+                torch.cat([inputs["prompt_ids"][rows], inputs["completion_ids"][rows]], dim=1),
+                torch.cat([inputs["prompt_mask"][rows], inputs["completion_mask"][rows]], dim=1),
+                inputs["completion_ids"].shape[1],
+            )
+
+    @torch.no_grad()
+    def values(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """Values [B, T] at the response tokens, 0 elsewhere.
+
+        Args:
+            inputs: ``prompt_ids``, ``prompt_mask`` [B, L], ``completion_ids``, ``completion_mask`` [B, T].
+            mask: [B, T], 1 at tokens that are learnt from.
+        """
+        self.model.eval()
+        parts = [
+            self._forward(inputs, slice(start, start + self._chunk))
+            for start in range(0, len(mask), self._chunk)
+        ]
+        return torch.cat(parts) * mask
+
+    def update(self, inputs: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
+        """Learns from a micro-batch; takes the optimiser step with the last one of a mini-batch.
+
+        Args:
+            inputs: a micro-batch of the rollout: as for `values`, with ``values`` and ``returns`` [B, T] and
+                ``step_tokens``, the number of tokens of the optimiser step over all processes.
+            mask: [B, T], 1 at tokens that are learnt from.
+
+        Returns:
+            After the last micro-batch: mean loss, share of clipped tokens, gradient norm. Else nothing.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        accelerator, mask = self._accelerator, mask.float()
+        last = accelerator.sync_gradients
+        self.model.train()
+        with nullcontext() if last else accelerator.no_sync(self.model):
+            values = self._forward(inputs, slice(None))
+            losses, clipped = value_loss(
+                values, inputs["values"], inputs["returns"], self.settings.value_clip
+            )
+            loss = aggregate(losses, mask, "token-mean", tokens=inputs["step_tokens"])
+            if not torch.isfinite(loss):
+                raise UserError(
+                    f"the critic's loss is {loss.item()}; training stopped, the last checkpoint is intact. A "
+                    "smaller critic.learning_rate may help"
+                )
+            # DDP averages gradients over processes, the number of tokens already counts all of them.
+            accelerator.backward(loss * accelerator.num_processes)
+        self._loss = self._loss.to(loss.device) + loss.detach()
+        share = (clipped * mask).sum() / inputs["step_tokens"].clamp(min=1)
+        self._clipped = self._clipped.to(loss.device) + share
+        if not last:
+            return {}
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clipping)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        found = accelerator.reduce(torch.stack([self._loss.double(), self._clipped.double()]), "sum")
+        self._loss, self._clipped = torch.zeros_like(self._loss), torch.zeros_like(self._clipped)
+        total, outside = found.tolist()
+        return {"critic/loss": total, "critic/clipped": outside, "critic/grad_norm": float(norm)}
+
+    def _bare_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def save(self, directory: Path) -> None:
+        """Writes weights and optimiser to ``critic.pt``; all processes take part, the main one writes."""
+        model, optimizer = get_state_dict(self.model, self._bare_optimizer(), options=_WHOLE)
+        if self._accelerator.is_main_process:
+            with atomic_path(directory / FILE) as temporary:
+                torch.save({"model": model, "optimizer": optimizer}, temporary)
+
+    def load(self, directory: Path) -> None:
+        """Takes up what `save` wrote.
+
+        Raises:
+            UserError: the checkpoint has no critic.
+        """
+        path = directory / FILE
+        if not path.exists():
+            raise UserError(f"{path}: no such file; the checkpoint is not one of a run with a critic")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        set_state_dict(
+            self.model,
+            self._bare_optimizer(),
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=_WHOLE,
+        )
