@@ -180,7 +180,9 @@ def write_base(root: Path, task: str, *, table: np.ndarray | None = None, proble
     path = root / "base" / "tiny" / task
     rng = np.random.default_rng([99, *task.encode()])
     write_json(path / "grades.json", grades(task, passes(rng, 0.35, problems) if table is None else table))
-    write_json(path / "manifest.json", {"digests": DIGESTS, "wall_s": 100.0})
+    write_json(
+        path / "manifest.json", {"digests": DIGESTS | {"data": "0" * 64, "base_model": None}, "wall_s": 100.0}
+    )
     return path
 
 

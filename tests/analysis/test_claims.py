@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,8 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.claims import Claim, Judged, judge, read_claims, to_markdown, write_claims
+from troll.analysis.claims import Claim, Judged, judge, read_claims, write_claims
+from troll.analysis.ledger import to_html, to_markdown, to_short_markdown
 from troll.analysis.runs import Collected, read_directories
 from troll.errors import UserError
 
@@ -77,6 +79,11 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"metric": "drop", "direction": "lower", "where": STALE}, "supported"),
     ({"metric": "kl", "direction": "lower"}, "supported"),
     ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported"),
+    ({"metric": "area", "baseline": 0.4, "where": GENTLE}, "supported"),
+    ({"metric": "area", "baseline": 0.9, "where": GENTLE}, "contradicted"),
+    ({"metric": "no such metric", "baseline": 0.9}, "not run"),
+    ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported"),
+    ({"method": "t*l", "where": GENTLE}, "supported"),
     ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported"),
 ]
 
@@ -95,7 +102,7 @@ def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
         "testbed / tiny / chains / stale / grpo",
     ]
     assert [part.interval.estimate for part in judged.evidence] == pytest.approx([0.25, -0.25])
-    assert judged.reason == "holds in 1 of 2 settings, its opposite in 1"
+    assert judged.reason == "holds in 1 of 2 settings, shown wrong in 1"
     assert "3 seeds in" in verdict(known, least_seeds=4).reason
 
 
@@ -106,7 +113,7 @@ def test_ledger_files(tmp_path: Path, known: Collected) -> None:
     paths = write_claims(judged, known.runs, [table], tmp_path / "claims")
     text = paths[0].read_text()
     assert text.startswith("2 claims: 0 supported, 1 contradicted, 0 inconclusive, 1 not run.")
-    assert "| S (`c`) | **contradicted** | holds in 1 of 2 settings, its opposite in 1 | P |" in text
+    assert "| S (`c`) | **contradicted** | holds in 1 of 2 settings, shown wrong in 1; −25.0 to +25" in text
     ledger = json.loads(paths[1].read_text())
     assert ledger["inputs"]["runs.parquet"].startswith("2d711642")
     assert ledger["digests"]["source"] == ["5" * 64]
@@ -123,9 +130,45 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) 
     judged = {one.claim.id: one for one in judge(claims, known.runs, known.items)}
     assert judged["better-final-success-qwen3-dapo"].verdict == "not run"
     assert judged["testbed-stale-better"].verdict == "contradicted"
-    assert to_markdown(list(judged.values())).count("**not run**") == sum(
-        not name.startswith("testbed") for name in judged
-    )
+    missing = {name for name, one in judged.items() if one.verdict == "not run"}
+    assert missing == {name for name in judged if not name.startswith("testbed")} | {
+        "testbed-bound-matters-little",
+        "testbed-small-k-suffices",
+    }
+    assert to_markdown(list(judged.values())).count("**not run**") == len(missing)
+
+
+def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Collected) -> None:
+    judged = judge([claim(id="n", method="gspo"), claim()], known.runs, known.items)
+    assert to_short_markdown(judged).splitlines() == [
+        "| Claim | Verdict | Why |",
+        "| --- | --- | --- |",
+        "| S | **contradicted** | holds in 1 of 2 settings, shown wrong in 1; −25.0 to +25.0 points |",
+        "",
+        "1 further claim of the ledger: **not run**.",
+    ]
+    assert to_short_markdown(judged[:1]) == "1 further claim of the ledger: **not run**.\n"
+
+
+def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
+    claims = [
+        claim(where=GENTLE, margin=0.03),
+        claim(id="k", metric="kl", direction="lower", where=GENTLE),
+        claim(id="h", metric="hours", relative=True, direction="equivalent", margin=0.1, where=GENTLE),
+    ]
+    text = to_markdown(judge(claims, known.runs, known.items))
+    assert "**c** (pass@1, troll minus clip; claimed: higher, margin 3 points)" in text
+    assert re.search(r"/ grpo: \+25\.0 \[\+1\d\.\d, \+3\d\.\d\] points, 3 seeds", text)
+    assert re.search(r"/ grpo: −0\.0\d+ \[−0\.0\d+, −0\.0\d+\] nats, 3 seeds", text)
+    assert "/ grpo: 0.0 [0.0, 0.0] %, 3 seeds" in text
+
+
+def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Collected) -> None:
+    judged = judge([claim(sentence="<S>"), claim(id="n", method="gspo")], known.runs, known.items)
+    text = to_html(judged)
+    assert "&lt;S&gt;" in text and "<S>" not in text
+    assert text.index("contradicted") < text.index("1 claim not run here")
+    assert text.count("<details>") == 2
 
 
 def test_no_runs_at_all_is_not_run(known: Collected) -> None:

@@ -118,6 +118,8 @@ def test_base_model_has_a_task_and_no_other_coordinates(tmp_path: Path) -> None:
     assert set(base["task"]) == {"chains"} and set(base["experiment"]) == {"testbed"}
     assert set(base["estimator"]) == {""} and set(base["condition"]) == {""}
     assert base["seed"].isna().all()
+    assert set(base["digest_data"]) == {""}, "what a base model was made from is not what runs read"
+    assert set(base["digest_source"]) == {"5" * 64}
     assert (collected.items["trust_region"] == BASE).sum() == 5
 
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from troll.analysis.provenance import DIGESTS
 from troll.analysis.runs import BASE
-from troll.analysis.statistics import Interval, paired_difference
+from troll.analysis.statistics import Array, Interval, paired_difference
 from troll.analysis.summaries import Cell, cells, difference, per_run
 from troll.errors import UserError
 from troll.files import write_json, write_text
@@ -65,10 +65,12 @@ class Claim(BaseModel):
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short and unique")
     sentence: str = Field(min_length=1, description="the claim in our own words")
     place: str = Field(min_length=1, description="where it is made")
-    method: str = Field(description="trust region that the claim is about")
-    baseline: str = Field(description="trust region that it is compared with; base is the base model")
+    method: str = Field(description="trust region that the claim is about, or a pattern of names")
+    baseline: str | float = Field(
+        description="trust region that it is compared with (base is the base model), or a number"
+    )
     metric: str = Field(
-        description="pass@k, or a column of the table of runs such as kl, entropy, drop, hours"
+        description="pass@k, or a column of the table of runs: kl, entropy, drop, hours, mean/<logged metric>"
     )
     direction: Literal["higher", "lower", "equivalent"]
     margin: float = Field(
@@ -144,7 +146,7 @@ def _judge(claim: Claim, summaries: Mapping[str, pd.DataFrame], parts: Mapping[s
         (experiment, cell)
         for experiment, summary in summaries.items()
         for cell in cells(summary)
-        if cell.trust_region == claim.method and claim.where.holds(experiment, cell)
+        if fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)
     ]
     strict = 1 - (1 - _LEVEL) / max(len(pairs), 1)
     evidence, exceptions = [], []
@@ -155,7 +157,8 @@ def _judge(claim: Claim, summaries: Mapping[str, pd.DataFrame], parts: Mapping[s
         )
         if found is None or sharp is None:
             continue
-        names = (experiment, cell.model, cell.task, cell.condition, cell.estimator)
+        names = [experiment, cell.model, cell.task, cell.condition, cell.estimator]
+        names += [cell.trust_region] if cell.trust_region != claim.method else []
         evidence.append(Evidence(" / ".join(names), found, found.seeds))
         exceptions.append(_against(claim, sharp))
     if not evidence:
@@ -168,13 +171,20 @@ def _judge(claim: Claim, summaries: Mapping[str, pd.DataFrame], parts: Mapping[s
         return Judged(claim, "inconclusive", tuple(evidence), reason)
     held = sum(_for(claim, one.interval) for one in evidence)
     against = sum(exceptions)
-    reason = f"holds in {held} of {len(evidence)} settings, its opposite in {against}"
+    reason = f"holds in {'all ' if held == len(evidence) > 1 else ''}{_of(held, len(evidence))}"
+    reason += f", shown wrong in {against}" if against else ""
     verdict: Verdict = "inconclusive"
     if against:
         verdict = "contradicted"
     elif held == len(evidence):
         verdict = "supported"
     return Judged(claim, verdict, tuple(evidence), reason)
+
+
+def _of(held: int, settings: int) -> str:
+    if held == settings:
+        return f"{settings} setting{'' if settings == 1 else 's'}"
+    return f"{held or 'none'} of {settings} setting{'' if settings == 1 else 's'}"
 
 
 def _for(claim: Claim, interval: Interval) -> bool:
@@ -196,6 +206,11 @@ def _against(claim: Claim, interval: Interval) -> bool:
 def _interval(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell, level: float
 ) -> Interval | None:
+    if not isinstance(claim.baseline, str):
+        if claim.metric not in summary:
+            return None
+        values = cell.of(summary)[claim.metric].dropna().to_numpy(dtype=float)
+        return _over_seeds(claim, cell, values - claim.baseline, claim.baseline, level)
     baseline = cell.base() if claim.baseline == BASE else cell.method(claim.baseline)
     metric, _, k = claim.metric.partition("@")
     if metric == "pass" and k.isdigit() and not claim.relative:
@@ -204,11 +219,17 @@ def _interval(
         return None
     first, second = (part.of(summary).set_index("seed")[claim.metric].dropna() for part in (cell, baseline))
     seeds = first.index.intersection(second.index)
-    if seeds.empty:
+    before = second[seeds].to_numpy(dtype=float)
+    return _over_seeds(claim, cell, first[seeds].to_numpy(dtype=float) - before, before, level)
+
+
+def _over_seeds(
+    claim: Claim, cell: Cell, change: Array, before: Array | float, level: float
+) -> Interval | None:
+    if not change.size:
         return None
-    change = first[seeds].to_numpy(dtype=float) - second[seeds].to_numpy(dtype=float)
     if claim.relative:
-        change = change / second[seeds].to_numpy(dtype=float)
+        change = change / before
     names: dict[str, str | int] = {f"cell {key}": str(value) for key, value in asdict(cell).items()}
     stream = derive_seed(purpose="claim", claim=claim.id, **names)
     scores = change[:, None]
@@ -218,7 +239,7 @@ def _interval(
 def write_claims(
     judged: Sequence[Judged], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
 ) -> list[Path]:
-    """Writes ``<stem>.md`` and ``<stem>.json``.
+    """Writes ``<stem>.md`` and ``<stem>.json``; the words are those of ``troll.analysis.ledger``.
 
     Args:
         judged: the verdicts.
@@ -226,6 +247,8 @@ def write_claims(
         inputs: files that the verdicts rest on; their SHA-256 go into the JSON file.
         stem: path without suffix.
     """
+    from troll.analysis.ledger import to_markdown  # it needs the types above
+
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
     write_text(paths[0], to_markdown(judged))
     write_json(
@@ -260,33 +283,3 @@ def _record(one: Judged) -> dict[str, Any]:
             for part in one.evidence
         ],
     }
-
-
-def to_markdown(judged: Sequence[Judged]) -> str:
-    """The ledger as Markdown: counts, one table, and the intervals behind each verdict."""
-    counts = ", ".join(f"{sum(one.verdict == name for one in judged)} {name}" for name in VERDICTS)
-    lines = [
-        f"{len(judged)} claims: {counts}.",
-        "",
-        "| Claim | Verdict | Why | Place |",
-        "| --- | --- | --- | --- |",
-    ]
-    for one in judged:
-        claim = one.claim
-        lines.append(
-            f"| {claim.sentence} (`{claim.id}`) | **{one.verdict}** | {one.reason} | {claim.place} |"
-        )
-    for one in judged:
-        if one.evidence:
-            claim = one.claim
-            how = "relative to" if claim.relative else "minus"
-            unit = f"{claim.metric}, {claim.method} {how} {claim.baseline}"
-            lines += ["", f"**{claim.id}** ({unit}; claimed: {claim.direction}, margin {claim.margin:g})", ""]
-            lines += [
-                f"- {part.setting}: {part.interval.estimate:+.4g} "
-                f"[{part.interval.low:+.4g}, {part.interval.high:+.4g}], {part.seeds} seeds"
-                for part in one.evidence
-            ]
-            if claim.note:
-                lines += ["", claim.note]
-    return "\n".join(lines) + "\n"

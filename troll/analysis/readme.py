@@ -6,12 +6,14 @@ about a difference follows from its interval by ``Interval.verdict``; nobody typ
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from troll.analysis.claims import Judged
 from troll.analysis.formats import percent, points, significant, to_markdown
+from troll.analysis.ledger import to_short_markdown
 from troll.analysis.statistics import Interval
 from troll.analysis.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.tables import comparison_table
@@ -25,21 +27,28 @@ _FEW_SEEDS = 5
 
 
 def blocks(
-    main: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
+    main: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    judged: Sequence[Judged] = (),
+    method: str = "troll",
+    baseline: str = BASELINE,
 ) -> dict[str, str]:
     """The generated blocks of a README.
 
     Args:
         main: the result of ``main_table``.
         items: the table of test problems.
+        judged: the verdicts on the claims.
         method: whose results are told.
         baseline: what it is compared with.
 
     Returns:
-        Markdown by name: ``results-table`` (a row per setting), ``results-sentences`` and
+        Markdown by name: ``verdicts``, ``results-table`` (a row per setting), ``results-sentences`` and
         ``results-full-table``.
     """
     return {
+        "verdicts": to_short_markdown(judged),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
         "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
         "results-full-table": to_markdown(main),

@@ -212,6 +212,7 @@ def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_base(path: Path, experiment: str | None) -> _Directory:
     manifest, digests = _read_manifest(path / "manifest.json", required=False)
+    digests.pop("data", None)  # of what the base model was made from; runs record the problems they read
     model, task = path.parts[-2:]
     config = manifest.get("config")
     named = config.get("experiment") if isinstance(config, dict) else None

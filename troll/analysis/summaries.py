@@ -143,7 +143,8 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
         batch), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so far), ``area`` (mean
         height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` (seconds per rollout
-        batch with its updates) and, where the manifest has it, ``peak_gib`` (memory).
+        batch with its updates), ``mean/<metric>`` (over all steps) of every logged metric and, where the
+        manifest has it, ``peak_gib`` (memory).
     """
     records = []
     for _, rows in runs.groupby("run_id", sort=True):
@@ -164,8 +165,9 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 def _training_summary(train: pd.DataFrame) -> dict[str, float]:
     last_step, first_step = int(train["step"].max()), int(train["step"].min())
     span = last_step - first_step + 1
-    series = {str(name): rows.sort_values("step") for name, rows in train.groupby("metric")}
+    series = {str(name): rows.sort_values("step") for name, rows in train.groupby("metric", observed=True)}
     summary: dict[str, float] = {"steps": last_step, "hours": float(train["wall_s"].max()) / 3600}
+    summary |= {f"mean/{name}": float(rows["value"].mean()) for name, rows in series.items()}
     for metric, name, share in (
         ("kl_to_old", "kl", LATE_SHARE),
         ("entropy", "entropy", FINAL_SHARE),
