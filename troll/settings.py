@@ -43,6 +43,9 @@ class Regulariser(Settings):
         "k3", description="see troll.algorithms.regularisers; + has the gradient of k2"
     )
     place: Literal["loss", "reward"] = Field("loss", description="loss (GRPO) or reward per token (PPO)")
+    importance_weighted: bool = Field(
+        False, description="multiply a KL in the loss by the token's probability ratio (DeepSeek-V3.2, TRL)"
+    )
     coefficient: Positive = Field(1e-3, description="weight of the KL; the first one if it adapts (verl)")
     target: Positive | None = Field(
         None, description="KL in nats per token that the coefficient adapts to (verl: 0.1); none fixes it"

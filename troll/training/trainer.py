@@ -211,14 +211,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
         per_token = losses.per_token
         if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
             per_token = per_token * inputs["importance_sampling_ratio"]
-        if self.regulariser is not None:
-            if self.regulariser.place == "loss":
-                reference = inputs["ref_per_token_logps"]
-                kl = kl_estimate(new.log_probs, reference, mask, self.regulariser.estimate)
-                per_token = per_token + self.kl_coefficient * kl
-        elif self.beta != 0.0:  # k3, as in TRL
-            log_ratio = inputs["ref_per_token_logps"] - new.log_probs
-            per_token = per_token + self.beta * (torch.exp(log_ratio) - log_ratio - 1)
+        if "ref_per_token_logps" in inputs:
+            per_token = per_token + self._reference_loss(new, old, inputs["ref_per_token_logps"], mask)
         loss = aggregate(
             per_token,
             mask,
@@ -246,6 +240,19 @@ class TrustRegionTrainer(TrustRegionRollouts):
             if self._pretraining is not None:
                 loss = loss + self._pretraining_loss(model)
         return loss
+
+    def _reference_loss(self, new: TokenPolicy, old: TokenPolicy, reference: Tensor, mask: Tensor) -> Tensor:
+        """The weighted KL to the reference [B, T]: the regulariser's, else TRL's ``beta``."""
+        if self.regulariser is None:  # k3 without limits, as in TRL
+            log_ratio = reference - new.log_probs
+            kl, weight = torch.exp(log_ratio) - log_ratio - 1, self.beta
+            weighted = self.args.use_bias_correction_kl
+        elif self.regulariser.place == "loss":
+            kl = kl_estimate(new.log_probs, reference, mask, self.regulariser.estimate)
+            weight, weighted = self.kl_coefficient, self.regulariser.importance_weighted
+        else:
+            return torch.zeros_like(mask)
+        return weight * (kl * torch.exp(new.log_probs - old.log_probs) if weighted else kl)
 
     def _pretraining_loss(self, model: Any) -> Tensor:
         """The weighted loss of this micro-batch's demonstrations."""

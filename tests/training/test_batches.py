@@ -1,0 +1,64 @@
+"""Rows of rollout batches by hand: groups with a signal, padding, DAPO's penalty."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from troll.training.batches import join_rows, mixed_groups, overlong_penalty, take_rows
+
+
+def test_groups_without_signal_are_found():
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25])
+    assert mixed_groups(rewards, 2).tolist() == [False, False, True, True]
+    assert mixed_groups(rewards, 4).tolist() == [True, True]
+    assert mixed_groups(rewards, 1).tolist() == [False] * 8
+
+
+def test_overlong_penalty_by_hand():
+    # DAPO's own numbers: nothing up to 16384 tokens, then down to -1 at 20480.
+    lengths = torch.tensor([1.0, 16384.0, 17408.0, 18432.0, 20480.0, 30000.0])
+    found = overlong_penalty(lengths, 20480, 4096)
+    assert found.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    assert overlong_penalty(torch.tensor([7.0]), 8, 2, factor=0.5).tolist() == [-0.25]
+
+
+@given(st.integers(1, 100), st.data())
+def test_overlong_penalty_falls_from_nothing_to_the_factor(limit, data):
+    buffer = data.draw(st.integers(1, limit))
+    penalty = overlong_penalty(torch.arange(limit + 1.0), limit, buffer, factor=2.0)
+    assert (penalty.diff() <= 0).all()
+    assert penalty[0] <= 0 and (penalty[: limit - buffer + 1] == 0).all() and penalty[-1] == -2.0
+
+
+def test_rows_are_taken_and_joined_with_the_right_padding():
+    first = {
+        "prompt_ids": torch.tensor([[5, 6], [7, 8]]),
+        "prompt_mask": torch.ones(2, 2, dtype=torch.long),
+        "completion_ids": torch.tensor([[1], [2]]),
+        "old_token_ids": torch.tensor([[[1, 3]], [[2, 3]]]),
+        "old_support_log_probs": torch.full((2, 1, 2), -0.5),
+        "old_tail_log_prob": torch.full((2, 1), -3.0),
+        "rewards": torch.tensor([0.0, 1.0]),
+        "num_items_in_batch": torch.tensor(2),
+    }
+    second = {
+        "prompt_ids": torch.tensor([[9, 9, 9]]),
+        "prompt_mask": torch.ones(1, 3, dtype=torch.long),
+        "completion_ids": torch.tensor([[4, 4]]),
+        "old_token_ids": torch.tensor([[[4, 0], [4, 0]]]),
+        "old_support_log_probs": torch.full((1, 2, 2), -0.5),
+        "old_tail_log_prob": torch.full((1, 2), -3.0),
+        "rewards": torch.tensor([0.5]),
+        "num_items_in_batch": torch.tensor(2),
+    }
+    joined = join_rows([take_rows(first, torch.tensor([False, True])), second], pad_token_id=99)
+    assert joined["prompt_ids"].tolist() == [[99, 7, 8], [9, 9, 9]]
+    assert joined["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert joined["completion_ids"].tolist() == [[2, 99], [4, 4]]
+    assert joined["old_token_ids"][0].tolist() == [[2, 3], [-1, -1]]
+    assert joined["rewards"].tolist() == [1.0, 0.5]
+    assert joined["num_items_in_batch"] == 4
+    # Every row is a distribution, padding included: kept mass and tail add up to what they did.
+    mass = joined["old_support_log_probs"].exp().sum(-1) + joined["old_tail_log_prob"].exp()
+    assert mass[0, 1] == 1.0 and mass[0, 0] == mass[1, 1]

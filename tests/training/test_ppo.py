@@ -1,0 +1,245 @@
+"""What a run learns from beside outcome rewards: a critic, a reference, demonstrations."""
+
+import pytest
+import torch
+from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
+
+from troll.errors import UserError
+from troll.settings import Critic as CriticSettings
+from troll.settings import Overlong, Pretraining, Regulariser
+from troll.training.trainer import TrustRegionTrainer
+
+GAE = {"trust_region": "clip", "estimator": "gae", "critic": CriticSettings(learning_rate=1e-3)}
+
+
+def rollout(trainer):
+    trainer.model.train()
+    torch.manual_seed(0)
+    return trainer._generate_and_score_completions([{"prompt": p} for p in PROMPTS for _ in range(4)])
+
+
+def disturb(model, size=0.05):
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(size * torch.randn(p.shape, generator=generator))
+
+
+def text_rewards(trainer, output):
+    texts = [
+        trainer.processing_class.decode(ids[mask.bool()], skip_special_tokens=True)
+        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
+    ]
+    return trainer.reward_funcs[0](texts)
+
+
+def test_gae_through_the_trainer_is_its_definition(make):
+    trainer = make(
+        TrustRegionTrainer,
+        **GAE,
+        estimator_settings={"gamma": 0.9, "lam": 0.8, "whitened": False},
+        regulariser=Regulariser(estimate="k1", place="reward", coefficient=0.5),
+    )
+    torch.nn.init.normal_(trainer.critic.model.head.weight, generator=torch.Generator().manual_seed(1))
+    disturb(trainer.model)
+    output = rollout(trainer)
+    rewards = text_rewards(trainer, output)
+    penalty = 0.5 * (output["old_per_token_logps"] - output["ref_per_token_logps"])
+    assert penalty.abs().max() > 0.01 and output["values"].abs().max() > 0.01
+    for i, length in enumerate(output["completion_mask"].sum(1).tolist()):
+        v = [*output["values"][i, :length].tolist(), 0.0]
+        r = (-penalty[i, :length]).tolist()
+        r[-1] += rewards[i]
+        delta = [r[t] + 0.9 * v[t + 1] - v[t] for t in range(length)]
+        expected = [sum(0.72 ** (k - t) * delta[k] for k in range(t, length)) for t in range(length)]
+        assert output["advantages"][i, :length].tolist() == pytest.approx(expected, abs=1e-4)
+        returns = [a + b for a, b in zip(expected, v, strict=False)]
+        assert output["returns"][i, :length].tolist() == pytest.approx(returns, abs=1e-4)
+    assert (output["advantages"] * (1 - output["completion_mask"]) == 0).all()
+
+
+@pytest.mark.slow
+def test_values_are_computed_once_per_rollout_batch_and_travel_with_it(make):
+    trainer = make(TrustRegionTrainer, **GAE, steps=8, config={"num_iterations": 2})
+    calls, seen = [], []
+    values, update = trainer.critic.values, trainer.critic.update
+    trainer.critic.values = lambda *args: calls.append(values(*args)) or calls[-1]
+    trainer.critic.update = lambda inputs, mask: seen.append(inputs["values"]) or update(inputs, mask)
+    trainer.train()
+    assert len(calls) == 1 and len(seen) == 8
+    whole = sorted(map(tuple, calls[0].tolist()))
+    for half in (seen[:4], seen[4:]):
+        assert sorted(map(tuple, torch.cat(half).tolist())) == whole
+
+
+@pytest.mark.slow
+def test_the_policy_stands_still_while_the_critic_warms_up(make):
+    critic = CriticSettings(learning_rate=1e-3, warmup_steps=4)
+    found = {}
+    for steps in (4, 5):
+        # Weight decay would move a policy that takes optimiser steps without a gradient.
+        trainer = make(
+            TrustRegionTrainer, **GAE | {"critic": critic}, steps=steps, config={"weight_decay": 0.1}
+        )
+        before = parameters(trainer).clone()
+        value_before = trainer.critic.model.head.weight.detach().clone()
+        trainer.train()
+        found[steps] = (parameters(trainer) - before).abs().max().item()
+        assert not torch.equal(
+            trainer.accelerator.unwrap_model(trainer.critic.model).head.weight, value_before
+        )
+        rows = [row for row in trainer.state.log_history if "critic/loss" in row]
+        assert [row["step"] for row in rows] == list(range(1, steps + 1))
+        assert "critic/explained_variance" in rows[0]
+    assert found[4] == 0.0 and found[5] > 0.0
+
+
+@pytest.mark.slow
+def test_micro_batches_do_not_change_a_step_of_ppo(make):
+    """Optimiser steps of one size, cut differently."""
+    found = []
+    for size, parts in ((4, 1), (2, 2)):
+        trainer = make(
+            TrustRegionTrainer,
+            **GAE,
+            aggregation="token-mean",
+            config={
+                "per_device_train_batch_size": size,
+                "gradient_accumulation_steps": parts,
+                "steps_per_generation": 4 * parts,
+            },
+        )
+        trainer.train()
+        critic = trainer.accelerator.unwrap_model(trainer.critic.model)
+        found.append((parameters(trainer), torch.cat([p.detach().flatten() for p in critic.parameters()])))
+    for whole, cut in zip(*found, strict=True):
+        torch.testing.assert_close(cut, whole, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_kl_in_the_loss_ends_in_the_parameters_of_trl(make, weighted):
+    config = {"beta": 0.3, "use_bias_correction_kl": weighted}
+    theirs = make(SeededGRPOTrainer, steps=8, config=config)
+    theirs.train()
+    regulariser = Regulariser(estimate="k3", place="loss", coefficient=0.3, importance_weighted=weighted)
+    for ours in ({"config": config}, {"regulariser": regulariser}):
+        trainer = make(TrustRegionTrainer, steps=8, trust_region="clip", **ours)
+        trainer.train()
+        torch.testing.assert_close(parameters(trainer), parameters(theirs), rtol=0, atol=2e-5)
+    without = make(TrustRegionTrainer, steps=8, trust_region="clip")
+    without.train()
+    assert (parameters(without) - parameters(theirs)).abs().max() > 1e-4
+
+
+def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(make):
+    settings = Regulariser(estimate="k3", place="reward", coefficient=0.1, target=1e-6, horizon=32)
+    trainer = make(TrustRegionTrainer, trust_region="clip", estimator="reinforce++", regulariser=settings)
+    disturb(trainer.model)
+    rollout(trainer)
+    # 16 responses with a KL far over the target: 1 + 0.2 * 16 / 32.
+    assert trainer.controller.coefficient == pytest.approx(0.11)
+    # The rollout batch was penalised with the coefficient it was measured under.
+    assert trainer._metrics["train"]["kl_coefficient"] == [0.1]
+    other = make(TrustRegionTrainer, trust_region="clip", estimator="reinforce++", regulariser=settings)
+    other.load_method_state(trainer.method_state())
+    assert other.controller.coefficient == trainer.controller.coefficient
+    assert other.generated_samples == trainer.generated_samples == 16
+
+
+def test_the_overlong_penalty_is_learnt_from_but_is_no_success(make):
+    trainer = make(TrustRegionTrainer, trust_region="clip", estimator="rloo", overlong=Overlong(buffer=10))
+    output = rollout(trainer)
+    plain = torch.tensor(text_rewards(trainer, output))
+    shaped = plain - output["completion_mask"].sum(1) / 10
+    grouped = shaped.view(-1, 4)
+    expected = (grouped - grouped.mean(1, keepdim=True)) * 4 / 3
+    torch.testing.assert_close(output["advantages"][:, 0], expected.flatten())
+    assert trainer._metrics["train"]["reward"][0] == pytest.approx(plain.mean().item())
+
+
+def test_remax_decodes_each_prompt_greedily_once(make):
+    trainer = make(TrustRegionTrainer, trust_region="clip", estimator="remax")
+    calls = []
+    turn = trainer._generate_single_turn
+    trainer._generate_single_turn = lambda ids, *rest: calls.append(len(ids)) or turn(ids, *rest)
+    output = rollout(trainer)
+    assert calls == [16, 4] and trainer.generated_samples == 20
+    for i, prompt in enumerate(PROMPTS):
+        ids = trainer.processing_class(prompt, return_tensors="pt").input_ids
+        best = trainer.model.generate(ids, do_sample=False, max_new_tokens=10)[0, ids.shape[1] :]
+        greedy = trainer.reward_funcs[0]([trainer.processing_class.decode(best, skip_special_tokens=True)])[0]
+        assert output["greedy_rewards"][4 * i : 4 * i + 4].tolist() == pytest.approx([greedy] * 4)
+    rewards = torch.tensor(text_rewards(trainer, output))
+    expected = rewards - output["greedy_rewards"]
+    torch.testing.assert_close(output["advantages"][:, 0], expected)
+    assert trainer.generation_config.do_sample
+
+
+def test_the_pretraining_loss_is_the_likelihood_of_demonstrations(make):
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [9, 10], "labels": [-100, 10]},
+    ]
+    trainer = make(
+        TrustRegionTrainer,
+        trust_region="clip",
+        pretraining=Pretraining(coefficient=2.0, demonstrations=6),
+        pretraining_rows=rows,
+    )
+    ids, attention, learnt = trainer._pretraining._draw(torch.device("cpu"), step=3)
+    assert {tuple(r[m.bool()].tolist()) for r, m in zip(ids, learnt, strict=True)} == {(7, 8), (10,)}
+    loss = trainer._pretraining(trainer.model, torch.device("cpu"), step=3)
+    found = []
+    for row, on, labels in zip(ids, attention.bool(), learnt, strict=True):
+        logits = trainer.model(input_ids=row[on].unsqueeze(0)).logits[0].double().log_softmax(-1)
+        for t in range(1, int(on.sum())):
+            if labels[on][t]:
+                found.append(-logits[t - 1, row[on][t]].item())
+    assert loss.item() == pytest.approx(sum(found) / len(found), rel=1e-5)
+    with pytest.raises(UserError, match="needs demonstrations"):
+        make(TrustRegionTrainer, trust_region="clip", pretraining=Pretraining())
+
+
+@pytest.mark.slow
+def test_the_pretraining_loss_raises_the_likelihood(make):
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, 8]}]
+    losses = []
+    for coefficient in (1e-9, 50.0):
+        trainer = make(
+            TrustRegionTrainer,
+            steps=8,
+            trust_region="clip",
+            pretraining=Pretraining(coefficient=coefficient),
+            pretraining_rows=rows,
+        )
+        trainer.train()
+        losses.append(trainer._pretraining(trainer.model, torch.device("cpu"), step=0).item())
+    assert losses[1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimator": "gae"}, "'gae' needs a critic"),
+        ({"estimator": "ppo-max"}, "'ppo-max' needs a critic"),
+        ({"estimator": "grpo", "critic": CriticSettings()}, "'grpo' has no use for a critic"),
+        ({"critic": CriticSettings()}, "has no use for a critic"),
+        ({"overlong": Overlong()}, "overlong has no effect"),
+        ({"regulariser": Regulariser(place="reward")}, "a KL in the reward has no effect"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(make, settings, message):
+    with pytest.raises(UserError, match=message) as caught:
+        make(TrustRegionTrainer, trust_region="clip", **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_remax_needs_a_greedy_decode(make):
+    with pytest.raises(UserError, match="needs a greedy response to every prompt"):
+        make(
+            TrustRegionTrainer,
+            trust_region="clip",
+            estimator="remax",
+            config={"use_transformers_continuous_batching": True},
+        )
