@@ -1,0 +1,135 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import synthetic
+from matplotlib.image import imread, imsave
+
+from troll.analysis.artefacts import Evidence, make_figure, make_table
+from troll.analysis.check import check_results, read_evidence, write_plan
+from troll.analysis.claims import judge, read_claims, write_claims
+from troll.analysis.runs import collect
+from troll.errors import UserError
+
+CLAIMS = """
+- {id: c, sentence: S, place: P, method: troll, baseline: clip, metric: pass@1, direction: higher}
+"""
+KEYS = ("model", "task", "trust_region", "estimator", "condition")
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small experiment with all that a release tracks; one planned method was not run."""
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    run_dirs, base_dirs = synthetic.write_experiment(
+        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
+    )
+    collect(run_dirs, root / "runs.parquet", base_dirs=base_dirs, out_items=root / "items.parquet")
+    planned = [
+        dict(zip(KEYS, ("tiny", "chains", method, "grpo", "stale"), strict=True)) | {"seed": seed}
+        for method in ("clip", "troll", "quatro")
+        for seed in range(2)
+    ]
+    write_plan(root, planned, {"functions": "no sandbox"})
+    given = read_evidence(root)
+    for name in ("main", "speed", "published_cost"):
+        make_table(name, given, root / "tables" / name)
+    make_figure("final", given, root / "figures" / "final")
+    make_figure("projection", given, root / "figures" / "projection_chains", "chains")
+    (root / "claims.yaml").write_text(CLAIMS)
+    ledger = [root / "claims.yaml"]
+    tables = [root / "runs.parquet", root / "items.parquet", *ledger]
+    write_claims(judge(read_claims(ledger), given.runs, given.items), given.runs, tables, root / "claims")
+    return root
+
+
+@pytest.fixture
+def copy(tmp_path: Path, released: Path) -> Path:
+    for name in ("tables", "figures"):
+        shutil.copytree(released / name, tmp_path / name)
+    for path in released.glob("*.*"):
+        shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def test_untouched_results_pass_and_every_file_is_compared(copy: Path) -> None:
+    compared = {str(path.relative_to(copy)) for path in check_results(copy, claims=[copy / "claims.yaml"])}
+    assert compared == {
+        *(f"tables/{name}{suffix}" for name in ("main", "speed", "published_cost") for suffix in SUFFIXES),
+        *(
+            f"figures/{name}{suffix}"
+            for name in ("final", "projection_chains")
+            for suffix in (".png", ".pdf")
+        ),
+        "claims.md",
+        "claims.json",
+    }
+
+
+SUFFIXES = (".csv", ".md", ".tex", ".html")
+
+
+def test_the_plan_is_part_of_the_tables(released: Path) -> None:
+    text = (released / "tables/main.md").read_text()
+    assert "| quatro | 0 of 2 | not run |" in text
+    assert "Task functions: skipped, because no sandbox." in text
+
+
+@pytest.mark.parametrize("name", ["main.csv", "main.md", "main.tex", "main.html"])
+def test_a_changed_digit_is_found(copy: Path, name: str) -> None:
+    path = copy / "tables" / name
+    path.write_text(path.read_text().replace("1", "2", 1))
+    with pytest.raises(UserError, match=f"^tables/{name}: not what .*runs.parquet gives"):
+        check_results(copy)
+
+
+def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> None:
+    path = copy / "figures/final.png"
+    pixels = imread(path)
+    imsave(path, pixels, metadata={"Comment": "other bytes, same pixels"})
+    check_results(copy)
+    pixels = pixels.copy()
+    pixels[3, 4, 0] = 1 - pixels[3, 4, 0]
+    imsave(path, pixels)
+    with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
+        check_results(copy)
+    path.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
+        check_results(copy)
+
+
+def test_another_tidy_table_or_plan_is_found(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    write_plan(copy, [], {})
+    with pytest.raises(UserError, match=r"tables/main\.md"):
+        check_results(copy)
+    given = read_evidence(copy)
+    changed = Evidence(given.runs.assign(value=given.runs["value"] * 1.01), given.items)
+    with pytest.raises(UserError, match=r"figures/projection_chains\.pdf, figures/projection_chains\.png"):
+        check_results(copy, given=changed)
+
+
+def test_changed_claims_are_found(copy: Path) -> None:
+    ledger = copy / "claims.yaml"
+    ledger.write_text(CLAIMS.replace("higher", "lower"))
+    with pytest.raises(UserError, match=r"claims\.json, claims\.md"):
+        check_results(copy, claims=[ledger])
+
+
+def test_tables_by_hand_are_refused(copy: Path) -> None:
+    (copy / "tables/best.md").write_text("| 100 |\n")
+    (copy / "figures/learning_poetry.png").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"tables/best, figures/learning_poetry: not made from the tidy table"
+    ):
+        check_results(copy)
+
+
+def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path) -> None:
+    (copy / "plan.json").write_text('{"plan": 1}')
+    with pytest.raises(UserError, match=r"plan\.json: expected an object with expected and skipped"):
+        check_results(copy)
+    (copy / "plan.json").unlink()
+    shutil.rmtree(copy / "tables")
+    shutil.rmtree(copy / "figures")
+    with pytest.raises(UserError, match="no tables or figures to check"):
+        check_results(copy)
