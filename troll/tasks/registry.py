@@ -93,14 +93,15 @@ class Task:
 
 def _tasks() -> dict[str, Task]:
     # Imported late: a task file imports this module.
+    from troll.tasks.datasets.task import TASKS
     from troll.tasks.testbed import chains, functions
 
-    return {task.name: task for task in (chains.TASK, functions.TASK)}
+    return {**{task.name: task for task in (chains.TASK, functions.TASK)}, **TASKS}
 
 
 def task_names() -> list[str]:
-    """The names of all tasks."""
-    return sorted(_tasks())
+    """The names of all tasks, the testbed's first."""
+    return list(_tasks())
 
 
 def get_task(name: str) -> Task:
@@ -111,7 +112,7 @@ def get_task(name: str) -> Task:
     """
     tasks = _tasks()
     if name not in tasks:
-        raise UserError(f"unknown task {name!r}; valid: {', '.join(sorted(tasks))}")
+        raise UserError(f"unknown task {name!r}; valid: {', '.join(tasks)}")
     return tasks[name]
 
 

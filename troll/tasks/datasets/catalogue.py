@@ -1,0 +1,228 @@
+"""The data sets by name: where each lies, how its rows are read, and how many there must be.
+
+Hub names and splits of AIME 2024 and 2025 are those of lm-eval's tasks; the row counts are those of the
+mirror. A hub data set with another number of rows is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from troll.tasks.datasets import convert
+from troll.tasks.datasets.hub import HubPart
+
+Row = Mapping[str, Any]
+
+
+def _all(_: Row) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split of a data set.
+
+    Attributes:
+        file: path inside a mirror; None if mirrors have none.
+        hub: parts on the hub, read in order; empty if the hub has none.
+        keep: which rows belong to it.
+        rows: how many problems it must have; None where nobody has counted.
+    """
+
+    file: str | None
+    hub: tuple[HubPart, ...] = ()
+    keep: Callable[[Row], bool] = _all
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A public data set.
+
+    Attributes:
+        name: the task name.
+        summary: one line for people.
+        kind: ``math`` or ``code``.
+        convert: (row, number) to a problem.
+        parts: by split.
+        evalplus: which release of evalplus holds it, if it comes from there instead of the hub.
+        stand_in: what the mirror has in place of the paper's own set; None where it is the same.
+    """
+
+    name: str
+    summary: str
+    kind: Literal["math", "code"]
+    convert: convert.Convert
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    evalplus: str | None = None
+    stand_in: str | None = None
+
+
+_SUBJECTS = (
+    "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"
+)
+
+
+def _simple(file: str, repository: str, rows: int, split: str = "test", config: str | None = None) -> Part:
+    return Part(file, (HubPart(repository, split, config, rows),), rows=rows)
+
+
+def _math_part(split: str, rows: int) -> Part:
+    parts = tuple(HubPart("EleutherAI/hendrycks_math", split, subject) for subject in _SUBJECTS.split())
+    return Part(f"math/{split}.jsonl.gz", parts, rows=rows)
+
+
+def _mbpp_part(split: str, first: int, last: int) -> Part:
+    names = ("train", "validation", "test", "prompt") if split == "all" else (split,)
+    hub = tuple(HubPart("google-research-datasets/mbpp", name, "full") for name in names)
+    return Part(
+        "mbpp/mbpp.jsonl",
+        hub,
+        lambda row: first <= int(row["task_id"]) <= last,
+        last - first + 1,
+    )
+
+
+def _eurus(name: str, ability: str, reader: convert.Convert) -> DataSet:
+    def keep(row: Row) -> bool:
+        return bool(row["ability"] == ability)
+
+    parts = {
+        ours: Part(None, (HubPart("PRIME-RL/Eurus-2-RL-Data", theirs),), keep)
+        for ours, theirs in (("train", "train"), ("test", "validation"))
+    }
+    kind: Literal["math", "code"] = "math" if ability == "math" else "code"
+    return DataSet(name, f"Eurus-2-RL, {ability}", kind, reader, parts)
+
+
+_SETS: Sequence[DataSet] = (
+    DataSet(
+        "gsm8k",
+        "GSM8K: grade-school mathematics",
+        "math",
+        convert.gsm8k,
+        {
+            "train": _simple("gsm8k/train.jsonl.gz", "openai/gsm8k", 7473, "train", "main"),
+            "test": _simple("gsm8k/test.jsonl", "openai/gsm8k", 1319, "test", "main"),
+        },
+    ),
+    DataSet(
+        "math",
+        "MATH: competition mathematics, 7,500 and 5,000",
+        "math",
+        convert.boxed,
+        {"train": _math_part("train", 7500), "test": _math_part("test", 5000)},
+    ),
+    DataSet(
+        "math500",
+        "MATH-500",
+        "math",
+        convert.answered,
+        {"test": _simple("math500/test.jsonl", "HuggingFaceH4/MATH-500", 500)},
+    ),
+    DataSet(
+        "dapo",
+        "DAPO-Math: integer answers, 1,024 held out",
+        "math",
+        convert.dapo,
+        {
+            "train": Part(None, (HubPart("philippbecker/troll_data", "train"),)),
+            "test": Part(None, (HubPart("philippbecker/troll_data", "test"),), rows=1024),
+            "all": Part("dapo_math_17k/dapo_math_17k.jsonl.gz", (), rows=17917),
+        },
+        stand_in="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
+    ),
+    DataSet(
+        "aime24",
+        "AIME 2024",
+        "math",
+        convert.answered,
+        {"test": _simple("aime24/test.jsonl", "Maxwell-Jia/AIME_2024", 30, "train")},
+    ),
+    DataSet(
+        "aime25",
+        "AIME 2025",
+        "math",
+        convert.answered,
+        {"test": _simple("aime25/test.jsonl", "math-ai/aime25", 30)},
+    ),
+    DataSet(
+        "amc23",
+        "AMC 2023",
+        "math",
+        convert.answered,
+        {"test": _simple("amc23/test.jsonl", "math-ai/amc23", 40)},
+    ),
+    DataSet(
+        "minerva",
+        "Minerva: undergraduate science",
+        "math",
+        convert.boxed,
+        {"test": _simple("minerva_math/test.jsonl", "math-ai/minervamath", 272)},
+    ),
+    DataSet(
+        "olympiadbench",
+        "OlympiadBench: open-ended English mathematics without pictures",
+        "math",
+        convert.olympiadbench,
+        {"test": _simple("olympiadbench/test.jsonl.gz", "math-ai/olympiadbench", 675)},
+    ),
+    DataSet(
+        "omni-math",
+        "Omni-MATH, the part that rules can check",
+        "math",
+        convert.answered,
+        {"test": _simple("omni_math_rule/test.jsonl.gz", "KbsdJames/Omni-MATH-Rule", 2821)},
+        stand_in="the 2,821 rule-checkable problems; the authors' aligned and de-duplicated copy is not here",
+    ),
+    _eurus("eurus-math", "math", convert.eurus_math),
+    _eurus("eurus-code", "code", convert.eurus_code),
+    DataSet(
+        "humaneval",
+        "HumanEval",
+        "code",
+        convert.evalplus,  # joined with HumanEval+ in load.py
+        {"test": _simple("humaneval/HumanEval.jsonl.gz", "openai/openai_humaneval", 164)},
+    ),
+    DataSet(
+        "humaneval+",
+        "HumanEval+",
+        "code",
+        convert.evalplus,
+        {"test": Part("humanevalplus/HumanEvalPlus.jsonl.gz", rows=164)},
+        evalplus="humaneval",
+    ),
+    DataSet(
+        "mbpp",
+        "MBPP: problems 11 to 510 for testing",
+        "code",
+        convert.mbpp,
+        {
+            "train": _mbpp_part("train", 601, 974),
+            "validation": _mbpp_part("validation", 511, 600),
+            "test": _mbpp_part("test", 11, 510),
+            "all": _mbpp_part("all", 1, 974),
+        },
+    ),
+    DataSet(
+        "mbpp+",
+        "MBPP+",
+        "code",
+        convert.evalplus,
+        {"test": Part("mbppplus/MbppPlus.jsonl.gz", rows=378)},
+        evalplus="mbpp",
+    ),
+)
+
+DATA_SETS: Mapping[str, DataSet] = {item.name: item for item in _SETS}
+
+# The paper's "MATH Eval": the mean over these, with so many samples for each problem.
+MATH_EVAL: Mapping[str, int] = {
+    "math500": 1,
+    "amc23": 32,
+    "aime24": 32,
+    "aime25": 32,
+    "omni-math": 1,
+    "olympiadbench": 1,
+    "minerva": 1,
+}

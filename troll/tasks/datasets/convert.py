@@ -1,0 +1,171 @@
+r"""Rows of public data sets as `Problem`s.
+
+The answers follow the sets' own conventions: after ``####`` in GSM8K, the last ``\boxed{}`` of the
+solution in MATH and Minerva, the list ``final_answer`` in OlympiadBench, an integer in DAPO.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from troll.errors import UserError
+from troll.tasks.registry import Problem
+from troll.tasks.verifiers.math import last_boxed
+
+Row = Mapping[str, Any]
+Convert = Callable[[Row, int], Problem]
+"""Maps a row and its number in the file, from 0, to a problem."""
+
+# The question as it is, then what the verifier needs (the usual wording of Qwen's mathematics models).
+INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+def _first(row: Row, names: Sequence[str]) -> Any:
+    """The first of these columns that the row has."""
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    raise UserError(f"data: a row has none of the columns {', '.join(names)}, only {', '.join(row)}")
+
+
+def plain_number(value: Any) -> str:
+    """An answer as text: ``27.0`` becomes ``27``, thousands lose their commas, ``$`` and a last dot go."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value).strip()
+    if re.fullmatch(r"-?[0-9]{1,3}(,[0-9]{3})+", text):
+        return text.replace(",", "")
+    if "\\boxed" in text:
+        text = last_boxed(text) or text
+    text = text.rstrip(".").strip()
+    return text
+
+
+def _math(row: Row, task_id: Any, question: str, answer: str, solution: str = "", level: int = 0) -> Problem:
+    record = {"problem": question, "solution": solution, "answer": answer}
+    record |= {key: row[key] for key in ("subject", "type", "domain", "subfield") if row.get(key)}
+    return Problem(str(task_id), f"{question.strip()}\n\n{INSTRUCTION}", answer, level, record)
+
+
+def gsm8k(row: Row, number: int) -> Problem:
+    """GSM8K: the number after ``####``."""
+    solution, mark, answer = str(row["answer"]).rpartition("####")
+    if not mark:
+        raise UserError(f"gsm8k: row {number} has no '####' in its answer")
+    return _math(row, number, row["question"], plain_number(answer), solution.strip())
+
+
+def boxed(row: Row, number: int) -> Problem:
+    """MATH and Minerva: the last box of the solution."""
+    answer = last_boxed(row["solution"]) or row.get("answer")  # one solution of MATH has a box without braces
+    if answer is None:
+        raise UserError(f"data: row {number} has no \\boxed{{}} in its solution")
+    level = re.search(r"\d", str(row.get("level", "")))
+    return _math(
+        row,
+        row.get("idx", number),
+        row["problem"],
+        answer.strip(),
+        row["solution"],
+        int(level[0]) if level else 0,
+    )
+
+
+def answered(row: Row, number: int) -> Problem:
+    """AIME, AMC, MATH-500 and Omni-MATH: a column with the answer."""
+    level = row.get("level", row.get("difficulty", 0))
+    return _math(
+        row,
+        _first({"number": number, **row}, ("unique_id", "id", "number")),
+        _first(row, ("problem", "question", "Problem")),
+        plain_number(_first(row, ("answer", "Answer"))),
+        str(row.get("solution") or ""),
+        int(level) if isinstance(level, (int, float)) else 0,
+    )
+
+
+def olympiadbench(row: Row, number: int) -> Problem:
+    """OlympiadBench: all values of ``final_answer``, joined by commas where there are several."""
+    answers = row["final_answer"]
+    texts = [plain_number(str(text)) for text in ([answers] if isinstance(answers, str) else answers)]
+    context = f"{row['context']}\n\n" if row.get("context") else ""
+    solution = row.get("solution") or ""
+    return _math(
+        row,
+        row.get("id", number),
+        context + row["question"],
+        ", ".join(texts).replace("$", "").rstrip(".").strip(),
+        solution if isinstance(solution, str) else "\n\n".join(solution),
+    )
+
+
+def dapo(row: Row, number: int) -> Problem:
+    """DAPO-Math: integer answers only."""
+    reward = row.get("reward_model") or {}
+    answer = str(_first({**reward, **row}, ("answer", "solution", "ground_truth"))).strip()
+    if not _INTEGER.fullmatch(answer):
+        raise UserError(f"dapo: row {number} has the answer {answer!r}; expected an integer")
+    return _math(row, row.get("index", number), _question(row), answer)
+
+
+def _question(row: Row) -> str:
+    question = _first(row, ("problem", "question", "prompt"))
+    if not isinstance(question, str):  # a chat: what the user says
+        question = next(turn["content"] for turn in question if turn["role"] == "user")
+    return str(question)
+
+
+def eurus_math(row: Row, number: int) -> Problem:
+    """Eurus-2-RL, ability math."""
+    answer = plain_number(row["reward_model"]["ground_truth"])
+    return _math(row, (row.get("extra_info") or {}).get("index", number), _question(row), answer)
+
+
+def eurus_code(row: Row, number: int) -> Problem:
+    """Eurus-2-RL, ability code: tests of standard input and output, or of a function."""
+    tests = row["reward_model"]["ground_truth"]
+    tests = json.loads(tests) if isinstance(tests, str) else tests
+    task_id, prompt = str((row.get("extra_info") or {}).get("index", number)), _question(row)
+    record = {
+        "prompt": "",
+        "canonical_solution": "",
+        "inputs": list(tests["inputs"]),
+        "outputs": list(tests["outputs"]),
+        "entry_point": tests.get("fn_name") or "",
+    }
+    return Problem(task_id, prompt, "", 0, record)
+
+
+def mbpp(row: Row, _: int) -> Problem:
+    """MBPP: the text and the tests as a docstring, as evalplus writes it; its own assertions as tests."""
+    text = row["text"] if "text" in row else row["prompt"]
+    tests = [test.strip() for test in row["test_list"]]
+    call = next(node for node in ast.walk(ast.parse(tests[0])) if isinstance(node, ast.Call))
+    record = {
+        "prompt": '"""\n' + text.strip() + "\n" + tests[0] + '\n"""\n',
+        "entry_point": ast.unparse(call.func),
+        "canonical_solution": row["code"].replace("\r\n", "\n"),
+        "test_list": tests,
+        "test_setup_code": (row.get("test_setup_code") or "").replace("\r\n", "\n"),
+    }
+    return Problem(str(row["task_id"]), record["prompt"], record["canonical_solution"], 0, record)
+
+
+def evalplus(row: Row, _: int) -> Problem:
+    """HumanEval+ and MBPP+: the record as it is."""
+    return Problem(str(row["task_id"]), row["prompt"], row["canonical_solution"], 0, dict(row))
+
+
+def humaneval(row: Row, plus: Row) -> Problem:
+    """HumanEval: its own prompt and solution; its own tests as inputs, which HumanEval+ lists.
+
+    Args:
+        row: of HumanEval.
+        plus: the same problem of HumanEval+, whose ``base_input`` are the calls of HumanEval's tests and
+            whose reference gives the expected outputs.
+    """
+    record = {**plus, "prompt": row["prompt"], "plus_input": []}
+    return Problem(str(row["task_id"]), row["prompt"], row["canonical_solution"], 0, record)

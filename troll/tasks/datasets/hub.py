@@ -1,0 +1,118 @@
+"""Data from the Hugging Face hub, pinned by a lock file.
+
+The first download of a repository asks the hub for its current revision and writes it down, with the digest
+of every part that was read, in ``resources/data.lock.json``. Later runs ask for that revision and refuse
+other content. Nothing is pinned beforehand: a revision that nobody resolved would be invented.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from troll.errors import UserError
+from troll.files import read_json, write_json
+
+LOCK_VARIABLE = "TROLL_DATA_LOCK"
+DEFAULT_LOCK = Path("resources/data.lock.json")
+
+
+@dataclass(frozen=True)
+class HubPart:
+    """One split of one configuration of a data set on the hub.
+
+    Attributes:
+        repository: ``owner/name``.
+        split: of the data set there.
+        config: name of the configuration, if it has several.
+        rows: how many rows it must have; None where nobody has counted.
+    """
+
+    repository: str
+    split: str
+    config: str | None = None
+    rows: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the lock file."""
+        return f"{self.config or 'default'}/{self.split}"
+
+
+def lock_path() -> Path:
+    """The lock file: ``TROLL_DATA_LOCK``, or ``resources/data.lock.json`` where the command runs."""
+    return Path(os.environ.get(LOCK_VARIABLE) or DEFAULT_LOCK)
+
+
+def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
+    """SHA-256 of rows as canonical JSON lines: the same content gives the same digest in any file format."""
+    digest = hashlib.sha256()
+    for row in rows:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
+    """Rows of a part, and the revision that they come from; pins both on the first read.
+
+    Raises:
+        UserError: the hub cannot be reached, or the content is not what the lock file or the row count says.
+    """
+    path = lock_path()
+    lock: dict[str, Any] = read_json(path) if path.exists() else {}
+    entry = lock.setdefault(part.repository, {})
+    pinned = entry.get("revision")
+    revision = pinned or _resolve(part.repository)
+    rows = _download(part, revision)
+    where = f"{part.repository} ({part.key}) at revision {revision}"
+    if part.rows is not None and len(rows) != part.rows:
+        raise UserError(f"{where}: {len(rows)} rows, expected {part.rows}")
+    found = {"rows": len(rows), "sha256": rows_digest(rows)}
+    known = entry.get("parts", {}).get(part.key)
+    if known is not None and known != found:
+        raise UserError(
+            f"{where}: {found['rows']} rows with sha256 {found['sha256']}, but {path} says {known['rows']} "
+            f"with {known['sha256']}"
+        )
+    if known is None:
+        entry["revision"] = revision
+        entry.setdefault("parts", {})[part.key] = found
+        write_json(path, lock)
+    return rows, revision
+
+
+def _unreachable(repository: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"hub: {repository} cannot be read ({reason}); go online once, or name a local mirror in "
+        f"TROLL_DATA_MIRROR"
+    )
+
+
+def _resolve(repository: str) -> str:
+    """The revision that the hub has now."""
+    from huggingface_hub import HfApi
+
+    try:
+        revision = HfApi().dataset_info(repository).sha
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(repository, error) from None
+    if not revision:
+        raise UserError(f"hub: {repository} names no revision")
+    return str(revision)
+
+
+def _download(part: HubPart, revision: str) -> list[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("datasets: not installed; pip install 'datasets>=5'") from None
+    try:
+        table = datasets.load_dataset(part.repository, part.config, split=part.split, revision=revision)
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(part.repository, error) from None
+    return [dict(row) for row in table]

@@ -1,0 +1,160 @@
+"""Loads data sets: from the mirror if the environment names one, else from the hub; never from both."""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from troll.errors import UserError
+from troll.files import read_jsonl
+from troll.tasks.datasets import convert
+from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
+from troll.tasks.datasets.dapo import split_dapo
+from troll.tasks.datasets.hub import lock_path, read_hub, rows_digest
+from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mirror
+from troll.tasks.registry import Problem
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A split of a data set.
+
+    Attributes:
+        name: of the data set.
+        split: of the data set.
+        problems: in the order of the source.
+        provenance: ``source`` (mirror, hub or evalplus), what it was read from with digests, ``stand_in``
+            (whether it stands in for the set that the paper used) and ``note``.
+        sha256: of the problems as canonical JSON lines.
+    """
+
+    name: str
+    split: str
+    problems: tuple[Problem, ...]
+    provenance: Mapping[str, Any]
+    sha256: str
+
+
+def load(name: str, split: str = "test") -> Loaded:
+    """Loads a split.
+
+    Args:
+        name: of a data set in `troll.tasks.datasets.catalogue.DATA_SETS`.
+        split: ``train``, ``test``, for some ``validation``, or ``all``.
+
+    Raises:
+        UserError: no such data set or split, no source that has it, or a file that is not what it must be.
+    """
+    if name not in DATA_SETS:
+        raise UserError(f"unknown data set {name!r}; valid: {', '.join(DATA_SETS)}")
+    item = DATA_SETS[name]
+    if split not in item.parts:
+        raise UserError(f"data set {name} has no split {split!r}; valid: {', '.join(item.parts)}")
+    return _load(name, split, mirror(), lock_path())
+
+
+@functools.lru_cache(maxsize=64)
+def _load(name: str, split: str, root: Path | None, _lock: Path) -> Loaded:
+    item = DATA_SETS[name]
+    if name == "dapo" and root is not None and split != "all":
+        whole = _load(name, "all", root, _lock)
+        splits, facts = split_dapo(whole.problems)
+        return _loaded(name, split, splits[split], {**whole.provenance, "split": facts})
+    rows, provenance = _rows(item, split, root)
+    if name == "humaneval":
+        plus, more = _rows(DATA_SETS["humaneval+"], "test", root)
+        by_id = {row["task_id"]: row for row in plus}
+        problems = [convert.humaneval(row, by_id[row["task_id"]]) for row in rows]
+        provenance["inputs"] = more
+    else:
+        problems = [item.convert(row, number) for number, row in enumerate(rows)]
+    return _loaded(name, split, problems, provenance)
+
+
+def _loaded(name: str, split: str, problems: Sequence[Problem], provenance: Mapping[str, Any]) -> Loaded:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.task_id in seen:
+            raise UserError(f"data set {name}: task_id {problem.task_id!r} occurs twice in split {split}")
+        seen.add(problem.task_id)
+    expected = DATA_SETS[name].parts[split].rows
+    if expected is not None and len(problems) != expected:
+        raise UserError(f"data set {name}: {len(problems)} problems in split {split}, expected {expected}")
+    digest = rows_digest(problem.as_row() for problem in problems)
+    return Loaded(name, split, tuple(problems), provenance, digest)
+
+
+def _rows(item: DataSet, split: str, root: Path | None) -> tuple[list[Row], dict[str, Any]]:
+    part = item.parts[split]
+    if root is not None:
+        if part.file is None:
+            raise UserError(
+                f"data set {item.name}: the mirror has no such data ({VARIABLE}={root}); unset {VARIABLE} to "
+                f"read it from the hub"
+            )
+        provenance = {
+            "source": "mirror",
+            "file": part.file,
+            "sha256": mirror_files()[part.file].sha256,
+            "stand_in": item.stand_in is not None,
+            "note": item.stand_in or "",
+        }
+        return [row for row in read_mirror(root, part.file) if part.keep(row)], provenance
+    if item.evalplus is not None:
+        return _evalplus_rows(item)
+    if not part.hub:
+        raise UserError(f"data set {item.name}: split {split!r} is in a local mirror only; set {VARIABLE}")
+    return _hub_rows(part)
+
+
+def _hub_rows(part: Part) -> tuple[list[Row], dict[str, Any]]:
+    rows: list[Row] = []
+    revision = ""
+    for piece in part.hub:
+        found, revision = read_hub(piece)
+        rows += [row for row in found if part.keep(row)]
+    provenance = {
+        "source": "hub",
+        "repository": part.hub[0].repository,
+        "revision": revision,
+        "stand_in": False,
+        "note": "",
+    }
+    return rows, provenance
+
+
+def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of a release of evalplus, which keeps the inputs of its sets outside the hub."""
+    try:
+        from evalplus.data import humaneval as humaneval_plus
+        from evalplus.data import mbpp as mbpp_plus
+    except ImportError:
+        raise UserError("evalplus: not installed; install it: pip install 'troll[evaluate]'") from None
+    expected = mirror_files()[item.parts["test"].file or ""]
+    try:
+        if item.evalplus == "humaneval":
+            version = humaneval_plus.HUMANEVAL_PLUS_VERSION
+            path = Path(humaneval_plus._ready_human_eval_plus_path())
+        else:
+            version = mbpp_plus.MBPP_PLUS_VERSION
+            path = Path(mbpp_plus._ready_mbpp_plus_path())
+        rows: list[Row] = list(read_jsonl(path))
+    except Exception as error:  # its errors come from several libraries below it
+        raise UserError(
+            f"evalplus: its data cannot be fetched ({type(error).__name__}); go online once, or name a local "
+            f"mirror in {VARIABLE}"
+        ) from None
+    if len(rows) != expected.rows:
+        raise UserError(f"{path}: {len(rows)} rows, expected {expected.rows}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return rows, {
+        "source": "evalplus",
+        "version": version,
+        "sha256": digest,
+        "stand_in": False,
+        "note": "",
+    }

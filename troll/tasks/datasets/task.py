@@ -1,0 +1,62 @@
+"""Data sets as tasks: what experiments, sampling and grading see of them."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from troll.errors import UserError
+from troll.seeding import derive_seed
+from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
+from troll.tasks.datasets.load import load
+from troll.tasks.registry import Demonstration, Problem, Split, Task
+from troll.tasks.verifiers.code import code_rewards
+from troll.tasks.verifiers.math import math_rewards
+
+# Problems of the training split kept for validation where the source has no such split.
+_VALIDATION = 256
+
+
+def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Problem]:
+    """``count`` problems of a split, drawn without replacement; all of them come in the source's order."""
+    source = split if split in item.parts else "train" if split == "validation" else None
+    if count == 0:
+        return []
+    if source is None or source not in item.parts:
+        raise UserError(f"data set {item.name} has no {split} problems; it has {', '.join(item.parts)}")
+    problems = list(load(item.name, source).problems)
+    if "validation" not in item.parts and split in ("train", "validation"):
+        order = list(range(len(problems)))
+        random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
+        chosen = set(order[:_VALIDATION])
+        problems = [p for number, p in enumerate(problems) if (number in chosen) == (split == "validation")]
+    if count > len(problems):
+        raise UserError(
+            f"task {item.name}: {count} {split} problems wanted, but there are {len(problems)}; ask for at "
+            f"most {len(problems)}"
+        )
+    numbers = random.Random(derive_seed(stream="problems", task=item.name, split=split, seed=seed)).sample(
+        range(len(problems)), count
+    )
+    return [problems[number] for number in sorted(numbers)]
+
+
+def _task(item: DataSet) -> Task:
+    def generate(split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
+        return _generate(item, split, count, seed)
+
+    def demonstrate(*_: Any) -> list[Demonstration]:
+        raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
+
+    return Task(
+        name=item.name,
+        summary=item.summary,
+        kind=item.kind,
+        answer_key="answer" if item.kind == "math" else "canonical_solution",
+        defaults={},
+        generate=generate,
+        demonstrate=demonstrate,
+        reward=math_rewards if item.kind == "math" else code_rewards,
+    )
+
+
+TASKS: Mapping[str, Task] = {name: _task(item) for name, item in DATA_SETS.items()}
