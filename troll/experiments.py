@@ -20,7 +20,6 @@ from troll.files import write_text
 from troll.seeding import derive_seed
 from troll.settings import (
     Cost,
-    EstimatorRule,
     Evaluation,
     ModelSettings,
     Rule,
@@ -73,7 +72,7 @@ class Experiment(Settings):
     tasks: dict[str, TaskSettings] = Field(min_length=1)
     models: dict[str, ModelSettings] = Field(min_length=1)
     trust_regions: dict[str, Rule] = Field(min_length=1)
-    estimators: dict[str, EstimatorRule] = Field(min_length=1)
+    estimators: dict[str, Rule] = Field(min_length=1)
     conditions: dict[str, dict[str, Any]] = Field(min_length=1)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
@@ -116,13 +115,14 @@ class Experiment(Settings):
     def training_of(self, run: Run) -> Training:
         """The settings of a run: the experiment's, then those that others override, one after the other.
 
-        They are the estimator's recipe (PPO-max has one), model, task, estimator and condition. Inside of a
-        block such as ``critic`` single keys are overridden too; null removes the block.
+        They are the estimator's recipe (PPO-max has one), model, task, trust region, estimator, condition.
+        Inside of a block such as ``critic`` single keys are overridden too; null removes the block.
         """
         overrides = (
             recipe_of(self.estimators[run.estimator].rule),
             self.models[run.model].training,
             self.tasks[run.task].training,
+            self.trust_regions[run.trust_region].training,
             self.estimators[run.estimator].training,
             self.conditions[run.condition],
         )
@@ -227,7 +227,6 @@ def _problems(experiment: Experiment) -> Iterator[str]:
             (f"trust_regions.{name}.training", rule.training)
             for name, rule in experiment.trust_regions.items()
         ),
-        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
         *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
         *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
     ]

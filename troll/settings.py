@@ -178,12 +178,6 @@ class Rule(Settings):
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
 
 
-class EstimatorRule(Rule):
-    """An advantage estimator, with overrides of training that belong to it, such as its critic."""
-
-    training: dict[str, Any] = {}
-
-
 class Evaluation(Settings):
     """How checkpoints are sampled and graded on the test split."""
 

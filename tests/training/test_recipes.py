@@ -104,8 +104,10 @@ def test_ppo_max_brings_its_recipe_and_every_part_can_be_switched(data):
     assert parts["gradient_clipping"] == 9.0
 
 
-def test_estimators_override_training_and_conditions_have_the_last_word(data):
+def test_every_coordinate_overrides_training_and_conditions_have_the_last_word(data):
     before = training_of(copy.deepcopy(data), "grpo")
+    data["models"]["tiny"]["training"] = {"learning_rate": 0.5, "keep": 1, "weight_decay": 0.125}
+    data["trust_regions"]["clip"]["training"] = {"learning_rate": 0.5, "keep": 3, "passes": 9}
     data["estimators"]["grpo"]["training"] = {"learning_rate": 0.5, "keep": 7}
     after = training_of(data, "grpo")
-    assert after == before | {"keep": 7}
+    assert after == before | {"keep": 7, "passes": 9, "weight_decay": 0.125}
