@@ -79,6 +79,7 @@ class Experiment(Settings):
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
     cost: Cost | None = Field(None, description="measure the cost of an update on this machine")
     approximation: bool = Field(False, description="compare sparse projections with dense ones")
+    published: bool = Field(False, description="put the paper's numbers beside the runs")
     claims: list[str] = Field(["workflow/config/claims.yaml"], description="files of claims to be judged")
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
 

@@ -1,10 +1,13 @@
 # Everything below is a function of the tidy table, and of nothing else.
 
-TABLES = ["main", "comparison", "test", "certificate"]
-FIGURES = ["main", "final"]
+TABLES = ["main", "comparison", "test", "certificate", "speed", "stability", "power"]
+FIGURES = ["main", "final", "hours"]
 if has_variants():
     TABLES.append("ablation")
-    FIGURES.append("ablation")
+    FIGURES += ["ablation", "sensitivity"]
+if EXPERIMENT.published:
+    TABLES += published_names("table")
+    FIGURES += published_names("figure")
 TASK_FIGURES = ["learning", "projection"]
 TASKS = list(dict.fromkeys(run.task for run in RUNS))
 

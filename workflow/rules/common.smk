@@ -127,6 +127,14 @@ def has_variants():
     return any(variant_of(run.trust_region) for run in RUNS)
 
 
+def published_names(kind):
+    """The tables or figures that put the paper's numbers beside the runs."""
+    from troll.analysis import artefacts
+
+    known = artefacts.TABLES if kind == "table" else artefacts.FIGURES
+    return [name for name in known if name.startswith("published_")]
+
+
 def first_run_of(task):
     return next(f"runs/{run.run_id}" for run in RUNS if run.task == task)
 
