@@ -103,7 +103,7 @@ def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
     ]
     assert [part.interval.estimate for part in judged.evidence] == pytest.approx([0.25, -0.25])
     assert judged.reason == "holds in 1 of 2 settings, shown wrong in 1"
-    assert "3 seeds in" in verdict(known, least_seeds=4).reason
+    assert verdict(known, least_seeds=4).reason == "3 seeds in 2 settings, the claim asks for 4"
 
 
 def test_ledger_files(tmp_path: Path, known: Collected) -> None:
@@ -161,6 +161,14 @@ def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
     assert re.search(r"/ grpo: \+25\.0 \[\+1\d\.\d, \+3\d\.\d\] points, 3 seeds", text)
     assert re.search(r"/ grpo: −0\.0\d+ \[−0\.0\d+, −0\.0\d+\] nats, 3 seeds", text)
     assert "/ grpo: 0.0 [0.0, 0.0] %, 3 seeds" in text
+
+
+def test_one_seed_is_inconclusive_and_has_no_interval(known: Collected) -> None:
+    few = known.runs[known.runs["seed"] == 0]
+    (one,) = judge([claim(metric="kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
+    assert one.verdict == "inconclusive" and one.reason == "1 seed in 1 setting, the claim asks for 3"
+    text = to_markdown([one])
+    assert "nats, no interval, 1 seed" in text and "nan" not in text
 
 
 def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Collected) -> None:

@@ -1,10 +1,12 @@
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from troll.analysis.formats import (
+    Style,
     percent,
     points,
     significant,
@@ -92,5 +94,31 @@ def test_three_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) ->
 def test_number_formats() -> None:
     assert [percent(x) for x in (0.1234, 1.0, -0.05)] == ["12.3", "100.0", "−5.0"]
     assert [points(x) for x in (0.1, -0.1, 0.0, -0.0001)] == ["+10.0", "−10.0", "0.0", "0.0"]
-    shown = [significant(x) for x in (0, 0.123456, 12.3456, 1234.5, 0.001, 1.24e-7, -0.5)]
-    assert shown == ["0", "0.123", "12.3", "1234", "0.00100", "1.2e-7", "−0.500"]
+    shown = [significant(x) for x in (0, 0.123456, 12.3456, 1234.5, 0.001, 1.24e-7, -0.5, -1e-5)]
+    assert shown == ["0", "0.123", "12.3", "1234", "0.00100", "1.2e-7", "−0.500", "−1.0e-5"]
+
+
+def test_latex_escapes_every_special_character_and_nothing_else() -> None:
+    special = r"\ & % # _ $ { } ~ ^ ± Δ − – † < >"
+    frame = pd.DataFrame({"reading": [special, "plain 1.5e-7 [a]"]})
+    text = to_latex(frame)
+    assert (
+        r"\textbackslash{} \& \% \# \_ \$ \{ \} \textasciitilde{} \textasciicircum{} "
+        r"$\pm$ $\Delta$ $-$ -- $\dagger$ $<$ $>$ \\" in text
+    )
+    assert "plain 1.5e-7 [a]" in text
+    body = text.replace(r"\textbackslash{}", "").replace("\\\\", "")
+    assert not re.search(r"(?<!\\)[#_&%~^]", body.partition(r"\midrule")[2]), "nothing unescaped is left"
+    assert text.isascii(), "compiles without an encoding package"
+
+
+def test_latex_brackets_at_the_start_of_a_row_are_no_argument() -> None:
+    frame = pd.DataFrame({"reading": ["[b]"]})
+    assert "\\midrule\n{}[b]" in to_latex(frame)
+
+
+def test_given_numbers_and_own_styles_show_in_rows_without_runs() -> None:
+    frame = pd.DataFrame({"status": ["not run"], "there": [0.5], "ours": [math.nan], "other": [math.nan]})
+    frame.attrs |= {"given": ["there"], "styles": {"there": Style("There (%)", percent)}}
+    assert to_markdown(frame).splitlines()[0] == "| There (%) | ours | other |"
+    assert to_markdown(frame).splitlines()[2] == "| 50.0 | not run | – |"

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from troll.analysis import behaviour, figures, sensitivity, tables
+from troll.analysis import behaviour, figures, published_figures, sensitivity, tables
 from troll.analysis.formats import write_table
 from troll.analysis.published import SECTIONS, published_table
 from troll.analysis.report import write_table_page
@@ -72,6 +72,11 @@ FIGURES: Mapping[str, Callable[[Evidence], Figure]] = {
     "hours": lambda evidence: figures.hours_figure(evidence.runs),
     "ablation": lambda evidence: figures.ablation_figure(evidence.runs),
     "sensitivity": lambda evidence: sensitivity.sensitivity_figure(evidence.runs, evidence.items),
+    "published_sizes": lambda evidence: published_figures.sizes_figure(evidence.runs),
+    "published_estimators": lambda evidence: published_figures.estimators_figure(evidence.runs),
+    "published_families": lambda evidence: published_figures.families_figure(evidence.runs),
+    "published_code": lambda evidence: published_figures.code_figure(evidence.runs),
+    "published_analysis": lambda evidence: published_figures.analysis_figure(evidence.runs, evidence.items),
 }
 
 TASK_FIGURES: Mapping[str, Callable[[Evidence, str], Figure]] = {

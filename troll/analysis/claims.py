@@ -163,11 +163,13 @@ def _judge(claim: Claim, summaries: Mapping[str, pd.DataFrame], parts: Mapping[s
         exceptions.append(_against(claim, sharp))
     if not evidence:
         return Judged(
-            claim, "not run", (), f"no setting has runs of both {claim.method} and {claim.baseline}"
+            claim, "not run", (), f"no runs of {claim.method} and {claim.baseline} where the claim applies"
         )
     short = [one for one in evidence if one.seeds < claim.least_seeds]
     if short:
-        reason = f"{short[0].seeds} seeds in {short[0].setting}, the claim asks for {claim.least_seeds}"
+        least = min(one.seeds for one in short)
+        reason = f"{least} seed{'' if least == 1 else 's'} in {_of(len(short), len(evidence))}, "
+        reason += f"the claim asks for {claim.least_seeds}"
         return Judged(claim, "inconclusive", tuple(evidence), reason)
     held = sum(_for(claim, one.interval) for one in evidence)
     against = sum(exceptions)

@@ -210,8 +210,18 @@ def _points(
             colour = look.colour(name)
             each = scores(items, cell).mean(axis=1).to_numpy()
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
-            axes.plot([found.low, found.high], [height, height], linewidth=1.8, **look.line(name))
-            axes.plot(found.estimate, height, look.marker(name), color=colour, markersize=4.5)
+            single = each.size == 1  # such an interval covers the choice of problems only
+            axes.plot(
+                [found.low, found.high], [height, height], linewidth=0.8 if single else 1.8, **look.line(name)
+            )
+            axes.plot(
+                found.estimate,
+                height,
+                look.marker(name),
+                color=colour,
+                markersize=4.5,
+                markerfacecolor="white" if single else colour,
+            )
     base = interval(items, place)
     if base is not None:
         axes.axvline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))

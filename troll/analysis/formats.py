@@ -57,7 +57,7 @@ def whole(value: float) -> str:
 
 
 def _signed(text: str) -> str:
-    return text.replace("-", MINUS) if "e-" not in text else text
+    return f"{MINUS}{text[1:]}" if text.startswith("-") else text  # an exponent keeps its hyphen
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,9 @@ _LATEX = {
 
 
 def _escape(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    # After the end of a row, a bracket would be read as its argument.
+    return f"{{}}{escaped}" if escaped.startswith("[") else escaped
 
 
 def write_table(frame: pd.DataFrame, stem: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """The ledger in words: verdicts as Markdown and HTML, with differences in the units a reader expects."""
 
 import html
+import math
 from collections.abc import Callable, Sequence
 
 from troll.analysis.claims import VERDICTS, Claim, Evidence, Judged
@@ -55,12 +56,14 @@ def show_difference(claim: Claim, part: Evidence) -> str:
     """One interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
     show, unit = _shown(claim)
     found = part.interval
+    if math.isnan(found.low):
+        return f"{show(found.estimate)}{unit}, no interval"
     return f"{show(found.estimate)} [{show(found.low)}, {show(found.high)}]{unit}"
 
 
 def _signed(value: float) -> str:
     text = significant(value)
-    return text if text.startswith((MINUS, "-")) or value == 0 else f"+{text}"
+    return text if text.startswith(MINUS) or value == 0 else f"+{text}"
 
 
 def measure(claim: Claim) -> str:

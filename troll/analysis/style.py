@@ -93,21 +93,41 @@ class Look:
 
 
 def legend(
-    figure: Figure, look: Look, *, base: bool = False, marked: bool = False, y: float = 1.0, columns: int = 6
+    figure: Figure,
+    look: Look,
+    *,
+    base: bool = False,
+    marked: bool = False,
+    published: bool = False,
+    y: float = 1.0,
+    columns: int = 6,
 ) -> None:
-    """One legend for the whole figure, above the panels: thick lines that show the dashes, and markers."""
+    """One legend for the whole figure, above the panels.
+
+    Args:
+        figure: the figure.
+        look: its methods, as thick lines that show the dashes.
+        base: whether the base model is shown.
+        marked: whether lines have markers.
+        published: whether published end values are shown, as short thick lines.
+        y: lower edge in the figure's height.
+        columns: most entries in a line.
+    """
     names = [*look.methods, *([BASE] if base else [])]
     handles = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
     for name, handle in zip(names, handles, strict=True):
         if marked and name != BASE:
             handle.set(marker=look.marker(name), markersize=4.5)
     labels = ["base model" if name == BASE else name for name in names]
+    if published:
+        handles.append(mpl.lines.Line2D([], [], linewidth=4, color="#9a9a9a"))
+        labels.append("published end value")
     figure.legend(
         handles,
         labels,
         loc="lower center",
         bbox_to_anchor=(0.5, y),
-        ncols=min(len(names), columns),
+        ncols=min(len(labels), columns),
         handlelength=3.2,
         columnspacing=2.2,
     )

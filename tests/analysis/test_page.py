@@ -1,0 +1,123 @@
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence, make_figure
+from troll.analysis.claims import Claim, judge
+from troll.analysis.page import CAPTIONS, make_page, markdown_table
+from troll.analysis.runs import read_directories
+from troll.errors import UserError
+
+
+class Headings(HTMLParser):
+    """The page's headings in order, with checks that tags are closed and nothing is loaded from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href"):
+                assert value is not None and value.startswith(("data:image/png;base64,", "#")), value
+                self.targets += [value[1:]] if value.startswith("#") else []
+            if name == "id":
+                self.ids.append(str(value))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.found.append((self.open[-1], data))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    run_dirs, base_dirs = synthetic.write_experiment(
+        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=3, batches=2, problems=10
+    )
+    collected = read_directories(run_dirs, base_dirs)
+    planned = [
+        {"model": "tiny", "task": "chains", "trust_region": method, "estimator": "grpo", "condition": "stale"}
+        for method in ("clip", "troll", "quatro")
+        for _ in range(3)
+    ]
+    given = Evidence(collected.runs, collected.items, expected=planned)
+    make_figure("final", given, root / "figures/final")
+    (root / "cost").mkdir()
+    (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
+    common = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
+    claims = [
+        Claim.model_validate({"id": "yes", "sentence": "TROLL wins", "method": "troll"} | common),
+        Claim.model_validate({"id": "no", "sentence": "GSPO wins", "method": "gspo"} | common),
+    ]
+    judged = judge(claims, given.runs, given.items)
+    make_page(given, judged, root, root / "report.html", commands=["make results"])
+    return (root / "report.html").read_text()
+
+
+def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
+    parser = Headings()
+    parser.feed(text)
+    assert parser.open == []
+    chapters = [data for tag, data in parser.found if tag == "h2"]
+    assert chapters == [
+        "Verdicts",
+        "Tables",
+        "Figures",
+        "Cost",
+        "The paper's tables",
+        "Methods",
+        "Deviations",
+        "Provenance",
+    ]
+    assert set(parser.targets) <= set(parser.ids) and len(set(parser.ids)) == len(parser.ids)
+    parts = [data for tag, data in parser.found if tag == "h3"]
+    assert parts[0] == "TROLL against PPO-clip" and "Success after training" in parts
+    assert "Variants of TROLL" not in parts, "empty tables are left out"
+
+
+def test_verdicts_and_sizes_are_told(text: str) -> None:
+    top = text[: text.index("<h2>Tables</h2>")]
+    assert "✓ 1 supported" in top and "– 1 not run" in top
+    assert "<strong>TROLL wins.</strong>" in top
+    assert top.index("TROLL wins") < top.index("GSPO wins")
+    assert "6 of 9 planned runs: chains; stale; grpo; clip, troll; seeds 0, 1, 2." in top
+
+
+def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
+    assert "<details><summary>model families (0 of 11 run here)</summary>" in text
+    assert '<td class="number">not run</td>' in text
+
+
+def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:
+    bottom = text[text.index("<h2>Provenance</h2>") :]
+    assert f"<code>{'0' * 40}</code> (6 runs)" in bottom
+    assert f"<code>{'5' * 64}</code> (7 runs)" in bottom, "six runs and the base model"
+    assert "torch 2.13.0" in bottom and "cpu test" in bottom and "<code>make results</code>" in bottom
+
+
+def test_foreign_tables_are_escaped(text: str) -> None:
+    assert '<td class="text">a | &lt;b&gt;</td><td class="number">1.5</td>' in text
+    assert '<p class="note">A note.</p>' in text
+    assert markdown_table("No table.") == "<p>No table.</p>\n"
+
+
+def test_every_artefact_has_a_caption() -> None:
+    for kind, names in (("table", TABLES), ("figure", {**FIGURES, **TASK_FIGURES})):
+        missing = [name for name in names if not (CAPTIONS / f"{name}_{kind}.rst").exists()]
+        assert missing == [], kind
+
+
+def test_missing_captions_are_named(tmp_path: Path, runs, items) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=r"comparison_table\.rst: no such file"):
+        make_page(Evidence(runs, items), [], tmp_path, tmp_path / "report.html", captions=tmp_path)
