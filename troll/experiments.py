@@ -329,9 +329,6 @@ def resolve_base(experiment: Experiment, model: str, task: str) -> dict[str, Any
             **settings.model_dump(exclude={"training", "settings"}),
             "settings": check_settings(get_task(task), settings.settings),
         },
-        "tokenizer_tasks": {
-            name: check_settings(get_task(name), experiment.tasks[name].settings) for name in experiment.tasks
-        },
         "seeds": {"model": _clip_seed(derive_seed(stream="base", model=model, task=task)), "data": 0},
     }
 

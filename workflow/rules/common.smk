@@ -7,6 +7,7 @@ from shlex import quote
 
 from troll.errors import UserError
 from troll.experiments import BASE, parse_experiment, resolve, resolve_base
+from troll.tasks import testbed
 
 # Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
 if not workflow.deployment_settings.deployment_method:
@@ -78,10 +79,11 @@ def task_config(wildcards):
 
 
 def tokenizer_config(wildcards):
+    """All testbed tasks, whatever an experiment trains on: its base models are then those of every other."""
     model = EXPERIMENT.models[wildcards.model]
     return as_json(
         {
-            "tasks": {name: task.settings for name, task in EXPERIMENT.tasks.items()},
+            "tasks": {name: {} for name in testbed.NAMES},
             "vocabulary": model.vocabulary,
             "demonstrations": model.supervised.demonstrations_for_tokenizer,
         }
