@@ -24,8 +24,11 @@ def test_every_set_has_one_form(real_data, name, split):
     loaded = load.load(name, split)
     assert loaded.provenance["source"] == "mirror"
     kind = DATA_SETS[name].kind
+    # two solutions of MATH end with an empty box
+    unanswered = [p.task_id for p in loaded.problems if not p.answer.strip()]
+    assert unanswered == (["5341", "5343"] if (name, split) == ("math", "train") else [])
     for problem in loaded.problems:
-        assert problem.prompt.strip() and problem.answer.strip()
+        assert problem.prompt.strip()
         if kind == "math":
             assert (
                 problem.record["answer"] == problem.answer

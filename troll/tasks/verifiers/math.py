@@ -54,7 +54,11 @@ def math_rewards(problems: Sequence[_HasAnswer], completions: Sequence[str]) -> 
 
 
 def judge_math(
-    answers: Sequence[str], completions: Sequence[str], *, timeout_s: float = TIMEOUT_S
+    answers: Sequence[str],
+    completions: Sequence[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    extraction: Literal["box", "text"] = "box",
 ) -> list[MathStatus]:
     r"""Judges completions against reference answers.
 
@@ -63,6 +67,8 @@ def judge_math(
         completions: texts, one per answer.
         timeout_s: wall seconds for one comparison; beyond, the worker is killed and the status is
             ``timeout``.
+        extraction: ``box`` is the convention above. With ``text`` everything is left to math-verify: it
+            looks for an answer anywhere in the completion, and decides all pairs itself.
 
     Returns:
         One status per completion; ``crash`` means that math-verify's process died on it (out of memory).
@@ -70,15 +76,18 @@ def judge_math(
     Raises:
         UserError: math-verify is not installed and an answer needs it.
     """
-    pairs: list[tuple[str, str] | None] = []
-    for answer, completion in zip(answers, completions, strict=True):
-        box = last_boxed(completion)
-        pairs.append(None if box is None or not box.strip() else (answer.strip(), box.strip()))
-    verdicts: dict[tuple[str, str], MathStatus] = {}
+    pairs = [
+        (answer.strip(), completion, "text") if extraction == "text" else _boxed_pair(answer, completion)
+        for answer, completion in zip(answers, completions, strict=True)
+    ]
+    verdicts: dict[tuple[str, ...], MathStatus] = {}
     for pair in pairs:
-        if pair is not None and pair not in verdicts and (quick := _quick(*pair)) is not None:
-            verdicts[pair] = quick
-    hard = list(dict.fromkeys(pair for pair in pairs if pair is not None and pair not in verdicts))
+        if pair is not None and len(pair) == 2 and pair not in verdicts:
+            quick = _quick(*pair)
+            if quick is not None:
+                verdicts[pair] = quick
+    # Side by side, pairs with one reference share its parsed form in the worker.
+    hard = sorted({pair for pair in pairs if pair is not None and pair not in verdicts})
     if hard:
         verdicts.update(zip(hard, _pool().judge(hard, timeout_s), strict=True))
     return ["wrong" if pair is None else verdicts[pair] for pair in pairs]
@@ -101,6 +110,11 @@ def last_boxed(text: str) -> str | None:
                     return text[start:position]
             position += 1
     return None
+
+
+def _boxed_pair(answer: str, completion: str) -> tuple[str, ...] | None:
+    box = last_boxed(completion)
+    return None if box is None or not box.strip() else (answer.strip(), box.strip())
 
 
 def _quick(answer: str, box: str) -> MathStatus | None:
@@ -129,7 +143,7 @@ class _Worker:
         self.ready = False
         self.item: int | None = None
 
-    def ask(self, item: int, pair: tuple[str, str], timeout_s: float) -> None:
+    def ask(self, item: int, pair: tuple[str, ...], timeout_s: float) -> None:
         self.item, self.deadline = item, time.monotonic() + timeout_s
         self._input.write(json.dumps(pair).encode() + b"\n")
         self._input.flush()
@@ -151,11 +165,11 @@ class _Pool:
     def __init__(self, size: int) -> None:
         self._size = size
         self._workers: list[_Worker] = []
-        self._cache: OrderedDict[tuple[str, str, float], MathStatus] = OrderedDict()
+        self._cache: OrderedDict[tuple[str | float, ...], MathStatus] = OrderedDict()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def judge(self, pairs: Sequence[tuple[str, str]], timeout_s: float) -> list[MathStatus]:
+    def judge(self, pairs: Sequence[tuple[str, ...]], timeout_s: float) -> list[MathStatus]:
         with self._lock:
             known = [self._cache.get((*pair, timeout_s)) for pair in pairs]
             todo = [i for i, status in enumerate(known) if status is None]
@@ -168,7 +182,7 @@ class _Pool:
         return [found[i] for i in range(len(pairs))]
 
     def _run(
-        self, pairs: Sequence[tuple[str, str]], todo: Iterable[int], timeout_s: float
+        self, pairs: Sequence[tuple[str, ...]], todo: Iterable[int], timeout_s: float
     ) -> dict[int, MathStatus]:
         waiting = list(reversed(list(todo)))
         found: dict[int, MathStatus] = {}

@@ -1,0 +1,85 @@
+r"""How far ways of judging the same mathematics answers agree.
+
+Three judges side by side: the exact text in the last box, math-verify on the last box (what rewards and
+evaluation use), and math-verify on the whole completion, where it may find an answer outside any box.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from troll.files import write_text
+from troll.tasks.verifiers.math import judge_math, last_boxed
+
+JUDGES = ("exact", "boxed", "math_verify")
+
+
+def verdicts(answers: Sequence[str], completions: Sequence[str]) -> pd.DataFrame:
+    """Judges completions in the three ways.
+
+    Args:
+        answers: reference answers.
+        completions: texts, one per answer.
+
+    Returns:
+        One row per completion with the boolean columns ``exact``, ``boxed`` and ``math_verify``.
+
+    Raises:
+        UserError: math-verify is not installed.
+    """
+    boxes = [last_boxed(text) for text in completions]
+    exact = [
+        box is not None and bool(box.strip()) and "".join(box.split()) == "".join(answer.split())
+        for box, answer in zip(boxes, answers, strict=True)
+    ]
+    boxed = [status == "passed" for status in judge_math(answers, completions)]
+    free = [status == "passed" for status in judge_math(answers, completions, extraction="text")]
+    return pd.DataFrame({"exact": exact, "boxed": boxed, "math_verify": free})
+
+
+def disagreement_table(samples: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> pd.DataFrame:
+    """Sums up per data set how the judges differ.
+
+    Args:
+        samples: (answers, completions) by name of the data set, or of whatever the rows shall be.
+
+    Returns:
+        A row per data set: ``set``, ``completions``, the share that each judge accepts, and the numbers of
+        completions ``boxed_not_exact`` (other notation), ``exact_not_boxed`` (must be 0),
+        ``math_verify_not_boxed`` (right answer without a box, or found in the wrong place) and
+        ``boxed_not_math_verify`` (math-verify alone fails).
+    """
+    rows = []
+    for name, (answers, completions) in samples.items():
+        frame = verdicts(answers, completions)
+        rows.append(
+            {
+                "set": name,
+                "completions": len(frame),
+                **{judge: float(frame[judge].mean()) if len(frame) else float("nan") for judge in JUDGES},
+                "boxed_not_exact": int((frame["boxed"] & ~frame["exact"]).sum()),
+                "exact_not_boxed": int((frame["exact"] & ~frame["boxed"]).sum()),
+                "math_verify_not_boxed": int((frame["math_verify"] & ~frame["boxed"]).sum()),
+                "boxed_not_math_verify": int((frame["boxed"] & ~frame["math_verify"]).sum()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def write_table(table: pd.DataFrame, out: Path) -> None:
+    """Writes a table as ``<out>.csv`` and ``<out>.md``."""
+    write_text(out.with_suffix(".csv"), table.to_csv(index=False))
+    write_text(out.with_suffix(".md"), markdown(table))
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table as Markdown, numbers to four digits."""
+
+    def cell(value: object) -> str:
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    lines = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+    lines += [[cell(value) for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
