@@ -5,39 +5,20 @@ outputs come out, and the comparison happens here, where no candidate's object e
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from troll.errors import UserError
 from troll.tasks.sandbox import Execution, Limits, Program, run_batch
+from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
+from troll.tasks.verifiers.extraction import extract_code
 from troll.tasks.verifiers.references import CodeProblem, Reference, read_problem, reference_outputs
+from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
-Status = Literal["passed", "wrong", "timeout", "memory", "crash", "rejected", "infrastructure"]
+__all__ = ["CodeVerdict", "code_rewards", "verify_code"]
 
 # evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR
 _REFERENCE_TIME_FACTOR = 4.0
-
-
-@dataclass(frozen=True)
-class CodeVerdict:
-    """What became of one completion.
-
-    Attributes:
-        base: all base inputs gave the expected outputs.
-        plus: all plus inputs did.
-        status: ``passed`` when both; otherwise what went wrong first, in input order.
-        detail: a few words more.
-    """
-
-    base: bool
-    plus: bool
-    status: Status
-    detail: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Base and plus both passed."""
-        return self.base and self.plus
 
 
 class _HasRecord(Protocol):
@@ -75,9 +56,10 @@ def verify_code(
     """Judges completions; equal ones of one problem run once.
 
     Args:
-        records: one per completion, with prompt, entry_point, canonical_solution, base_input, plus_input
-            (lists of argument lists) and atol.
-        completions: the program is ``prompt + completion``.
+        records: one per completion; those with ``test_list`` are judged by their assertions, those with
+            ``outputs`` by `verify_stdio`. All others are evalplus-like, with prompt, entry_point,
+            canonical_solution, base_input, plus_input (lists of argument lists) and atol.
+        completions: the program is the prompt and what `extract_code` finds in the completion.
         limits: of one program over all its inputs; default `troll.tasks.sandbox.Limits`. A program always
             gets four times the CPU time of its problem's reference.
         workers: programs in flight.
@@ -85,6 +67,25 @@ def verify_code(
     Raises:
         UserError: the sandbox cannot start, or a record lacks a field or has a reference solution that fails.
     """
+    groups: dict[str, list[int]] = {}
+    for number, record in enumerate(records):
+        kind = "assertions" if "test_list" in record else "stdio" if "outputs" in record else "evalplus"
+        groups.setdefault(kind, []).append(number)
+    judges = {"assertions": verify_assertions, "stdio": verify_stdio, "evalplus": _verify_evalplus}
+    verdicts: dict[int, CodeVerdict] = {}
+    for kind, numbers in groups.items():
+        part = [records[number] for number in numbers], [completions[number] for number in numbers]
+        verdicts.update(zip(numbers, judges[kind](*part, limits=limits, workers=workers), strict=True))
+    return [verdicts[number] for number in range(len(completions))]
+
+
+def _verify_evalplus(
+    records: Sequence[Mapping[str, Any]],
+    completions: Sequence[str],
+    *,
+    limits: Limits | None,
+    workers: int | None,
+) -> list[CodeVerdict]:
     known: dict[int, CodeProblem] = {}  # records are often one object many times
     for record in records:
         if id(record) not in known:
@@ -103,7 +104,7 @@ def verify_code(
 
 def _program(reference: Reference, completion: str, limits: Limits) -> Program:
     problem = reference.problem
-    source = problem.prompt + completion
+    source = problem.prompt + extract_code(completion, problem.entry_point)
     return Program(source, problem.entry_point, problem.inputs, limits=_limits_for(limits, reference))
 
 
@@ -132,7 +133,7 @@ def _judge(execution: Execution, reference: Reference) -> CodeVerdict:
     if execution.status == "rejected" or (base and plus):
         # Whoever wrote more than the runner asked for has shown what it is after, whatever matched.
         passed = execution.status == "finished"
-        return CodeVerdict(passed, passed, "passed" if passed else _unfinished(execution), execution.detail)
+        return CodeVerdict(passed, passed, "passed" if passed else unfinished(execution), execution.detail)
     first = matched.index(False)
     if first < len(execution.outputs):
         output = execution.outputs[first]
@@ -140,8 +141,4 @@ def _judge(execution: Execution, reference: Reference) -> CodeVerdict:
             return CodeVerdict(base, plus, "rejected", output.text)
         if output.kind == "value":
             return CodeVerdict(base, plus, "wrong", f"input {first}")
-    return CodeVerdict(base, plus, _unfinished(execution), execution.detail)
-
-
-def _unfinished(execution: Execution) -> Status:
-    return "crash" if execution.status == "finished" else execution.status
+    return CodeVerdict(base, plus, unfinished(execution), execution.detail)

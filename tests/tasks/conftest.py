@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parents[3] / "../shared/data"
+DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""The data sets' own tests: what is right passes, what is wrong does not, nothing can be forged."""
+
+import json
+
+import pytest
+
+from troll.errors import UserError
+from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS
+from troll.tasks.registry import Problem
+from troll.tasks.sandbox import Limits, sandbox_available
+from troll.tasks.verifiers.code import code_rewards, verify_code
+
+pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+
+ASSERTIONS = {
+    "prompt": '"""\nThree times x plus one.\n"""\n',
+    "entry_point": "f",
+    "canonical_solution": "def f(x):\n    return 3 * x + 1\n",
+    "test_list": ["assert f(1) == 4", "assert f(2) == 7", "assert f(10) == int('31')", "assert f(0)"],
+    "test_setup_code": "offset = 0",
+}
+STDIO = {
+    "prompt": "",
+    "entry_point": "",
+    "canonical_solution": "",
+    "inputs": ["1\n", "2\n"],
+    "outputs": ["4\n", "7"],
+}
+CALLS = {**STDIO, "entry_point": "f", "inputs": [[1], "2"], "outputs": [[4, [1]], json.dumps([7, [2]])]}
+
+
+def statuses(record, *completions, **limits):
+    found = verify_code([record] * len(completions), list(completions), limits=Limits(**limits))
+    return [verdict.status for verdict in found]
+
+
+def test_assertions_are_decided_outside():
+    right = "def f(x):\n    return 3 * x + 1\n"
+    assert statuses(
+        ASSERTIONS,
+        right,
+        f"Here:\n```python\n{right}```",
+        "def f(x):\n    return float(3 * x + 1)\n",
+        "def f(x):\n    return 3 * x\n",
+        "def f(x):\n    return None\n",
+        "def g(x):\n    return 3 * x + 1\n",
+        "def f(x):\n    raise ValueError\n",
+        "def f(x):\n    return (",
+        "def f(x):\n    while True: pass\n",
+        "class A(int):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n",
+        cpu_s=0.5,
+    ) == ["passed", "passed", "passed", "wrong", "wrong", *["crash"] * 3, "timeout", "rejected"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_no_hostile_program_passes_assertions():
+    names = list(HOSTILE_PROGRAMS)
+    found = statuses(ASSERTIONS, *HOSTILE_PROGRAMS.values(), cpu_s=0.3, wall_s=2)
+    assert [
+        name for name, status in zip(names, found, strict=True) if status in ("passed", "infrastructure")
+    ] == []
+
+
+FRAMES = """
+import inspect
+def f(x):
+    return inspect.currentframe().f_back.f_locals["expected"]
+"""
+GARBAGE = """
+import gc
+def f(x):
+    return next(item[-1] for item in gc.get_objects() if isinstance(item, list) and 31 in item)
+"""
+PROBE = """
+def troll_evaluate_expression(number):
+    return [4, 7, 31, True][number]
+"""
+FORGED = """
+import os
+os.write(5, b'["value",true]\\n' * 4)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("cheat", [FRAMES, GARBAGE, PROBE, FORGED])
+def test_expected_values_cannot_be_read_nor_a_verdict_forged(cheat):
+    (status,) = statuses(ASSERTIONS, cheat)
+    assert status in ("wrong", "crash", "rejected")
+
+
+def test_unusable_tests_are_a_fault_of_the_data():
+    broken = {**ASSERTIONS, "test_list": ["assert f(1) == undefined"]}
+    with pytest.raises(UserError, match=r"mbpp: the expected values of 'assert f\(1\) == undefined'"):
+        statuses(broken, "")
+
+
+def test_standard_input_and_output():
+    right = "x = int(input())\nprint(3 * x + 1)\n"
+    assert statuses(
+        STDIO,
+        right,
+        f"```python\n{right}```",
+        "print(int(input()) * 3 + 1, end='  \\n\\n')",
+        "print(4)",
+        "print(input())",
+        "import sys\nsys.exit(1)",
+        "raise SystemExit",
+        "while True: pass",
+        cpu_s=0.5,
+    ) == ["passed", "passed", "passed", "wrong", "wrong", "crash", "wrong", "timeout"]
+
+
+def test_calls_with_inputs_and_outputs():
+    assert statuses(
+        CALLS,
+        "def f(x):\n    return [3 * x + 1, (x,)]\n",
+        "def f(x):\n    return 3 * x + 1, [x]\n",
+        "def f(x):\n    return [3 * x, [x]]\n",
+        "def f(x):\n    return [4, [1]]\n",
+        "",
+    ) == ["passed", "passed", "wrong", "wrong", "crash"]
+
+
+def test_rewards_mix_all_kinds():
+    problems = [Problem("a", "", "", 0, record) for record in (STDIO, ASSERTIONS, CALLS)]
+    texts = ["print(3 * int(input()) + 1)", "def f(x):\n    return 3 * x + 1\n", "def f(x):\n    return 0\n"]
+    assert code_rewards(problems, texts) == [1.0, 1.0, 0.0]

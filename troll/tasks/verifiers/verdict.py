@@ -1,0 +1,35 @@
+"""What became of one completion of a code problem."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from troll.tasks.sandbox import Execution
+
+Status = Literal["passed", "wrong", "timeout", "memory", "crash", "rejected", "infrastructure"]
+
+
+@dataclass(frozen=True)
+class CodeVerdict:
+    """What became of one completion.
+
+    Attributes:
+        base: all base inputs gave the expected outputs.
+        plus: all plus inputs did.
+        status: ``passed`` when both; otherwise what went wrong first, in input order.
+        detail: a few words more.
+    """
+
+    base: bool
+    plus: bool
+    status: Status
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Base and plus both passed."""
+        return self.base and self.plus
+
+
+def unfinished(execution: Execution) -> Status:
+    """The status of a program that did not return all its outputs."""
+    return "crash" if execution.status == "finished" else execution.status
