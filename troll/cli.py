@@ -164,14 +164,25 @@ def sample(
 @app.command()
 def grade(
     task: Annotated[str, typer.Option(help="name of the task")],
-    samples: Annotated[Path, typer.Option(help="samples as JSON lines")],
-    problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
+    samples: Annotated[Path, typer.Option(help="samples as JSON lines: task_id, completion")],
     out: Out,
+    problems: Annotated[
+        Path | None, typer.Option(help="problems as JSON lines; default the public data set of that name")
+    ] = None,
+    only_present: Annotated[
+        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
+    ] = False,
+    split: Annotated[str | None, typer.Option(help="of the public data set; default test")] = None,
 ) -> None:
-    """Grade samples: chains through lm-eval, functions through evalplus in the sandbox."""
+    """Grade samples of any task: mathematics by math-verify, code in the sandbox, with evalplus beside it.
+
+    Public data come from the directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
+
+    Example: troll grade --task gsm8k --samples samples.jsonl --out grades.json
+    """
     from troll.evaluation.grading import grade as judge
 
-    judge(task, samples, problems, out)
+    judge(task, samples, problems, out, only_present=only_present, split=split)
 
 
 Runs = Annotated[Path, typer.Option(help="the tidy table, runs.parquet")]

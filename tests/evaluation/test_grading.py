@@ -1,6 +1,7 @@
 import hashlib
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from troll.evaluation.evalplus_check import EvalplusVerdict, evalplus_verdicts
 from troll.evaluation.grading import grade
 from troll.evaluation.lm_eval_replay import replay
 from troll.files import read_json, write_jsonl
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.load import load
 from troll.tasks.sandbox import sandbox_available
 from troll.tasks.verifiers.math import judge_math
 
@@ -237,7 +240,9 @@ def test_without_the_sandbox_code_is_not_graded_at_all(tmp_path, monkeypatch):
 
 def test_problems_without_samples_are_an_error_or_listed(tmp_path):
     write(tmp_path, [chain(number) for number in range(6)], [(1, "\\boxed{6}"), (3, "\\boxed{0}")])
-    with pytest.raises(UserError, match=r"4 of 6 problems have no sample \(chains/test/0, .*, \.\.\.\)"):
+    with pytest.raises(
+        UserError, match=r"4 of 6 problems have no sample \(chains/test/0, .*, chains/test/5\)"
+    ):
         grades(tmp_path, "chains")
     result = grades(tmp_path, "chains", only_present=True)
     assert result["missing"] == [f"chains/test/{number}" for number in (0, 2, 4, 5)]
@@ -248,6 +253,7 @@ def test_problems_without_samples_are_an_error_or_listed(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
+        ('{"completion": "7"}', "samples.jsonl:1: no field 'task_id'"),
         ('{"task_id": "chains/test/0"}', "samples.jsonl:1: no text field 'completion'"),
         ('{"task_id": "chains/test/0", "completion": 7}', "samples.jsonl:1: no text field 'completion'"),
         ('{"task_id": "other", "completion": ""}', "samples.jsonl:1: task_id 'other' is not in"),
@@ -263,7 +269,7 @@ def test_unusable_samples_are_named(tmp_path, lines, message):
 
 
 def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
-    with pytest.raises(UserError, match="'chain'; valid: chains, functions, humaneval"):
+    with pytest.raises(UserError, match="'chain'; valid: chains, functions, gsm8k"):
         grades(tmp_path, "chain")
 
 
@@ -278,3 +284,89 @@ def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr("troll.tasks.sandbox.sandbox_available", lambda: (True, ""))
     with pytest.raises(UserError, match=r"functions/test/0.*lost"):
         grades(tmp_path, "functions")
+
+
+# --- public data sets ---------------------------------------------------------------------------------------
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+
+
+@pytest.fixture
+def real_data(monkeypatch):
+    if not (DATA / "MANIFEST.md").exists():
+        pytest.skip(f"no mirror of the data at {DATA}")
+    monkeypatch.setenv("TROLL_DATA_MIRROR", str(DATA))
+
+
+def graded(tmp_path, task, samples, **settings):
+    """Grades (task_id, completion) pairs of a public data set."""
+    write_jsonl(tmp_path / "s.jsonl", [{"task_id": name, "completion": text} for name, text in samples])
+    settings = {"only_present": True, **settings}
+    grade(task, tmp_path / "s.jsonl", None, tmp_path / "g.json", **settings)
+    return read_json(tmp_path / "g.json")
+
+
+MATH_SETS = [name for name, item in DATA_SETS.items() if item.kind == "math" and name != "eurus-math"]
+
+
+@pytest.mark.parametrize("task", MATH_SETS)
+def test_every_mathematics_set_is_graded_by_name(tmp_path, real_data, task):
+    problems = load(task).problems[:3]
+    samples = [(p.task_id, f"\\boxed{{{p.answer}}}") for p in problems]
+    samples.insert(1, (problems[0].task_id, "\\boxed{-98765}"))
+    result = graded(tmp_path, task, samples)
+    assert result["task"] == task and len(result["missing"]) == len(load(task).problems) - 3
+    assert [row["passed"] for row in result["problems"].values()] == [[True, False], [True], [True]]
+    assert result["problems"][problems[0].task_id]["status"] == ["passed", "wrong"]
+    assert result["metrics"] == {"pass@1": pytest.approx(2.5 / 3)}
+    assert result["data"]["stand_in"] is (task in ("dapo", "omni-math")) and len(result["data_sha256"]) == 64
+
+
+def test_row_numbers_do_for_ids(tmp_path, real_data):
+    answers = [problem.answer for problem in load("math500").problems[:2]]
+    result = graded(tmp_path, "math500", [(1, f"\\boxed{{{answers[1]}}}"), ("0", "\\boxed{}")])
+    assert {name: row["passed"] for name, row in result["problems"].items()} == {"0": [False], "1": [True]}
+
+
+def test_all_problems_must_have_samples_unless_told_otherwise(tmp_path, real_data):
+    with pytest.raises(UserError, match=r"29 of 30 problems have no sample \(61, 62.*\).*--only-present"):
+        graded(tmp_path, "aime24", [("60", "")], only_present=False)
+    with pytest.raises(UserError, match=r"task_id 'x' is not in aime24 \(test\)"):
+        graded(tmp_path, "aime24", [("x", "")])
+    with pytest.raises(UserError, match="chains generates its problems: name the file"):
+        graded(tmp_path, "chains", [("x", "")])
+
+
+@needs_sandbox
+@pytest.mark.parametrize("task", ["humaneval", "humaneval+", "mbpp", "mbpp+"])
+def test_every_code_set_is_graded_by_name(tmp_path, real_data, task):
+    first, second = load(task).problems[:2]
+    name = second.record["entry_point"]
+    samples = [
+        (first.task_id, first.answer),
+        (second.task_id, f"```python\ndef {name}(*_):\n    return 'no'\n```"),
+        (second.task_id, second.answer),
+        (second.task_id, "    return ("),
+    ]
+    result = graded(tmp_path, task, samples)
+    rows = result["problems"]
+    assert rows[first.task_id]["passed"] == [True]
+    assert rows[second.task_id]["status"] == ["wrong", "passed", "crash"]
+    assert result["metrics"]["pass@1"] == pytest.approx(2 / 3)
+    assert ("base/pass@1" in result["metrics"]) is task.endswith("+")
+    assert result["disagreements"] == []
+
+
+@needs_sandbox
+def test_a_problem_outside_the_test_split_is_found_in_the_whole_set(tmp_path, real_data):
+    problem = load("mbpp", "train").problems[0]
+    result = graded(tmp_path, "mbpp", [(problem.task_id, problem.answer)])
+    assert result["problems"]["601"]["passed"] == [True] and result["data"]["split"] == "all"
+
+
+def test_a_file_as_published_is_read_too(tmp_path, real_data):
+    rows = [{"question": "1+1?", "answer": "so\n#### 2"}, {"question": "500*2?", "answer": "so\n#### 1,000"}]
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    write_jsonl(tmp_path / "samples.jsonl", [{"task_id": i, "completion": "\\boxed{1000}"} for i in range(2)])
+    result = grades(tmp_path, "gsm8k")
+    assert [row["passed"] for row in result["problems"].values()] == [[False], [True]]

@@ -5,6 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,72 +13,141 @@ from typing import Any
 from troll.errors import UserError
 from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.files import read_jsonl, write_json
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.load import Loaded, load
+from troll.tasks.verifiers.extraction import extract_code
 
-_MATH_TASKS = ("chains",)
-# and the data set whose special rules evalplus applies
-_CODE_TASKS = {"functions": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
+# The testbed's; the public data sets come on top.
+_KINDS: dict[str, str] = {"chains": "math", "functions": "code"}
+_KINDS |= {name: item.kind for name, item in DATA_SETS.items()}
+# Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
+_EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
+_PLUS = ("functions", "humaneval+", "mbpp+")
 # lm-eval and our own sum agree but for the order of additions
 _METRIC_TOLERANCE = 1e-9
+_NAMES_SHOWN = 20
 
 
 def grade(
-    task: str, samples_path: Path, problems_path: Path, out: Path, *, only_present: bool = False
+    task: str,
+    samples_path: Path,
+    problems_path: Path | None,
+    out: Path,
+    *,
+    only_present: bool = False,
+    split: str | None = None,
 ) -> None:
     """Grades samples and writes the verdicts as JSON.
 
     Args:
-        task: ``chains``, ``functions``, ``humaneval+`` or ``mbpp+``.
-        samples_path: JSON lines with ``task_id`` and ``completion``; several per task_id are allowed.
-        problems_path: the task's problems as JSON lines.
-        out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for code also base/pass@k), ``problems``
-            (by task_id: ``passed`` and ``status`` of each sample, in input order), ``disagreements`` between
-            graders, ``missing`` (problems without a sample), ``versions`` and ``data_sha256``.
+        task: the name of any task.
+        samples_path: JSON lines with ``task_id`` and ``completion``; several per task_id are allowed. In
+            place of the problems' own ids, all task_ids may be row numbers, from 0.
+        problems_path: the task's problems as JSON lines; None loads the data set of that name.
+        out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k),
+            ``problems`` (by task_id: ``passed`` and ``status`` of each sample, in input order),
+            ``disagreements`` between graders, ``missing`` (problems without a sample), ``versions``,
+            ``data`` (where the problems come from, and whether they are a stand-in) and ``data_sha256``.
         only_present: leave problems without a sample out; otherwise they are an error.
+        split: of the data set; default ``test``, or ``all`` where the samples name problems outside it.
 
     Raises:
         UserError: unknown task, unusable or unknown samples, problems without a sample, or a missing tool
             (for code: the sandbox; code is judged in no other way).
     """
-    if task not in (*_MATH_TASKS, *_CODE_TASKS):
-        raise UserError(f"cannot grade task {task!r}; valid: {', '.join((*_MATH_TASKS, *_CODE_TASKS))}")
-    problems = {str(row.get("task_id", number)): row for number, row in enumerate(read_jsonl(problems_path))}
-    completions, missing = _read_samples(samples_path, problems, problems_path, only_present)
-    present = {task_id: problems[task_id] for task_id in completions}
-    if task in _MATH_TASKS:
-        verdicts = _grade_math(task, present, problems_path, completions, whole=not missing)
+    if task not in _KINDS:
+        raise UserError(f"cannot grade task {task!r}; valid: {', '.join(_KINDS)}")
+    samples = _read_samples(samples_path)
+    data = _read_problems(task, problems_path, split, {task_id for task_id, _ in samples})
+    completions, missing = _by_problem(samples_path, samples, data, only_present)
+    present = {task_id: data.problems[task_id] for task_id in completions}
+    if _KINDS[task] == "code":
+        verdicts = _grade_code(task, present, completions)
     else:
-        verdicts = _grade_code(_CODE_TASKS[task], present, completions)
+        replayed = problems_path if task == "chains" and not missing else None
+        verdicts = _grade_math(task, present, completions, replayed)
     write_json(
         out,
-        {
-            "task": task,
-            **verdicts,
-            "missing": missing,
-            "data_sha256": sha256(problems_path.read_bytes()).hexdigest(),
-        },
+        {"task": task, **verdicts, "missing": missing, "data": data.provenance, "data_sha256": data.sha256},
     )
 
 
-def _read_samples(
-    path: Path, problems: Mapping[str, Any], problems_path: Path, only_present: bool
+@dataclass(frozen=True)
+class _Data:
+    """Problems by task_id, where they come from, and the digest of that."""
+
+    problems: Mapping[str, Mapping[str, Any]]
+    source: str
+    provenance: Mapping[str, Any]
+    sha256: str
+
+    def numbered(self) -> "_Data":
+        """The same, with row numbers for ids."""
+        rows = {str(number): row for number, row in enumerate(self.problems.values())}
+        return replace(self, problems=rows)
+
+
+def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str]) -> _Data:
+    """The problems that the samples are of."""
+    if path is not None:
+        rows = [_prepared(task, row, number) for number, row in enumerate(read_jsonl(path))]
+        by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
+        found = [_Data(by_id, str(path), {"source": "file"}, sha256(path.read_bytes()).hexdigest())]
+    elif task not in DATA_SETS:
+        raise UserError(
+            f"task {task} generates its problems: name the file that was sampled, --problems FILE"
+        )
+    else:
+        wanted = [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
+        found = [_loaded(load(task, name)) for name in wanted[:1]]
+        if not ids <= set(found[0].problems):
+            found += [_loaded(load(task, name)) for name in wanted[1:]]
+    choices = [*found, *(data.numbered() for data in found)]
+    return next((data for data in choices if ids <= set(data.problems)), found[0])
+
+
+def _loaded(data: Loaded) -> _Data:
+    rows = {problem.task_id: problem.as_row() for problem in data.problems}
+    provenance = {"name": data.name, "split": data.split, **data.provenance}
+    return _Data(rows, f"{data.name} ({data.split})", provenance, provenance.get("sha256") or data.sha256)
+
+
+def _prepared(task: str, row: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """A row of a public file as it was published becomes a problem; our own rows are problems."""
+    if task in DATA_SETS and "prompt" not in row:
+        return DATA_SETS[task].convert(row, number).as_row()
+    return row
+
+
+def _read_samples(path: Path) -> list[tuple[str, str]]:
+    """(task_id, completion) of each line."""
+    samples = []
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if not isinstance(row.get("completion"), str):
+            raise UserError(f"{path}:{number}: no text field 'completion'")
+        if "task_id" not in row:
+            raise UserError(f"{path}:{number}: no field 'task_id'")
+        samples.append((str(row["task_id"]), row["completion"]))
+    return samples
+
+
+def _by_problem(
+    path: Path, samples: Sequence[tuple[str, str]], data: _Data, only_present: bool
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Completions by task_id in the order of the problems, and the problems that have none."""
-    found: dict[str, list[str]] = {task_id: [] for task_id in problems}
-    for number, row in enumerate(read_jsonl(path), start=1):
-        task_id, completion = row.get("task_id"), row.get("completion")
-        if not isinstance(completion, str):
-            raise UserError(f"{path}:{number}: no text field 'completion'")
-        if str(task_id) not in found:
-            raise UserError(f"{path}:{number}: task_id {task_id!r} is not in {problems_path}")
-        found[str(task_id)].append(completion)
+    found: dict[str, list[str]] = {task_id: [] for task_id in data.problems}
+    for number, (task_id, completion) in enumerate(samples, start=1):
+        if task_id not in found:
+            raise UserError(f"{path}:{number}: task_id {task_id!r} is not in {data.source}")
+        found[task_id].append(completion)
     missing = [task_id for task_id, texts in found.items() if not texts]
     if len(missing) == len(found):
         raise UserError(f"{path}: holds no samples")
     if missing and not only_present:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        names = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
         raise UserError(
             f"{path}: {len(missing)} of {len(found)} problems have no sample ({names}); add them, or grade "
-            f"only the problems present"
+            f"only the problems present (--only-present)"
         )
     return {task_id: texts for task_id, texts in found.items() if texts}, missing
 
@@ -91,9 +161,8 @@ def _metrics(passed: Mapping[str, Sequence[bool]], prefix: str = "") -> dict[str
 def _grade_math(
     task: str,
     problems: Mapping[str, Mapping[str, Any]],
-    path: Path,
     completions: Mapping[str, list[str]],
-    whole: bool,
+    replayed: Path | None,
 ) -> dict[str, Any]:
     from troll.tasks.verifiers.math import judge_math
 
@@ -104,10 +173,10 @@ def _grade_math(
     passed = {task_id: [status == "passed" for status in found] for task_id, found in statuses.items()}
     metrics = _metrics(passed)
     disagreements = []
-    if whole:
+    if replayed is not None:
         from troll.evaluation.lm_eval_replay import replay
 
-        theirs = replay(task, path, completions)
+        theirs = replay(task, replayed, completions)
         disagreements = [
             {"metric": name, "lm_eval": value, "troll": metrics[name]}
             for name, value in theirs.items()
@@ -125,29 +194,29 @@ def _grade_math(
 
 
 def _grade_code(
-    dataset: str, problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
+    task: str, problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     from troll.evaluation.evalplus_check import evalplus_verdicts, evalplus_version
     from troll.tasks.sandbox import sandbox_available
-    from troll.tasks.verifiers.code import verify_code
+    from troll.tasks.verifiers import code
 
-    evalplus_version()
+    dataset = _EVALPLUS.get(task)
+    if dataset is not None:
+        evalplus_version()
     available, reason = sandbox_available()
     if not available:
         raise UserError(reason)
     unique = list(dict.fromkeys((task_id, text) for task_id, texts in completions.items() for text in texts))
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
-    programs = [(task_id, str(records[task_id]["prompt"]) + text) for task_id, text in unique]
+    programs = [
+        (task_id, str(records[task_id]["prompt"]) + extract_code(text, records[task_id]["entry_point"]))
+        for task_id, text in unique
+    ]
     with ThreadPoolExecutor(1) as side:
-        theirs_later = side.submit(evalplus_verdicts, dataset, records, programs)
-        ours = dict(
-            zip(
-                unique,
-                verify_code([records[task_id] for task_id, _ in unique], [text for _, text in unique]),
-                strict=True,
-            )
-        )
-        theirs = dict(zip(unique, theirs_later.result(), strict=True))
+        theirs_later = side.submit(evalplus_verdicts, dataset, records, programs) if dataset else None
+        judged = code.verify_code([records[task_id] for task_id, _ in unique], [text for _, text in unique])
+        ours = dict(zip(unique, judged, strict=True))
+        theirs = dict(zip(unique, theirs_later.result(), strict=True)) if theirs_later else {}
     for (task_id, _), verdict in ours.items():
         if verdict.status == "infrastructure":
             raise UserError(
@@ -162,29 +231,34 @@ def _grade_code(
             "troll": {"base": ours[key].base, "passed": ours[key].passed, "status": ours[key].status},
             "evalplus": {"base": theirs[key].base, "passed": theirs[key].passed},
         }
-        for key in unique
+        for key in theirs
         if (ours[key].base, ours[key].passed) != (theirs[key].base, theirs[key].passed)
     ]
     found = {task_id: [ours[task_id, text] for text in texts] for task_id, texts in completions.items()}
     passed = {task_id: [verdict.passed for verdict in verdicts] for task_id, verdicts in found.items()}
     base = {task_id: [verdict.base for verdict in verdicts] for task_id, verdicts in found.items()}
-    evalplus_passed = {
-        task_id: [bool(theirs[task_id, text].passed) for text in texts]
-        for task_id, texts in completions.items()
+    rows = {
+        task_id: {"passed": passed[task_id], "status": [verdict.status for verdict in verdicts]}
+        for task_id, verdicts in found.items()
     }
-    return {
-        "metrics": {**_metrics(passed), **_metrics(base, "base/")},
-        "evalplus": _metrics(evalplus_passed),
-        "problems": {
-            task_id: {
-                "passed": passed[task_id],
-                "base": base[task_id],
-                "status": [verdict.status for verdict in verdicts],
+    metrics = _metrics(passed)
+    if task in _PLUS:
+        metrics |= _metrics(base, "base/")
+        rows = {task_id: {**row, "base": base[task_id]} for task_id, row in rows.items()}
+    result: dict[str, Any] = {"metrics": metrics}
+    if theirs:
+        result["evalplus"] = _metrics(
+            {
+                task_id: [bool(theirs[task_id, text].passed) for text in texts]
+                for task_id, texts in completions.items()
             }
-            for task_id, verdicts in found.items()
-        },
+        )
+    packages = ("evalplus",) if dataset else ()
+    return {
+        **result,
+        "problems": rows,
         "disagreements": disagreements,
-        "versions": {**_versions("evalplus"), "bubblewrap": _bubblewrap_version()},
+        "versions": {**_versions(*packages), "bubblewrap": _bubblewrap_version()},
     }
 
 
