@@ -142,3 +142,12 @@ def test_methods_differ_in_colour_and_dashes_and_clip_and_troll_in_grey() -> Non
 
     assert abs(grey("clip") - grey("troll")) > 0.15
     assert Look(names[::-1]).colour("quatro") == look.colour("quatro"), "whatever order the names come in"
+
+
+def test_few_seeds_look_like_few(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    few = items[(items["condition"] == "gentle") & (items["trust_region"] == "troll") & (items["seed"] == 0)]
+    rest = items[items["trust_region"] == "clip"]
+    axes = final_figure(runs, pd.concat([few, rest])).axes[0]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == 2 and {line.get_marker() for line in hollow} == {"s"}
+    assert len([line for line in axes.lines if line.get_linewidth() == 0.8]) == 2

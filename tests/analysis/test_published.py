@@ -55,16 +55,16 @@ def test_nothing_published_is_lost_without_runs(
     to_latex(table)
 
 
-def test_every_number_of_the_sources_is_in_a_table(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_every_number_of_the_sources_is_in_a_table(small: Collected) -> None:
     shown = set()
     for section in SECTIONS:
-        table = published_table(section, runs, items)
+        table = published_table(section, small.runs, small.items)
         shown |= set(table["published_baseline"].dropna()) | set(table["published_method"].dropna())
     numbers = yaml.safe_load(PUBLISHED.read_text())
     # The leaderboard names no model; one curve of the families is told at another step than its table.
     told = [row for row in numbers if row["source"] != "wizwand" and "step550" not in row["metric"]]
     assert {row["value"] for row in told} <= shown
-    families = published_table("families", runs, items)
+    families = published_table("families", small.runs, small.items)
     assert len(families) == 11 and families["published_gain"].max() == pytest.approx(0.759)
 
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import synthetic
 
+from troll.analysis.claims import Claim, judge
 from troll.analysis.readme import blocks, check, render, sentences, update
 from troll.analysis.runs import read_directories
 from troll.analysis.tables import main_table
@@ -109,3 +110,15 @@ def test_wrong_markers_are_named(text: str, message: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"README\.md: no such file"):
         check(tmp_path / "README.md", {})
+
+
+def test_verdicts_are_a_block(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
+    claims = [
+        Claim.model_validate({"id": name, "sentence": name, "method": name} | entry)
+        for name in ("troll", "gspo")
+    ]
+    generated = blocks(main_table(runs, items), items, judged=judge(claims, runs, items))
+    text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
+    assert "| troll | **supported** | holds in all 8 settings; −" in text
+    assert "1 further claim of the ledger: **not run**." in text and "| gspo |" not in text

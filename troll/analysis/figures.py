@@ -210,9 +210,9 @@ def _points(
             colour = look.colour(name)
             each = scores(items, cell).mean(axis=1).to_numpy()
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
-            single = each.size == 1  # such an interval covers the choice of problems only
+            single, few = each.size == 1, each.size < 3  # one seed: the choice of problems only
             axes.plot(
-                [found.low, found.high], [height, height], linewidth=0.8 if single else 1.8, **look.line(name)
+                [found.low, found.high], [height, height], linewidth=0.8 if few else 1.8, **look.line(name)
             )
             axes.plot(
                 found.estimate,

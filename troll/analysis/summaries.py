@@ -165,9 +165,12 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 def _training_summary(train: pd.DataFrame) -> dict[str, float]:
     last_step, first_step = int(train["step"].max()), int(train["step"].min())
     span = last_step - first_step + 1
-    series = {str(name): rows.sort_values("step") for name, rows in train.groupby("metric", observed=True)}
+    train = train.sort_values("step")
+    by_metric = train.groupby("metric", observed=True)
+    needed = {"kl_to_old", "kl_to_old_max", "entropy", "response_length", "success"}
+    series = {str(name): rows for name, rows in by_metric if name in needed}
     summary: dict[str, float] = {"steps": last_step, "hours": float(train["wall_s"].max()) / 3600}
-    summary |= {f"mean/{name}": float(rows["value"].mean()) for name, rows in series.items()}
+    summary |= {f"mean/{name}": float(value) for name, value in by_metric["value"].mean().items()}
     for metric, name, share in (
         ("kl_to_old", "kl", LATE_SHARE),
         ("entropy", "entropy", FINAL_SHARE),
