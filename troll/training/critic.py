@@ -107,17 +107,25 @@ class Critic:
     def __init__(self, policy: Any, settings: CriticSettings, accelerator: Accelerator, chunk: int) -> None:
         self.settings, self._accelerator, self._chunk = settings, accelerator, chunk
         self.model: Any = ValueModel(policy)
-        self.optimizer: Any = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        self.optimizer: Any = self._new_optimizer()
         self._prepared = False
         self._loss = self._clipped = torch.zeros(())
 
     def prepare(self) -> None:
         """Lets accelerate wrap and shard model and optimiser, as it does the policy; once."""
-        if not self._prepared:
-            self.model, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
-            self._prepared = True
+        if self._prepared:
+            return
+        accelerator = self._accelerator
+        if accelerator.is_fsdp2:  # it moves the optimiser to the sharded weights itself
+            self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
+        else:
+            self.model = accelerator.prepare(self.model)
+            self.optimizer = accelerator.prepare(self._new_optimizer())
+        self._prepared = True
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        rate, decay = self.settings.learning_rate, self.settings.weight_decay
+        return torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=decay)
 
     def _forward(self, inputs: Mapping[str, Tensor], rows: slice) -> Tensor:
         with self._accelerator.autocast():

@@ -315,13 +315,13 @@ class TrustRegionTrainer(TrustRegionRollouts):
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             self.critic.save(Path(self._get_output_dir(trial=trial)) / name)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # Called at the start of every training, when accelerate has just prepared the policy.
-        super()._load_optimizer_and_scheduler(checkpoint)
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, checkpoint: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
         if self.critic is not None:
             self.critic.prepare()
             if checkpoint is not None:
                 self.critic.load(Path(checkpoint))
+        return prepared
 
 
 def _controller(regulariser: Regulariser | None) -> ReferenceKLController | None:
