@@ -52,7 +52,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         for _ in range(3)
     ]
     given = Evidence(collected.runs, collected.items, expected=planned)
-    make_figure("final", given, root / "figures/final")
+    for name in ("final", "published_analysis"):
+        make_figure(name, given, root / "figures" / name)
     (root / "cost").mkdir()
     (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
     common = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
@@ -97,6 +98,8 @@ def test_verdicts_and_sizes_are_told(text: str) -> None:
 def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
     assert "<details><summary>model families (0 of 11 run here)</summary>" in text
     assert '<td class="number">not run</td>' in text
+    paper = text.index("<summary>the paper's figures</summary>")
+    assert text.index("<h2>Methods</h2>") > text.index('alt="analysis"') > paper
 
 
 def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:

@@ -20,6 +20,7 @@ from troll.analysis.summaries import planned_seeds, require_one
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report"
 _FIRST_TABLES = ("comparison", "main", "speed", "stability", "test", "certificate", "ablation", "power")
 _FIRST_FIGURES = ("main", "final", "hours", "sensitivity", "ablation")
+_PUBLISHED = "published_"
 _TITLES = {
     "main": "Success over training",
     "final": "Success after training",
@@ -63,7 +64,7 @@ def make_page(
         _chapter("Tables", _tables(evidence, captions)),
         _chapter("Figures", _figures(evidence, artefacts / "figures", captions)),
         _chapter("Cost", _cost(artefacts / "cost")),
-        _published(evidence, captions),
+        _published(evidence, artefacts / "figures", captions),
         Section("Methods", paragraphs(caption(captions / "methods.rst"))),
         Section("Deviations", paragraphs(caption(captions / "deviations.rst"))),
         _provenance(evidence.runs, commands),
@@ -166,10 +167,10 @@ def markdown_table(text: str) -> str:
     return f'<div class="scroll">\n{table}\n</div>\n{notes}'
 
 
-def _published(evidence: Evidence, captions: Path) -> Section:
-    """The paper's tables: folded away where this experiment has none of the runs."""
+def _published(evidence: Evidence, figures: Path, captions: Path) -> Section:
+    """The paper's tables and figures: folded away where this experiment has none of the runs."""
     parts = []
-    for name in (name for name in TABLES if name.startswith("published_")):
+    for name in (name for name in TABLES if name.startswith(_PUBLISHED)):
         title, function = TABLES[name]
         frame = function(evidence)
         ran = int((frame["status"] == "run").sum())
@@ -177,6 +178,15 @@ def _published(evidence: Evidence, captions: Path) -> Section:
         heading = f"{html.escape(title.removeprefix('Published: '))} ({ran} of {len(frame)} run here)"
         opened = " open" if ran else ""
         parts.append(f"<details{opened}><summary>{heading}</summary>\n{body}</details>\n")
+    drawn = ""
+    for name in (name for name in FIGURES if name.startswith(_PUBLISHED)):
+        if (figures / f"{name}.png").exists():
+            title = name.removeprefix(_PUBLISHED)
+            drawn += figure_section(
+                title, figures / f"{name}.png", caption(captions / f"{name}_figure.rst")
+            ).body
+    if drawn:
+        parts.append(f"<details><summary>the paper's figures</summary>\n{drawn}</details>\n")
     return Section("The paper's tables", "".join(parts))
 
 
