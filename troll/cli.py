@@ -185,6 +185,22 @@ def grade(
     judge(task, samples, problems, out, only_present=only_present, split=split)
 
 
+@app.command()
+def audit(
+    out: Annotated[Path, typer.Option(help="path without suffix")],
+    full: Annotated[
+        bool, typer.Option("--full", help="all problems of all sets, instead of samples")
+    ] = False,
+) -> None:
+    """Audit the graders: what is right passes, what is wrong does not, nothing hostile scores.
+
+    Example: TROLL_DATA_MIRROR=DIRECTORY troll audit --out results/audit/audit
+    """
+    from troll.evaluation.audit import audit as check
+
+    check(out, full=full)
+
+
 Runs = Annotated[Path, typer.Option(help="the tidy table, runs.parquet")]
 Items = Annotated[Path, typer.Option(help="the table of test problems, items.parquet")]
 Expected = Annotated[str | None, typer.Option(help="coordinates of the planned runs, as JSON")]

@@ -1,7 +1,6 @@
 import hashlib
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -287,15 +286,6 @@ def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
 
 
 # --- public data sets ---------------------------------------------------------------------------------------
-
-DATA = Path(__file__).parents[2] / "../shared/data"
-
-
-@pytest.fixture
-def real_data(monkeypatch):
-    if not (DATA / "MANIFEST.md").exists():
-        pytest.skip(f"no mirror of the data at {DATA}")
-    monkeypatch.setenv("TROLL_DATA_MIRROR", str(DATA))
 
 
 def graded(tmp_path, task, samples, **settings):

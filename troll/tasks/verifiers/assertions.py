@@ -6,7 +6,6 @@ neither read an expected value nor forge a verdict.
 """
 
 import ast
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 # Names that no candidate has reason to use; redefining it changes nothing, since ours comes last.
 _PROBE = "troll_evaluate_expression"
+# No reference runs beside, so that all programs get what the slowest solution of MBPP needs (2 s).
+_LIMITS = Limits(cpu_s=6, wall_s=20)
 _REFERENCE_LIMITS = Limits(cpu_s=60, wall_s=300, memory_bytes=2 * 2**30)
 
 
@@ -31,6 +32,10 @@ class _Assertions:
     questions: tuple[str, ...]
     setup: str
     expected: tuple[str, ...]  # encoded
+
+
+# Problems come again and again in training.
+_PREPARED: dict[str, _Assertions] = {}
 
 
 def verify_assertions(
@@ -46,18 +51,20 @@ def verify_assertions(
         records: one per completion, with prompt, canonical_solution, test_list (``assert`` statements) and
             test_setup_code.
         completions: texts that a model wrote after the prompt.
-        limits: of one program over all its tests.
+        limits: of one program over all its tests; default 6 CPU seconds.
         workers: programs in flight.
 
     Raises:
         UserError: the sandbox cannot start, or a record's tests do not suit its reference.
     """
-    tests = [
-        _tests(json.dumps([r["test_list"], r["test_setup_code"], r["canonical_solution"]])) for r in records
-    ]
+    fields = ("test_list", "test_setup_code", "canonical_solution")
+    tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
     programs = [
         _program(
-            record["prompt"] + extract_code(text, record["entry_point"]), test.setup, test.questions, limits
+            record["prompt"] + extract_code(text, record["entry_point"]),
+            test.setup,
+            test.questions,
+            limits or _LIMITS,
         )
         for record, text, test in zip(records, completions, tests, strict=True)
     ]
@@ -75,8 +82,25 @@ def _program(source: str, setup: str, questions: Sequence[str], limits: Limits |
     return Program(f"{source}\n\n{setup}\n\n{probe}", _PROBE, inputs, limits=limits)
 
 
-@functools.lru_cache(maxsize=4096)
-def _tests(key: str) -> _Assertions:
+def _prepare(keys: Sequence[str]) -> list[_Assertions]:
+    """The tests of records given as JSON; the expected values of all new ones are evaluated in one batch."""
+    new = [key for key in dict.fromkeys(keys) if key not in _PREPARED]
+    parsed = [_parse(key) for key in new]
+    programs = [_program(code, setup, answers, _REFERENCE_LIMITS) for _, answers, setup, code in parsed]
+    executions = run_batch(programs) if programs else []
+    for key, (questions, _, setup, _), execution in zip(new, parsed, executions, strict=True):
+        if execution.status != "finished" or any(output.kind != "value" for output in execution.outputs):
+            raise UserError(
+                f"mbpp: the expected values of {json.loads(key)[0][0]!r} cannot be computed "
+                f"({execution.status}: {execution.detail})"
+            )
+        expected = tuple(output.text for output in execution.outputs)
+        _PREPARED[key] = _Assertions(tuple(questions), setup, expected)
+    return [_PREPARED[key] for key in keys]
+
+
+def _parse(key: str) -> tuple[list[str], list[str], str, str]:
+    """(what to ask, what it must give, setup, reference solution) of a record's tests."""
     statements, setup, reference = json.loads(key)
     questions, answers = [], []
     for statement in statements:
@@ -90,13 +114,7 @@ def _tests(key: str) -> _Assertions:
             else:
                 questions.append(f"bool({ast.unparse(test)})")
                 answers.append("True")
-    (execution,) = run_batch([_program(reference, setup, answers, _REFERENCE_LIMITS)])
-    if execution.status != "finished" or any(output.kind != "value" for output in execution.outputs):
-        raise UserError(
-            f"mbpp: the expected values of {statements[0]!r} cannot be computed "
-            f"({execution.status}: {execution.detail})"
-        )
-    return _Assertions(tuple(questions), setup, tuple(output.text for output in execution.outputs))
+    return questions, answers, setup, reference
 
 
 def verify_stdio(

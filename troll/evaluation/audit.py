@@ -1,0 +1,232 @@
+"""The audit: do the graders accept what is right, reject what is wrong, and survive what is hostile?
+
+Reference solutions of every data set, the same in other words, and wrong answers go through the very
+functions that give rewards and grades; so does a corpus of hostile programs.
+"""
+
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.errors import UserError
+from troll.evaluation.agreement import disagreement_table, markdown
+from troll.evaluation.audit_cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
+from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from troll.files import write_json, write_text
+from troll.progress import say
+from troll.seeding import derive_seed
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.dapo import contamination
+from troll.tasks.datasets.load import Loaded, load
+from troll.tasks.registry import Problem
+from troll.tasks.sandbox import Limits, sandbox_available
+from troll.tasks.verifiers.code import verify_code
+from troll.tasks.verifiers.math import judge_math
+
+LEAST_RIGHT = 0.99
+# Problems of each set in the fast mode: as many as 90 s on two cores allow.
+_FAST = {"math": 40, "humaneval": 40, "mbpp": 40, "humaneval+": 12, "mbpp+": 16}
+_HOSTILE_LIMITS = Limits(cpu_s=0.3, wall_s=2)
+# What an attack may cost beyond its limits: start-up, clean-up and a machine that is busy.
+_HOSTILE_SLACK_S = 3.0
+_HONEST = "def f(x):\n    return x + x + x + 1\n"
+_SHOWN = 200  # characters of a completion in the list of exceptions
+
+
+def audit(out: Path, *, full: bool = False) -> None:
+    """Audits the graders and writes ``<out>.json`` and ``<out>.md``.
+
+    Args:
+        out: path without suffix.
+        full: all problems of all sets, and the contamination of DAPO-Math, instead of samples.
+
+    Raises:
+        UserError: the sandbox is missing, or the audit fails; the files are written in the latter case.
+    """
+    available, reason = sandbox_available()
+    if not available:
+        raise UserError(reason)
+    start = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    exceptions: list[dict[str, Any]] = []
+    samples: dict[str, tuple[list[str], list[str]]] = {}
+    data, absent = _load_all()
+    for name, loaded in data.items():
+        problems = _chosen(loaded, full)
+        cases = MATH_CASES if DATA_SETS[name].kind == "math" else CODE_CASES
+        for case, write in cases.items():
+            began = time.monotonic()
+            texts = [write(problem) for problem in problems]
+            statuses = _judge(name, problems, texts)
+            if DATA_SETS[name].kind == "math":
+                samples[f"{name}: {case}"] = ([problem.answer for problem in problems], texts)
+            found = _exceptions(name, case, problems, texts, statuses)
+            exceptions += found
+            rows.append(_row(loaded, case, statuses, found) | {"seconds": round(time.monotonic() - began, 1)})
+        say(f"audit: {name} done, {time.monotonic() - start:.0f} s")
+    hostile = audit_hostile()
+    result = {
+        "mode": "full" if full else "fast",
+        "ok": hostile["ok"] and all(row["ok"] for row in rows),
+        "cases": rows,
+        "hostile": hostile,
+        "graders": disagreement_table(samples).to_dict("records"),
+        "contamination": _contamination(data) if full else [],
+        "exceptions": exceptions,
+        "absent": absent,
+        "data": {name: dict(loaded.provenance) for name, loaded in data.items()},
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    write_json(out.with_name(out.name + ".json"), result)
+    write_text(out.with_name(out.name + ".md"), report(result))
+    if not result["ok"]:
+        failed = [f"{row['set']} {row['case']}" for row in rows if not row["ok"]]
+        failed += [] if hostile["ok"] else ["hostile programs"]
+        raise UserError(f"audit: failed for {', '.join(failed)}; see {out}.md")
+
+
+def _load_all() -> tuple[dict[str, Loaded], dict[str, str]]:
+    """The test splits that there are, and why the others are not."""
+    data, absent = {}, {}
+    for name in DATA_SETS:
+        try:
+            data[name] = load(name)
+        except UserError as error:
+            absent[name] = str(error)
+    return data, absent
+
+
+def _chosen(loaded: Loaded, full: bool) -> list[Problem]:
+    count = _FAST.get(loaded.name, _FAST["math"])
+    if full or count >= len(loaded.problems):
+        return list(loaded.problems)
+    order = sorted(
+        loaded.problems, key=lambda problem: derive_seed(stream="audit", set=loaded.name, id=problem.task_id)
+    )
+    return order[:count]
+
+
+def _judge(name: str, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
+    if DATA_SETS[name].kind == "math":
+        return list(judge_math([problem.answer for problem in problems], texts))
+    return [verdict.status for verdict in verify_code([problem.record for problem in problems], texts)]
+
+
+def _exceptions(
+    name: str, case: str, problems: Sequence[Problem], texts: Sequence[str], statuses: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What was judged otherwise than it should be."""
+    return [
+        {
+            "set": name,
+            "case": case,
+            "task_id": problem.task_id,
+            "status": status,
+            "answer": problem.answer[:_SHOWN],
+            "completion": text[-_SHOWN:],
+            "explanation": EXPLANATIONS.get((name, case, problem.task_id), ""),
+        }
+        for problem, text, status in zip(problems, texts, statuses, strict=True)
+        if (status == "passed") == (case in WRONG)
+    ]
+
+
+def _row(
+    loaded: Loaded, case: str, statuses: Sequence[str], found: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    passed = statuses.count("passed")
+    rate = passed / len(statuses)
+    if "infrastructure" in statuses:
+        ok = False
+    elif case in WRONG:
+        ok = all(item["explanation"] for item in found)
+    else:
+        explained = sum(bool(item["explanation"]) for item in found)
+        ok = case not in RIGHT or passed + explained > LEAST_RIGHT * len(statuses)
+    return {
+        "set": loaded.name,
+        "case": case,
+        "problems": len(statuses),
+        "passed": passed,
+        "rate": rate,
+        "stand_in": bool(loaded.provenance["stand_in"]),
+        "ok": ok,
+    }
+
+
+def audit_hostile() -> dict[str, Any]:
+    """Runs every hostile program between honest ones.
+
+    Returns:
+        ``programs``, ``scored`` (names, must be empty), ``infrastructure`` (names, must be empty), ``honest``
+        (neighbours that were not judged right, must be 0), ``statuses`` (how often each), ``seconds``,
+        ``limit_seconds`` (what the limits allow the batch) and ``ok``.
+    """
+    completions = [_HONEST]
+    for source in HOSTILE_PROGRAMS.values():
+        completions += [source, f"{_HONEST}# {len(completions)}\n"]
+    start = time.monotonic()
+    found = verify_code([PROBLEM] * len(completions), completions, limits=_HOSTILE_LIMITS)
+    seconds = time.monotonic() - start
+    verdicts = dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))
+    statuses = [verdict.status for verdict in verdicts.values()]
+    scored = [name for name, verdict in verdicts.items() if verdict.base or verdict.plus]
+    lost = [name for name, verdict in verdicts.items() if verdict.status == "infrastructure"]
+    honest = sum(not verdict.passed for verdict in found[::2])
+    limit = len(HOSTILE_PROGRAMS) * (_HOSTILE_LIMITS.wall_s + _HOSTILE_SLACK_S)
+    return {
+        "programs": len(verdicts),
+        "scored": scored,
+        "infrastructure": lost,
+        "honest": honest,
+        "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
+        "seconds": round(seconds, 1),
+        "limit_seconds": limit,
+        "ok": not scored and not lost and not honest and seconds < limit,
+    }
+
+
+def _contamination(data: dict[str, Loaded]) -> list[dict[str, Any]]:
+    if "dapo" not in data:
+        return []
+    sets = {name: loaded.problems for name, loaded in data.items() if DATA_SETS[name].kind == "math"}
+    return contamination(load("dapo", "train").problems, sets)
+
+
+def report(result: dict[str, Any]) -> str:
+    """The audit as Markdown."""
+    hostile = result["hostile"]
+    statuses = ", ".join(f"{name} {count}" for name, count in hostile["statuses"].items())
+    cases = pd.DataFrame(result["cases"])
+    parts = [
+        f"# Audit of the graders ({result['mode']}): {'passed' if result['ok'] else 'FAILED'}",
+        "References and answers must pass in more than 99 % of the problems, explained exceptions apart; "
+        "wrong and unboxed ones never. "
+        "Paraphrases are reported. Stand-ins take the place of a set that the paper used.",
+        markdown(cases) if len(cases) else "No data set is available.",
+        "## Hostile programs",
+        f"{hostile['programs']} programs: {len(hostile['scored'])} scored, {len(hostile['infrastructure'])} "
+        f"took the sandbox down, {hostile['honest']} honest neighbours were misjudged; "
+        f"{hostile['seconds']} s. Statuses: {statuses}.",
+    ]
+    if result["graders"]:
+        parts += [
+            "## Three judges of mathematics",
+            "`exact`: the text in the last box; `boxed`: math-verify on the last box, which counts; "
+            "`math_verify`: math-verify on the whole completion.",
+            markdown(pd.DataFrame(result["graders"])),
+        ]
+    if result["contamination"]:
+        frame = pd.DataFrame(result["contamination"]).drop(columns="pairs")
+        parts += ["## Evaluation problems among the training problems of DAPO-Math", markdown(frame)]
+    if result["exceptions"]:
+        columns = ["set", "case", "task_id", "status", "answer", "explanation"]
+        parts += ["## Exceptions", markdown(pd.DataFrame(result["exceptions"])[columns])]
+    if result["absent"]:
+        parts += ["## Not available", *(f"- {name}: {reason}" for name, reason in result["absent"].items())]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
