@@ -86,6 +86,7 @@ def main(base, out, method):
             "wrapped": type(trained.critic.model).__name__,
             "critic_differs": differs(flat(trained.critic.model)),
         }
+        dist.barrier()  # the main process may still be writing what the other one is about to read
         resumed = trainer(base, out, method)
         resumed.train(resume_from_checkpoint=f"{out}/checkpoint-8")
         result["restored"] = torch.equal(flat(resumed.critic.model), flat(trained.critic.model))

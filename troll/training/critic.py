@@ -202,6 +202,7 @@ class Critic:
         if self._accelerator.is_main_process:
             with atomic_path(directory / FILE) as temporary:
                 torch.save({"model": model, "optimizer": optimizer}, temporary)
+        self._accelerator.wait_for_everyone()
 
     def load(self, directory: Path) -> None:
         """Takes up what `save` wrote.
