@@ -11,7 +11,7 @@ EXPERIMENT ?= workflow/config/testbed.yaml
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env results test lint readme clean
+.PHONY: help env results test lint readme check-results clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,7 +29,10 @@ test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
 readme: env ## write the generated parts of the README from the tracked tidy table
-	@"$(BIN)/troll" readme README.md --runs results/testbed/runs.parquet --items results/testbed/items.parquet
+	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml
+
+check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
+	@for directory in results/*/; do "$(BIN)/troll" check-results "$$directory" --ledger workflow/config/claims.yaml; done
 
 lint: env ## linters and type checker only
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint

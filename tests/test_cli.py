@@ -32,7 +32,7 @@ def test_version_and_help():
         (["check", "none.yaml"], "none.yaml: no such experiment file"),
         (["problems", "--config", "{", "--out", "o"], "--config: not JSON"),
         (["problems", "--config", '{"name": "chain"}', "--out", "o"], "unknown task 'chain'; valid: chains"),
-        (["table", "main", "--runs", "no.parquet", "--items", "no.parquet", "--out", "o/t"], "no.parquet"),
+        (["table", "main", "--results", "no", "--out", "o/t"], "no/runs.parquet"),
         (
             ["grade", "--task", "chains", "--samples", "no.jsonl", "--problems", "no.jsonl", "--out", "o"],
             "no.jsonl: no such file",

@@ -50,6 +50,6 @@ def test_links_to_files_lead_somewhere(readme, repository):
 def test_the_generated_blocks_are_those_of_the_tracked_table(repository):
     root = repository / "results/testbed"
     command = [sys.executable, "-m", "troll.cli", "readme", "--check", str(repository / "README.md")]
-    command += ["--runs", str(root / "runs.parquet"), "--items", str(root / "items.parquet")]
+    command += ["--results", str(root), "--ledger", str(repository / "workflow/config/claims.yaml")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

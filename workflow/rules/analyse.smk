@@ -23,24 +23,29 @@ rule collect:
     output:
         runs=f"{ROOT}/runs.parquet",
         problems=f"{ROOT}/items.parquet",
+        plan=f"{ROOT}/plan.json",
     log:
         f"{ROOT}/logs/collect.log",
     conda:
         "../../envs/analyse.yaml"
     params:
         directories=[f"{ROOT}/{place}" for place in places()],
+        out=lambda wildcards, output: os.path.dirname(output.runs),
+        expected=as_json([{**vars(run)} for run in EXPERIMENT.runs()]),
+        skipped=as_json(SKIPPED),
         mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
     message:
         "collect {output.runs}"
     shell:
-        "troll --log {log:q} collect {params.directories:q} --out {output.runs:q} --items {output.problems:q}"
-        " {params.mixed}"
+        "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed}"
+        " --expected {params.expected:q} --skipped {params.skipped:q}"
 
 
 rule table:
     input:
         runs=rules.collect.output.runs,
         problems=rules.collect.output.problems,
+        plan=rules.collect.output.plan,
     output:
         report(
             f"{ROOT}/tables/{{name}}.html",
@@ -55,19 +60,18 @@ rule table:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        expected=as_json([{**vars(run)} for run in EXPERIMENT.runs()]),
-        skipped=as_json(SKIPPED),
+        results=lambda wildcards, input: os.path.dirname(input.runs),
     message:
         "table {wildcards.name}"
     shell:
-        "troll --log {log:q} table {wildcards.name:q} --runs {input.runs:q} --items {input.problems:q}"
-        " --expected {params.expected:q} --skipped {params.skipped:q} --out {params.stem:q}"
+        "troll --log {log:q} table {wildcards.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
 rule figure:
     input:
         runs=rules.collect.output.runs,
         problems=rules.collect.output.problems,
+        plan=rules.collect.output.plan,
     output:
         report(
             f"{ROOT}/figures/{{name}}.png",
@@ -84,17 +88,18 @@ rule figure:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+        results=lambda wildcards, input: os.path.dirname(input.runs),
     message:
         "figure {wildcards.name}"
     shell:
-        "troll --log {log:q} figure {wildcards.name:q} --runs {input.runs:q} --items {input.problems:q}"
-        " --out {params.stem:q}"
+        "troll --log {log:q} figure {wildcards.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
 rule task_figure:
     input:
         runs=rules.collect.output.runs,
         problems=rules.collect.output.problems,
+        plan=rules.collect.output.plan,
     output:
         report(
             f"{ROOT}/figures/{{name}}_{{task}}.png",
@@ -111,17 +116,19 @@ rule task_figure:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+        results=lambda wildcards, input: os.path.dirname(input.runs),
     message:
         "figure {wildcards.name} of {wildcards.task}"
     shell:
-        "troll --log {log:q} figure {wildcards.name:q} --task {wildcards.task:q} --runs {input.runs:q}"
-        " --items {input.problems:q} --out {params.stem:q}"
+        "troll --log {log:q} figure {wildcards.name:q} --task {wildcards.task:q}"
+        " --results {params.results:q} --out {params.stem:q}"
 
 
 rule claims:
     input:
         runs=rules.collect.output.runs,
         problems=rules.collect.output.problems,
+        plan=rules.collect.output.plan,
         ledger=EXPERIMENT.claims,
     output:
         report(
@@ -137,11 +144,11 @@ rule claims:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+        results=lambda wildcards, input: os.path.dirname(input.runs),
     message:
         "claims"
     shell:
-        "troll --log {log:q} claims {input.ledger:q} --runs {input.runs:q} --items {input.problems:q}"
-        " --out {params.stem:q}"
+        "troll --log {log:q} claims {input.ledger:q} --results {params.results:q} --out {params.stem:q}"
 
 
 # Timings need the machine for themselves: all cores, so that nothing else runs beside them.
@@ -267,3 +274,24 @@ rule report:
         "report {output}"
     shell:
         "troll --log {log:q} report --config {params.configuration:q} --out {output:q} {input:q}"
+
+
+# The same evidence as one page that opens without Snakemake: verdicts first.
+rule page:
+    input:
+        artefacts=ARTEFACTS,
+        runs=rules.collect.output.runs,
+        ledger=EXPERIMENT.claims,
+    output:
+        f"{ROOT}/page.html",
+    log:
+        f"{ROOT}/logs/page.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        results=lambda wildcards, input: os.path.dirname(input.runs),
+        ledger=[f"--ledger {path}" for path in EXPERIMENT.claims],
+    message:
+        "page {output}"
+    shell:
+        "troll --log {log:q} page --results {params.results:q} --out {output:q} {params.ledger}"

@@ -156,4 +156,4 @@ def approximation_figures():
 
 
 def final_outputs():
-    return [f"{ROOT}/report.html", *ARTEFACTS]
+    return [f"{ROOT}/report.html", f"{ROOT}/page.html", *ARTEFACTS]
