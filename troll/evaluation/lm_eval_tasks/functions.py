@@ -32,6 +32,34 @@ def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
     }
 
 
+def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str, Any]:
+    """The test split of a public data set.
+
+    Args:
+        data_set: its name.
+        limit: how many problems to take; lm-eval's metadata may name it.
+
+    Raises:
+        UserError: there is no such data set, or no source that has it.
+    """
+    from datasets import Dataset
+
+    from troll.tasks.datasets.load import load
+
+    problems = load(data_set).problems[:limit]
+    return {
+        "test": Dataset.from_list(
+            [{"task_id": item.task_id, "prompt": item.prompt, "answer": item.answer} for item in problems]
+        )
+    }
+
+
+def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The share of a problem's samples that are right; answers are judged by math-verify."""
+    statuses = judge_math([document["answer"]] * len(results[0]), results[0])
+    return {"pass@1": statuses.count("passed") / len(statuses)}
+
+
 def keep_all(responses: Iterable[Sequence[str]], _documents: Any) -> list[list[str]]:
     """A filter that keeps all repeats of all problems."""
     return [list(repeats) for repeats in responses]

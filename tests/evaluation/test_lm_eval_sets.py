@@ -1,0 +1,56 @@
+"""The data sets as tasks of lm-eval: offline, with as many samples as the paper takes."""
+
+import pytest
+
+from troll.evaluation.lm_eval_replay import TASKS
+from troll.tasks.datasets.catalogue import MATH_EVAL
+from troll.tasks.datasets.load import load
+
+lm_eval = pytest.importorskip("lm_eval")
+
+
+def evaluate(names, answer, limit):
+    """Evaluates a model that answers each document as told, on the first problems of each set."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import evaluate as run
+    from lm_eval.tasks import TaskManager
+
+    class Oracle(LM):
+        def generate_until(self, requests, disable_tqdm=False):
+            return [answer(request.doc, number) for number, request in enumerate(requests)]
+
+        def loglikelihood(self, requests, disable_tqdm=False):
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    loaded = manager.load(names)
+    return run(lm=Oracle(), task_dict=loaded, bootstrap_iters=0, limit=limit, log_samples=True)
+
+
+def test_the_math_eval_is_the_mean_over_seven_sets(real_data):
+
+    def answer(document, number):
+        wrong = number % 2
+        return "\\boxed{}" if wrong else f"\\boxed{{{document['answer']}}}"
+
+    results = evaluate(["troll_math_eval"], answer, limit=2)
+    scores = {name: results["results"][f"troll_{name.replace('-', '_')}"] for name in MATH_EVAL}
+    values = [row["pass@1,all"] for row in scores.values()]
+    assert set(values) == {0.5}
+    assert results["results"]["troll_math_eval"]["pass@1,all"] == pytest.approx(0.5)
+    for name, repeats in MATH_EVAL.items():
+        samples = results["samples"][f"troll_{name.replace('-', '_')}"]
+        assert [len(sample["resps"][0]) for sample in samples] == [repeats] * 2
+        assert samples[0]["doc"]["prompt"] == load(name).problems[0].prompt
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_an_oracle_solves_the_sets_and_a_mute_model_none(real_data, name):
+    def solve(document, _):
+        return f"So \\boxed{{{document['answer']}}}"
+
+    task = f"troll_{name}"
+    assert evaluate([task], solve, 5)["results"][task]["pass@1,all"] == 1.0
+    assert evaluate([task], lambda *_: "", 5)["results"][task]["pass@1,all"] == 0.0
