@@ -243,3 +243,15 @@ def test_remax_needs_a_greedy_decode(make):
             estimator="remax",
             config={"use_transformers_continuous_batching": True},
         )
+
+
+@pytest.mark.slow
+def test_rules_that_compare_a_group_see_the_rewards_of_all_its_responses(make):
+    trainer = make(TrustRegionTrainer, trust_region="quatro-recon-gradient", estimator="dr-grpo", steps=2)
+    assert trainer.trust_region.needs_context
+    output = rollout(trainer)
+    groups = output["rewards"].view(4, 4).repeat_interleave(4, dim=0)
+    assert torch.equal(output["group_rewards"].sort(1).values, groups.sort(1).values)
+    before = parameters(trainer).clone()
+    trainer.train()
+    assert not torch.equal(parameters(trainer), before)
