@@ -2,6 +2,7 @@
 
 import pytest
 
+from troll.evaluation.lm_eval_builtin import write_builtin_tasks
 from troll.evaluation.lm_eval_replay import TASKS
 from troll.tasks.datasets.catalogue import MATH_EVAL
 from troll.tasks.datasets.load import load
@@ -9,7 +10,7 @@ from troll.tasks.datasets.load import load
 lm_eval = pytest.importorskip("lm_eval")
 
 
-def evaluate(names, answer, limit):
+def evaluate(names, answer, limit, path=TASKS):
     """Evaluates a model that answers each document as told, on the first problems of each set."""
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate as run
@@ -24,7 +25,7 @@ def evaluate(names, answer, limit):
 
         loglikelihood_rolling = loglikelihood
 
-    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    manager = TaskManager(include_path=str(path), include_defaults=False)
     loaded = manager.load(names)
     return run(lm=Oracle(), task_dict=loaded, bootstrap_iters=0, limit=limit, log_samples=True)
 
@@ -54,3 +55,19 @@ def test_an_oracle_solves_the_sets_and_a_mute_model_none(real_data, name):
     task = f"troll_{name}"
     assert evaluate([task], solve, 5)["results"][task]["pass@1,all"] == 1.0
     assert evaluate([task], lambda *_: "", 5)["results"][task]["pass@1,all"] == 0.0
+
+
+@pytest.mark.slow
+def test_tasks_of_lm_eval_itself_run_on_our_data(real_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    names = write_builtin_tasks(tmp_path / "tasks")
+
+    def solve(document, _):
+        if "question" in document:
+            return document["answer"]
+        return f"Final Answer: The final answer is ${document['answer']}$. I hope it is correct."
+
+    results = evaluate(names, solve, 3, path=tmp_path / "tasks")["results"]
+    assert results["local_gsm8k"]["exact_match,strict-match"] == 1.0
+    for name in names[1:]:
+        assert results[name]["exact_match,none"] == 1.0
