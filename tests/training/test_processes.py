@@ -17,7 +17,7 @@ def run(method, base, out):
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "HF_HUB_OFFLINE": "1"}
     finished = subprocess.run(
         [*command, str(HERE / "two_processes.py"), str(base), str(out), method],
-        env=environment, capture_output=True, text=True, timeout=400,
+        env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     line = next(line for line in finished.stdout.splitlines() if line.startswith("RESULT "))
