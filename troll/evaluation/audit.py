@@ -16,6 +16,7 @@ from troll.errors import UserError
 from troll.evaluation.agreement import disagreement_table, markdown
 from troll.evaluation.audit_cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from troll.evaluation.speed import speed
 from troll.files import write_json, write_text
 from troll.progress import say
 from troll.seeding import derive_seed
@@ -42,7 +43,7 @@ def audit(out: Path, *, full: bool = False) -> None:
 
     Args:
         out: path without suffix.
-        full: all problems of all sets, and the contamination of DAPO-Math, instead of samples.
+        full: all problems of all sets, and the contamination of DAPO-Math and the speed, instead of samples.
 
     Raises:
         UserError: the sandbox is missing, or the audit fails; the files are written in the latter case.
@@ -76,6 +77,7 @@ def audit(out: Path, *, full: bool = False) -> None:
         "hostile": hostile,
         "graders": disagreement_table(samples).to_dict("records"),
         "contamination": _contamination(data) if full else [],
+        "speed": speed() if full and {"humaneval+", "math"} <= set(data) else [],
         "exceptions": exceptions,
         "absent": absent,
         "data": {name: dict(loaded.provenance) for name, loaded in data.items()},
@@ -224,6 +226,8 @@ def report(result: dict[str, Any]) -> str:
     if result["contamination"]:
         frame = pd.DataFrame(result["contamination"]).drop(columns="pairs")
         parts += ["## Evaluation problems among the training problems of DAPO-Math", markdown(frame)]
+    if result["speed"]:
+        parts += ["## Speed, in wall seconds", markdown(pd.DataFrame(result["speed"]))]
     if result["exceptions"]:
         columns = ["set", "case", "task_id", "status", "answer", "explanation"]
         parts += ["## Exceptions", markdown(pd.DataFrame(result["exceptions"])[columns])]
