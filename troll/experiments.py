@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from troll.errors import UserError
 from troll.files import write_text
+from troll.recipes import estimator_problems, missing_parts, recipe_of
 from troll.seeding import derive_seed
 from troll.settings import (
     Cost,
@@ -29,7 +30,6 @@ from troll.settings import (
     Whole,
 )
 from troll.tasks.registry import check_settings, get_task, task_names
-from troll.training.recipes import estimator_problems, missing_parts, recipe_of
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 BASE = "base"
