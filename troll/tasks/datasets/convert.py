@@ -40,8 +40,11 @@ def plain_number(value: Any) -> str:
         return text.replace(",", "")
     if "\\boxed" in text:
         text = last_boxed(text) or text
-    text = text.rstrip(".").strip()
-    return text
+    text = text.removeprefix("\\[").removesuffix("\\]").strip()
+    # Four answers of Omni-MATH were cut before their last brace.
+    braces = re.findall(r"(?<!\\)[{}]", text)
+    text += "}" * (braces.count("{") - braces.count("}") == 1)
+    return text.rstrip(".").strip()
 
 
 def _math(row: Row, task_id: Any, question: str, answer: str, solution: str = "", level: int = 0) -> Problem:
