@@ -89,7 +89,7 @@ EXPLANATIONS: Mapping[tuple[str, str, str], str] = {
     ("omni-math", "reference", "183"): "the box of the solution lacks its last brace",
     ("omni-math", "reference", "682"): "the box of the solution lacks its last brace",
     ("omni-math", "reference", "710"): "the box of the solution lacks its last brace",
-    ("omni-math", "reference", "972"): "the solution boxes another answer than the reference",
+    ("omni-math", "reference", "972"): "the reference is an inequality, and the solution boxes its bound",
     ("omni-math", "reference", "1039"): "math-verify does not read the spaces in \\left \\lfloor",
     ("omni-math", "reference", "1048"): "math-verify does not read \\dfrac {n^2} 4",
     ("omni-math", "reference", "1063"): "the reference names base 8 for digits of base 2",
