@@ -15,10 +15,13 @@ HERE = Path(__file__).parent
 def run(method, base, out):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "HF_HUB_OFFLINE": "1"}
-    finished = subprocess.run(
-        [*command, str(HERE / "two_processes.py"), str(base), str(out), method],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    command += [str(HERE / "two_processes.py"), str(base), str(out), method]
+    settings = {"env": environment, "capture_output": True, "text": True, "timeout": 240}
+    try:
+        finished = subprocess.run(command, **settings)
+    except subprocess.TimeoutExpired:
+        # Meeting over loopback can fail on a machine that is busy; the numbers below are what is tested.
+        finished = subprocess.run(command, **settings)
     assert finished.returncode == 0, finished.stderr[-3000:]
     line = next(line for line in finished.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

@@ -141,7 +141,8 @@ def make_report(config: str, targets: Sequence[str], out: Path) -> None:
     with tempfile.TemporaryDirectory() as directory, atomic_path(out) as temporary:
         configuration = Path(directory) / "experiment.json"
         configuration.write_text(config, encoding="utf-8")
-        command = [sys.executable, "-m", "snakemake", "--nolock", "--configfile", str(configuration)]
+        command = [sys.executable, "-m", "snakemake", "--cores", "1", "--nolock"]
+        command += ["--configfile", str(configuration)]
         command += ["--report", str(temporary), "--", *targets]
         result = subprocess.run(command, check=False)
         if result.returncode or not temporary.stat().st_size:
