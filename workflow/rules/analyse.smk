@@ -41,87 +41,101 @@ rule collect:
         " --expected {params.expected:q} --skipped {params.skipped:q}"
 
 
-rule table:
-    input:
-        runs=rules.collect.output.runs,
-        problems=rules.collect.output.problems,
-        plan=rules.collect.output.plan,
-    output:
-        report(
-            f"{ROOT}/tables/{{name}}.html",
-            caption="../report/{name}_table.rst",
-            category="Tables",
-            labels={"table": "{name}"},
-        ),
-        multiext(f"{ROOT}/tables/{{name}}", ".csv", ".md", ".tex"),
-    log:
-        f"{ROOT}/logs/table/{{name}}.log",
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
-    message:
-        "table {wildcards.name}"
-    shell:
-        "troll --log {log:q} table {wildcards.name:q} --results {params.results:q} --out {params.stem:q}"
+# A caption belongs to a rule, so that every table and figure gets a rule of its own.
+for _name in TABLES:
+
+    rule:
+        name:
+            f"table_{_name}"
+        input:
+            runs=rules.collect.output.runs,
+            problems=rules.collect.output.problems,
+            plan=rules.collect.output.plan,
+        output:
+            report(
+                f"{ROOT}/tables/{_name}.html",
+                caption=f"../report/{_name}_table.rst",
+                category="Tables",
+                labels={"table": _name},
+            ),
+            multiext(f"{ROOT}/tables/{_name}", ".csv", ".md", ".tex"),
+        log:
+            f"{ROOT}/logs/table/{_name}.log",
+        conda:
+            "../../envs/analyse.yaml"
+        params:
+            name=_name,
+            stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+            results=lambda wildcards, input: os.path.dirname(input.runs),
+        message:
+            "table {params.name}"
+        shell:
+            "troll --log {log:q} table {params.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-rule figure:
-    input:
-        runs=rules.collect.output.runs,
-        problems=rules.collect.output.problems,
-        plan=rules.collect.output.plan,
-    output:
-        report(
-            f"{ROOT}/figures/{{name}}.png",
-            caption="../report/{name}_figure.rst",
-            category="Figures",
-            labels={"figure": "{name}"},
-        ),
-        f"{ROOT}/figures/{{name}}.pdf",
-    log:
-        f"{ROOT}/logs/figure/{{name}}.log",
-    wildcard_constraints:
-        name="|".join(FIGURES),
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
-    message:
-        "figure {wildcards.name}"
-    shell:
-        "troll --log {log:q} figure {wildcards.name:q} --results {params.results:q} --out {params.stem:q}"
+for _name in FIGURES:
+
+    rule:
+        name:
+            f"figure_{_name}"
+        input:
+            runs=rules.collect.output.runs,
+            problems=rules.collect.output.problems,
+            plan=rules.collect.output.plan,
+        output:
+            report(
+                f"{ROOT}/figures/{_name}.png",
+                caption=f"../report/{_name}_figure.rst",
+                category="Figures",
+                labels={"figure": _name},
+            ),
+            f"{ROOT}/figures/{_name}.pdf",
+        log:
+            f"{ROOT}/logs/figure/{_name}.log",
+        conda:
+            "../../envs/analyse.yaml"
+        params:
+            name=_name,
+            stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+            results=lambda wildcards, input: os.path.dirname(input.runs),
+        message:
+            "figure {params.name}"
+        shell:
+            "troll --log {log:q} figure {params.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-rule task_figure:
-    input:
-        runs=rules.collect.output.runs,
-        problems=rules.collect.output.problems,
-        plan=rules.collect.output.plan,
-    output:
-        report(
-            f"{ROOT}/figures/{{name}}_{{task}}.png",
-            caption="../report/{name}_figure.rst",
-            category="Figures",
-            labels={"figure": "{name}", "task": "{task}"},
-        ),
-        f"{ROOT}/figures/{{name}}_{{task}}.pdf",
-    log:
-        f"{ROOT}/logs/task_figure/{{name}}_{{task}}.log",
-    wildcard_constraints:
-        name="|".join(TASK_FIGURES),
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
-    message:
-        "figure {wildcards.name} of {wildcards.task}"
-    shell:
-        "troll --log {log:q} figure {wildcards.name:q} --task {wildcards.task:q}"
-        " --results {params.results:q} --out {params.stem:q}"
+for _name in TASK_FIGURES:
+
+    rule:
+        name:
+            f"task_figure_{_name}"
+        input:
+            runs=rules.collect.output.runs,
+            problems=rules.collect.output.problems,
+            plan=rules.collect.output.plan,
+        output:
+            report(
+                f"{ROOT}/figures/{_name}_{{task}}.png",
+                caption=f"../report/{_name}_figure.rst",
+                category="Figures",
+                labels={"figure": _name, "task": "{task}"},
+            ),
+            f"{ROOT}/figures/{_name}_{{task}}.pdf",
+        log:
+            f"{ROOT}/logs/task_figure/{_name}_{{task}}.log",
+        wildcard_constraints:
+            task="|".join(TASKS),
+        conda:
+            "../../envs/analyse.yaml"
+        params:
+            name=_name,
+            stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+            results=lambda wildcards, input: os.path.dirname(input.runs),
+        message:
+            "figure {params.name} of {wildcards.task}"
+        shell:
+            "troll --log {log:q} figure {params.name:q} --task {wildcards.task:q} --results {params.results:q}"
+            " --out {params.stem:q}"
 
 
 rule claims:
