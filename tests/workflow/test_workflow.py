@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from troll.tasks.sandbox import sandbox_available
 
 pytestmark = pytest.mark.snakemake
+RAW = shutil.ignore_patterns("runs", "base", "data", "logs", "benchmarks", "report.html", "page.html")
 
 
 @pytest.fixture
@@ -34,6 +36,12 @@ def snakemake(directory, *arguments, **settings):
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
     settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
     return subprocess.run(command, cwd=directory, **settings)
+
+
+def planned(result, rule):
+    """How many jobs of a rule a dry run announces."""
+    found = re.search(rf"^{rule}\s+(\d+)$", result.stdout + result.stderr, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def make_results(directory, **settings):
@@ -68,6 +76,14 @@ def test_the_default_graph_builds_and_is_the_testbed(checkout):
     assert "results/testbed/report.html" in result.stdout + result.stderr
 
 
+def test_a_fresh_clone_trains_although_it_comes_with_released_results(checkout, repository):
+    shutil.copytree(repository / "results/testbed", checkout / "results/testbed", ignore=RAW)
+    result = snakemake(checkout, "-n")
+    assert result.returncode == 0, result.stderr
+    assert planned(result, "train") == 32
+    assert planned(result, "base_model") == 2
+
+
 def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkout):
     path = checkout / "workflow/config/testbed.yaml"
     path.write_text(path.read_text().replace("learning_rate: 3.0e-4", "learning_rate: -3.0e-4"))
@@ -85,9 +101,10 @@ def test_adding_a_seed_adds_only_its_runs(checkout):
     def jobs(*extra):
         result = snakemake(checkout, "-n", "--configfile", "tests/workflow/reduced.yaml", *extra)
         assert result.returncode == 0, result.stderr
-        return result.stdout.count("rule train:")
+        return planned(result, "train"), planned(result, "base_model")
 
-    assert jobs("--config", "seeds=[0,1]") == 2 * jobs()
+    assert jobs() == (4, 2)
+    assert jobs("--config", "seeds=[0,1]") == (8, 2)
 
 
 @pytest.mark.slow
