@@ -168,15 +168,7 @@ def check_outputs(root: Path) -> None:
     # The same table gives the same bytes.
     figure = root / "figures/main.png"
     digest = hashlib.sha256(figure.read_bytes()).hexdigest()
-    figure_command = [
-        sys.executable,
-        "-m",
-        "troll.cli",
-        "figure",
-        "main",
-        "--runs",
-        str(root / "runs.parquet"),
-    ]
-    figure_command += ["--items", str(root / "items.parquet"), "--out", str(root / "again")]
+    figure_command = [sys.executable, "-m", "troll.cli", "figure", "main", "--results", str(root)]
+    figure_command += ["--out", str(root / "again")]
     subprocess.run(figure_command, check=True)
     assert hashlib.sha256((root / "again.png").read_bytes()).hexdigest() == digest
