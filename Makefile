@@ -8,6 +8,8 @@ VENV ?= .venv
 PYTHON ?= python3
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 EXPERIMENT ?= workflow/config/testbed.yaml
+# Other seeds than the experiment file's: `make results SEEDS=0,1,2,3,4` adds what is missing.
+SEEDS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -23,7 +25,7 @@ $(READY): pyproject.toml envs/constraints.txt envs/setup.sh
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, report
-	@"$(BIN)/python" workflow/run.py --cores $(CORES) --configfile $(EXPERIMENT) --rerun-incomplete -- all
+	@"$(BIN)/python" workflow/run.py --cores $(CORES) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
 
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,11 +128,16 @@ def train(
     Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
     """
     from troll.experiments import read_run_file
+    from troll.files import only_writer
 
     config = read_run_file(run)
-    from troll.training.run import train_run
+    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # of those that share this machine and this run
+    with only_writer(run.parent) if first_process else nullcontext(False) as waited:
+        if waited and (run.parent / "manifest.json").exists():
+            return  # the attempt that was waited for finished the run
+        from troll.training.run import train_run
 
-    train_run(config, base, data, run.parent)
+        train_run(config, base, data, run.parent)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Reading and writing files so that nothing is ever half-written."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.errors import UserError
+from troll.progress import say
 
 
 @contextmanager
@@ -25,6 +27,30 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(directory: Path) -> Iterator[bool]:
+    """Holds ``directory`` for this process, after any other that is writing there has ended.
+
+    The lock is the operating system's and ends with its process, however that dies.
+
+    Yields:
+        Whether another process had it and was waited for.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    waited = False
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            say(f"{directory}: another process is writing here; waiting for it to end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield waited
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

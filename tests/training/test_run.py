@@ -125,6 +125,19 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     assert not (whole / "trainer").exists()
 
 
+def test_a_second_process_waits_for_the_first_and_leaves_its_result(configure, guessing_base, data, tmp_path):
+    out = configure(tmp_path / "run", rollout_batches=2)
+    first, second = (
+        subprocess.Popen(command(out, guessing_base, data), stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    said = [process.communicate(timeout=300)[1] for process in (first, second)]
+    assert first.returncode == second.returncode == 0, said
+    waiting = [text for text in said if "another process is writing here" in text]
+    assert len(waiting) == 1 and "step " not in waiting[0], said
+    assert len(metrics(out)) == 2 * 4
+
+
 def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessing_base, data, tmp_path):
     out = configure(tmp_path / "run", rollout_batches=2)
     subprocess.run(command(out, guessing_base, data), check=True)
