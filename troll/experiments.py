@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -82,6 +82,9 @@ class Experiment(Settings):
     published: bool = Field(False, description="put the paper's numbers beside the runs")
     claims: list[str] = Field(["workflow/config/claims.yaml"], description="files of claims to be judged")
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
+    tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
+        "none", description="where else the lines of metrics.jsonl go; part of no run's identity"
+    )
 
     def runs(self) -> list[Run]:
         """Every run of the matrix, each once, in the order of the file."""
@@ -240,6 +243,16 @@ def _problems(experiment: Experiment) -> Iterator[str]:
                 yield explain(error, Training, where)
 
 
+def _parse_shape(data: Any, source: str) -> Experiment:
+    """The file's keys and types; names, settings and combinations are not looked at."""
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error, Experiment)}") from None
+
+
 def parse_experiment(data: Any, source: str) -> Experiment:
     """Checks the contents of an experiment file.
 
@@ -250,12 +263,7 @@ def parse_experiment(data: Any, source: str) -> Experiment:
     Raises:
         UserError: the first problem, as one line with file, field, value and the valid choices.
     """
-    if not isinstance(data, dict):
-        raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
-    try:
-        experiment = Experiment.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, Experiment)}") from None
+    experiment = _parse_shape(data, source)
     for problem in _problems(experiment):
         raise UserError(f"{source}: {problem}")
     for run in experiment.runs():
@@ -269,19 +277,31 @@ def parse_experiment(data: Any, source: str) -> Experiment:
     return experiment
 
 
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such experiment file") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+
+
 def load_experiment(path: Path) -> Experiment:
     """Reads and checks an experiment file.
 
     Raises:
         UserError: it is missing, no YAML, or wrong.
     """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such experiment file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    return parse_experiment(data, str(path))
+    return parse_experiment(_read_yaml(path), str(path))
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Reads an experiment file that has been checked before: keys and types only, without torch, at once.
+
+    Raises:
+        UserError: it is missing, no YAML, or has a wrong key or type.
+    """
+    return _parse_shape(_read_yaml(path), str(path))
 
 
 def resolve(experiment: Experiment, run: Run) -> dict[str, Any]:
