@@ -122,6 +122,9 @@ def train(
     run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
     base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
     data: Annotated[Path, typer.Option(help="directory with the task's problems")],
+    tracking: Annotated[
+        str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
+    ] = "none",
 ) -> None:
     """Train one run, or go on where it was interrupted.
 
@@ -137,7 +140,7 @@ def train(
             return  # the attempt that was waited for finished the run
         from troll.training.run import train_run
 
-        train_run(config, base, data, run.parent)
+        train_run(config, base, data, run.parent, tracking)
 
 
 @app.command()

@@ -83,7 +83,7 @@ class Experiment(Settings):
     claims: list[str] = Field(["workflow/config/claims.yaml"], description="files of claims to be judged")
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
     tracking: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
-        "none", description="where else the lines of metrics.jsonl go; part of no run's identity"
+        "tensorboard", description="where else the lines of metrics.jsonl go; part of no run's identity"
     )
 
     def runs(self) -> list[Run]:

@@ -13,6 +13,9 @@ from typing import Any
 from troll.errors import UserError
 from troll.progress import say
 
+LOCK = ".lock"
+"""The file that `only_writer` locks; it stays, and says nothing when nobody holds it."""
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -39,7 +42,7 @@ def only_writer(directory: Path) -> Iterator[bool]:
         Whether another process had it and was waited for.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     waited = False
     try:
         try:

@@ -20,6 +20,7 @@ from troll.training.callbacks import CheckpointCallback, MetricsCallback, Progre
 from troll.training.manifest import digest_of_json, manifest_of
 from troll.training.outputs import save_model
 from troll.training.tokenizer import load_tokenizer
+from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
 
 PRETRAINING_ROWS = 2000
@@ -97,7 +98,9 @@ def _pretraining_rows(training: Training, config: Mapping[str, Any], tokenizer: 
     return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config["task"]["settings"]))
 
 
-def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> None:
+def train_run(
+    config: Mapping[str, Any], base: Path, data: Path, out: Path, tracking: str = "none"
+) -> None:
     """Trains one run; goes on from its newest checkpoint if it was interrupted.
 
     Args:
@@ -105,6 +108,7 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
         base: directory of the base model's checkpoint.
         data: directory with train.jsonl and validation.jsonl of the task.
         out: the run's directory: gets metrics.jsonl, checkpoint/ and, last, manifest.json.
+        tracking: where else the metrics go: see `troll.training.tracking`.
 
     Raises:
         UserError: a file is missing or broken, the loss is not finite, or the certificate is breached.
@@ -149,6 +153,8 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path) -> N
         ProgressCallback(config["run_id"], measure="reward", label="success"),
     ):
         trainer.add_callback(callback)
+    if tracking != "none":
+        trainer.add_callback(TrackingCallback(tracking, out / "metrics.jsonl", config))
     resume = checkpoints.newest(trainer_directory)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")

@@ -1,0 +1,90 @@
+"""TensorBoard and its like repeat metrics.jsonl, and change nothing of it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from troll.errors import UserError
+from troll.training.callbacks import MetricsCallback
+from troll.training.tracking import TrackingCallback, check_tracking
+from troll.training.trainer import TrustRegionTrainer
+
+MAIN = SimpleNamespace(is_world_process_zero=True)
+
+
+def events(out):
+    """What TensorBoard shows: steps and values by metric."""
+    shown = EventAccumulator(str(out / "tensorboard")).Reload()
+    return {
+        tag: [(event.step, event.value) for event in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]
+    }
+
+
+def expected(out):
+    """The same, from metrics.jsonl."""
+    found = {}
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        row |= {f"time/{key}": value for key, value in row.pop("time").items()}
+        step = row.pop("step")
+        for key, value in row.items():
+            found.setdefault(key, []).append((step, pytest.approx(value, rel=1e-5)))
+    return found
+
+
+def test_a_run_is_the_same_with_tensorboard_which_shows_every_metric(make, tmp_path):
+    rows = []
+    for tracking in (False, True):
+        out = tmp_path / str(tracking)
+        trainer = make(TrustRegionTrainer, trust_region="troll")
+        trainer.add_callback(MetricsCallback(out / "metrics.jsonl", 4))
+        if tracking:
+            config = {"run_id": "m/t/a/b/c/seed0", "experiment": "e"}
+            trainer.add_callback(TrackingCallback("tensorboard", out / "metrics.jsonl", config))
+        trainer.train()
+        rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+    assert [row | {"time": 0} for row in rows[0]] == [row | {"time": 0} for row in rows[1]]
+    assert not (tmp_path / "False" / "tensorboard").exists()
+    shown = events(tmp_path / "True")
+    assert {"loss", "success", "kl_to_old", "time/wall_s"} <= set(shown)
+    assert shown == expected(tmp_path / "True")
+
+
+def test_an_interrupted_run_shows_every_step_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = '{{"step": {}, "loss": {}, "time": {{"wall_s": 1.0}}}}\n'
+
+    def train(kept, new):
+        path.write_text("".join(line.format(*step) for step in kept))
+        callback = TrackingCallback("tensorboard", path, {"run_id": "r", "experiment": "e"})
+        callback.on_train_begin(None, MAIN, None)
+        for step in new:
+            with path.open("a") as lines:
+                lines.write(line.format(*step))
+            callback.on_log(None, MAIN, None)
+        callback.on_train_end(None, MAIN, None)
+
+    train([], [(1, 0.5), (2, 0.25), (3, 0.125)])
+    train([(1, 0.5), (2, 0.25)], [(3, 1.0), (4, 2.0)])  # step 3 came after the last checkpoint
+    assert events(tmp_path)["loss"] == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 2.0)]
+
+
+def test_the_identity_of_a_run_does_not_know_its_tracker(repository):
+    import yaml
+
+    from troll.experiments import parse_experiment, resolve
+
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    plain, tracked = (parse_experiment(data | extra, "x") for extra in ({}, {"tracking": "wandb"}))
+    run = plain.runs()[0]
+    assert resolve(plain, run) == resolve(tracked, run)
+
+
+def test_a_tracker_that_is_not_there_is_one_line(monkeypatch):
+    with pytest.raises(UserError, match="unknown name 'tensorbord'; valid: none, tensorboard, wandb"):
+        check_tracking("tensorbord")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="wandb is not installed; pip install wandb, or set tracking: none"):
+        check_tracking("wandb")

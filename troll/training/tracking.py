@@ -1,0 +1,102 @@
+"""Metrics where people watch them: TensorBoard, Weights & Biases or trackio.
+
+A tracker only repeats the lines of metrics.jsonl, under the same names. It is part of no run's identity, and
+nothing is ever read back from it.
+"""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from troll.errors import UserError
+
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+DIRECTORY = "tensorboard"
+
+
+def check_tracking(name: str) -> None:
+    """Makes sure that a tracker can be used.
+
+    Raises:
+        UserError: it is unknown, or its package is not installed.
+    """
+    if name not in TRACKERS:
+        raise UserError(f"tracking: unknown name {name!r}; valid: {', '.join(TRACKERS)}")
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(f"tracking: {name} is not installed; pip install {name}, or set tracking: none")
+
+
+def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
+    """accelerate's tracker of that name, started."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    if name == "tensorboard":
+        tracker = LOGGER_TYPE_TO_CLASS[name](DIRECTORY, logging_dir=str(out))
+    else:
+        # One project for each experiment; an interrupted run goes on under its name.
+        run_id = config["run_id"].replace("/", "-")
+        same = {"id": run_id} if name == "wandb" else {}
+        tracker = LOGGER_TYPE_TO_CLASS[name](config["experiment"], name=run_id, resume="allow", **same)
+    tracker.start()
+    return tracker
+
+
+class TrackingCallback(TrainerCallback):
+    """Repeats every new line of metrics.jsonl to a tracker; it must come after the callback that writes them.
+
+    Args:
+        name: one of `TRACKERS`, not ``none``.
+        metrics: the file.
+        config: the contents of run.yaml.
+
+    Raises:
+        UserError: the tracker's package is not installed.
+    """
+
+    def __init__(self, name: str, metrics: Path, config: Mapping[str, Any]) -> None:
+        check_tracking(name)
+        self._name, self._metrics, self._config = name, metrics, config
+        self._read = 0
+        self._tracker: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Starts the tracker; after an interruption TensorBoard's files are written anew from the metrics."""
+        if not state.is_world_process_zero:
+            return
+        if self._name == "tensorboard":
+            shutil.rmtree(self._metrics.parent / DIRECTORY, ignore_errors=True)
+        elif self._metrics.exists():
+            self._read = self._metrics.stat().st_size
+        self._tracker = _new_tracker(self._name, self._config, self._metrics.parent)
+        self._repeat()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Repeats what is new."""
+        if self._tracker is not None:
+            self._repeat()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Closes the tracker."""
+        if self._tracker is not None:
+            self._tracker.finish()
+
+    def _repeat(self) -> None:
+        if not self._metrics.exists():
+            return
+        with self._metrics.open("rb") as lines:
+            lines.seek(self._read)
+            for line in lines:
+                row = json.loads(line)
+                times = {f"time/{key}": value for key, value in row.pop("time", {}).items()}
+                step = row.pop("step")
+                self._tracker.log(row | times, step=step)
+            self._read = lines.tell()
