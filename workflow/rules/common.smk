@@ -23,6 +23,9 @@ except UserError as error:
 
 ROOT = f"results/{EXPERIMENT.experiment}"
 
+# Not a parameter of the rule: where metrics are followed is no reason to train a run again.
+os.environ["TROLL_TRACKING"] = EXPERIMENT.tracking
+
 
 wildcard_constraints:
     model=r"[^/]+",
