@@ -4,20 +4,19 @@ This is the only place that knows run names, paths and seeds of runs. An experim
 documented in `troll.settings`, an unknown key is an error that names the nearest right one.
 """
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import UnionType
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from troll.errors import UserError
 from troll.files import write_text
-from troll.recipes import estimator_problems, missing_parts, recipe_of
+from troll.recipes import recipe_of
 from troll.seeding import derive_seed
 from troll.settings import (
     Cost,
@@ -29,15 +28,17 @@ from troll.settings import (
     Training,
     Whole,
 )
-from troll.tasks.registry import check_settings, get_task, task_names
+from troll.tasks.registry import check_settings, get_task
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 BASE = "base"
+# Of a task: what is resolved apart, and what is done with a trained model only.
+_NO_TASK = {"training", "settings", "evaluate_on"}
 
 
 class Block(Settings):
     """One block of the matrix: every combination of the names listed; a key left out means all."""
 
+    group: str | None = Field(None, description="a name to run this block by: `snakemake GROUP`")
     models: list[str] | None = None
     tasks: list[str] | None = None
     trust_regions: list[str] | None = None
@@ -88,16 +89,30 @@ class Experiment(Settings):
 
     def runs(self) -> list[Run]:
         """Every run of the matrix, each once, in the order of the file."""
-        found: dict[Run, None] = {}
+        return list(self._runs.values())
+
+    @cached_property
+    def _runs(self) -> dict[str, Run]:
+        return {run.run_id: run for block in self.matrix for run in self._runs_of(block)}
+
+    def _runs_of(self, block: Block) -> list[Run]:
+        return [
+            Run(model, task, trust_region, estimator, condition, seed)
+            for task in block.tasks or self.tasks
+            for model in block.models or self.models
+            for condition in block.conditions or self.conditions
+            for estimator in block.estimators or self.estimators
+            for trust_region in block.trust_regions or self.trust_regions
+            for seed in self.seeds
+        ]
+
+    def groups(self) -> dict[str, list[Run]]:
+        """The runs of each named group of blocks, each once; a run may belong to several groups."""
+        found: dict[str, dict[Run, None]] = {}
         for block in self.matrix:
-            for task in block.tasks or self.tasks:
-                for model in block.models or self.models:
-                    for condition in block.conditions or self.conditions:
-                        for estimator in block.estimators or self.estimators:
-                            for trust_region in block.trust_regions or self.trust_regions:
-                                for seed in self.seeds:
-                                    found[Run(model, task, trust_region, estimator, condition, seed)] = None
-        return list(found)
+            if block.group is not None:
+                found.setdefault(block.group, {}).update(dict.fromkeys(self._runs_of(block)))
+        return {group: list(runs) for group, runs in found.items()}
 
     def bases(self) -> list[tuple[str, str]]:
         """The (model, task) pairs that runs start from, each once."""
@@ -109,12 +124,12 @@ class Experiment(Settings):
         Raises:
             UserError: the experiment has no such run.
         """
-        runs = {run.run_id: run for run in self.runs()}
-        if run_id not in runs:
-            raise UserError(
-                f"experiment {self.experiment} has no run {run_id!r}{_nearest(run_id, list(runs))}"
-            )
-        return runs[run_id]
+        if run_id not in self._runs:
+            from troll.checks import nearest
+
+            hint = nearest(run_id, list(self._runs))
+            raise UserError(f"experiment {self.experiment} has no run {run_id!r}{hint}")
+        return self._runs[run_id]
 
     def training_of(self, run: Run) -> Training:
         """The settings of a run: the experiment's, then those that others override, one after the other.
@@ -130,121 +145,25 @@ class Experiment(Settings):
             self.estimators[run.estimator].training,
             self.conditions[run.condition],
         )
-        merged: Mapping[str, Any] = self.training.model_dump()
+        settings: Mapping[str, Any] = self.training.model_dump()
         for override in overrides:
-            merged = _merged(merged, override)
-        return Training.model_validate(merged)
+            settings = merged(settings, override)
+        return Training.model_validate(settings)
 
 
-def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """The base with the override's values; mappings in both are merged too."""
-    merged = dict(base)
+    result = dict(base)
     for key, value in override.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
-
-
-def _nearest(name: str, valid: list[str]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _choices(where: str, name: str, valid: list[str]) -> str:
-    return f"{where}: unknown name {name!r}; valid: {', '.join(valid)}{_nearest(name, valid)}"
-
-
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model whose key ``location[-1]`` was refused, found by walking the annotations."""
-    current: Any = model
-    for part in location[:-1]:
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            field = current.model_fields.get(str(part))
-            current = field.annotation if field else None
-            if isinstance(current, UnionType):  # an optional block: X | None
-                current = current.__args__[0]
-        else:  # dict[str, X] or list[X]
-            arguments = getattr(current, "__args__", ())
-            current = arguments[-1] if arguments else None
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
-
-
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first problem of a validation error as one line: field, what is wrong, what would be right."""
-    first = error.errors(include_url=False)[0]
-    location = tuple(part for part in first["loc"] if part != "int")
-    where = ".".join([*([prefix] if prefix else []), *(str(part) for part in location)])
-    owner = _model_at(model, location) if location else None
-    if first["type"] == "extra_forbidden" and owner is not None:
-        valid = list(owner.model_fields)
-        key = str(location[-1])
-        return f"{where}: unknown key {key!r}; valid: {', '.join(valid)}{_nearest(key, valid)}"
-    if first["type"] == "missing":
-        return f"{where}: is missing"
-    message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], dict) else f" (found {first['input']!r})"
-    return f"{where or 'experiment'}: {message[0].lower()}{message[1:]}{shown}"
-
-
-def _problems(experiment: Experiment) -> Iterator[str]:
-    """Everything that the shape of the file does not show, as one line each."""
-    from troll.algorithms.advantages import make_estimator
-    from troll.algorithms.trust_regions import make_trust_region
-
-    sections = ("tasks", "models", "trust_regions", "estimators", "conditions")
-    for name in [
-        experiment.experiment,
-        *(name for section in sections for name in getattr(experiment, section)),
-    ]:
-        if not NAME.match(name) or name == BASE:
-            yield f"name {name!r}: letters, digits, dots, dashes and underscores only, and not {BASE!r}"
-    if len(set(experiment.seeds)) != len(experiment.seeds):
-        yield f"seeds: {experiment.seeds} names a seed twice"
-    for name, task in experiment.tasks.items():
-        if name not in task_names():
-            yield _choices("tasks", name, task_names())
-            continue
-        try:
-            check_settings(get_task(name), task.settings)
-        except UserError as error:
-            yield f"tasks.{name}.settings: {error}"
-    for section, make in (("trust_regions", make_trust_region), ("estimators", make_estimator)):
-        for name, rule in getattr(experiment, section).items():
-            try:
-                make(rule.rule, **rule.settings)
-            except UserError as error:
-                yield f"{section}.{name}: {error}"
-    for name, rule in experiment.estimators.items():
-        yield from estimator_problems(f"estimators.{name}", rule)
-    for name, model in experiment.models.items():
-        if model.hub is not None:
-            yield f"models.{name}.hub: hub models are not supported yet; leave it out"
-    for number, block in enumerate(experiment.matrix):
-        for section in sections:
-            for name in getattr(block, section) or []:
-                if name not in getattr(experiment, section):
-                    yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
-    overrides: list[tuple[str, Mapping[str, Any]]] = [
-        *((f"models.{name}.training", model.training) for name, model in experiment.models.items()),
-        *((f"tasks.{name}.training", task.training) for name, task in experiment.tasks.items()),
-        *(
-            (f"trust_regions.{name}.training", rule.training)
-            for name, rule in experiment.trust_regions.items()
-        ),
-        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
-        *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
-    ]
-    for where, override in overrides:
-        try:
-            Training.model_validate(_merged(experiment.training.model_dump(), override))
-        except ValidationError as error:
-            # A single override may clash with what another one sets: only the merged run decides that.
-            if error.errors()[0]["loc"]:
-                yield explain(error, Training, where)
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
 
 
 def _parse_shape(data: Any, source: str) -> Experiment:
     """The file's keys and types; names, settings and combinations are not looked at."""
+    from troll.checks import explain  # late: the checks are of the classes here
+
     if not isinstance(data, dict):
         raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
     try:
@@ -263,17 +182,11 @@ def parse_experiment(data: Any, source: str) -> Experiment:
     Raises:
         UserError: the first problem, as one line with file, field, value and the valid choices.
     """
+    from troll.checks import problems, run_problems
+
     experiment = _parse_shape(data, source)
-    for problem in _problems(experiment):
+    for problem in itertools.chain(problems(experiment), run_problems(experiment)):
         raise UserError(f"{source}: {problem}")
-    for run in experiment.runs():
-        try:
-            training = experiment.training_of(run)
-        except ValidationError as error:
-            raise UserError(f"{source}: run {run.run_id}: {explain(error, Training)}") from None
-        where = f"estimators.{run.estimator}"
-        for problem in missing_parts(where, experiment.estimators[run.estimator], training):
-            raise UserError(f"{source}: {problem}")
     return experiment
 
 
@@ -315,10 +228,10 @@ def resolve(experiment: Experiment, run: Run) -> dict[str, Any]:
         "experiment": experiment.experiment,
         "run_id": run.run_id,
         "seed": run.seed,
-        "model": {"name": run.model, **experiment.models[run.model].model_dump(exclude={"training"})},
+        "model": _resolve_model(experiment, run.model),
         "task": {
             "name": run.task,
-            **task.model_dump(exclude={"training", "settings"}),
+            **task.model_dump(exclude=_NO_TASK),
             "settings": check_settings(get_task(run.task), task.settings),
         },
         "trust_region": {
@@ -337,16 +250,24 @@ def resolve(experiment: Experiment, run: Run) -> dict[str, Any]:
     }
 
 
+def _resolve_model(experiment: Experiment, name: str) -> dict[str, Any]:
+    """What defines a model: of one of the hub its id alone, for the sizes are its own."""
+    model = experiment.models[name]
+    if model.hub is not None:
+        return {"name": name, "hub": model.hub.model_dump(exclude={"billions"})}
+    return {"name": name, **model.model_dump(exclude={"training"})}
+
+
 def resolve_base(experiment: Experiment, model: str, task: str) -> dict[str, Any]:
     """Everything that defines a base model, as plain data."""
     settings = experiment.tasks[task]
     return {
         "experiment": experiment.experiment,
         "run_id": f"{model}/{task}/{BASE}",
-        "model": {"name": model, **experiment.models[model].model_dump(exclude={"training"})},
+        "model": _resolve_model(experiment, model),
         "task": {
             "name": task,
-            **settings.model_dump(exclude={"training", "settings"}),
+            **settings.model_dump(exclude=_NO_TASK),
             "settings": check_settings(get_task(task), settings.settings),
         },
         "seeds": {"model": _clip_seed(derive_seed(stream="base", model=model, task=task)), "data": 0},

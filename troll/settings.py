@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
@@ -18,8 +18,15 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+def _size(value: Any) -> Any:
+    if value != "all" and not (isinstance(value, int) and value > 0):
+        raise ValueError("expected a number above 0, or all")
+    return value
+
+
 Count = Annotated[int, BeforeValidator(_no_flag), Field(gt=0)]
 Whole = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
+Size = Annotated[int | str, BeforeValidator(_no_flag), AfterValidator(_size)]
 Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, allow_inf_nan=False)]
 
@@ -90,6 +97,9 @@ class Training(Settings):
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
     temperature: Positive = Field(1.0, description="sampling temperature of rollouts")
+    max_prompt_tokens: Count | None = Field(
+        None, description="longest prompt in tokens; longer ones are left out of training, and counted"
+    )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
     keep: Count = Field(64, description="K: tokens kept of each old distribution")
     dropped_mass: NotNegative = Field(1e-5, description="delta: mass that may be left to the pooled tail")
@@ -135,13 +145,22 @@ class Training(Settings):
         return self.steps_per_batch * self.rollout_batches
 
 
+class Suite(Settings):
+    """How a further data set is sampled, on whose test split models of a task are evaluated too."""
+
+    samples: Count = Field(1, description="samples for each problem")
+    temperature: NotNegative = Field(0.0, description="sampling temperature; 0 is greedy")
+    test: Size = Field("all", description="number of test problems, or all")
+
+
 class TaskSettings(Settings):
     """A task of the experiment: sizes of its splits, its own settings, overrides of training."""
 
-    train: Count = 2000
-    validation: Count = 64
-    test: Count = 64
+    train: Size = Field(2000, description="number of problems; a public data set also has all")
+    validation: Size = 64
+    test: Size = 64
     settings: dict[str, Any] = {}
+    evaluate_on: dict[str, Suite] = Field({}, description="further data sets to evaluate on, by name")
     training: dict[str, Any] = {}
 
 
@@ -155,10 +174,25 @@ class Supervised(Settings):
     demonstrations_for_tokenizer: Count = 20000
 
 
+class Hub(Settings):
+    """A model on the Hugging Face hub. Its revision is no setting: the lock file has it (`troll.pins`)."""
+
+    id: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name")
+    billions: Positive | None = Field(
+        None,
+        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
+    )
+    chat_template_of: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="owner/name of a model whose chat template this one takes, having none of its own",
+    )
+
+
 class ModelSettings(Settings):
     """A model: either made from scratch (Qwen3 architecture), or named on the Hugging Face hub."""
 
-    hub: str | None = Field(None, description="id on the Hugging Face hub; none makes a model from scratch")
+    hub: Hub | None = Field(None, description="a model of the hub; none makes a model from scratch")
     vocabulary: Count = 512
     layers: Count = 2
     width: Count = 128
@@ -186,6 +220,15 @@ class Evaluation(Settings):
     batch_size: Count = Field(256, description="responses sampled at a time")
 
 
+class StepCost(Settings):
+    """Whole optimiser steps of a random language model: clip, TROLL, and clip with a critic, side by side."""
+
+    shape: str = Field("20m", description="qwen3-0.6b, 20m or tiny")
+    responses: Count = Field(8, description="B, responses of the mini-batch")
+    prompt: Count = Field(64, description="tokens of each prompt")
+    response: Count = Field(192, description="T, tokens of each response")
+
+
 class Cost(Settings):
     """The cost table: forward and backward of the output layer and the loss, clip and TROLL side by side."""
 
@@ -193,3 +236,4 @@ class Cost(Settings):
     widths: list[Count] = Field([1024], description="D, hidden widths")
     vocabulary: Count = Field(151_936, description="V; Qwen3's by default")
     repeats: Count = Field(3, description="measurements of each variant")
+    step: StepCost | None = Field(None, description="whole optimiser steps too; none for not")
