@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from troll.files import write_jsonl
+from troll.tasks.datasets.task import whole_split
 from troll.tasks.registry import SPLITS, check_settings, get_task
 
 DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of its runs
 
 
 def write_problems(config: Mapping[str, Any], out: Path) -> None:
-    """Writes ``<split>.jsonl`` for each split to ``out``.
+    """Writes ``<split>.jsonl`` to ``out`` for each split that the configuration names.
 
     Args:
-        config: name, number of problems by split, and the task's settings.
+        config: name, number of problems by split (for public data also ``all``), and the task's settings.
         out: directory.
 
     Raises:
@@ -22,6 +23,9 @@ def write_problems(config: Mapping[str, Any], out: Path) -> None:
     """
     task = get_task(config["name"])
     settings = check_settings(task, config.get("settings", {}))
-    for split in SPLITS:
-        problems = task.generate(split, config[split], DATA_SEED, settings)
+    for split in [name for name in SPLITS if name in config]:
+        if config[split] == "all":
+            problems = whole_split(task.name, split)
+        else:
+            problems = task.generate(split, config[split], DATA_SEED, settings)
         write_jsonl(out / f"{split}.jsonl", (problem.as_row() for problem in problems))

@@ -1,23 +1,13 @@
-"""Data from the Hugging Face hub, pinned by a lock file.
-
-The first download of a repository asks the hub for its current revision and writes it down, with the digest
-of every part that was read, in ``resources/data.lock.json``. Later runs ask for that revision and refuse
-other content. Nothing is pinned beforehand: a revision that nobody resolved would be invented.
-"""
+"""Data from the Hugging Face hub, pinned by the lock file (`troll.pins`)."""
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from troll import pins
 from troll.errors import UserError
-from troll.files import read_json, write_json
-
-LOCK_VARIABLE = "TROLL_DATA_LOCK"
-DEFAULT_LOCK = Path("resources/data.lock.json")
 
 
 @dataclass(frozen=True)
@@ -42,11 +32,6 @@ class HubPart:
         return f"{self.config or 'default'}/{self.split}"
 
 
-def lock_path() -> Path:
-    """The lock file: ``TROLL_DATA_LOCK``, or ``resources/data.lock.json`` where the command runs."""
-    return Path(os.environ.get(LOCK_VARIABLE) or DEFAULT_LOCK)
-
-
 def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
     """SHA-256 of rows as canonical JSON lines: the same content gives the same digest in any file format."""
     digest = hashlib.sha256()
@@ -62,26 +47,13 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
     Raises:
         UserError: the hub cannot be reached, or the content is not what the lock file or the row count says.
     """
-    path = lock_path()
-    lock: dict[str, Any] = read_json(path) if path.exists() else {}
-    entry = lock.setdefault(part.repository, {})
-    pinned = entry.get("revision")
-    revision = pinned or _resolve(part.repository)
+    revision = pins.pinned(part.repository).get("revision") or _resolve(part.repository)
     rows = _download(part, revision)
     where = f"{part.repository} ({part.key}) at revision {revision}"
     if part.rows is not None and len(rows) != part.rows:
         raise UserError(f"{where}: {len(rows)} rows, expected {part.rows}")
-    found = {"rows": len(rows), "sha256": rows_digest(rows)}
-    known = entry.get("parts", {}).get(part.key)
-    if known is not None and known != found:
-        raise UserError(
-            f"{where}: {found['rows']} rows with sha256 {found['sha256']}, but {path} says {known['rows']} "
-            f"with {known['sha256']}"
-        )
-    if known is None:
-        entry["revision"] = revision
-        entry.setdefault("parts", {})[part.key] = found
-        write_json(path, lock)
+    found = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
+    pins.pin(part.repository, revision, "parts", found)
     return rows, revision
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from troll.errors import UserError
 from troll.files import read_jsonl
+from troll.pins import lock_path
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
 from troll.tasks.datasets.dapo import split_dapo
-from troll.tasks.datasets.hub import lock_path, read_hub, rows_digest
+from troll.tasks.datasets.hub import read_hub, rows_digest
 from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mirror
 from troll.tasks.registry import Problem
 

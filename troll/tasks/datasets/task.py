@@ -16,11 +16,14 @@ from troll.tasks.verifiers.math import math_rewards
 _VALIDATION = 256
 
 
-def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Problem]:
-    """``count`` problems of a split, drawn without replacement; all of them come in the source's order."""
+def whole_split(name: str, split: Split) -> list[Problem]:
+    """All problems of a split of a data set, in the source's order.
+
+    Raises:
+        UserError: the data set has no such split, or cannot be read.
+    """
+    item = DATA_SETS[name]
     source = split if split in item.parts else "train" if split == "validation" else None
-    if count == 0:
-        return []
     if source is None or source not in item.parts:
         raise UserError(f"data set {item.name} has no {split} problems; it has {', '.join(item.parts)}")
     problems = list(load(item.name, source).problems)
@@ -29,6 +32,14 @@ def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Proble
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
         chosen = set(order[:_VALIDATION])
         problems = [p for number, p in enumerate(problems) if (number in chosen) == (split == "validation")]
+    return problems
+
+
+def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Problem]:
+    """``count`` problems of a split, drawn without replacement; all of them come in the source's order."""
+    if count == 0:
+        return []
+    problems = whole_split(item.name, split)
     if count > len(problems):
         raise UserError(
             f"task {item.name}: {count} {split} problems wanted, but there are {len(problems)}; ask for at "

@@ -1,0 +1,173 @@
+"""Models of the Hugging Face hub: found in a mirror or downloaded, pinned by the lock file, linked, not copied.
+
+A mirror (``TROLL_MODEL_MIRROR``) is a directory that holds ``<owner>/<name>/`` as ``save_pretrained`` or a
+download left it. Without one the hub is asked at the revision that the lock file names, or, the first time,
+at the one that the hub has now. ``HF_HUB_OFFLINE=1`` takes what an earlier download (`troll fetch`) left in
+the hub's cache.
+"""
+
+import fnmatch
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from troll import pins
+from troll.errors import UserError
+from troll.files import write_text
+from troll.progress import say
+
+MIRROR = "TROLL_MODEL_MIRROR"
+
+# Weights once, as safetensors where there are any; no other framework's, and no code: none is ever run.
+_TEXT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
+_SAFE, _PICKLED = ("*.safetensors",), ("pytorch_model*.bin",)
+_BIG = 2**30
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model on this machine.
+
+    Attributes:
+        id: ``owner/name``.
+        files: where each file lies, by its name in the repository.
+        provenance: ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes
+            and SHA-256 of each.
+    """
+
+    id: str
+    files: Mapping[str, Path]
+    provenance: Mapping[str, Any]
+
+
+def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
+    """The model's files, checked against the lock file, which the first download writes.
+
+    Args:
+        model_id: ``owner/name``.
+        weights: with its weights; without, only configuration and tokenizer.
+
+    Raises:
+        UserError: it is nowhere to be had, is no model, or is not what the lock file says.
+    """
+    root = os.environ.get(MIRROR)
+    if root:
+        directory, revision = Path(root) / model_id, ""
+        if not (directory / "config.json").is_file():
+            raise UserError(
+                f"{directory}: no model there; {MIRROR} is a directory with <owner>/<name>/ for each model, "
+                "unset it to use the hub"
+            )
+        names = _wanted(sorted(path.name for path in directory.iterdir() if path.is_file()), weights)
+    else:
+        revision = pins.pinned(pins.MODELS + model_id).get("revision") or _resolve(model_id)
+        names = _wanted(_listing(model_id, revision), weights)
+        directory = _download(model_id, revision, names)
+    files = {name: (directory / name).resolve() for name in names}
+    found = {name: _facts(path) for name, path in files.items()}
+    if revision:
+        pins.pin(pins.MODELS + model_id, revision, "files", found)
+    else:
+        pins.check(pins.MODELS + model_id, "", "files", found)
+    source = {"source": "hub", "revision": revision} if revision else {"source": "mirror", "revision": None}
+    return Snapshot(model_id, files, {"id": model_id, **source, "files": found})
+
+
+def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
+    """Makes a directory of links to a model's files, which loads as the model does.
+
+    Args:
+        model: what to link.
+        directory: is there and empty.
+        chat_template: replaces the model's own.
+    """
+    for name, path in model.files.items():
+        if chat_template is None or name != "chat_template.jinja":
+            (directory / name).symlink_to(path)
+    if chat_template is not None:
+        write_text(directory / "chat_template.jinja", chat_template)
+
+
+def chat_template(model_id: str) -> str:
+    """The chat template of a model's tokenizer.
+
+    Raises:
+        UserError: the model cannot be had, or has none.
+    """
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as directory:
+        link(snapshot(model_id, weights=False), Path(directory))
+        template = AutoTokenizer.from_pretrained(directory).chat_template
+    if not isinstance(template, str):
+        raise UserError(f"{model_id}: its tokenizer has no chat template")
+    return template
+
+
+def _wanted(names: Iterable[str], weights: bool) -> list[str]:
+    """The files of a repository's top level that loading needs."""
+    here = [name for name in names if "/" not in name and not name.startswith(".")]
+
+    def matching(patterns: tuple[str, ...]) -> list[str]:
+        return [name for name in here if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+    return matching(_TEXT) + (matching(_SAFE) or matching(_PICKLED) if weights else [])
+
+
+def _facts(path: Path) -> dict[str, int | str]:
+    size = path.stat().st_size
+    if size > _BIG:
+        say(f"{path.name}: digest of {size / _BIG:.1f} GiB")
+    with path.open("rb") as content:
+        return {"bytes": size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def _unreachable(model_id: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"hub: model {model_id} cannot be read ({reason}); fetch it where the hub can be reached "
+        f"(troll fetch --config FILE), or name a local mirror in {MIRROR}"
+    )
+
+
+def _resolve(model_id: str) -> str:
+    """The revision that the hub has now."""
+    from huggingface_hub import HfApi
+
+    try:
+        revision = HfApi().model_info(model_id).sha
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(model_id, error) from None
+    if not revision:
+        raise UserError(f"hub: model {model_id} names no revision")
+    return str(revision)
+
+
+def _listing(model_id: str, revision: str) -> list[str]:
+    """The repository's files: those that the lock file knows with weights among them, else the hub's."""
+    known = list(pins.pinned(pins.MODELS + model_id).get("files", {}))
+    if any(fnmatch.fnmatch(name, pattern) for name in known for pattern in (*_SAFE, *_PICKLED)):
+        return known
+    from huggingface_hub import HfApi
+
+    try:
+        return list(HfApi().list_repo_files(model_id, revision=revision))
+    except Exception as error:  # its errors come from several libraries below it
+        if known:  # offline: what a first look at the tokenizer has left
+            return known
+        raise _unreachable(model_id, error) from None
+
+
+def _download(model_id: str, revision: str, names: list[str]) -> Path:
+    """The directory of the hub's cache that holds these files; goes on with an interrupted download."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=names))
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(model_id, error) from None
