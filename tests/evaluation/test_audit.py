@@ -2,9 +2,10 @@
 
 import pytest
 
+from troll.analysis.audit_table import audit_tables, write_audit
 from troll.errors import UserError
 from troll.evaluation import audit as auditing
-from troll.evaluation.audit import audit, audit_hostile
+from troll.evaluation.audit import audit, audit_hostile, require_passed
 from troll.evaluation.audit_cases import (
     code_paraphrase,
     math_paraphrase,
@@ -12,7 +13,7 @@ from troll.evaluation.audit_cases import (
     math_unboxed,
     math_wrong,
 )
-from troll.files import read_json
+from troll.files import write_json
 from troll.tasks.datasets.load import Loaded
 from troll.tasks.registry import Problem
 from troll.tasks.sandbox import sandbox_available
@@ -64,9 +65,8 @@ def test_a_chat_answer_holds_the_whole_program():
 
 
 @needs_sandbox
-def test_the_audit_lists_what_there_is_and_what_is_not(tmp_path, small):
-    audit(tmp_path / "audit")
-    result = read_json(tmp_path / "audit.json")
+def test_the_audit_lists_what_there_is_and_what_is_not(small):
+    result = audit()
     assert result["ok"] and result["exceptions"] == []
     assert {row["case"]: row["rate"] for row in result["cases"]} == {
         "reference": 1.0,
@@ -76,8 +76,7 @@ def test_the_audit_lists_what_there_is_and_what_is_not(tmp_path, small):
         "unboxed": 0.0,
     }
     assert result["absent"]["math"] == "math: not here"
-    text = (tmp_path / "audit.md").read_text()
-    assert "(fast): passed" in text and "| gsm8k | wrong | 4 | 0 | 0 |" in text
+    require_passed(result)
 
 
 @needs_sandbox
@@ -88,11 +87,13 @@ def test_the_audit_lists_what_there_is_and_what_is_not(tmp_path, small):
         (lambda answers, texts: ["wrong"] * len(texts), "gsm8k reference, gsm8k answer"),
     ],
 )
-def test_a_grader_that_errs_fails_the_audit(tmp_path, small, monkeypatch, judge, failed):
+def test_a_grader_that_errs_fails_the_audit(small, monkeypatch, judge, failed):
     monkeypatch.setattr(auditing, "judge_math", judge)
-    with pytest.raises(UserError, match=f"audit: failed for {failed}; see .*audit.md"):
-        audit(tmp_path / "audit")
-    result = read_json(tmp_path / "audit.json")
+    result = audit()
+    with pytest.raises(
+        UserError, match=f"audit: failed for {failed} \\(gsm8k [a-z]+ 0, gsm8k [a-z]+ 1, .*\\)"
+    ):
+        require_passed(result)
     assert not result["ok"]
     assert {row["task_id"] for row in result["exceptions"]} == {"0", "1", "2", "3"}
 
@@ -119,9 +120,14 @@ def test_hostile_programs_that_score_or_break_the_sandbox_fail_the_audit(monkeyp
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_audit_passes_on_the_real_data(tmp_path, real_data):
-    audit(tmp_path / "audit")
-    result = read_json(tmp_path / "audit.json")
+    result = audit()
+    require_passed(result)
     assert set(result["absent"]) == {"eurus-math", "eurus-code"}
     assert len({row["set"] for row in result["cases"]}) == 14
     assert result["hostile"]["ok"] and result["hostile"]["programs"] >= 60
     assert all(row["exact_not_boxed"] == 0 for row in result["graders"])
+    write_json(tmp_path / "audit.json", result)
+    write_audit(result, tmp_path / "audit")
+    cases = dict(audit_tables(result))["What the graders accept"].set_index("set")
+    assert set(cases["verdict"]) == {"passed"}
+    assert [name for name in cases.index if name.endswith("‡")] == ["dapo ‡", "omni-math ‡"]

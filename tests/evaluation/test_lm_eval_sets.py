@@ -2,7 +2,7 @@
 
 import pytest
 
-from troll.evaluation.lm_eval_builtin import write_builtin_tasks
+from troll.evaluation.lm_eval_builtin import write_tasks
 from troll.evaluation.lm_eval_replay import TASKS
 from troll.tasks.datasets.catalogue import MATH_EVAL
 from troll.tasks.datasets.load import load
@@ -58,16 +58,23 @@ def test_an_oracle_solves_the_sets_and_a_mute_model_none(real_data, name):
 
 
 @pytest.mark.slow
-def test_tasks_of_lm_eval_itself_run_on_our_data(real_data, tmp_path, monkeypatch):
+def test_written_tasks_run_offline_the_packages_and_those_of_lm_eval(real_data, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    names = write_builtin_tasks(tmp_path / "tasks")
+    names = write_tasks(tmp_path / "tasks")
+    own = [name for name in names if name.startswith("local_")]
+    assert {"troll_gsm8k", "troll_math", "troll_math500", "troll_math_eval"} <= set(names) - set(own)
 
     def solve(document, _):
         if "question" in document:
             return document["answer"]
         return f"Final Answer: The final answer is ${document['answer']}$. I hope it is correct."
 
-    results = evaluate(names, solve, 3, path=tmp_path / "tasks")["results"]
+    def box(document, _):
+        return f"\\boxed{{{document['answer']}}}"
+
+    results = evaluate(own, solve, 3, path=tmp_path / "tasks")["results"]
     assert results["local_gsm8k"]["exact_match,strict-match"] == 1.0
-    for name in names[1:]:
+    for name in own[1:]:
         assert results[name]["exact_match,none"] == 1.0
+    copied = evaluate(["troll_math_eval"], box, 1, path=tmp_path / "tasks")["results"]
+    assert copied["troll_math_eval"]["pass@1,all"] == 1.0

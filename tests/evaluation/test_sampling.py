@@ -201,6 +201,16 @@ def test_bad_input_is_one_line(checkpoint, tmp_path, changes, message):
     assert not (tmp_path / "s.jsonl").exists()
 
 
+def test_prompts_that_do_not_fit_may_be_cut_to_their_end(checkpoint, tmp_path):
+    long = [Prompt("t/0", "b" * 200 + "a" * 100), Prompt("t/1", "a" * 100)]
+    rows = draw(checkpoint, tmp_path / "a.jsonl", long, max_new_tokens=28, cut_prompts=True)
+    assert [row.get("cut", False) for row in rows] == [True] * 4 + [False] * 4
+    whole = draw(checkpoint, tmp_path / "b.jsonl", [Prompt("t/0", "a" * 100)], max_new_tokens=28)
+    assert [row["completion"] for row in rows[:4]] == [row["completion"] for row in whole]
+    with pytest.raises(UserError, match="max_new_tokens 128 leaves a prompt no room"):
+        draw(checkpoint, tmp_path / "c.jsonl", long, max_new_tokens=128, cut_prompts=True)
+
+
 def test_a_missing_checkpoint_is_named(tmp_path):
     with pytest.raises(UserError, match="nowhere: not a model"):
         draw(tmp_path / "nowhere", tmp_path / "s.jsonl")

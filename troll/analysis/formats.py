@@ -263,6 +263,7 @@ _LATEX = {
     MINUS: "$-$",
     MISSING: "--",
     "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
     "<": r"$<$",
     ">": r"$>$",
 }

@@ -5,11 +5,9 @@ evaluation use), and math-verify on the whole completion, where it may find an a
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from troll.files import write_text
 from troll.tasks.verifiers.math import judge_math, last_boxed
 
 JUDGES = ("exact", "boxed", "math_verify")
@@ -65,21 +63,3 @@ def disagreement_table(samples: Mapping[str, tuple[Sequence[str], Sequence[str]]
             }
         )
     return pd.DataFrame(rows)
-
-
-def write_table(table: pd.DataFrame, out: Path) -> None:
-    """Writes a table as ``<out>.csv`` and ``<out>.md``."""
-    write_text(out.with_suffix(".csv"), table.to_csv(index=False))
-    write_text(out.with_suffix(".md"), markdown(table))
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown, numbers to four digits."""
-
-    def cell(value: object) -> str:
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    lines += [[cell(value) for value in row] for row in table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

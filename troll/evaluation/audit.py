@@ -6,18 +6,14 @@ functions that give rewards and grades; so does a corpus of hostile programs.
 
 import platform
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from troll.errors import UserError
-from troll.evaluation.agreement import disagreement_table, markdown
+from troll.evaluation.agreement import disagreement_table
 from troll.evaluation.audit_cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from troll.evaluation.speed import speed
-from troll.files import write_json, write_text
 from troll.progress import say
 from troll.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS
@@ -37,18 +33,24 @@ _HOSTILE_LIMITS = Limits(cpu_s=0.3, wall_s=2)
 # What an attack may cost beyond its limits: start-up, clean-up and a machine that is busy.
 _HOSTILE_SLACK_S = 3.0
 _HONEST = "def f(x):\n    return x + x + x + 1\n"
+_NAMED = 8  # culprits in the message of a failed audit
 _SHOWN = 200  # characters of a completion in the list of exceptions
 
 
-def audit(out: Path, *, full: bool = False) -> None:
-    """Audits the graders and writes ``<out>.json`` and ``<out>.md``.
+def audit(*, full: bool = False) -> dict[str, Any]:
+    """Audits the graders.
 
     Args:
-        out: path without suffix.
         full: all problems of all sets, and the contamination of DAPO-Math and the speed, instead of samples.
 
+    Returns:
+        ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
+        ``graders`` (see `troll.evaluation.agreement`), ``contamination``, ``speed``, ``exceptions`` (what was
+        judged otherwise than it should be, with the cause where it is known), ``absent`` (why, by data set),
+        ``data`` (provenance by data set), ``python`` and ``seconds``.
+
     Raises:
-        UserError: the sandbox is missing, or the audit fails; the files are written in the latter case.
+        UserError: the sandbox is missing.
     """
     available, reason = sandbox_available()
     if not available:
@@ -57,7 +59,7 @@ def audit(out: Path, *, full: bool = False) -> None:
     rows: list[dict[str, Any]] = []
     exceptions: list[dict[str, Any]] = []
     samples: dict[str, tuple[list[str], list[str]]] = {}
-    data, absent = _load_all()
+    data, absent = load_all()
     for name, loaded in data.items():
         problems = _chosen(loaded, full)
         cases = MATH_CASES if DATA_SETS[name].kind == "math" else CODE_CASES
@@ -73,13 +75,13 @@ def audit(out: Path, *, full: bool = False) -> None:
             rows.append(_row(loaded, case, statuses, found) | {"seconds": round(time.monotonic() - began, 1)})
         say(f"audit: {name} done, {time.monotonic() - start:.0f} s")
     hostile = audit_hostile()
-    result = {
+    return {
         "mode": "full" if full else "fast",
         "ok": hostile["ok"] and all(row["ok"] for row in rows),
         "cases": rows,
         "hostile": hostile,
         "graders": disagreement_table(samples).to_dict("records"),
-        "contamination": _contamination(data) if full else [],
+        "contamination": dapo_contamination(data) if full and "dapo" in data else [],
         "speed": speed() if full and {"humaneval+", "math"} <= set(data) else [],
         "exceptions": exceptions,
         "absent": absent,
@@ -87,15 +89,34 @@ def audit(out: Path, *, full: bool = False) -> None:
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - start, 1),
     }
-    write_json(out.with_name(out.name + ".json"), result)
-    write_text(out.with_name(out.name + ".md"), report(result))
-    if not result["ok"]:
-        failed = [f"{row['set']} {row['case']}" for row in rows if not row["ok"]]
-        failed += [] if hostile["ok"] else ["hostile programs"]
-        raise UserError(f"audit: failed for {', '.join(failed)}; see {out}.md")
 
 
-def _load_all() -> tuple[dict[str, Loaded], dict[str, str]]:
+def require_passed(result: Mapping[str, Any]) -> None:
+    """Refuses a failed audit.
+
+    Args:
+        result: of `audit`.
+
+    Raises:
+        UserError: names what failed, and the problems behind it that nobody has explained.
+    """
+    if result["ok"]:
+        return
+    failed = [f"{row['set']} {row['case']}" for row in result["cases"] if not row["ok"]]
+    culprits = [
+        f"{item['set']} {item['case']} {item['task_id']}"
+        for item in result["exceptions"]
+        if not item["explanation"] and f"{item['set']} {item['case']}" in failed
+    ]
+    hostile = result["hostile"]
+    if not hostile["ok"]:
+        failed.append("hostile programs")
+        culprits += [*hostile["scored"], *hostile["infrastructure"]]
+    shown = ", ".join(culprits[:_NAMED]) + (", ..." if len(culprits) > _NAMED else "")
+    raise UserError(f"audit: failed for {', '.join(failed)}{f' ({shown})' if shown else ''}")
+
+
+def load_all() -> tuple[dict[str, Loaded], dict[str, str]]:
     """The test splits that there are, and why the others are not."""
     data, absent = {}, {}
     for name in DATA_SETS:
@@ -157,6 +178,7 @@ def _row(
         "set": loaded.name,
         "case": case,
         "problems": len(statuses),
+        "available": len(loaded.problems),
         "passed": passed,
         "rate": rate,
         "stand_in": bool(loaded.provenance["stand_in"]),
@@ -196,44 +218,27 @@ def audit_hostile() -> dict[str, Any]:
     }
 
 
-def _contamination(data: dict[str, Loaded]) -> list[dict[str, Any]]:
-    if "dapo" not in data:
-        return []
+def dapo_contamination(data: Mapping[str, Loaded]) -> list[dict[str, Any]]:
+    """Problems of the mathematics sets that the training problems of DAPO-Math hold.
+
+    Args:
+        data: test splits by name.
+
+    Returns:
+        Rows of `troll.tasks.datasets.dapo.contamination`, with ``stand_in`` (whether the evaluation set is
+        one) and ``train_stand_in``.
+
+    Raises:
+        UserError: DAPO-Math has no source.
+    """
+    train = load("dapo", "train")
     sets = {name: loaded.problems for name, loaded in data.items() if DATA_SETS[name].kind == "math"}
-    return contamination(load("dapo", "train").problems, sets)
-
-
-def report(result: dict[str, Any]) -> str:
-    """The audit as Markdown."""
-    hostile = result["hostile"]
-    statuses = ", ".join(f"{name} {count}" for name, count in hostile["statuses"].items())
-    cases = pd.DataFrame(result["cases"])
-    parts = [
-        f"# Audit of the graders ({result['mode']}): {'passed' if result['ok'] else 'FAILED'}",
-        "References and answers must pass in more than 99 % of the problems, explained exceptions apart; "
-        "wrong and unboxed ones never. "
-        "Paraphrases are reported. Stand-ins take the place of a set that the paper used.",
-        markdown(cases) if len(cases) else "No data set is available.",
-        "## Hostile programs",
-        f"{hostile['programs']} programs: {len(hostile['scored'])} scored, {len(hostile['infrastructure'])} "
-        f"took the sandbox down, {hostile['honest']} honest neighbours were misjudged; "
-        f"{hostile['seconds']} s. Statuses: {statuses}.",
+    return [
+        row
+        | {
+            "train_problems": len(train.problems),
+            "stand_in": bool(data[row["set"]].provenance["stand_in"]),
+            "train_stand_in": bool(train.provenance["stand_in"]),
+        }
+        for row in contamination(train.problems, sets)
     ]
-    if result["graders"]:
-        parts += [
-            "## Three judges of mathematics",
-            "`exact`: the text in the last box; `boxed`: math-verify on the last box, which counts; "
-            "`math_verify`: math-verify on the whole completion.",
-            markdown(pd.DataFrame(result["graders"])),
-        ]
-    if result["contamination"]:
-        frame = pd.DataFrame(result["contamination"]).drop(columns="pairs")
-        parts += ["## Evaluation problems among the training problems of DAPO-Math", markdown(frame)]
-    if result["speed"]:
-        parts += ["## Speed, in wall seconds", markdown(pd.DataFrame(result["speed"]))]
-    if result["exceptions"]:
-        columns = ["set", "case", "task_id", "status", "answer", "explanation"]
-        parts += ["## Exceptions", markdown(pd.DataFrame(result["exceptions"])[columns])]
-    if result["absent"]:
-        parts += ["## Not available", *(f"- {name}: {reason}" for name, reason in result["absent"].items())]
-    return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -1,6 +1,8 @@
-"""lm-eval's own tasks on our data: its prompts, few-shot examples and metrics, without its downloads.
+"""Tasks for lm-eval in one directory: the package's own, and lm-eval's own on local data.
 
-For a second opinion beside the tasks in ``lm_eval_tasks``, whose prompt and answers follow the paper.
+The package's (``lm_eval_tasks``) follow the paper in prompt, answers and number of samples, and cover all
+seven sets of its MATH Eval; lm-eval has but MATH-500 and AIME of these. Its own tasks, with its prompts,
+few-shot examples and metrics, are for a second opinion, without its downloads.
 """
 
 import json
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.errors import UserError
+from troll.evaluation.lm_eval_replay import TASKS
 from troll.files import write_jsonl, write_text
 from troll.tasks.datasets.load import load
 from troll.tasks.registry import Problem
@@ -34,11 +37,38 @@ def _aime(problem: Problem) -> dict[str, Any]:
 # lm-eval's task: its file, our data set, the columns that it reads
 _BUILTIN: Mapping[str, tuple[str, str, Columns]] = {
     "gsm8k": ("gsm8k/gsm8k.yaml", "gsm8k", _gsm8k),
+    "minerva_math": ("minerva_math/minerva_math_algebra.yaml", "math", _math),
+    "hendrycks_math": ("hendrycks_math/hendrycks_math_algebra.yaml", "math", _math),
     "minerva_math500": ("minerva_math/minerva_math500.yaml", "math500", _math),
     "hendrycks_math500": ("hendrycks_math/hendrycks_math500.yaml", "math500", _math),
     "aime24": ("aime/aime24.yaml", "aime24", _aime),
     "aime25": ("aime/aime25.yaml", "aime25", _aime),
 }
+
+
+def write_tasks(out: Path) -> list[str]:
+    """Writes all tasks, ready for lm-eval's ``--include_path``.
+
+    The package's tasks read their problems when lm-eval runs, from the same source as this package; lm-eval's
+    own read files that are written here.
+
+    Args:
+        out: directory.
+
+    Returns:
+        Names of the tasks and groups: the package's, which start with ``troll_``, then lm-eval's with
+        ``local_`` before them.
+
+    Raises:
+        UserError: lm-eval is not installed, or a data set has no source.
+    """
+    names = []
+    for path in sorted(TASKS.glob("troll_*.yaml")):
+        write_text(out / path.name, path.read_text(encoding="utf-8"))
+        names.append(path.stem)
+    functions = TASKS / "functions.py"
+    write_text(out / functions.name, functions.read_text(encoding="utf-8"))
+    return [*names, *write_builtin_tasks(out)]
 
 
 def write_builtin_tasks(out: Path) -> list[str]:

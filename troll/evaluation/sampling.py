@@ -1,17 +1,17 @@
-"""Samples responses from a checkpoint with transformers: seeded for each response, batched, resumable."""
+"""Samples responses from a checkpoint: seeded for each response, batched, resumable."""
 
 import hashlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from troll.errors import UserError
+from troll.evaluation.engines import Engine, Request, load_engine
+from troll.evaluation.prompts import encode
 from troll.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.seeding import derive_seed
 
@@ -35,6 +35,11 @@ def sample(
     temperature: float = 1.0,
     batch_size: int = 256,
     seed: int = 0,
+    chat: str = "auto",
+    thinking: bool = False,
+    cut_prompts: bool = False,
+    engine: str = "transformers",
+    engine_options: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> None:
     """Samples responses and writes them as JSON lines.
@@ -49,15 +54,21 @@ def sample(
         max_new_tokens: longest response, in tokens, end of text included.
         out: gets a line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per response, in
             the order of the problems; ``completion`` is the raw text without special tokens, ``finished``
-            tells whether the response ended by itself.
+            tells whether the response ended by itself, and ``cut`` is there and true after a cut prompt.
         temperature: divides the logits; 0 is greedy.
         batch_size: responses decoded at a time.
         seed: of the random streams.
-        device: default CUDA if there is a device, else CPU.
+        chat: ``on``, ``off`` or ``auto``, see `troll.evaluation.prompts.wants_chat`.
+        thinking: see `troll.evaluation.prompts.encode`.
+        cut_prompts: cut prompts that do not fit to their last tokens, as lm-eval does, instead of refusing
+            them.
+        engine: ``transformers`` or ``vllm``; their random streams differ, so their texts do.
+        engine_options: arguments of ``vllm.LLM``.
+        device: for transformers; default CUDA if there is a device, else CPU.
 
     Raises:
-        UserError: no such checkpoint, no problems, duplicate task ids, or prompts that do not fit the
-            context.
+        UserError: no such checkpoint, engine or chat template, no problems, duplicate task ids, or prompts
+            that do not fit the context.
     """
     _check_arguments(problems, samples_per_problem, max_new_tokens, batch_size, temperature)
     settings = {
@@ -65,6 +76,11 @@ def sample(
         "seed": seed,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
+        "engine": engine,
+        "engine_options": dict(engine_options or {}),
+        "chat": chat,
+        "thinking": thinking,
+        "cut_prompts": cut_prompts,
         "prompts": hashlib.sha256(json.dumps([p.prompt for p in problems]).encode()).hexdigest(),
     }
     parts = out.with_name(out.name + ".parts")
@@ -76,9 +92,17 @@ def sample(
         if (problem.task_id, number) not in rows
     ]
     if todo:
-        engine = _Engine(checkpoint, device, max_new_tokens, temperature, seed)
+        loaded = load_engine(
+            engine,
+            checkpoint,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            device=device,
+            options=engine_options,
+        )
+        sampler = _Sampler(loaded, max_new_tokens, seed, chat, thinking=thinking)
         progress = _Progress(out, len(todo), len(problems) * samples_per_problem)
-        for batch in engine.run(problems, todo, batch_size):
+        for batch in sampler.run(problems, todo, batch_size, cut_prompts=cut_prompts):
             name = f"{batch[0]['task_id']}-{batch[0]['sample']}".encode()
             write_jsonl(parts / f"{hashlib.sha256(name).hexdigest()[:16]}.jsonl", batch)
             rows.update({(row["task_id"], row["sample"]): row for row in batch})
@@ -134,90 +158,72 @@ def _rows_done(parts: Path, settings: dict[str, Any]) -> dict[tuple[str, int], d
     return {}
 
 
-class _Engine:
-    """A loaded model that decodes batches."""
+class _Sampler:
+    """Prompts as tokens, and the rows that an engine makes of them."""
 
-    def __init__(
-        self, checkpoint: Path, device: str | None, max_new_tokens: int, temperature: float, seed: int
-    ) -> None:
-        # Late: importing torch and transformers takes seconds, and a finished call needs neither.
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-            self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").to(device).eval()
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"{checkpoint}: not a model that can be loaded ({reason})") from None
-        self._max_new_tokens = max_new_tokens
-        self._temperature = temperature
-        self._seed = seed
-        stops = self._model.generation_config.eos_token_id
-        if stops is None:
-            stops = self._tokenizer.eos_token_id
-        self._stop_ids = {stops} if isinstance(stops, int) else set(stops or ())
-        self._context = getattr(self._model.config, "max_position_embeddings", None)
+    def __init__(self, engine: Engine, max_new_tokens: int, seed: int, chat: str, *, thinking: bool) -> None:
+        self._engine, self._max_new_tokens, self._seed = engine, max_new_tokens, seed
+        self._chat, self._thinking = chat, thinking
 
     def run(
-        self, problems: Sequence[_HasPrompt], todo: Sequence[tuple[int, int]], batch_size: int
+        self,
+        problems: Sequence[_HasPrompt],
+        todo: Sequence[tuple[int, int]],
+        batch_size: int,
+        *,
+        cut_prompts: bool,
     ) -> Iterator[list[dict[str, Any]]]:
         """Yields the rows of one batch after another."""
-        from troll.evaluation.decoding import decode_batch, uniform_stream
-
         indices = sorted({index for index, _ in todo})
-        encoded = self._tokenizer([problems[index].prompt for index in indices]).input_ids
-        prompts = dict(zip(indices, encoded, strict=True))
-        for index, prompt in prompts.items():
-            self._check_prompt(problems[index], len(prompt))
+        texts = [problems[index].prompt for index in indices]
+        encoded = encode(self._engine.tokenizer, texts, self._chat, thinking=self._thinking)
+        whole = dict(zip(indices, encoded, strict=True))
+        prompts = {index: self._fitting(problems[index], ids, cut_prompts) for index, ids in whole.items()}
         # Prompts of like length share a batch, so that little padding is read.
         order = sorted(todo, key=lambda item: (len(prompts[item[0]]), item))
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            members = list(dict.fromkeys(index for index, _ in batch))
-            place = {index: position for position, index in enumerate(members)}
-            uniforms = np.stack(
-                [
-                    uniform_stream(
-                        derive_seed(stream="sample", seed=self._seed, problem=problems[i].task_id, sample=j),
-                        self._max_new_tokens,
-                    )
-                    for i, j in batch
-                ]
+            responses = self._engine.complete(
+                [Request(prompts[index], self._stream(problems[index], number)) for index, number in batch]
             )
-            responses = decode_batch(
-                self._model,
-                [prompts[index] for index in members],
-                [place[index] for index, _ in batch],
-                uniforms,
-                temperature=self._temperature,
-                stop_ids=self._stop_ids,
-            )
-            texts = self._tokenizer.batch_decode(
-                responses, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            texts = self._engine.tokenizer.batch_decode(
+                [response.tokens for response in responses],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
             )
             yield [
                 {
                     "task_id": problems[index].task_id,
                     "sample": number,
                     "completion": text,
-                    "tokens": len(response),
-                    "finished": response[-1] in self._stop_ids,
+                    "tokens": len(response.tokens),
+                    "finished": response.finished,
+                    **({"cut": True} if len(prompts[index]) < len(whole[index]) else {}),
                 }
                 for (index, number), response, text in zip(batch, responses, texts, strict=True)
             ]
 
-    def _check_prompt(self, problem: _HasPrompt, length: int) -> None:
-        if length == 0:
+    def _stream(self, problem: _HasPrompt, number: int) -> int:
+        return derive_seed(stream="sample", seed=self._seed, problem=problem.task_id, sample=number)
+
+    def _fitting(self, problem: _HasPrompt, ids: Sequence[int], cut: bool) -> tuple[int, ...]:
+        """The prompt, or as much of its end as the context leaves room for."""
+        context = self._engine.context
+        if not ids:
             raise UserError(f"sampling: the prompt of {problem.task_id} has no tokens")
-        if self._context is not None and length + self._max_new_tokens > self._context:
+        if context is None or len(ids) + self._max_new_tokens <= context:
+            return tuple(ids)
+        if not cut:
             raise UserError(
-                f"sampling: the prompt of {problem.task_id} has {length} tokens, and with max_new_tokens "
-                f"{self._max_new_tokens} that exceeds the model's context of {self._context}"
+                f"sampling: the prompt of {problem.task_id} has {len(ids)} tokens, and with max_new_tokens "
+                f"{self._max_new_tokens} that exceeds the model's context of {context}"
             )
+        if self._max_new_tokens >= context:
+            raise UserError(
+                f"sampling: max_new_tokens {self._max_new_tokens} leaves a prompt no room in the model's "
+                f"context of {context}"
+            )
+        return tuple(ids[self._max_new_tokens - context :])
 
 
 class _Progress:

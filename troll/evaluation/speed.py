@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from troll.evaluation.audit_cases import math_answer, math_paraphrase, math_wrong
@@ -12,6 +13,21 @@ from troll.tasks.registry import Problem
 from troll.tasks.sandbox import Limits, Program, run_batch
 from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.math import judge_math
+from troll.tasks.verifiers.references import no_known_references
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What is wanted of two cores, in words and as a rate on all of them."""
+
+    text: str
+    per_second: float
+
+
+_CORES = 2
+_HUMANEVAL = _Goal("164 in 60 s on 2 cores", 164 / 60)
+_MATHEMATICS = _Goal("2,048 in 10 s on 2 cores", 2048 / 10)
+_SANDBOX = _Goal("30 per second and core", 30 * _CORES)
 
 
 def speed(
@@ -25,8 +41,9 @@ def speed(
         programs: small ones, for the sandbox.
 
     Returns:
-        Rows with ``what``, ``count``, ``passed``, ``seconds`` (wall), ``per_second``, ``goal`` and ``load``
-        (processes that wanted a core just before; above the number of cores the seconds say little).
+        Rows with ``what``, ``count``, ``passed``, ``seconds`` (wall), ``per_second``, ``goal``, ``met`` (yes,
+        no, or empty where there is no goal), ``cores`` and ``load`` (processes that wanted a core just
+        before; above the number of cores the seconds say little).
 
     Raises:
         UserError: no data, no sandbox, or evalplus or math-verify is missing.
@@ -54,12 +71,16 @@ def speed(
         return sum(item.status == "finished" for item in run_batch(small, Limits(5, 30)))
 
     judge_math(["1/2"] * 64, [f"\\boxed{{{number}/3}}" for number in range(64)])  # the workers have started
+    with no_known_references():
+        rows = [
+            _measure("HumanEval+ canonical solutions, expected outputs computed", len(code), ours),
+            _measure("HumanEval+ canonical solutions, expected outputs known", len(code), ours, _HUMANEVAL),
+        ]
     return [
-        _measure("HumanEval+ canonical solutions, first time", len(code), ours, None),
-        _measure("HumanEval+ canonical solutions, expected outputs known", len(code), ours, "60 s"),
-        _measure("the same by evalplus in the sandbox, expected outputs included", len(code), theirs, None),
-        _measure("mathematics rewards", len(texts), mathematics, "10 s for 2,048"),
-        _measure("small programs in the sandbox", programs, sandbox, "30 per second and core"),
+        *rows,
+        _measure("the same by evalplus in the sandbox, expected outputs computed", len(code), theirs),
+        _measure("mathematics rewards", len(texts), mathematics, _MATHEMATICS),
+        _measure("small programs in the sandbox", programs, sandbox, _SANDBOX),
     ]
 
 
@@ -70,17 +91,21 @@ def _answer(problem: Problem, number: int) -> str:
     return f"\\boxed{{{problem.answer}{' + 0' if number % 2 else f' + {number}'}}}"
 
 
-def _measure(what: str, count: int, work: Callable[[], int], goal: str | None) -> dict[str, Any]:
+def _measure(what: str, count: int, work: Callable[[], int], goal: _Goal | None = None) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     start = time.perf_counter()
     passed = work()
     seconds = time.perf_counter() - start
+    cores = len(os.sched_getaffinity(0))
+    met = goal is not None and count / seconds >= goal.per_second * cores / _CORES
     return {
         "what": what,
         "count": count,
         "passed": passed,
         "seconds": round(seconds, 2),
         "per_second": round(count / seconds, 1),
-        "goal": goal or "",
+        "goal": goal.text if goal else "",
+        "met": "" if goal is None else "yes" if met else "no",
+        "cores": cores,
         "load": round(load_before, 1),
     }

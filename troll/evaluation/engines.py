@@ -1,0 +1,127 @@
+"""What decodes: transformers here, or vLLM, behind one small interface."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from troll.errors import UserError
+
+ENGINES = ("transformers", "vllm")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to be written: the prompt's token ids, and the seed of the response's random stream."""
+
+    prompt: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """Token ids with the end of text, if the response ended by itself (``finished``)."""
+
+    tokens: list[int]
+    finished: bool
+
+
+class Engine(Protocol):
+    """A loaded model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, of transformers."""
+
+    @property
+    def context(self) -> int | None:
+        """Longest prompt and response together, in tokens; None if nothing says so."""
+
+    def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """Responses in the order of the requests; each depends on its own prompt and seed alone."""
+
+
+def load_engine(
+    name: str,
+    checkpoint: Path,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    device: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Loads a model.
+
+    Args:
+        name: one of `ENGINES`.
+        checkpoint: directory with model and tokenizer, or the name of a hub model.
+        max_new_tokens: longest response, in tokens, end of text included.
+        temperature: divides the logits; 0 is greedy.
+        device: for transformers; default CUDA if there is a device, else CPU.
+        options: arguments of ``vllm.LLM``.
+
+    Raises:
+        UserError: no such engine, it is not installed, options that it does not take, or no such model.
+    """
+    if name not in ENGINES:
+        raise UserError(f"sampling: engine is {name!r}; valid: {', '.join(ENGINES)}")
+    if name == "vllm":
+        from troll.evaluation.engine_vllm import VllmEngine
+
+        return VllmEngine(checkpoint, max_new_tokens, temperature, options or {})
+    if options:
+        raise UserError(
+            f"sampling: options {', '.join(options)} are for the engine vllm; transformers has none"
+        )
+    return TransformersEngine(checkpoint, max_new_tokens, temperature, device)
+
+
+def loading_error(checkpoint: Path, error: Exception) -> UserError:
+    """What to say of a model that does not load."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return UserError(f"{checkpoint}: not a model that can be loaded ({reason})")
+
+
+class TransformersEngine:
+    """Decodes with transformers, each response by a stream of uniform numbers of its own."""
+
+    def __init__(
+        self, checkpoint: Path, max_new_tokens: int, temperature: float, device: str | None = None
+    ) -> None:
+        # Late: importing torch and transformers takes seconds, and a finished call needs neither.
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").to(device).eval()
+        except (OSError, ValueError) as error:
+            raise loading_error(checkpoint, error) from None
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        stops = self._model.generation_config.eos_token_id
+        if stops is None:
+            stops = self.tokenizer.eos_token_id
+        self._stop_ids = {stops} if isinstance(stops, int) else set(stops or ())
+        self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
+
+    def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """See `Engine`."""
+        from troll.evaluation.decoding import decode_batch, uniform_stream
+
+        prompts = list(dict.fromkeys(request.prompt for request in requests))
+        place = {prompt: position for position, prompt in enumerate(prompts)}
+        responses = decode_batch(
+            self._model,
+            prompts,
+            [place[request.prompt] for request in requests],
+            np.stack([uniform_stream(request.seed, self._max_new_tokens) for request in requests]),
+            temperature=self._temperature,
+            stop_ids=self._stop_ids,
+        )
+        return [Response(tokens, tokens[-1] in self._stop_ids) for tokens in responses]

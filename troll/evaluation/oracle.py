@@ -1,0 +1,26 @@
+"""Reference solutions as samples: what a model that is always right would write."""
+
+from pathlib import Path
+
+from troll.evaluation.audit_cases import code_reference, math_reference
+from troll.files import write_jsonl
+from troll.tasks.registry import Task
+
+
+def write_oracle(task: Task, problems: Path, out: Path) -> None:
+    """Writes one sample per problem: its reference solution, ended with a box where the set has none.
+
+    Args:
+        task: whose problems they are.
+        problems: JSON lines, as `troll problems` writes them.
+        out: gets lines with ``task_id``, ``sample`` and ``completion``.
+
+    Raises:
+        UserError: the file is missing, or a line lacks a field.
+    """
+    write = math_reference if task.kind == "math" else code_reference
+    rows = [
+        {"task_id": problem.task_id, "sample": 0, "completion": write(problem)}
+        for problem in task.load(problems)
+    ]
+    write_jsonl(out, rows)

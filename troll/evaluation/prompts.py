@@ -1,0 +1,79 @@
+"""What a model is shown: the raw prompt, or a chat with it, as tokens."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from troll.errors import UserError
+
+Chat = Literal["auto", "on", "off"]
+
+_PROGRAM = (
+    "Complete this Python program. Answer with the whole program in one fenced block.\n\n```python\n{}\n```"
+)
+
+
+def wants_chat(tokenizer: Any, chat: str) -> bool:
+    """Whether prompts become chats.
+
+    Args:
+        tokenizer: of transformers.
+        chat: ``on``, ``off``, or ``auto`` for on where the tokenizer has a chat template. Base models such as
+            Qwen3-Base have one too; a model that was trained on raw prompts is sampled with ``off``.
+
+    Raises:
+        UserError: no such mode, or ``on`` without a template.
+    """
+    if chat not in get_args(Chat):
+        raise UserError(f"sampling: chat is {chat!r}; valid: {', '.join(get_args(Chat))}")
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if chat == "on" and not has_template:
+        raise UserError(
+            "sampling: chat is on, but the model's tokenizer has no chat template; use auto or off"
+        )
+    return chat != "off" and has_template
+
+
+def encode(
+    tokenizer: Any, prompts: Sequence[str], chat: str = "auto", *, thinking: bool = False
+) -> list[list[int]]:
+    """Token ids of prompts.
+
+    Args:
+        tokenizer: of transformers.
+        prompts: texts; mathematics asks for a box already, and a program is put into a fenced block in a
+            chat.
+        chat: see `wants_chat`.
+        thinking: for templates that know ``enable_thinking`` (Qwen3). Off by default, though Qwen3's template
+            has it on: a thought is often longer than the 4,096 tokens that the paper allows a response, so
+            that the answer would be cut off, and models without such a mode could not be compared.
+
+    Raises:
+        UserError: see `wants_chat`.
+    """
+    if not wants_chat(tokenizer, chat):
+        return [list(ids) for ids in tokenizer(list(prompts)).input_ids]
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+        )
+        for prompt in prompts
+    ]
+    # The template has written the special tokens.
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+
+def is_program(prompt: str) -> bool:
+    """Whether a prompt is Python to be continued: a function's head, or a docstring as in MBPP."""
+    try:
+        body = ast.parse(prompt).body
+    except (SyntaxError, ValueError):
+        return False
+    last = body[-1] if body else None
+    docstring = isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
+    return isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (
+        docstring and prompt.lstrip().startswith(('"""', "'''"))
+    )
