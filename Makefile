@@ -13,7 +13,7 @@ SEEDS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env results test lint readme check-results clean
+.PHONY: help env results test lint readme docs check-results clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test: env ## linters, type checker and all tests
 
 readme: env ## write the generated parts of the README from the tracked tidy table
 	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml
+
+docs: env ## write what is generated from the code: the JSON schema and docs/configuration.md
+	@for file in workflow/schemas/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
 
 check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
 	@for directory in results/*/; do "$(BIN)/troll" check-results "$$directory" --ledger workflow/config/claims.yaml; done

@@ -1,14 +1,28 @@
 """The command line: mistakes are one line, help is short, nothing is half-written."""
 
-import json
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from troll import __version__
 from troll.cli import app
+
+
+def _flat(group, *before):
+    """Every command by its words: ("train",), ("benchmark", "oracle")."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _flat(command, *before, name)
+        else:
+            yield (*before, name), command
+
+
+COMMANDS = dict(_flat(typer.main.get_command(app)))
 
 
 def troll(*arguments, **settings):
@@ -21,9 +35,18 @@ def test_version_and_help():
     assert runner.invoke(app, ["--version"]).stdout.strip() == f"troll {__version__}"
     text = runner.invoke(app, ["--help"]).stdout
     assert len(text.splitlines()) < 45
-    for command in ("train", "sample", "grade", "collect", "table", "figure"):
-        assert command in text
-        assert runner.invoke(app, [command, "--help"]).exit_code == 0
+    for command in COMMANDS:
+        assert command[0] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command):
+    text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "100"}).stdout
+    assert len(text.splitlines()) <= 40, "shorten it"
+    example = inspect.getdoc(COMMANDS[command].callback).partition("Example:")[2].split()
+    assert set(command) <= set(example), "its docstring shows no example"
+    options = {name for option in COMMANDS[command].params for name in option.opts}
+    assert {word for word in example if word.startswith("--")} <= options
 
 
 @pytest.mark.parametrize(
@@ -50,18 +73,32 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, message, tmp_path):
 
 
 def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
-    config = json.dumps({"name": "chains"})  # the workflow always gives sizes: leaving them out is a bug
+    # The workflow always gives all settings: leaving them out is a bug.
     result = troll(
-        "--log", str(tmp_path / "log"), "problems", "--config", config, "--out", str(tmp_path / "o")
+        "--log", str(tmp_path / "log"), "tokenizer", "--config", "{}", "--out", str(tmp_path / "o")
     )
     assert result.returncode == 2
-    assert result.stderr.strip().splitlines() == [f"error: KeyError: 'train' (log: {tmp_path / 'log'})"]
+    assert result.stderr.strip().splitlines() == [f"error: KeyError: 'tasks' (log: {tmp_path / 'log'})"]
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-def test_check_lists_the_runs_of_an_experiment(repository):
-    result = troll("check", str(repository / "workflow/config/testbed.yaml"))
+def test_check_shows_the_matrix_and_lists_the_runs(repository, tmp_path):
+    path = str(repository / "workflow/config/testbed.yaml")
+    table = troll("check", path, cwd=tmp_path).stdout.splitlines()
+    assert len(table) == 1 + 16 + 2
+    assert table[-1].startswith("32 runs from 2 base models; time unknown")
+    names = troll("check", path, "--names").stdout.splitlines()
+    assert len(names) == len(set(names)) == 32
+    assert "tiny/chains/troll/grpo/stale/seed0" in names
+
+
+def test_the_long_version_holds_what_a_report_needs_and_no_names():
+    result = troll("--version", "--verbose")
     assert result.returncode == 0
-    runs = result.stdout.splitlines()
-    assert len(runs) == len(set(runs)) == 32
-    assert "tiny/chains/troll/grpo/stale/seed0" in runs
+    shown = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert {"troll", "commit", "python", "platform", "torch", "trl", "snakemake", "bubblewrap"} <= set(shown)
+    assert str(Path.home()) not in result.stdout
+
+
+def test_no_command_is_one_line():
+    assert troll("--log", "/dev/null").stderr.startswith("error: no command given; `troll --help` lists them")

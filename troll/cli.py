@@ -16,6 +16,7 @@ import typer
 
 from troll import __version__
 from troll.cli_results import register_results
+from troll.cli_support import register_support
 from troll.environment import quiet_libraries
 from troll.errors import UserError
 from troll.progress import log_to, say
@@ -44,38 +45,27 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"troll {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="show it")
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="with --version: all that a report needs")
     ] = False,
     log: Annotated[Path | None, typer.Option(help="file for everything but progress and errors")] = None,
 ) -> None:
+    if version:
+        from troll.support.versions import describe
+
+        typer.echo("\n".join(describe()) if verbose else f"troll {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise UserError("no command given; `troll --help` lists them")
     quiet_libraries()
     if log is not None:
         global _log
         _log = log
         log_to(log)
-
-
-@app.command()
-def check(experiment: Annotated[Path, typer.Argument(help="an experiment file")]) -> None:
-    """Validate an experiment file and list its runs.
-
-    Example: troll check workflow/config/testbed.yaml
-    """
-    from troll.experiments import load_experiment
-
-    runs = load_experiment(experiment).runs()
-    for run in runs:
-        typer.echo(run.run_id)
-    typer.echo(f"{len(runs)} runs", err=True)
 
 
 @app.command()
@@ -92,7 +82,11 @@ def problems(config: Config, out: Out) -> None:
 
 @app.command()
 def tokenizer(config: Config, out: Out) -> None:
-    """Train the tokenizer of an experiment's from-scratch models."""
+    """Train the tokenizer of an experiment's from-scratch models.
+
+    Example: troll tokenizer --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}'
+    --out tokenizer
+    """
     from troll.training.tokenizer import make_tokenizer
 
     settings = _json(config)
@@ -103,7 +97,10 @@ def tokenizer(config: Config, out: Out) -> None:
 def base_model(
     config: Config, tokenizer: Annotated[Path, typer.Option(help="directory of the tokenizer")], out: Out
 ) -> None:
-    """Train a from-scratch base model on flawed demonstrations."""
+    """Train a from-scratch base model on flawed demonstrations.
+
+    Example: troll base-model --config '{"run_id": "tiny/chains/base", ...}' --tokenizer tokenizer --out base
+    """
     from troll.training.base_model import train_base_model
 
     train_base_model(_json(config), tokenizer, out)
@@ -111,7 +108,10 @@ def base_model(
 
 @app.command()
 def configure(config: Config, out: Out) -> None:
-    """Write a run.yaml: everything that defines one run."""
+    """Write a run.yaml: everything that defines one run.
+
+    Example: troll configure --config '{"run_id": ...}' --out run.yaml
+    """
     from troll.experiments import write_run_file
 
     write_run_file(out, _json(config))
@@ -212,6 +212,7 @@ def audit(
 
 
 register_results(app)
+register_support(app)
 
 
 def main() -> None:

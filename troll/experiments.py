@@ -39,11 +39,11 @@ class Block(Settings):
     """One block of the matrix: every combination of the names listed; a key left out means all."""
 
     group: str | None = Field(None, description="a name to run this block by: `snakemake GROUP`")
-    models: list[str] | None = None
-    tasks: list[str] | None = None
-    trust_regions: list[str] | None = None
-    estimators: list[str] | None = None
-    conditions: list[str] | None = None
+    models: list[str] | None = Field(None, description="names; none means all")
+    tasks: list[str] | None = Field(None, description="names; none means all")
+    trust_regions: list[str] | None = Field(None, description="names; none means all")
+    estimators: list[str] | None = Field(None, description="names; none means all")
+    conditions: list[str] | None = Field(None, description="names; none means all")
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,17 @@ class Experiment(Settings):
     """A whole experiment file."""
 
     experiment: str = Field(description="name; results go to results/<name>")
-    summary: str = ""
-    seeds: list[Whole] = Field(min_length=1)
-    tasks: dict[str, TaskSettings] = Field(min_length=1)
-    models: dict[str, ModelSettings] = Field(min_length=1)
-    trust_regions: dict[str, Rule] = Field(min_length=1)
-    estimators: dict[str, Rule] = Field(min_length=1)
-    conditions: dict[str, dict[str, Any]] = Field(min_length=1)
-    training: Training = Training()
-    evaluation: Evaluation = Evaluation()
+    summary: str = Field("", description="one line for people")
+    seeds: list[Whole] = Field(min_length=1, description="a run for each, of every combination")
+    tasks: dict[str, TaskSettings] = Field(min_length=1, description="by registered name: see Tasks")
+    models: dict[str, ModelSettings] = Field(min_length=1, description="by names of your choice")
+    trust_regions: dict[str, Rule] = Field(min_length=1, description="by names of your choice")
+    estimators: dict[str, Rule] = Field(min_length=1, description="by names of your choice")
+    conditions: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="overrides of training, by names of your choice"
+    )
+    training: Training = Field(Training(), description="settings of every run")
+    evaluation: Evaluation = Field(Evaluation(), description="of final checkpoints and base models")
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
     cost: Cost | None = Field(None, description="measure the cost of an update on this machine")
     approximation: bool = Field(False, description="compare sparse projections with dense ones")

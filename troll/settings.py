@@ -24,11 +24,11 @@ def _size(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_no_flag), Field(gt=0)]
-Whole = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
+Count = Annotated[int, Field(gt=0), BeforeValidator(_no_flag)]
+Whole = Annotated[int, Field(ge=0), BeforeValidator(_no_flag)]
 Size = Annotated[int | str, BeforeValidator(_no_flag), AfterValidator(_size)]
-Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_flag)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_flag)]
 
 
 class Critic(Settings):
@@ -113,6 +113,7 @@ class Training(Settings):
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
     validate_every: Whole = Field(10, description="rollout batches between validations; 0 for never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
+    checkpoints_kept: Count = Field(2, description="newest checkpoints that stay until the run is complete")
 
     @model_validator(mode="after")
     def _divides(self) -> "Training":
@@ -157,21 +158,21 @@ class TaskSettings(Settings):
     """A task of the experiment: sizes of its splits, its own settings, overrides of training."""
 
     train: Size = Field(2000, description="number of problems; a public data set also has all")
-    validation: Size = 64
-    test: Size = 64
-    settings: dict[str, Any] = {}
+    validation: Size = Field(64, description="number of problems on which training is watched")
+    test: Size = Field(64, description="number of problems for the final evaluation")
+    settings: dict[str, Any] = Field({}, description="of the task's generator: see Tasks")
     evaluate_on: dict[str, Suite] = Field({}, description="further data sets to evaluate on, by name")
-    training: dict[str, Any] = {}
+    training: dict[str, Any] = Field({}, description="overrides of training that belong to the task")
 
 
 class Supervised(Settings):
     """Supervised training of a from-scratch base model on flawed demonstrations."""
 
-    steps: Count = 700
-    batch_size: Count = 64
-    learning_rate: Positive = 1.5e-3
-    weight_decay: NotNegative = 0.01
-    demonstrations_for_tokenizer: Count = 20000
+    steps: Count = Field(700, description="optimiser steps")
+    batch_size: Count = Field(64, description="demonstrations in a step")
+    learning_rate: Positive = Field(1.5e-3, description="AdamW's largest learning rate")
+    weight_decay: NotNegative = Field(0.01, description="AdamW's weight decay")
+    demonstrations_for_tokenizer: Count = Field(20000, description="texts that the tokenizer is made from")
 
 
 class Hub(Settings):
@@ -193,22 +194,22 @@ class ModelSettings(Settings):
     """A model: either made from scratch (Qwen3 architecture), or named on the Hugging Face hub."""
 
     hub: Hub | None = Field(None, description="a model of the hub; none makes a model from scratch")
-    vocabulary: Count = 512
-    layers: Count = 2
-    width: Count = 128
-    heads: Count = 4
-    key_value_heads: Count = 2
+    vocabulary: Count = Field(512, description="V, tokens; this and the next six are for from scratch only")
+    layers: Count = Field(2, description="transformer layers")
+    width: Count = Field(128, description="D, hidden width")
+    heads: Count = Field(4, description="attention heads")
+    key_value_heads: Count = Field(2, description="attention heads of keys and values")
     head_width: Count = Field(32, description="vLLM serves multiples of 32")
     context: Count = Field(256, description="longest prompt and response together, in tokens")
-    supervised: Supervised = Supervised()
-    training: dict[str, Any] = {}
+    supervised: Supervised = Field(Supervised(), description="how a from-scratch model is made")
+    training: dict[str, Any] = Field({}, description="overrides of training that belong to the model")
 
 
 class Rule(Settings):
     """A trust region or an estimator: a registered rule and its settings."""
 
-    rule: str
-    settings: dict[str, Any] = {}
+    rule: str = Field(description="its registered name: see Trust regions and Estimators")
+    settings: dict[str, Any] = Field({}, description="of the rule: see there")
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
 
 

@@ -32,7 +32,7 @@ def check_tracking(name: str) -> None:
 
 
 def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
-    """accelerate's tracker of that name, started."""
+    """Accelerate's tracker of that name, started."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     if name == "tensorboard":

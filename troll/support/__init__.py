@@ -1,0 +1,1 @@
+"""What people ask around a run: is the machine ready, how long, how far, what may a file hold."""

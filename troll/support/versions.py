@@ -1,0 +1,79 @@
+"""What to put into a report of a problem: versions, commit, platform."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll import __version__
+
+STACK = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "pydantic",
+    "math-verify",
+    "lm_eval",
+    "evalplus",
+    "snakemake",
+    "vllm",
+)
+_TOOLS: dict[str, Sequence[str]] = {
+    "git": ("git", "--version"),
+    "bubblewrap": ("bwrap", "--version"),
+    "slurm": ("sbatch", "--version"),
+    "nvidia driver": ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"),
+}
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def tool(command: Sequence[str]) -> str | None:
+    """The first line that a program prints; None if it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = result.stdout.strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def commit() -> str:
+    """The commit that this package is a checkout of, ``-dirty`` with changes; or that it is none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return "not a git checkout"
+    command = ("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--match=")
+    return tool(command) or "unknown"
+
+
+def describe() -> list[str]:
+    """Everything that helps to understand a problem, as aligned lines; no user names and no paths."""
+    rows = {
+        "troll": __version__,
+        "commit": commit(),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+        "environment": "virtual" if sys.prefix != sys.base_prefix else "not virtual",
+    }
+    rows |= {name: installed(name) or "not installed" for name in STACK}
+    rows |= {name: tool(command) or "not found" for name, command in _TOOLS.items()}
+    width = max(map(len, rows))
+    return [f"{name.ljust(width)}  {value}" for name, value in rows.items()]
