@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ import typer
 from troll import __version__
 from troll.cli_results import register_results
 from troll.cli_support import register_support
+from troll.cli_train import register_train
 from troll.environment import quiet_libraries
 from troll.errors import UserError
 from troll.progress import log_to, say
@@ -118,32 +118,6 @@ def configure(config: Config, out: Out) -> None:
 
 
 @app.command()
-def train(
-    run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
-    base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
-    data: Annotated[Path, typer.Option(help="directory with the task's problems")],
-    tracking: Annotated[
-        str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
-    ] = "none",
-) -> None:
-    """Train one run, or go on where it was interrupted.
-
-    Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
-    """
-    from troll.experiments import read_run_file
-    from troll.files import only_writer
-
-    config = read_run_file(run)
-    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # of those that share this machine and this run
-    with only_writer(run.parent) if first_process else nullcontext(False) as waited:
-        if waited and (run.parent / "manifest.json").exists():
-            return  # the attempt that was waited for finished the run
-        from troll.training.run import train_run
-
-        train_run(config, base, data, run.parent, tracking)
-
-
-@app.command()
 def sample(
     checkpoint: Annotated[Path, typer.Option(help="a saved model")],
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
@@ -211,6 +185,7 @@ def audit(
     check(out, full=full)
 
 
+register_train(app)
 register_results(app)
 register_support(app)
 

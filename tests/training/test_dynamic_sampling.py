@@ -8,7 +8,7 @@ from trainer_cases import PROMPTS, digits
 
 from troll.errors import UserError
 from troll.settings import DynamicSampling
-from troll.training.callbacks import CheckpointCallback
+from troll.training.checkpoints import CheckpointCallback
 from troll.training.trainer import TrustRegionTrainer
 
 DAPO = {"trust_region": "clip", "estimator": "grpo"}

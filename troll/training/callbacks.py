@@ -1,17 +1,18 @@
-"""Callbacks of the trainers: progress for people, metrics for the table, resume."""
+"""Callbacks of the trainers: progress for people, metrics for the table."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from troll.files import read_json, write_json
+from troll.files import read_json, write_json, write_text
 from troll.progress import clock, say
 
-COMPLETE = "complete.json"
+METRICS = "metrics.json"
 
 # Names in TRL's log, and ours. What is not listed here and not among the diagnostics stays out of the
 # metrics.
@@ -27,18 +28,6 @@ _PER_BATCH: Mapping[str, str] = {
     "frac_reward_zero_std": "groups_without_signal",
 }
 _DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
-
-
-class HasMethodState(Protocol):
-    """A trainer with a state of its own beside model, optimiser and scheduler."""
-
-    def method_state(self) -> dict[str, Any]:
-        """Adaptive coefficients, running moments, certificate."""
-        ...
-
-    def load_method_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `method_state` gave."""
-        ...
 
 
 class ProgressCallback(TrainerCallback):
@@ -92,7 +81,7 @@ class ProgressCallback(TrainerCallback):
 class MetricsCallback(TrainerCallback):
     """Writes metrics.jsonl: one line for every optimiser step.
 
-    On resume, lines after the checkpoint are dropped and the clock goes on where it was.
+    On resume, the lines are those of the checkpoint and the clock goes on where it was.
 
     Args:
         path: the file.
@@ -102,6 +91,8 @@ class MetricsCallback(TrainerCallback):
     def __init__(self, path: Path, steps_per_batch: int) -> None:
         self._path, self._steps_per_batch = path, steps_per_batch
         self._begun = self._before = 0.0
+        self._cpu_begun = self._cpu_before = 0.0
+        self._lines = ""
         self._pending: dict[str, float] = {}
 
     @property
@@ -109,19 +100,33 @@ class MetricsCallback(TrainerCallback):
         """Seconds of training so far, those before an interruption included."""
         return self._before + time.monotonic() - self._begun
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of this process in training so far; what else the machine did leaves them alone.
+
+        Child processes count when they have ended: the sandbox of a code task does not.
+        """
+        return self._cpu_before + _processor_seconds() - self._cpu_begun
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Drops lines after the checkpoint that training goes on from."""
-        self._begun = time.monotonic()
-        kept = []
-        if state.global_step and self._path.exists():
-            kept = self._path.read_text(encoding="utf-8").splitlines(keepends=True)[: state.global_step]
-            self._before = float(json.loads(kept[-1])["time"]["wall_s"])
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(self._path)
+        """Begins the file, or goes on with it as it was at the checkpoint."""
+        self._begun, self._cpu_begun = time.monotonic(), _processor_seconds()
+        if state.is_world_process_zero:
+            write_text(self._path, self._lines)
+
+    def save(self, checkpoint: Path) -> None:
+        """Puts the lines so far, and results that wait for the next one, into a checkpoint's directory."""
+        lines = self._path.read_text(encoding="utf-8")
+        write_json(checkpoint / METRICS, {"lines": lines.splitlines(), "pending": self._pending})
+
+    def resume(self, checkpoint: Path) -> None:
+        """Takes up what `save` gave; call it before training."""
+        saved = read_json(checkpoint / METRICS)
+        self._lines, self._pending = "".join(f"{line}\n" for line in saved["lines"]), saved["pending"]
+        times = json.loads(saved["lines"][-1])["time"]
+        self._before, self._cpu_before = float(times["wall_s"]), float(times["cpu_s"])
 
     def on_log(
         self,
@@ -150,43 +155,12 @@ class MetricsCallback(TrainerCallback):
                 row[_RENAMED.get(key, key)] = value
         row |= self._pending
         self._pending = {}
-        timings = {"wall_s": round(self.wall_s, 3)}
+        timings = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
         timings |= {key: logs[key] for key in ("step_time",) if key in logs}
         row["time"] = timings
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
 
-class CheckpointCallback(TrainerCallback):
-    """Marks a checkpoint as complete, with what is needed to go on from it.
-
-    Args:
-        config_digest: of the run's configuration; a checkpoint of another configuration is not resumed.
-        holder: the trainer, whose ``method_state`` is saved and restored.
-    """
-
-    def __init__(self, config_digest: str, holder: HasMethodState) -> None:
-        self._config_digest, self._holder = config_digest, holder
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Writes the mark last, after everything is on disk."""
-        if state.is_world_process_zero:
-            directory = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            mark = {"config": self._config_digest, "method": self._holder.method_state()}
-            write_json(directory / COMPLETE, mark)
-
-    def newest(self, directory: Path) -> Path | None:
-        """The newest complete checkpoint of this configuration; the method is restored as it was then."""
-        found = sorted(
-            directory.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), reverse=True
-        )
-        for path in found:
-            mark_path = path / COMPLETE
-            if mark_path.exists():
-                mark = read_json(mark_path)
-                if mark["config"] == self._config_digest:
-                    self._holder.load_method_state(mark["method"])
-                    return path
-        return None
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])

@@ -16,9 +16,11 @@ from troll.files import write_json
 from troll.settings import Training
 from troll.tasks.registry import Problem, Task, get_task
 from troll.training.base_model import encode
-from troll.training.callbacks import CheckpointCallback, MetricsCallback, ProgressCallback
+from troll.training.callbacks import MetricsCallback, ProgressCallback
+from troll.training.checkpoints import CheckpointCallback
 from troll.training.manifest import digest_of_json, manifest_of
 from troll.training.outputs import save_model
+from troll.training.stopping import StopOnSignal
 from troll.training.tokenizer import load_tokenizer
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
@@ -60,7 +62,6 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         logging_steps=1,
         save_strategy="steps",
         save_steps=training.checkpoint_every * training.steps_per_batch,
-        save_total_limit=2,
         eval_strategy="steps" if training.validate_every else "no",
         eval_steps=max(1, training.validate_every) * training.steps_per_batch,
         eval_on_start=bool(training.validate_every),
@@ -98,9 +99,7 @@ def _pretraining_rows(training: Training, config: Mapping[str, Any], tokenizer: 
     return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config["task"]["settings"]))
 
 
-def train_run(
-    config: Mapping[str, Any], base: Path, data: Path, out: Path, tracking: str = "none"
-) -> None:
+def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, tracking: str = "none") -> None:
     """Trains one run; goes on from its newest checkpoint if it was interrupted.
 
     Args:
@@ -112,6 +111,7 @@ def train_run(
 
     Raises:
         UserError: a file is missing or broken, the loss is not finite, or the certificate is breached.
+        troll.errors.Stopped: a signal came (`troll.signals`); the state is saved.
     """
     training = Training.model_validate(config["training"])
     task = get_task(config["task"]["name"])
@@ -145,18 +145,23 @@ def train_run(
         pretraining=training.pretraining,
         pretraining_rows=_pretraining_rows(training, config, tokenizer),
     )
-    checkpoints = CheckpointCallback(digest_of_json(config), trainer)
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
+    checkpoints = CheckpointCallback(digest_of_json(config), trainer, metrics, training.checkpoints_kept)
+    stop = StopOnSignal(config["run_id"], training.steps_per_batch, trainer.accelerator)
     for callback in (
         metrics,
         checkpoints,
+        stop,
         ProgressCallback(config["run_id"], measure="reward", label="success"),
     ):
         trainer.add_callback(callback)
     if tracking != "none":
         trainer.add_callback(TrackingCallback(tracking, out / "metrics.jsonl", config))
     resume = checkpoints.newest(trainer_directory)
+    if resume:
+        trainer.args.eval_on_start = False  # its result is in the metrics, or waits in the checkpoint
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    stop.stop_if_asked()
     save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")
     read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
     manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)

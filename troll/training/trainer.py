@@ -13,6 +13,7 @@ Deviations from TRL 1.16, on purpose:
 """
 
 import copy
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -310,10 +311,17 @@ class TrustRegionTrainer(TrustRegionRollouts):
         self.generated_samples = state["generated_samples"]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        if self.critic is not None:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            self.critic.save(Path(self._get_output_dir(trial=trial)) / name)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        directory = Path(self._get_output_dir(trial=trial)) / name
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.critic is not None:
+                self.critic.save(directory)
+        except Exception:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(directory, ignore_errors=True)  # gives the space back that may have run out
+            raise
+        self.accelerator.wait_for_everyone()  # whoever marks it complete must see all files
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)

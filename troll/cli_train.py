@@ -1,0 +1,63 @@
+"""`troll train`: one run, held to its directory, stopped by signals, and gone on with."""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from troll.errors import Stopped
+from troll.progress import say
+
+
+def register_train(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command()(train)
+
+
+def train(
+    run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
+    base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
+    data: Annotated[Path, typer.Option(help="directory with the task's problems")],
+    tracking: Annotated[
+        str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
+    ] = "none",
+    on_limit: Annotated[
+        Literal["exit", "requeue"],
+        typer.Option(help="after SIGUSR1: exit with status 75, or have SLURM requeue the job first"),
+    ] = "exit",
+) -> None:
+    """Train one run, or go on where it was interrupted.
+
+    SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
+
+    Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
+    """
+    from troll.signals import hold_signals
+
+    hold_signals()  # before the libraries start their threads
+
+    from troll.experiments import read_run_file
+    from troll.failures import explained
+    from troll.files import only_writer
+
+    config = read_run_file(run)
+    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # of those that share this machine and this run
+    try:
+        with (
+            explained(run.parent),
+            only_writer(run.parent) if first_process else nullcontext(False) as waited,
+        ):
+            if waited and (run.parent / "manifest.json").exists():
+                return  # the attempt that was waited for finished the run
+            from troll.training.run import train_run
+
+            train_run(config, base, data, run.parent, tracking)
+    except Stopped as stopped:
+        say(str(stopped))
+        if on_limit == "requeue":
+            from troll.slurm import requeue
+
+            requeue(stopped.signal)
+        raise typer.Exit(Stopped.status) from None
