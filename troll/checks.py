@@ -69,6 +69,17 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from _rule_problems(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
+    if experiment.public_data is not None:
+        for name in experiment.public_data.benchmarks:
+            if name not in _suites():
+                yield _choices("public_data.benchmarks", name, _suites())
+
+
+def _suites() -> list[str]:
+    """Data sets that have test problems."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+
+    return [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
 
 
 def _names(experiment: Experiment) -> Iterator[str]:
@@ -103,10 +114,9 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
             f"tasks.{name}: has no problems to train on, only {', '.join(DATA_SETS[name].parts)}; models of "
             f"another task can be evaluated on it: tasks.<task>.evaluate_on"
         )
-    suites = [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
     for suite in task.evaluate_on:
-        if suite not in suites:
-            yield _choices(f"tasks.{name}.evaluate_on", suite, suites)
+        if suite not in _suites():
+            yield _choices(f"tasks.{name}.evaluate_on", suite, _suites())
 
 
 def _rule_problems(experiment: Experiment) -> Iterator[str]:

@@ -22,6 +22,7 @@ from troll.settings import (
     Cost,
     Evaluation,
     ModelSettings,
+    PublicData,
     Rule,
     Settings,
     TaskSettings,
@@ -80,6 +81,7 @@ class Experiment(Settings):
     training: Training = Field(Training(), description="settings of every run")
     evaluation: Evaluation = Field(Evaluation(), description="of final checkpoints and base models")
     matrix: list[Block] = Field([Block()], description="blocks of runs; by default every combination")
+    public_data: PublicData | None = Field(None, description="audit and benchmarks on public data sets")
     cost: Cost | None = Field(None, description="measure the cost of an update on this machine")
     approximation: bool = Field(False, description="compare sparse projections with dense ones")
     published: bool = Field(False, description="put the paper's numbers beside the runs")

@@ -221,6 +221,20 @@ class Evaluation(Settings):
     batch_size: Count = Field(256, description="responses sampled at a time")
 
 
+class PublicData(Settings):
+    """Work on public data sets that trains nothing: the graders' audit, and benchmarks of the base models."""
+
+    source: Literal["mirror", "hub"] = Field(
+        "mirror",
+        description="mirror: leave all this out where TROLL_DATA_MIRROR is not set; hub: download instead",
+    )
+    audit: Literal["none", "fast", "full"] = Field("none", description="full: all problems of all sets")
+    benchmarks: list[str] = Field([], description="data sets for reference solutions and base models")
+    problems: Size = Field(32, description="number of test problems of each benchmark, or all")
+    samples: Count = Field(1, description="samples of a base model for each of them")
+    max_tokens: Count = Field(64, description="longest response of a base model, in tokens")
+
+
 class StepCost(Settings):
     """Whole optimiser steps of a random language model: clip, TROLL, and clip with a critic, side by side."""
 
