@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,10 +94,11 @@ class Task:
 
 def _tasks() -> dict[str, Task]:
     # Imported late: a task file imports this module.
+    from troll.tasks import testbed
     from troll.tasks.datasets.task import TASKS
-    from troll.tasks.testbed import chains, functions
 
-    return {**{task.name: task for task in (chains.TASK, functions.TASK)}, **TASKS}
+    own = {name: import_module(f"{testbed.__name__}.{name}").TASK for name in testbed.NAMES}
+    return {**own, **TASKS}
 
 
 def task_names() -> list[str]:

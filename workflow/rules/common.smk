@@ -82,11 +82,11 @@ def task_config(wildcards):
 
 
 def tokenizer_config(wildcards):
-    """All testbed tasks, whatever an experiment trains on: its base models are then those of every other."""
+    """The same texts, whatever an experiment trains on: its base models are then those of every other."""
     model = EXPERIMENT.models[wildcards.model]
     return as_json(
         {
-            "tasks": {name: {} for name in testbed.NAMES},
+            "tasks": {name: {} for name in testbed.TOKENIZER_TASKS},
             "vocabulary": model.vocabulary,
             "demonstrations": model.supervised.demonstrations_for_tokenizer,
         }
