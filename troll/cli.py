@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from troll import __version__
+from troll.cli_evaluation import register_evaluation
+from troll.cli_paper import register_paper
 from troll.cli_results import register_results
 from troll.cli_support import register_support
 from troll.cli_train import register_train
@@ -117,76 +119,10 @@ def configure(config: Config, out: Out) -> None:
     write_run_file(out, _json(config))
 
 
-@app.command()
-def sample(
-    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
-    problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
-    task: Annotated[str, typer.Option(help="name of the task")],
-    out: Out,
-    samples: Annotated[int, typer.Option(help="samples for each problem")] = 8,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
-    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
-    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
-) -> None:
-    """Sample responses from a checkpoint; the same seed gives the same text whatever the batch size."""
-    from troll.evaluation.sampling import sample as draw
-    from troll.tasks.registry import get_task
-
-    draw(
-        checkpoint,
-        get_task(task).load(problems),
-        samples_per_problem=samples,
-        temperature=temperature,
-        max_new_tokens=max_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        out=out,
-    )
-
-
-@app.command()
-def grade(
-    task: Annotated[str, typer.Option(help="name of the task")],
-    samples: Annotated[Path, typer.Option(help="samples as JSON lines: task_id, completion")],
-    out: Out,
-    problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default the public data set of that name")
-    ] = None,
-    only_present: Annotated[
-        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
-    ] = False,
-    split: Annotated[str | None, typer.Option(help="of the public data set; default test")] = None,
-) -> None:
-    """Grade samples of any task: mathematics by math-verify, code in the sandbox, with evalplus beside it.
-
-    Public data come from the directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
-
-    Example: troll grade --task gsm8k --samples samples.jsonl --out grades.json
-    """
-    from troll.evaluation.grading import grade as judge
-
-    judge(task, samples, problems, out, only_present=only_present, split=split)
-
-
-@app.command()
-def audit(
-    out: Annotated[Path, typer.Option(help="path without suffix")],
-    full: Annotated[
-        bool, typer.Option("--full", help="all problems of all sets, instead of samples")
-    ] = False,
-) -> None:
-    """Audit the graders: what is right passes, what is wrong does not, nothing hostile scores.
-
-    Example: TROLL_DATA_MIRROR=DIRECTORY troll audit --out results/audit/audit
-    """
-    from troll.evaluation.audit import audit as check
-
-    check(out, full=full)
-
-
 register_train(app)
+register_evaluation(app)
 register_results(app)
+register_paper(app)
 register_support(app)
 
 

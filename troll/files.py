@@ -112,5 +112,6 @@ def sha256_of_files(paths: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        with path.open("rb") as content:  # a model's weights are larger than many a memory
+            digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

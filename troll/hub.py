@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: found in a mirror or downloaded, pinned by the lock file, linked, not copied.
+"""Models of the Hugging Face hub: from a mirror or downloaded, pinned by the lock file, linked, not copied.
 
 A mirror (``TROLL_MODEL_MIRROR``) is a directory that holds ``<owner>/<name>/`` as ``save_pretrained`` or a
 download left it. Without one the hub is asked at the revision that the lock file names, or, the first time,
@@ -61,10 +61,12 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
                 f"{directory}: no model there; {MIRROR} is a directory with <owner>/<name>/ for each model, "
                 "unset it to use the hub"
             )
-        names = _wanted(sorted(path.name for path in directory.iterdir() if path.is_file()), weights)
+        names = _wanted(
+            model_id, sorted(path.name for path in directory.iterdir() if path.is_file()), weights
+        )
     else:
         revision = pins.pinned(pins.MODELS + model_id).get("revision") or _resolve(model_id)
-        names = _wanted(_listing(model_id, revision), weights)
+        names = _wanted(model_id, _listing(model_id, revision, weights), weights)
         directory = _download(model_id, revision, names)
     files = {name: (directory / name).resolve() for name in names}
     found = {name: _facts(path) for name, path in files.items()}
@@ -109,14 +111,19 @@ def chat_template(model_id: str) -> str:
     return template
 
 
-def _wanted(names: Iterable[str], weights: bool) -> list[str]:
+def _matching(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _wanted(model_id: str, names: Iterable[str], weights: bool) -> list[str]:
     """The files of a repository's top level that loading needs."""
     here = [name for name in names if "/" not in name and not name.startswith(".")]
-
-    def matching(patterns: tuple[str, ...]) -> list[str]:
-        return [name for name in here if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
-
-    return matching(_TEXT) + (matching(_SAFE) or matching(_PICKLED) if weights else [])
+    if not weights:
+        return _matching(here, _TEXT)
+    found = _matching(here, _SAFE) or _matching(here, _PICKLED)
+    if not found:
+        raise UserError(f"{model_id}: has no weights, neither {_SAFE[0]} nor {_PICKLED[0]}")
+    return [*_matching(here, _TEXT), *found]
 
 
 def _facts(path: Path) -> dict[str, int | str]:
@@ -148,18 +155,16 @@ def _resolve(model_id: str) -> str:
     return str(revision)
 
 
-def _listing(model_id: str, revision: str) -> list[str]:
-    """The repository's files: those that the lock file knows with weights among them, else the hub's."""
+def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
+    """The repository's files: those that the lock file knows, if they are enough, else the hub's."""
     known = list(pins.pinned(pins.MODELS + model_id).get("files", {}))
-    if any(fnmatch.fnmatch(name, pattern) for name in known for pattern in (*_SAFE, *_PICKLED)):
+    if known and (not weights or _matching(known, (*_SAFE, *_PICKLED))):
         return known
     from huggingface_hub import HfApi
 
     try:
         return list(HfApi().list_repo_files(model_id, revision=revision))
     except Exception as error:  # its errors come from several libraries below it
-        if known:  # offline: what a first look at the tokenizer has left
-            return known
         raise _unreachable(model_id, error) from None
 
 

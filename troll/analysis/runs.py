@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from troll.analysis.provenance import DIGESTS, check_digests
+from troll.analysis.suites import read_suites
 from troll.errors import UserError
 from troll.files import atomic_path, read_json, read_jsonl
 
@@ -338,7 +339,8 @@ def _read_grades(path: Path, step: int) -> tuple[list[dict[str, Any]], list[dict
         {"step": step, "metric": name, "value": value, "n_items": len(items), "source": "test"}
         for name, value in (metrics | shares).items()
     ]
-    return rows, items, {"test_data": data}
+    suites, others = read_suites(path.parent, step)
+    return rows + suites, items, {"test_data": f"{data}{others}"}
 
 
 def _check_pass_at_1(

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from troll.errors import UserError
 from troll.evaluation.engines import Engine, Request, load_engine
-from troll.evaluation.prompts import encode
 from troll.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.seeding import derive_seed
+from troll.tasks.prompts import encode
 
 _PROGRESS_S = 2.0
 
@@ -58,8 +58,8 @@ def sample(
         temperature: divides the logits; 0 is greedy.
         batch_size: responses decoded at a time.
         seed: of the random streams.
-        chat: ``on``, ``off`` or ``auto``, see `troll.evaluation.prompts.wants_chat`.
-        thinking: see `troll.evaluation.prompts.encode`.
+        chat: ``on``, ``off`` or ``auto``, see `troll.tasks.prompts.wants_chat`.
+        thinking: see `troll.tasks.prompts.encode`.
         cut_prompts: cut prompts that do not fit to their last tokens, as lm-eval does, instead of refusing
             them.
         engine: ``transformers`` or ``vllm``; their random streams differ, so their texts do.

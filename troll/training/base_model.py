@@ -1,6 +1,7 @@
-"""The testbed's base models: Qwen3 architecture, trained from scratch on flawed demonstrations.
+"""Base models: the testbed's, trained from scratch on flawed demonstrations, and those of the hub.
 
-They are saved like any hub model, and loadable by transformers, lm-eval and vLLM.
+The testbed's have the Qwen3 architecture and are saved like any hub model, loadable by transformers, lm-eval
+and vLLM.
 """
 
 import shutil
@@ -19,11 +20,12 @@ from transformers import (
 )
 
 from troll.files import write_json
+from troll.hub import chat_template, link, snapshot
 from troll.seeding import derive_seed
 from troll.tasks.registry import Demonstration, get_task
 from troll.training.callbacks import ProgressCallback
 from troll.training.manifest import manifest_of
-from troll.training.outputs import save_model
+from troll.training.outputs import fresh_directory, save_model
 from troll.training.pretraining import IGNORED
 from troll.training.tokenizer import load_tokenizer
 
@@ -120,3 +122,23 @@ def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path)
         | {"final_loss": result.metrics["train_loss"]},
     )
     shutil.rmtree(out / "trainer", ignore_errors=True)
+
+
+def link_base_model(config: Mapping[str, Any], out: Path) -> None:
+    """Puts a model of the hub where runs look for their base model, as links, with its manifest.
+
+    Args:
+        config: what `troll.experiments.resolve_base` gives.
+        out: directory; gets checkpoint/ and, last, manifest.json.
+
+    Raises:
+        UserError: the model cannot be had, or is not what the lock file says.
+    """
+    hub = config["model"]["hub"]
+    other = hub["chat_template_of"]
+    template = chat_template(other) if other is not None else None
+    model = snapshot(hub["id"])
+    with fresh_directory(out / "checkpoint") as directory:
+        link(model, directory, template)
+    provenance = {**model.provenance, "chat_template_of": other}
+    write_json(out / "manifest.json", manifest_of(config, wall_s=0.0, data={}) | {"hub": provenance})

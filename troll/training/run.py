@@ -20,8 +20,14 @@ from troll.training.callbacks import MetricsCallback, ProgressCallback
 from troll.training.checkpoints import CheckpointCallback
 from troll.training.manifest import digest_of_json, manifest_of
 from troll.training.outputs import save_model
+from troll.training.prompts import (
+    THINKING,
+    completion_text,
+    load_policy_tokenizer,
+    prompt_of,
+    read_problems,
+)
 from troll.training.stopping import StopOnSignal
-from troll.training.tokenizer import load_tokenizer
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
 
@@ -71,6 +77,7 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
+        chat_template_kwargs=THINKING,
         report_to="none",
         disable_tqdm=True,
     )
@@ -81,14 +88,16 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
 def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
     """The task's verifier in the form that TRL calls."""
 
-    def success(completions: Sequence[str], task_id: Sequence[str], **_: Any) -> list[float]:
-        return task.reward([problems[name] for name in task_id], list(completions))
+    def success(completions: Sequence[Any], task_id: Sequence[str], **_: Any) -> list[float]:
+        texts = [completion_text(completion) for completion in completions]
+        return task.reward([problems[name] for name in task_id], texts)
 
     return success
 
 
-def _dataset(problems: Sequence[Problem]) -> Dataset:
-    return Dataset.from_list([{"prompt": item.prompt, "task_id": item.task_id} for item in problems])
+def _dataset(problems: Sequence[Problem], tokenizer: Any) -> Dataset:
+    rows = [{"prompt": prompt_of(tokenizer, item.prompt), "task_id": item.task_id} for item in problems]
+    return Dataset.from_list(rows)
 
 
 def _pretraining_rows(training: Training, config: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -115,20 +124,20 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
     """
     training = Training.model_validate(config["training"])
     task = get_task(config["task"]["name"])
-    train, validation = task.load(data / "train.jsonl"), task.load(data / "validation.jsonl")
+    tokenizer = load_policy_tokenizer(base)
+    train, validation, overlong = read_problems(task, data, tokenizer, training.max_prompt_tokens)
     if len(train) < training.prompts_per_batch:
         raise UserError(
             f"run {config['run_id']}: prompts_per_batch is {training.prompts_per_batch}, but task "
             f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
-    tokenizer = load_tokenizer(base)
     trainer_directory = out / "trainer"
     trainer = TrustRegionTrainer(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         reward_function(task, {item.task_id: item for item in (*train, *validation)}),
         args=grpo_config(training, config["seeds"]["training"], trainer_directory),
-        train_dataset=_dataset(train),
-        eval_dataset=_dataset(validation),
+        train_dataset=_dataset(train, tokenizer),
+        eval_dataset=_dataset(validation, tokenizer),
         processing_class=tokenizer,
         trust_region=config["trust_region"]["rule"],
         trust_region_settings=config["trust_region"]["settings"],
@@ -165,5 +174,6 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
     save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")
     read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
     manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
+    manifest |= overlong if training.max_prompt_tokens is not None else {}
     write_json(out / "manifest.json", manifest | {"certificate": trainer.certificate.summary()})
     shutil.rmtree(trainer_directory, ignore_errors=True)

@@ -55,7 +55,7 @@ def encode(
         return [list(ids) for ids in tokenizer(list(prompts)).input_ids]
     texts = [
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt}],
+            as_chat(prompt),
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=thinking,
@@ -64,6 +64,12 @@ def encode(
     ]
     # The template has written the special tokens.
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+
+def as_chat(prompt: str) -> list[dict[str, str]]:
+    """A prompt as the one message of a user; a program to be continued comes with words that ask for it."""
+    content = _PROGRAM.format(prompt.rstrip()) if is_program(prompt) else prompt
+    return [{"role": "user", "content": content}]
 
 
 def is_program(prompt: str) -> bool:

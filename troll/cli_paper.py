@@ -1,0 +1,91 @@
+"""Commands for experiments with models of the hub and public data: fetch, link, evaluate, count the cost."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.errors import UserError
+
+File = Annotated[Path, typer.Argument(help="an experiment file")]
+
+
+def fetch(
+    config: Annotated[Path, typer.Option(help="an experiment file")],
+    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
+) -> None:
+    """Download every model and data set of an experiment, and write their digests to the lock file.
+
+    Run it where the hub can be reached, as often as it takes: it goes on where it was. Jobs on machines that
+    cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
+
+    Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
+    """
+    from troll.experiments import load_experiment
+    from troll.fetch import fetch as download
+
+    download(load_experiment(config), only or [])
+
+
+def budget(file: File) -> None:
+    """Show what an experiment would cost, by group: runs, GPU-hours and disk, as estimates.
+
+    Example: troll budget workflow/config/paper.yaml
+    """
+    from troll.budget import budget_lines
+    from troll.experiments import load_experiment
+
+    typer.echo("\n".join(budget_lines(load_experiment(file))))
+
+
+def hub_model(
+    config: Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")],
+    out: Annotated[Path, typer.Option(help="where to write")],
+) -> None:
+    """Link a model of the hub, or of the mirror in TROLL_MODEL_MIRROR, as a base model."""
+    from troll.training.base_model import link_base_model
+
+    link_base_model(_json(config), out)
+
+
+def sample_suites(
+    config: Annotated[str, typer.Option(help="samples and temperature by data set, as JSON")],
+    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Annotated[Path, typer.Option(help="where to write")],
+    max_tokens: Annotated[int, typer.Option(help="longest response")] = 4096,
+    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
+    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+) -> None:
+    """Sample responses to further data sets from a checkpoint."""
+    from troll.evaluation.suites import sample_suites as draw
+
+    options = {"max_new_tokens": max_tokens, "batch_size": batch_size, "seed": seed}
+    draw(checkpoint, _json(config), data, out, **options)
+
+
+def grade_suites(
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
+) -> None:
+    """Grade the samples of further data sets."""
+    from troll.evaluation.suites import grade_suites as judge
+
+    judge(data, out)
+
+
+def _json(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--config: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"--config: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def register_paper(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for function in (fetch, budget, hub_model, sample_suites, grade_suites):
+        app.command()(function)

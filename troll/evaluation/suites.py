@@ -1,0 +1,73 @@
+"""Further data sets that the models of a task are evaluated on: one job samples them all, one grades them.
+
+Files under ``suites/`` of a run or base model: ``<name>.samples.jsonl`` with ``<name>.made_of.json`` and
+``<name>.grades.json`` for each data set; ``sampled.json`` and ``graded.json``, written last, tell that all of
+them are there.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from troll.evaluation.grading import grade
+from troll.evaluation.sampling import sample
+from troll.files import read_json, write_json
+from troll.tasks.registry import get_task
+
+
+def sample_suites(
+    checkpoint: Path, suites: Mapping[str, Mapping[str, Any]], data: Path, out: Path, **options: Any
+) -> None:
+    """Samples every data set; what an interrupted call has finished is not sampled again.
+
+    Args:
+        checkpoint: directory with model and tokenizer, beside its manifest.json.
+        suites: ``samples`` and ``temperature`` by name of the data set.
+        data: directory with ``<name>/test.jsonl`` for each.
+        out: the directory ``suites/`` of the run.
+        **options: as `troll.evaluation.sampling.sample` takes them.
+
+    Raises:
+        UserError: see `troll.evaluation.sampling.sample`.
+    """
+    model = _sha256(checkpoint.parent / "manifest.json")
+    for name, settings in suites.items():
+        problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
+        made_of = {"model": model, "problems": _sha256(problems), **settings, **options}
+        record = out / f"{name}.made_of.json"
+        if path.exists() and record.exists() and read_json(record) == made_of:
+            continue
+        sample(
+            checkpoint,
+            get_task(name).load(problems),
+            samples_per_problem=settings["samples"],
+            temperature=settings["temperature"],
+            out=path,
+            **options,
+        )
+        write_json(record, made_of)
+    write_json(out / "sampled.json", {name: dict(settings) for name, settings in suites.items()})
+
+
+def grade_suites(data: Path, out: Path) -> None:
+    """Grades what `sample_suites` has sampled.
+
+    Args:
+        data: directory with ``<name>/test.jsonl`` for each data set.
+        out: the directory ``suites/`` of the run; gets graded.json with what
+            `troll.evaluation.grading.grade` says of each data set, by name.
+
+    Raises:
+        UserError: see `troll.evaluation.grading.grade`.
+    """
+    found = {}
+    for name in read_json(out / "sampled.json"):
+        path = out / f"{name}.grades.json"
+        grade(name, out / f"{name}.samples.jsonl", data / name / "test.jsonl", path)
+        found[name] = read_json(path)
+    write_json(out / "graded.json", found)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

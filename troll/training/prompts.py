@@ -1,0 +1,81 @@
+"""What a policy is trained on: problems in the form that TRL reads, within a length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.errors import UserError
+from troll.progress import say
+from troll.tasks.prompts import as_chat, encode, wants_chat
+from troll.tasks.registry import Problem, Task
+
+THINKING = {"enable_thinking": False}
+"""What TRL hands to chat templates, so that training and evaluation read the same prompts."""
+
+
+def load_policy_tokenizer(path: Path) -> Any:
+    """The tokenizer beside a saved model, padding on the left, with the end of text for padding if need be.
+
+    Raises:
+        UserError: there is none that can be loaded, or it has no end of text.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: no tokenizer that can be loaded ({reason})") from None
+    if tokenizer.eos_token is None:
+        raise UserError(f"{path}: the tokenizer has no end of text, so that no response could end")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:
+    """A prompt in the form that TRL reads: a chat where the tokenizer has a template for one, else the text.
+
+    Chats are rendered as in evaluation, without thinking: see `THINKING` and `troll.tasks.prompts.encode`.
+    """
+    return as_chat(text) if wants_chat(tokenizer, "auto") else text
+
+
+def completion_text(completion: str | Sequence[dict[str, str]]) -> str:
+    """The text of a completion, which TRL gives as messages where the prompt is a chat."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def within(problems: Sequence[Problem], tokenizer: Any, limit: int | None) -> list[Problem]:
+    """The problems whose prompts have at most ``limit`` tokens, in their order; all without a limit."""
+    if limit is None:
+        return list(problems)
+    lengths = map(len, encode(tokenizer, [problem.prompt for problem in problems]))
+    return [item for item, length in zip(problems, lengths, strict=True) if length <= limit]
+
+
+def read_problems(
+    task: Task, data: Path, tokenizer: Any, limit: int | None
+) -> tuple[list[Problem], list[Problem], dict[str, int]]:
+    """The problems that a run trains and validates on.
+
+    Args:
+        task: that they belong to.
+        data: directory with train.jsonl and validation.jsonl.
+        tokenizer: of the policy.
+        limit: longest prompt in tokens, chat template included; none for no limit.
+
+    Returns:
+        Train and validation problems within the limit, and how many of each are left out for their length:
+        ``overlong_train``, ``overlong_validation``.
+    """
+    found, overlong = [], {}
+    for split in ("train", "validation"):
+        problems = task.load(data / f"{split}.jsonl")
+        found.append(within(problems, tokenizer, limit))
+        overlong[f"overlong_{split}"] = len(problems) - len(found[-1])
+    if any(overlong.values()):
+        counts = " and ".join(f"{count} {name[9:]}" for name, count in overlong.items())
+        say(f"{data}: {counts} problems left out, their prompts have more than {limit} tokens")
+    return found[0], found[1], overlong
