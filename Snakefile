@@ -15,7 +15,9 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/suites.smk"
 include: "workflow/rules/analyse.smk"
+include: "workflow/rules/groups.smk"
 
 
 report: "workflow/report/workflow.rst"

@@ -16,12 +16,7 @@ TASKS = list(dict.fromkeys(run.task for run in RUNS))
 # either, makes a fresh clone train them instead of believing the table that it came with.
 rule collect:
     input:
-        runs=[
-            f"{ROOT}/runs/{run.run_id}/{name}"
-            for run in RUNS
-            for name in ("manifest.json", "grades.json")
-        ],
-        base=[f"{ROOT}/{BASE}/{model}/{task}/grades.json" for model, task in BASES],
+        files_of(RUNS),
     output:
         runs=f"{ROOT}/runs.parquet",
         problems=f"{ROOT}/items.parquet",
@@ -32,7 +27,7 @@ rule collect:
     conda:
         "../../envs/analyse.yaml"
     params:
-        directories=[f"{ROOT}/{place}" for place in places()],
+        directories=[f"{ROOT}/{place}" for place in places_of(RUNS)],
         out=lambda wildcards, output: os.path.dirname(output.runs),
         expected=as_json([{**vars(run)} for run in EXPERIMENT.runs()]),
         skipped=as_json(SKIPPED),

@@ -1,7 +1,9 @@
 # The one place where the experiment file becomes targets.
 
 import json
+import re
 import sys
+from functools import cache
 from pathlib import Path
 from shlex import quote
 
@@ -37,12 +39,20 @@ wildcard_constraints:
     place=r"(runs|base)/.+",
 
 
+SUITES = {
+    name: suite
+    for task in EXPERIMENT.tasks.values()
+    for name, suite in task.evaluate_on.items()
+}
+
+
 def skipped_tasks():
     """Tasks that this machine cannot run, with the reason; every table repeats it."""
     from troll.tasks.registry import get_task
     from troll.tasks.sandbox import sandbox_available
 
-    code = [task for task in EXPERIMENT.tasks if get_task(task).kind == "code"]
+    names = dict.fromkeys([*EXPERIMENT.tasks, *SUITES])
+    code = [task for task in names if get_task(task).kind == "code"]
     available, reason = sandbox_available() if code else (True, "")
     return {} if available else {task: reason for task in code}
 
@@ -53,6 +63,20 @@ for _task, _reason in SKIPPED.items():
 
 RUNS = [run for run in EXPERIMENT.runs() if run.task not in SKIPPED]
 BASES = [(model, task) for model, task in EXPERIMENT.bases() if task not in SKIPPED]
+GROUPS = {
+    group: [run for run in runs if run.task not in SKIPPED]
+    for group, runs in EXPERIMENT.groups().items()
+}
+HUB_MODELS = [name for name, model in EXPERIMENT.models.items() if model.hub]
+if HUB_MODELS and workflow.is_main_process:
+    from troll.budget import budget_lines
+
+    print("\n".join(budget_lines(EXPERIMENT)), file=sys.stderr)
+
+
+def one_of(names):
+    """A pattern that matches these names and nothing else."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 def as_json(value):
@@ -76,9 +100,8 @@ def base_config(wildcards):
 
 def task_config(wildcards):
     settings = EXPERIMENT.tasks[wildcards.task]
-    return as_json(
-        {"name": wildcards.task, **settings.model_dump(exclude={"training"})}
-    )
+    sizes = settings.model_dump(exclude={"training", "evaluate_on"})
+    return as_json({"name": wildcards.task, **sizes})
 
 
 def tokenizer_config(wildcards):
@@ -98,15 +121,56 @@ def task_of(wildcards):
     return wildcards.place.split("/")[2]
 
 
+@cache
+def longest_responses():
+    """The longest response by place: of a run its own, of a base model that of the runs from it."""
+    found = {}
+    for run in RUNS:
+        longest = EXPERIMENT.training_of(run).max_response_tokens
+        for place in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
+            found[place] = max(longest, found.get(place, 0))
+    return found
+
+
 def max_tokens_of(wildcards):
     """The longest response that the place's model was trained to give."""
-    kind, name = wildcards.place.split("/", 1)
-    runs = (
-        [EXPERIMENT.run(name)]
-        if kind == "runs"
-        else [run for run in RUNS if f"{run.model}/{run.task}" == name]
+    return longest_responses()[wildcards.place]
+
+
+def suites_of(place):
+    """Further data sets that the models of a place's task are evaluated on."""
+    suites = EXPERIMENT.tasks[place.split("/")[2]].evaluate_on
+    return {name: suite for name, suite in suites.items() if name not in SKIPPED}
+
+
+def suite_config(wildcards):
+    """What is sampled of each further data set."""
+    suites = suites_of(wildcards.place)
+    return as_json(
+        {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
     )
-    return max(EXPERIMENT.training_of(run).max_response_tokens for run in runs)
+
+
+def suite_problems(wildcards):
+    return [f"{ROOT}/suites/{name}/test.jsonl" for name in suites_of(wildcards.place)]
+
+
+def grades_of(place):
+    """Files that say that a place is graded."""
+    names = ["grades.json", *(["suites/graded.json"] if suites_of(place) else [])]
+    return [f"{ROOT}/{place}/{name}" for name in names]
+
+
+def places_of(runs):
+    """Places of some runs and of the base models that they start from."""
+    bases = dict.fromkeys(f"{BASE}/{run.model}/{run.task}" for run in runs)
+    return [*(f"runs/{run.run_id}" for run in runs), *bases]
+
+
+def files_of(runs):
+    """Everything that the table of these runs is made from."""
+    manifests = [f"{ROOT}/runs/{run.run_id}/manifest.json" for run in runs]
+    return manifests + [path for place in places_of(runs) for path in grades_of(place)]
 
 
 def sample_seed(wildcards):
@@ -117,12 +181,6 @@ def sample_seed(wildcards):
         if kind == "runs"
         else 0
     )
-
-
-def places():
-    """Everything that is evaluated: every run's final model, and the base models that they start from."""
-    runs = [f"runs/{run.run_id}" for run in RUNS]
-    return runs + [f"{BASE}/{model}/{task}" for model, task in BASES]
 
 
 def has_variants():
@@ -138,6 +196,12 @@ def published_names(kind):
 
     known = artefacts.TABLES if kind == "table" else artefacts.FIGURES
     return [name for name in known if name.startswith("published_")]
+
+
+def step_cost_options():
+    """Options of `troll cost-step`; none where the experiment does not ask for it."""
+    step = EXPERIMENT.cost.step if EXPERIMENT.cost else None
+    return [f"--{key} {value}" for key, value in step] if step else []
 
 
 def first_run_of(task):

@@ -1,4 +1,4 @@
-# Base models made from scratch, and the tokenizer that they share.
+# Base models: made from scratch, with the tokenizer that they share, or taken from the hub.
 
 
 rule tokenizer:
@@ -26,6 +26,8 @@ rule base_model:
         f"{ROOT}/logs/base_model/{{model}}/{{task}}.log",
     benchmark:
         f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
+    wildcard_constraints:
+        model=one_of(name for name in EXPERIMENT.models if name not in HUB_MODELS),
     conda:
         "../../envs/train.yaml"
     threads: 1
@@ -40,3 +42,26 @@ rule base_model:
         "base model {wildcards.model} for {wildcards.task}"
     shell:
         "troll --log {log:q} base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
+
+
+# Links to the hub's cache, or to a mirror, with the digests of what is linked.
+rule hub_model:
+    output:
+        manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",
+    log:
+        f"{ROOT}/logs/base_model/{{model}}/{{task}}.log",
+    wildcard_constraints:
+        model=one_of(HUB_MODELS),
+    conda:
+        "../../envs/train.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=240,
+    params:
+        config=base_config,
+        out=lambda wildcards, output: os.path.dirname(output.manifest),
+    message:
+        "model {wildcards.model} of the hub for {wildcards.task}"
+    shell:
+        "troll --log {log:q} hub-model --config {params.config:q} --out {params.out:q}"

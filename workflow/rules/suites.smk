@@ -1,0 +1,76 @@
+# Further data sets on which the models of a task are evaluated: their problems, and two jobs for each model.
+
+
+rule suite_problems:
+    output:
+        f"{ROOT}/suites/{{suite}}/test.jsonl",
+    log:
+        f"{ROOT}/logs/suite_problems/{{suite}}.log",
+    wildcard_constraints:
+        suite=one_of(SUITES),
+    conda:
+        "../../envs/train.yaml"
+    params:
+        config=lambda wildcards: as_json(
+            {"name": wildcards.suite, "test": SUITES[wildcards.suite].test}
+        ),
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "problems of {wildcards.suite}"
+    shell:
+        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"
+
+
+rule sample_suites:
+    input:
+        manifest=f"{ROOT}/{{place}}/manifest.json",
+        problems=suite_problems,
+    output:
+        f"{ROOT}/{{place}}/suites/sampled.json",
+    log:
+        f"{ROOT}/logs/sample_suites/{{place}}.log",
+    benchmark:
+        f"{ROOT}/benchmarks/sample_suites/{{place}}.jsonl"
+    conda:
+        "../../envs/train.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        config=suite_config,
+        checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
+        data=f"{ROOT}/suites",
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+        batch_size=EXPERIMENT.evaluation.batch_size,
+        max_tokens=max_tokens_of,
+        seed=sample_seed,
+    message:
+        "sample further data sets, {wildcards.place}"
+    shell:
+        "troll --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
+        " --batch-size {params.batch_size} --seed {params.seed}"
+
+
+rule grade_suites:
+    input:
+        sampled=rules.sample_suites.output[0],
+        problems=suite_problems,
+    output:
+        f"{ROOT}/{{place}}/suites/graded.json",
+    log:
+        f"{ROOT}/logs/grade_suites/{{place}}.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=120,
+    params:
+        data=f"{ROOT}/suites",
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "grade further data sets, {wildcards.place}"
+    shell:
+        "troll --log {log:q} grade-suites --data {params.data:q} --out {params.out:q}"
