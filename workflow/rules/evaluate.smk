@@ -56,3 +56,204 @@ rule grade:
     shell:
         "troll --log {log:q} grade --task {params.task:q} --samples {input.samples:q}"
         " --problems {input.problems:q} --out {output:q}"
+
+
+# Public data sets, where this machine has them: an audit of the graders, and reference solutions ("oracle") beside the
+# base models on the benchmarks. Elsewhere nothing is downloaded unless the experiment says so, and the table tells.
+
+PUBLIC = EXPERIMENT.public_data
+
+
+def public_skipped():
+    """Why parts of the experiment's work on public data are left out here, by name."""
+    if PUBLIC is None:
+        return {}
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.sandbox import sandbox_available
+
+    wanted = [*PUBLIC.benchmarks, *(["audit"] if PUBLIC.audit != "none" else [])]
+    if PUBLIC.source == "mirror" and not os.environ.get("TROLL_DATA_MIRROR"):
+        reason = "TROLL_DATA_MIRROR names no copy of the public data sets"
+        return dict.fromkeys(wanted, reason)
+    code = [
+        name for name in wanted if name == "audit" or DATA_SETS[name].kind == "code"
+    ]
+    available, reason = sandbox_available() if code else (True, "")
+    return {} if available else dict.fromkeys(code, reason)
+
+
+PUBLIC_SKIPPED = public_skipped()
+
+
+def with_audit():
+    return (
+        PUBLIC is not None and PUBLIC.audit != "none" and "audit" not in PUBLIC_SKIPPED
+    )
+
+
+def benchmark_config(wildcards):
+    """As many problems as are wanted, or as there are."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+
+    known, wanted = DATA_SETS[wildcards.benchmark].parts["test"].rows, PUBLIC.problems
+    if wanted != "all" and known is not None:
+        wanted = min(wanted, known)
+    return as_json({"name": wildcards.benchmark, "test": wanted})
+
+
+def benchmark_answers():
+    """(label, directory) of everything that is graded: the oracle, and base models of tasks of the same kind."""
+    from troll.tasks.registry import get_task
+
+    found = []
+    for name in PUBLIC.benchmarks if PUBLIC else []:
+        if name in PUBLIC_SKIPPED:
+            continue
+        found.append(("oracle", f"{ROOT}/public/{name}/oracle"))
+        for model, task in BASES:
+            if get_task(task).kind == get_task(name).kind:
+                label = f"base of {task} ({model})"
+                found.append((label, f"{ROOT}/public/{name}/base/{model}/{task}"))
+    return found
+
+
+def public_outputs():
+    """What the report shows of public data; nothing where the experiment does not ask for it."""
+    table = [f"{ROOT}/public/benchmarks.html"] if PUBLIC else []
+    return table + ([f"{ROOT}/audit/audit.html"] if with_audit() else [])
+
+
+rule benchmark_problems:
+    output:
+        f"{ROOT}/public/{{benchmark}}/problems/test.jsonl",
+    log:
+        f"{ROOT}/logs/public/{{benchmark}}/problems.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        config=benchmark_config,
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+    message:
+        "problems of {wildcards.benchmark}"
+    shell:
+        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"
+
+
+rule oracle:
+    input:
+        rules.benchmark_problems.output,
+    output:
+        f"{ROOT}/public/{{benchmark}}/oracle/samples.jsonl",
+    log:
+        f"{ROOT}/logs/public/{{benchmark}}/oracle.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    message:
+        "reference solutions of {wildcards.benchmark}"
+    shell:
+        "troll --log {log:q} benchmark oracle --task {wildcards.benchmark:q} --problems {input:q} --out {output:q}"
+
+
+rule sample_benchmark:
+    input:
+        manifest=f"{ROOT}/{BASE}/{{model}}/{{task}}/manifest.json",
+        problems=rules.benchmark_problems.output,
+    output:
+        f"{ROOT}/public/{{benchmark}}/base/{{model}}/{{task}}/samples.jsonl",
+    log:
+        f"{ROOT}/logs/public/{{benchmark}}/sample/{{model}}/{{task}}.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=60,
+    params:
+        checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
+        samples=PUBLIC.samples if PUBLIC else 0,
+        max_tokens=PUBLIC.max_tokens if PUBLIC else 0,
+        temperature=EXPERIMENT.evaluation.temperature,
+        batch_size=EXPERIMENT.evaluation.batch_size,
+    message:
+        "sample {wildcards.benchmark} from the base model of {wildcards.task}"
+    shell:
+        "troll --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
+        " --task {wildcards.benchmark:q} --samples {params.samples} --temperature {params.temperature}"
+        " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --cut-prompts --out {output:q}"
+
+
+rule grade_benchmark:
+    input:
+        f"{ROOT}/public/{{benchmark}}/{{answers}}/samples.jsonl",
+    output:
+        f"{ROOT}/public/{{benchmark}}/{{answers}}/grades.json",
+    log:
+        f"{ROOT}/logs/public/{{benchmark}}/grade/{{answers}}.log",
+    wildcard_constraints:
+        answers=r"oracle|base/.+",
+    conda:
+        "../../envs/evaluate.yaml"
+    threads: workflow.cores
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    message:
+        "grade {wildcards.benchmark}, {wildcards.answers}"
+    shell:
+        "troll --log {log:q} grade --task {wildcards.benchmark:q} --samples {input:q} --only-present --out {output:q}"
+
+
+rule benchmarks:
+    input:
+        [
+            f"{directory}/{name}"
+            for _, directory in benchmark_answers()
+            for name in ("samples.jsonl", "grades.json")
+        ],
+    output:
+        report(
+            f"{ROOT}/public/benchmarks.html",
+            caption="../report/benchmarks_table.rst",
+            category="Public data",
+            labels={"table": "benchmarks"},
+        ),
+        multiext(f"{ROOT}/public/benchmarks", ".csv", ".md", ".tex"),
+    log:
+        f"{ROOT}/logs/public/benchmarks.log",
+    conda:
+        "../../envs/analyse.yaml"
+    params:
+        answers=[f"{label}={directory}" for label, directory in benchmark_answers()],
+        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
+        skipped=as_json(PUBLIC_SKIPPED),
+    message:
+        "table of public benchmarks"
+    shell:
+        "troll --log {log:q} benchmark table {params.answers:q} --out {params.stem:q} --skipped {params.skipped:q}"
+
+
+# Its hostile programs are judged by the clock too: all cores, so that nothing else runs beside it.
+rule audit:
+    output:
+        report(
+            f"{ROOT}/audit/audit.html",
+            caption="../report/audit_table.rst",
+            category="Public data",
+            labels={"table": "audit of the graders"},
+        ),
+        multiext(f"{ROOT}/audit/audit", ".csv", ".md", ".tex", ".json"),
+    log:
+        f"{ROOT}/logs/audit.log",
+    conda:
+        "../../envs/evaluate.yaml"
+    threads: workflow.cores
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        out=lambda wildcards, output: os.path.splitext(output[0])[0],
+        full="--full" if PUBLIC and PUBLIC.audit == "full" else "",
+    message:
+        "audit of the graders"
+    shell:
+        "troll --log {log:q} audit --out {params.out:q} {params.full}"
