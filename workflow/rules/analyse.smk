@@ -262,6 +262,7 @@ ARTEFACTS = [
     f"{ROOT}/claims.md",
     *([f"{ROOT}/cost/cost.html"] if EXPERIMENT.cost else []),
     *approximation_figures(),
+    *public_outputs(),
     *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
     *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),
     *collect(f"{ROOT}/figures/{{name}}_{{task}}.png", name=TASK_FIGURES, task=TASKS),
