@@ -1,13 +1,32 @@
-"""Builds trainers on the tiny model."""
+"""Builds trainers on the tiny model, and writes runs."""
+
+import functools
 
 import pytest
 import torch
 from datasets import Dataset
+from run_cases import write_run
 from trainer_cases import PROMPTS, digits
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
+from troll.tasks.write import write_problems
 from troll.training.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def run_data(tmp_path_factory):
+    """Problems of a small task."""
+    directory = tmp_path_factory.mktemp("data")
+    config = {"name": "chains", "train": 32, "validation": 8, "test": 8, "settings": {"operations": [2]}}
+    write_problems(config, directory)
+    return directory
+
+
+@pytest.fixture
+def configure(repository):
+    """Writes run.yaml of a run of the reduced experiment, with changes; see `run_cases.write_run`."""
+    return functools.partial(write_run, repository)
 
 
 @pytest.fixture

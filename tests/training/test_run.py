@@ -4,82 +4,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import yaml
-
-from troll.experiments import parse_experiment, resolve, write_run_file
-from troll.tasks.write import write_problems
+from run_cases import command, metrics, weights
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    config = {"name": "chains", "train": 32, "validation": 8, "test": 8, "settings": {"operations": [2]}}
-    write_problems(config, directory)
-    return directory
-
-
-# PPO-max with all its parts: critic, KL in the reward with a coefficient that adapts, running moments, ptx.
-PPO_MAX = {
-    "rule": "ppo-max",
-    "training": {
-        "critic": {"learning_rate": 1.0e-3, "warmup_steps": 2},
-        "regulariser": {"target": 0.01, "horizon": 100},
-        "pretraining": {"coefficient": 0.1},
-    },
-}
-DAPO = {"rule": "remax", "training": {"dynamic_sampling": {}, "overlong": {"buffer": 6}}}
-
-
-@pytest.fixture
-def configure(repository):
-    """Writes run.yaml of the reduced experiment's TROLL run with an estimator, with changes."""
-
-    def write(out, estimator="grpo", **changes):
-        data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
-        data["estimators"] |= {"ppo-max": PPO_MAX, "dapo": DAPO}
-        experiment = parse_experiment(data, "reduced")
-        run = next(
-            run
-            for run in experiment.runs()
-            if (run.task, run.trust_region, run.estimator) == ("chains", "troll", estimator)
-        )
-        config = resolve(experiment, run)
-        config["training"] |= {"rollout_batches": 8, "max_response_tokens": 12} | changes
-        write_run_file(out / "run.yaml", config)
-        return out
-
-    return write
-
-
-def command(out, base, data):
-    troll = [sys.executable, "-m", "troll.cli", "--log", str(out / "log"), "train", str(out / "run.yaml")]
-    return [*troll, "--base", str(base), "--data", str(data)]
-
-
-def metrics(out):
-    """The lines of metrics.jsonl without their times."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        assert row.pop("time")["wall_s"] > 0
-    return rows
-
-
-def weights(out):
-    return (out / "checkpoint" / "model.safetensors").read_bytes()
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "ppo-max", "dapo"])
 def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
-    configure, guessing_base, data, tmp_path, estimator
+    configure, guessing_base, run_data, tmp_path, estimator
 ):
     whole, killed = (configure(tmp_path / name, estimator) for name in ("whole", "killed"))
-    subprocess.run(command(whole, guessing_base, data), check=True)
+    subprocess.run(command(whole, guessing_base, run_data), check=True)
     assert len(metrics(whole)) == 8 * 4
     assert sum(row["grad_norm"] > 0 for row in metrics(whole)) > 16, "too little was learnt to prove anything"
     assert any(row.get("outside", 0) > 0 for row in metrics(whole))
@@ -95,7 +34,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
         assert spent == [20 * row["dynamic_sampling_batches"] for row in firsts]
         assert max(spent) > 20 and all("overlong_penalty" in row for row in firsts)
 
-    process = subprocess.Popen(command(killed, guessing_base, data), start_new_session=True)
+    process = subprocess.Popen(command(killed, guessing_base, run_data), start_new_session=True)
     path = killed / "metrics.jsonl"
     deadline = time.monotonic() + 300
     # Past a checkpoint, and in the middle of a rollout batch: lines after the checkpoint must be dropped.
@@ -110,7 +49,9 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     if not list((killed / "trainer").glob("checkpoint-*/complete.json")) or lines_then >= 32:
         pytest.fail("the kill came at a moment that proves nothing")
 
-    resumed = subprocess.run(command(killed, guessing_base, data), check=True, capture_output=True, text=True)
+    resumed = subprocess.run(
+        command(killed, guessing_base, run_data), check=True, capture_output=True, text=True
+    )
     first = int(resumed.stderr.split("step ")[1].split("/")[0])
     assert first > 4, "the run began again instead of going on"
     assert metrics(killed) == metrics(whole)
@@ -125,10 +66,12 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     assert not (whole / "trainer").exists()
 
 
-def test_a_second_process_waits_for_the_first_and_leaves_its_result(configure, guessing_base, data, tmp_path):
+def test_a_second_process_waits_for_the_first_and_leaves_its_result(
+    configure, guessing_base, run_data, tmp_path
+):
     out = configure(tmp_path / "run", rollout_batches=2)
     first, second = (
-        subprocess.Popen(command(out, guessing_base, data), stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command(out, guessing_base, run_data), stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     )
     said = [process.communicate(timeout=300)[1] for process in (first, second)]
@@ -138,9 +81,9 @@ def test_a_second_process_waits_for_the_first_and_leaves_its_result(configure, g
     assert len(metrics(out)) == 2 * 4
 
 
-def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessing_base, data, tmp_path):
+def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessing_base, run_data, tmp_path):
     out = configure(tmp_path / "run", rollout_batches=2)
-    subprocess.run(command(out, guessing_base, data), check=True)
+    subprocess.run(command(out, guessing_base, run_data), check=True)
     first = metrics(out)
     # As if it had been interrupted: a complete checkpoint is there, but the run is now another one.
     (out / "manifest.json").unlink()
@@ -148,7 +91,7 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessin
     stale.mkdir(parents=True)
     (stale / "complete.json").write_text(json.dumps({"config": "0" * 64, "method": {}}))
     configure(out, rollout_batches=2, learning_rate=0.01)
-    subprocess.run(command(out, guessing_base, data), check=True)
+    subprocess.run(command(out, guessing_base, run_data), check=True)
     assert len(metrics(out)) == len(first) == 8
     assert metrics(out)[-1]["loss"] != first[-1]["loss"]
 
@@ -166,10 +109,12 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(configure, guessin
         ),
     ],
 )
-def test_mistakes_are_one_line_and_name_the_log(configure, guessing_base, data, tmp_path, change, message):
+def test_mistakes_are_one_line_and_name_the_log(
+    configure, guessing_base, run_data, tmp_path, change, message
+):
     out = configure(tmp_path / "run")
     change(out)
-    result = subprocess.run(command(out, guessing_base, data), capture_output=True, text=True)
+    result = subprocess.run(command(out, guessing_base, run_data), capture_output=True, text=True)
     assert result.returncode == 1
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1
@@ -184,7 +129,7 @@ def test_run_files_hold_everything(configure, tmp_path):
     assert {"experiment", "run_id", "seed", "seeds", "training", "trust_region", "estimator"} <= config.keys()
 
 
-def test_a_critic_learns_from_groups_of_one(configure, guessing_base, data, tmp_path):
+def test_a_critic_learns_from_groups_of_one(configure, guessing_base, run_data, tmp_path):
     out = configure(
         tmp_path / "run",
         "ppo-max",
@@ -193,7 +138,7 @@ def test_a_critic_learns_from_groups_of_one(configure, guessing_base, data, tmp_
         rollout_batches=2,
         validate_every=1,
     )
-    subprocess.run(command(out, guessing_base, data), check=True)
+    subprocess.run(command(out, guessing_base, run_data), check=True)
     rows = metrics(out)
     assert len(rows) == 8 and "critic/explained_variance" in rows[4]
     assert all(row["grad_norm"] > 0 for row in rows[2:])

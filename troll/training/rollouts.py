@@ -25,6 +25,7 @@ from troll.seeding import derive_seed
 from troll.settings import DynamicSampling, Overlong, Regulariser
 from troll.training.batches import join_rows, mixed_groups, overlong_penalty, take_rows
 from troll.training.critic import Critic, explained_variance
+from troll.training.order import ResumableSampler
 
 OLD_KEYS = ("old_token_ids", "old_support_log_probs", "old_tail_log_prob")
 
@@ -78,6 +79,10 @@ class TrustRegionRollouts(GRPOTrainer):
                 raise UserError(f"{name} has no effect on TRL's own advantages; name an estimator")
 
     # Sampling
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        return ResumableSampler(sampler, lambda: int(self.state.epoch or 0))
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         training = self.model.training
