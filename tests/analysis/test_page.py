@@ -3,12 +3,14 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from test_audit_table import RESULT as AUDIT
 
 from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence, make_figure
 from troll.analysis.claims import Claim, judge
 from troll.analysis.page import CAPTIONS, make_page, markdown_table
 from troll.analysis.runs import read_directories
 from troll.errors import UserError
+from troll.files import write_json
 
 
 class Headings(HTMLParser):
@@ -54,6 +56,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     given = Evidence(collected.runs, collected.items, expected=planned)
     for name in ("final", "published_analysis"):
         make_figure(name, given, root / "figures" / name)
+    (root / "public").mkdir()
+    (root / "public/benchmarks.md").write_text("Not run: gsm8k; no data.\n")
+    write_json(root / "audit/audit.json", AUDIT)
     (root / "cost").mkdir()
     (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
     common = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
@@ -76,6 +81,7 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
         "Tables",
         "Figures",
         "Cost",
+        "Public data",
         "The paper's tables",
         "Methods",
         "Deviations",
@@ -113,6 +119,13 @@ def test_foreign_tables_are_escaped(text: str) -> None:
     assert '<td class="text">a | &lt;b&gt;</td><td class="number">1.5</td>' in text
     assert '<p class="note">A note.</p>' in text
     assert markdown_table("No table.") == "<p>No table.</p>\n"
+
+
+def test_benchmarks_and_the_audit_are_shown(text: str) -> None:
+    part = text[text.index("<h2>Public data</h2>") : text.index("<h2>Methods</h2>")]
+    assert "<p>Not run: gsm8k; no data.</p>" in part
+    assert part.index("<h3>Benchmarks</h3>") < part.index("<h3>Audit of the graders (fast): passed</h3>")
+    assert '<td class="text">dapo ‡</td>' in part and "<h3>Exceptions</h3>" in part
 
 
 def test_every_artefact_has_a_caption() -> None:

@@ -10,12 +10,14 @@ import pandas as pd
 
 from troll.analysis import ledger, readme
 from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence
+from troll.analysis.audit_table import audit_sections, title_of
 from troll.analysis.claims import Judged
 from troll.analysis.formats import to_html
 from troll.analysis.provenance import DIGESTS
 from troll.analysis.report import Section, caption, figure_section, paragraphs, write_page
 from troll.analysis.runs import BASE, PROVENANCE
 from troll.analysis.summaries import planned_seeds, require_one
+from troll.files import read_json
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report"
 _FIRST_TABLES = ("comparison", "main", "speed", "stability", "test", "certificate", "ablation", "power")
@@ -44,7 +46,8 @@ def make_page(
     """Writes the report of one experiment.
 
     Tables are made from the evidence; figures are those under ``artefacts/figures`` that exist. The tables
-    under ``artefacts/cost`` (Markdown, as the cost commands write them) are shown if there are any.
+    under ``artefacts/cost`` and ``artefacts/public`` (Markdown, as other commands write them), and the audit
+    under ``artefacts/audit``, are shown if there are any.
 
     Args:
         evidence: the tidy tables, and what was planned.
@@ -63,7 +66,8 @@ def make_page(
         _verdicts(evidence, judged),
         _chapter("Tables", _tables(evidence, captions)),
         _chapter("Figures", _figures(evidence, artefacts / "figures", captions)),
-        _chapter("Cost", _cost(artefacts / "cost")),
+        _chapter("Cost", _written(artefacts / "cost")),
+        _chapter("Public data", _public_data(artefacts, captions)),
         _published(evidence, artefacts / "figures", captions),
         Section("Methods", paragraphs(caption(captions / "methods.rst"))),
         Section("Deviations", paragraphs(caption(captions / "deviations.rst"))),
@@ -75,7 +79,8 @@ def make_page(
 
 def _chapter(title: str, parts: Iterable[Section]) -> Section:
     """Sections as parts of one, with links to them at its head when there are several."""
-    named = [(f"{title.lower()}-{index}", part) for index, part in enumerate(parts, start=1)]
+    prefix = title.lower().replace(" ", "-")
+    named = [(f"{prefix}-{index}", part) for index, part in enumerate(parts, start=1)]
     links = "".join(f'<a href="#{name}">{html.escape(part.title)}</a>\n' for name, part in named)
     body = "".join(
         f'<section id="{name}">\n<h3>{html.escape(part.title)}</h3>\n{part.body}</section>\n'
@@ -140,7 +145,19 @@ def _figures(evidence: Evidence, directory: Path, captions: Path) -> Iterator[Se
             yield figure_section(title, image, caption(captions / f"{name}_figure.rst"))
 
 
-def _cost(directory: Path) -> Iterator[Section]:
+def _public_data(artefacts: Path, captions: Path) -> Iterator[Section]:
+    """Benchmarks and the graders' audit, where the experiment made them."""
+    for part in _written(artefacts / "public"):
+        yield Section(part.title, part.body + _folded(captions / f"{part.title.lower()}_table.rst"))
+    audit = artefacts / "audit/audit.json"
+    if audit.exists():
+        result = read_json(audit)
+        yield Section(title_of(result), _folded(captions / "audit_table.rst"))
+        yield from audit_sections(result)
+
+
+def _written(directory: Path) -> Iterator[Section]:
+    """Tables that other commands have written as Markdown."""
     for path in sorted(directory.glob("*.md")):
         title = path.stem.replace("_", " ")
         yield Section(title[:1].upper() + title[1:], markdown_table(path.read_text(encoding="utf-8")))
