@@ -38,6 +38,7 @@ def collect(
     """
     from troll.analysis.check import write_plan
     from troll.analysis.runs import collect as gather
+    from troll.analysis.stand_ins import find_stand_ins
 
     runs = [path for path in directories if (path / "run.yaml").exists()]
     bases = [path for path in directories if path not in runs]
@@ -50,7 +51,7 @@ def collect(
     )
     planned = _json("--expected", expected)
     if planned is not None:
-        write_plan(out, planned, _json("--skipped", skipped))
+        write_plan(out, planned, _json("--skipped", skipped), find_stand_ins(directories))
 
 
 def table(
@@ -203,19 +204,28 @@ def cost(
 
 def cost_step(
     out: Out,
-    shape: Annotated[str, typer.Option(help="qwen3-0.6b or tiny; weights are random")] = "qwen3-0.6b",
+    shape: Annotated[str, typer.Option(help="qwen3-0.6b, 20m or tiny; weights are random")] = "qwen3-0.6b",
     responses: Annotated[int, typer.Option(help="B, responses of the mini-batch")] = 8,
+    prompt: Annotated[int, typer.Option(help="tokens of each prompt")] = 256,
     response: Annotated[int, typer.Option(help="T, tokens of a response")] = 1024,
-    repeats: Annotated[int, typer.Option(help="steps of each method")] = 10,
+    steps: Annotated[int, typer.Option(help="steps of each measurement")] = 5,
+    repeats: Annotated[int, typer.Option(help="measurements of each method")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
 ) -> None:
-    """Measure whole optimiser steps of a language model, clip and TROLL in turns.
+    """Measure whole optimiser steps of a language model.
+
+    Clip, TROLL, and clip with a critic take turns.
 
     Example: troll cost-step --out cost --shape qwen3-0.6b --device cuda
     """
     from troll.analysis.cost_step import run_step_cost
+    from troll.analysis.report import write_table_page
 
-    run_step_cost(out, shape=shape, responses=responses, response=response, repeats=repeats, device=device)
+    sizes: dict[str, Any] = {"responses": responses, "prompt": prompt, "response": response, "steps": steps}
+    machine: dict[str, Any] = {"repeats": repeats, "device": device, "threads": threads}
+    frame = run_step_cost(out, shape=shape, **sizes, **machine)
+    write_table_page(frame, out / "cost_step.html", "What an optimiser step costs")
 
 
 def approximation(

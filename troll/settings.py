@@ -103,6 +103,9 @@ class Training(Settings):
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
     keep: Count = Field(64, description="K: tokens kept of each old distribution")
     dropped_mass: NotNegative = Field(1e-5, description="delta: mass that may be left to the pooled tail")
+    tail: Literal["pooled", "constant"] = Field(
+        "pooled", description="of tokens not kept: their exact mass, or the paper's 1e-12 for each of them"
+    )
     aggregation: (
         Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] | None
     ) = Field(None, description="how token losses become one number; none takes the estimator's own")

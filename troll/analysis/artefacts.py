@@ -11,11 +11,20 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from troll.analysis import behaviour, figures, published_figures, sensitivity, tables
+from troll.analysis import (
+    aggregates,
+    behaviour,
+    figures,
+    published_figures,
+    sensitivity,
+    tables,
+    training_cost,
+)
 from troll.analysis.formats import write_table
 from troll.analysis.published import SECTIONS, published_table
 from troll.analysis.report import write_table_page
 from troll.analysis.runs import read_items, read_runs
+from troll.analysis.stand_ins import mark_stand_ins
 from troll.analysis.style import write_figure
 from troll.errors import UserError
 from troll.files import atomic_path
@@ -30,12 +39,14 @@ class Evidence:
         items: the table of test problems.
         expected: coordinates of the planned runs.
         skipped: reason by task, for tasks that this machine cannot run.
+        stand_ins: what there is in place of the paper's data set, by task.
     """
 
     runs: pd.DataFrame
     items: pd.DataFrame
     expected: Sequence[Mapping[str, object]] | None = None
     skipped: Mapping[str, str] | None = None
+    stand_ins: Mapping[str, str] | None = None
 
     def main(self) -> pd.DataFrame:
         """The main table."""
@@ -49,6 +60,10 @@ def _published(section: str) -> Callable[[Evidence], pd.DataFrame]:
 TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     "main": ("Test success and training behaviour", Evidence.main),
     "comparison": ("TROLL against PPO-clip", lambda evidence: tables.comparison_table(evidence.main())),
+    "aggregate": (
+        "Methods over all settings of a condition",
+        lambda evidence: aggregates.aggregate_table(evidence.items),
+    ),
     "test": ("Test success by task", lambda evidence: tables.test_table(evidence.runs)),
     "certificate": ("What the trust regions did", lambda evidence: tables.certificate_table(evidence.runs)),
     "ablation": (
@@ -59,6 +74,10 @@ TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     ),
     "speed": ("Training speed", lambda evidence: behaviour.speed_table(evidence.runs)),
     "stability": ("Stability of training", lambda evidence: behaviour.stability_table(evidence.runs)),
+    "training_cost": (
+        "What training took",
+        lambda evidence: training_cost.training_cost_table(evidence.runs),
+    ),
     "power": (
         "Seeds needed to see a difference",
         lambda evidence: behaviour.power_table(evidence.runs, evidence.items),
@@ -99,6 +118,12 @@ def _known(kind: str, name: str, valid: Mapping[str, Any]) -> None:
         raise UserError(f"unknown {kind} {name!r}; valid: {', '.join(valid)}")
 
 
+def table(name: str, given: Evidence) -> tuple[str, pd.DataFrame]:
+    """Title and contents of a table; data sets that stand in for the paper's are marked."""
+    title, function = TABLES[name]
+    return title, mark_stand_ins(function(given), given.stand_ins or {})
+
+
 def make_table(name: str, given: Evidence, stem: Path) -> None:
     """Writes ``<stem>.csv``, ``.md``, ``.tex`` and ``.html``.
 
@@ -106,8 +131,7 @@ def make_table(name: str, given: Evidence, stem: Path) -> None:
         UserError: there is no table of this name.
     """
     _known("table", name, TABLES)
-    title, function = TABLES[name]
-    frame = function(given)
+    title, frame = table(name, given)
     write_table(frame, stem)
     write_table_page(frame, stem.with_name(f"{stem.name}.html"), title)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from troll.analysis import ledger, readme
-from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence
+from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence, table
 from troll.analysis.audit_table import audit_sections, title_of
 from troll.analysis.claims import Judged
 from troll.analysis.formats import to_html
@@ -118,8 +118,7 @@ def _list(runs: pd.DataFrame, name: str) -> str:
 
 def _tables(evidence: Evidence, captions: Path) -> Iterator[Section]:
     for name in _FIRST_TABLES:
-        title, function = TABLES[name]
-        frame = function(evidence)
+        title, frame = table(name, evidence)
         if len(frame):
             yield Section(title, to_html(frame) + _folded(captions / f"{name}_table.rst"))
 
@@ -188,8 +187,7 @@ def _published(evidence: Evidence, figures: Path, captions: Path) -> Section:
     """The paper's tables and figures: folded away where this experiment has none of the runs."""
     parts = []
     for name in (name for name in TABLES if name.startswith(_PUBLISHED)):
-        title, function = TABLES[name]
-        frame = function(evidence)
+        title, frame = table(name, evidence)
         ran = int((frame["status"] == "run").sum())
         body = paragraphs(caption(captions / f"{name}_table.rst")) + to_html(frame)
         heading = f"{html.escape(title.removeprefix('Published: '))} ({ran} of {len(frame)} run here)"
