@@ -89,7 +89,12 @@ def claims(
     results: Results,
     out: Stem,
 ) -> None:
-    """Judge claims by the runs there are: supported, contradicted, inconclusive or not run."""
+    """Judge claims by the runs that there are.
+
+    A claim is supported, contradicted, inconclusive or not run.
+
+    Example: troll claims workflow/config/claims.yaml --results results/testbed --out claims
+    """
     from troll.analysis.check import read_evidence
     from troll.analysis.claims import judge, read_claims, write_claims
 
@@ -105,7 +110,12 @@ def page(
     ledger: Ledger = None,
     command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
 ) -> None:
-    """Make one self-contained HTML page: verdicts first, then tables, figures, methods and provenance."""
+    """Make one self-contained HTML page.
+
+    Verdicts come first, then tables, figures, methods and provenance.
+
+    Example: troll page --results results/testbed --ledger workflow/config/claims.yaml --out page.html
+    """
     from troll.analysis.check import read_evidence
     from troll.analysis.claims import judge, read_claims
     from troll.analysis.page import make_page
@@ -120,7 +130,10 @@ def report(
     out: Out,
     targets: Annotated[list[str], typer.Argument(help="targets of the workflow to show")],
 ) -> None:
-    """Make Snakemake's HTML report of finished targets."""
+    """Make Snakemake's HTML report of finished targets.
+
+    Example: troll report --config '{"experiment": ...}' --out report.html results/testbed/claims.md
+    """
     from troll.analysis.artefacts import make_report
 
     make_report(config, targets, out)
@@ -132,7 +145,7 @@ def readme(
     ledger: Ledger = None,
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
 ) -> None:
-    """Write the generated blocks of the README from the tidy table.
+    """Write the README's generated blocks from the tidy table.
 
     Example: troll readme --results results/testbed --ledger workflow/config/claims.yaml
     """
@@ -155,7 +168,12 @@ def check_results(
     results: Annotated[Path, typer.Argument(help="directory of released results")],
     ledger: Ledger = None,
 ) -> None:
-    """Make released tables and figures again from their tidy table, and fail on any difference."""
+    """Make released tables and figures again and compare.
+
+    They are made from the tidy table beside them; any difference is an error.
+
+    Example: troll check-results results/testbed --ledger workflow/config/claims.yaml
+    """
     from troll.analysis.check import check_results as compare
 
     compared = compare(results, claims=ledger or [])
@@ -171,7 +189,7 @@ def cost(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
 ) -> None:
-    """Measure what an update costs: time and peak memory of clip and TROLL, side by side.
+    """Measure time and peak memory of an update, clip and TROLL.
 
     Example: troll cost --out cost --tokens 8192 --device cuda
     """
@@ -185,19 +203,28 @@ def cost(
 
 def cost_step(
     out: Out,
-    shape: Annotated[str, typer.Option(help="qwen3-0.6b or tiny; weights are random")] = "qwen3-0.6b",
+    shape: Annotated[str, typer.Option(help="qwen3-0.6b, 20m or tiny; weights are random")] = "qwen3-0.6b",
     responses: Annotated[int, typer.Option(help="B, responses of the mini-batch")] = 8,
+    prompt: Annotated[int, typer.Option(help="tokens of each prompt")] = 256,
     response: Annotated[int, typer.Option(help="T, tokens of a response")] = 1024,
-    repeats: Annotated[int, typer.Option(help="steps of each method")] = 10,
+    steps: Annotated[int, typer.Option(help="steps of each measurement")] = 5,
+    repeats: Annotated[int, typer.Option(help="measurements of each method")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
 ) -> None:
-    """Measure whole optimiser steps of a language model, clip and TROLL in turns.
+    """Measure whole optimiser steps of a language model.
+
+    Clip, TROLL, and clip with a critic take turns.
 
     Example: troll cost-step --out cost --shape qwen3-0.6b --device cuda
     """
     from troll.analysis.cost_step import run_step_cost
+    from troll.analysis.report import write_table_page
 
-    run_step_cost(out, shape=shape, responses=responses, response=response, repeats=repeats, device=device)
+    sizes: dict[str, Any] = {"responses": responses, "prompt": prompt, "response": response, "steps": steps}
+    machine: dict[str, Any] = {"repeats": repeats, "device": device, "threads": threads}
+    frame = run_step_cost(out, shape=shape, **sizes, **machine)
+    write_table_page(frame, out / "cost_step.html", "What an optimiser step costs")
 
 
 def approximation(
@@ -209,7 +236,12 @@ def approximation(
     task: Annotated[str, typer.Option(help="name of the task")] = "chains",
     tokens: Annotated[int, typer.Option(help="response tokens to compare")] = 256,
 ) -> None:
-    """Compare sparse projections with dense ones over the number of kept tokens and the dropped mass."""
+    """Compare sparse projections with dense ones.
+
+    Over the number of kept tokens and the dropped mass; Zipf-like policies unless checkpoints are given.
+
+    Example: troll approximation --out approximation
+    """
     from troll.analysis.approximation import Pairs, run_approximation
 
     pairs = None

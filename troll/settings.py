@@ -186,6 +186,15 @@ class Evaluation(Settings):
     batch_size: Count = Field(256, description="responses sampled at a time")
 
 
+class StepCost(Settings):
+    """Whole optimiser steps of a random language model: clip, TROLL, and clip with a critic, side by side."""
+
+    shape: str = Field("20m", description="qwen3-0.6b, 20m or tiny")
+    responses: Count = Field(8, description="B, responses of the mini-batch")
+    prompt: Count = Field(64, description="tokens of each prompt")
+    response: Count = Field(192, description="T, tokens of each response")
+
+
 class Cost(Settings):
     """The cost table: forward and backward of the output layer and the loss, clip and TROLL side by side."""
 
@@ -193,3 +202,4 @@ class Cost(Settings):
     widths: list[Count] = Field([1024], description="D, hidden widths")
     vocabulary: Count = Field(151_936, description="V; Qwen3's by default")
     repeats: Count = Field(3, description="measurements of each variant")
+    step: StepCost | None = Field(None, description="whole optimiser steps too; none for not")

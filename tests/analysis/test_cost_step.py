@@ -1,42 +1,45 @@
-"""The step benchmark measures what it says: both methods learn alike, and only TROLL asks for support."""
+"""The step benchmark measures what it says: real steps, support for TROLL alone, a critic's memory."""
 
 import pytest
 import torch
 
 from troll.analysis import cost_step
+from troll.analysis.cost_step_worker import METHODS, Learner, Work
 from troll.errors import UserError
 
 
-@pytest.mark.slow
-def test_both_methods_take_real_steps_and_the_table_has_their_ratio(tmp_path, monkeypatch):
-    steps, supports = [], []
-    original, head = cost_step._step, cost_step._Setup.policy
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_moves_what_the_method_trains_and_nothing_else_is_there(method, monkeypatch):
+    supports = []
+    original = Learner.policy
 
-    def step(setup, method, old):
-        before = next(setup.model.parameters()).detach().clone()
-        original(setup, method, old)
-        steps.append((method, bool((next(setup.model.parameters()) != before).any())))
+    def policy(self, keep=None, support=None):
+        supports.append((keep is not None, support is not None))
+        return original(self, keep, support)
 
-    def policy(setup, keep=None, support=None):
-        supports.append((keep, support is None))
-        return head(setup, keep, support)
-
-    monkeypatch.setattr(cost_step, "_step", step)
-    monkeypatch.setattr(cost_step._Setup, "policy", policy)
-    sizes = {"responses": 2, "prompt": 8, "response": 16, "repeats": 2, "device": "cpu"}
-    table = cost_step.run_step_cost(tmp_path, shape="tiny", **sizes).set_index("method")
-    assert sorted(method for method, _ in steps) == ["clip"] * 4 + ["troll"] * 4
-    assert all(moved for _, moved in steps)
+    monkeypatch.setattr(Learner, "policy", policy)
+    learner = Learner(Work(method, "tiny", 2, 8, 16, 64, 1, "cpu"))
+    parts = [learner.model, *([learner.critic.model] if learner.critic else [])]
+    before = [torch.nn.utils.parameters_to_vector(part.parameters()).detach().clone() for part in parts]
+    learner.score()
+    learner.step()
+    after = [torch.nn.utils.parameters_to_vector(part.parameters()) for part in parts]
+    assert all(bool((one != two).any()) for one, two in zip(before, after, strict=True))
+    assert (learner.critic is not None) == ("critic" in method)
     # Clip never pays for a distribution; TROLL asks for one in both of its passes.
-    assert sorted({(keep is None, no_support) for keep, no_support in supports}) == [
-        (False, True),
-        (True, False),
-        (True, True),
-    ]
-    assert table.loc["clip", "time_ratio"] == 1.0
-    expected = table.loc["troll", "seconds"] / table.loc["clip", "seconds"]
+    assert supports == ([(True, False), (False, True)] if method == "troll" else [(False, False)] * 2)
+
+
+@pytest.mark.slow
+def test_the_table_has_ratios_to_clip_and_a_critic_takes_memory(tmp_path):
+    sizes = {"responses": 2, "prompt": 8, "response": 16, "steps": 2, "repeats": 1, "device": "cpu"}
+    table = cost_step.run_step_cost(tmp_path, shape="20m", **sizes).set_index("method")
+    assert table.loc["clip", "time_ratio"] == table.loc["clip", "memory_ratio"] == 1.0
+    # Twice the weights, states and gradients, but for the output layer's and the activations.
+    assert table.loc["clip, critic", "memory_ratio"] > 1.2
+    expected = table.loc["troll", "seconds_low"] / table.loc["clip", "seconds_low"]
     assert table.loc["troll", "time_ratio"] == pytest.approx(expected)
-    assert (tmp_path / "cost_step.md").exists()
+    assert "A critic beside the policy" in (tmp_path / "cost_step.md").read_text()
 
 
 def test_unknown_shapes_and_devices_are_refused(tmp_path):

@@ -11,7 +11,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from troll.analysis import behaviour, figures, published_figures, sensitivity, tables
+from troll.analysis import (
+    aggregates,
+    behaviour,
+    figures,
+    published_figures,
+    sensitivity,
+    tables,
+    training_cost,
+)
 from troll.analysis.formats import write_table
 from troll.analysis.published import SECTIONS, published_table
 from troll.analysis.report import write_table_page
@@ -49,6 +57,10 @@ def _published(section: str) -> Callable[[Evidence], pd.DataFrame]:
 TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     "main": ("Test success and training behaviour", Evidence.main),
     "comparison": ("TROLL against PPO-clip", lambda evidence: tables.comparison_table(evidence.main())),
+    "aggregate": (
+        "Methods over all settings of a condition",
+        lambda evidence: aggregates.aggregate_table(evidence.items),
+    ),
     "test": ("Test success by task", lambda evidence: tables.test_table(evidence.runs)),
     "certificate": ("What the trust regions did", lambda evidence: tables.certificate_table(evidence.runs)),
     "ablation": (
@@ -59,6 +71,10 @@ TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     ),
     "speed": ("Training speed", lambda evidence: behaviour.speed_table(evidence.runs)),
     "stability": ("Stability of training", lambda evidence: behaviour.stability_table(evidence.runs)),
+    "training_cost": (
+        "What training took",
+        lambda evidence: training_cost.training_cost_table(evidence.runs),
+    ),
     "power": (
         "Seeds needed to see a difference",
         lambda evidence: behaviour.power_table(evidence.runs, evidence.items),

@@ -25,7 +25,7 @@ VOCAB = 151_936
 TIME_GOAL, MEMORY_GOAL, SOLVER_GOAL = 1.02, 1.01, 0.01
 """TROLL over clip with the same head: time and peak memory at most, and the solver's share of an update."""
 
-_QUIET = 0.1
+QUIET = 0.1
 """Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
 
 _BASELINE, _CLIP, _TROLL = "clip, full logits", "clip, our head", "TROLL, our head"
@@ -200,7 +200,7 @@ def verdicts(table: pd.DataFrame) -> Iterator[str]:
         memory, solver = ours["peak_mib"] / clip["peak_mib"], ours["solver_percent"] / 100
         goals = {"time": (time, TIME_GOAL), "memory": (memory, MEMORY_GOAL), "solver": (solver, SOLVER_GOAL)}
         spread = max(row["seconds_high"] / row["seconds_low"] for row in (ours, clip)) - 1
-        if spread > _QUIET:
+        if spread > QUIET:
             del goals["time"]
         missed = [name for name, (value, goal) in goals.items() if value > goal]
         yield (

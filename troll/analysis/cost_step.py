@@ -1,123 +1,38 @@
-"""What a whole optimiser step costs: a model's forward and backward pass and AdamW, clip against TROLL.
+"""What a whole optimiser step costs: a model's forward and backward pass and AdamW, clip, TROLL and a critic.
 
 `troll.analysis.cost` measures the output layer and the loss alone; here the model around them takes part, so
-that the ratio is what a training run pays. Both methods run in one process, in turns, on the same
-model and data.
+that the ratio is what a training run pays.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 
-from troll.algorithms.aggregation import aggregate
-from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
+from troll.analysis.cost import QUIET
+from troll.analysis.cost_step_worker import METHODS, SHAPES, Work, as_json
 from troll.analysis.formats import write_table
 from troll.errors import UserError
-from troll.seeding import derive_seed
 
-SHAPES: dict[str, dict[str, Any]] = {
-    # The published configuration of Qwen/Qwen3-0.6B.
-    "qwen3-0.6b": {
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-    "tiny": {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-    },
-}
 GOAL = 1.02
 """TROLL's time over clip's for a whole step."""
+BASELINE = METHODS[0]
 _HEADINGS = {
     "method": "Method",
-    "old_seconds": "Old policy (s)",
+    "old_seconds": "Scoring a rollout (s)",
     "seconds": "Step (s) [range]",
     "time_ratio": "Step, times clip",
+    "processor_seconds": "Step, processor seconds",
     "peak_mib": "Peak memory (MiB)",
     "memory_ratio": "Memory, times clip",
 }
-
-
-@dataclass
-class _Setup:
-    model: Any
-    optimiser: torch.optim.Optimizer
-    ids: Tensor
-    mask: Tensor
-    advantages: Tensor
-    keep: int
-
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        return {"input_ids": self.ids, "attention_mask": torch.ones_like(self.ids), "mask": self.mask}
-
-    def policy(self, keep: int | None = None, support: Tensor | None = None) -> TokenPolicy:
-        """The model as a policy; TROLL asks for distributions, clip for log-probs of the sampled tokens."""
-        output = self.model(**self.inputs, sparse_lm_head=True, keep=keep, support=support)
-        distribution = None
-        if output.token_ids is not None:
-            parts = (output.token_ids, output.support_log_probs, output.tail_log_prob)
-            distribution = SparseLogProbs(*parts)
-        return TokenPolicy(output.log_probs, distribution, output.entropy, self.ids[:, -self.mask.shape[1] :])
-
-
-def _setup(shape: str, responses: int, prompt: int, response: int, keep: int, device: str) -> _Setup:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from troll.training.head import add_sparse_lm_head
-
-    torch.manual_seed(derive_seed(purpose="cost-step") % 2**63)
-    config = Qwen3Config(**SHAPES[shape], tie_word_embeddings=True)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = Qwen3ForCausalLM(config).to(device, dtype)
-    add_sparse_lm_head(model, temperature=1.0)
-    ids = torch.randint(0, SHAPES[shape]["vocab_size"], (responses, prompt + response), device=device)
-    mask = torch.ones(responses, response, dtype=torch.long, device=device)
-    advantages = torch.randn(responses, 1, device=device).expand(responses, response).contiguous()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-    return _Setup(model, optimiser, ids, mask, advantages, keep)
-
-
-def _step(setup: _Setup, method: str, old: TokenPolicy) -> None:
-    support = None if old.distribution is None else old.distribution.token_ids
-    new = setup.policy(support=support)
-    losses = make_trust_region(method)(new, old, setup.advantages, setup.mask.float())
-    loss = aggregate(losses.per_token, setup.mask, "token-mean")
-    loss.backward()  # type: ignore[no-untyped-call]
-    setup.optimiser.step()
-    setup.optimiser.zero_grad(set_to_none=True)
-
-
-def _timed(device: str, work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds, peak memory in MiB (CUDA only; 0 elsewhere), and what the work gave."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    begun = time.perf_counter()
-    result = work()
-    peak = 0.0
-    if device == "cuda":
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    return time.perf_counter() - begun, peak, result
 
 
 def run_step_cost(
@@ -128,10 +43,14 @@ def run_step_cost(
     prompt: int = 256,
     response: int = 1024,
     keep: int = 64,
-    repeats: int = 10,
+    steps: int = 5,
+    repeats: int = 3,
     device: str = "cuda",
+    threads: int | None = None,
 ) -> pd.DataFrame:
-    """Measures whole optimiser steps of clip and TROLL in turns, and writes ``cost_step.csv``, .md and .tex.
+    """Measures whole optimiser steps of every method and writes ``cost_step.csv``, .md and .tex.
+
+    Every measurement is a process of its own, and the methods take turns.
 
     Args:
         out: a folder.
@@ -140,48 +59,71 @@ def run_step_cost(
         prompt: tokens of each prompt.
         response: T.
         keep: K of the old policy.
-        repeats: steps of each method, after two that warm up.
+        steps: of each measurement, after two that warm up.
+        repeats: measurements of each method.
         device: cuda or cpu.
+        threads: of a CPU; as the environment has it by default.
 
     Returns:
-        One row per method: medians and range of seconds, ratio to clip, peak memory (CUDA only).
+        One row per method: medians and range of seconds, ratios to clip, peak memory of weights, optimiser
+        states, gradients and activations together.
 
     Raises:
-        UserError: no such shape or device.
+        UserError: no such shape or device, or a measurement failed (out of memory, say).
     """
     if shape not in SHAPES:
         raise UserError(f"cost: no shape {shape!r}; valid: {', '.join(SHAPES)}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"cost: device {device!r} is not available; cpu always is")
-    setup = _setup(shape, responses, prompt, response, keep, device)
+    if min(responses, prompt, response, keep, steps, repeats) < 1:
+        raise UserError("cost: responses, prompt, response, keep, steps and repeats must be at least 1")
+    environment = dict(os.environ)
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     found: list[dict[str, Any]] = []
-    for repeat in range(-2, repeats):
-        methods = ("clip", "troll") if repeat % 2 == 0 else ("troll", "clip")
-        for method in methods:
-            kept = setup.keep if method == "troll" else None
-            with torch.no_grad():
-                old_seconds, _, old = _timed(device, partial(setup.policy, keep=kept))
-            seconds, peak, _ = _timed(device, partial(_step, setup, method, old))
-            if repeat >= 0:
-                row = {"method": method, "old_seconds": old_seconds, "seconds": seconds, "peak": peak}
-                found.append(row)
-    table = _summary(pd.DataFrame(found))
-    parameters = sum(parameter.numel() for parameter in setup.model.parameters())
-    ratio = float(table.loc[table["method"] == "troll", "time_ratio"].iloc[0])
+    for repeat in range(repeats):
+        # Backwards every other time: nobody always follows the same neighbour.
+        for method in METHODS if repeat % 2 == 0 else reversed(METHODS):
+            work = Work(method, shape, responses, prompt, response, keep, steps, device)
+            measured = _measure(work, environment)
+            row = {"method": method, "peak_bytes": measured.pop("peak_bytes")}
+            found.append(row | {name: median(values) for name, values in measured.items()})
+    table = summarise(pd.DataFrame(found))
     table.attrs["headings"] = _HEADINGS
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads or 'default'} threads"
     table.attrs["notes"] = [
-        f"One optimiser step of a random {shape} model ({parameters / 1e6:,.1f} million parameters) on "
-        f"{responses} responses of {response} tokens after {prompt} of prompt, K = {keep}, on {device}; "
-        f"median and range of {repeats}. TROLL takes {ratio:.3f} x clip's time (goal: {GOAL})."
+        f"One optimiser step (forward, backward, AdamW) of a random {shape} model on {responses} responses "
+        f"of {response} tokens after {prompt} of prompt, K = {keep}, {where}; median and range of "
+        f"{repeats} processes, each the median of {steps} steps. Scoring a rollout happens once for every "
+        "batch of rollouts: the old policy's log-probs, for TROLL its sparse distribution, for a critic its "
+        "values. Memory is the peak of weights, optimiser states, gradients and activations.",
+        *_verdict(table),
     ]
     write_table(table, out / "cost_step")
     return table
 
 
-def _summary(found: pd.DataFrame) -> pd.DataFrame:
-    clip = found[found["method"] == "clip"]
+def _measure(work: Work, environment: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "troll.analysis.cost_step_worker", as_json(work)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode} (out of memory?)"]
+        raise UserError(f"cost: {work.method} with shape {work.shape} failed: {said[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def summarise(found: pd.DataFrame) -> pd.DataFrame:
+    """One row per method; ratios to clip are those of the fastest processes, the least disturbed ones.
+
+    Args:
+        found: method, old_seconds, seconds, processor_seconds and peak_bytes of every process.
+    """
+    by_method = dict(iter(found.groupby("method")))
+    clip = by_method[BASELINE]
     rows = []
-    for method, group in found.groupby("method"):
+    for method in METHODS:
+        group = by_method[method]
         rows.append(
             {
                 "method": method,
@@ -189,11 +131,25 @@ def _summary(found: pd.DataFrame) -> pd.DataFrame:
                 "seconds": group["seconds"].median(),
                 "seconds_low": group["seconds"].min(),
                 "seconds_high": group["seconds"].max(),
-                "time_ratio": group["seconds"].median() / clip["seconds"].median(),
-                "peak_mib": group["peak"].max() or float("nan"),
-                "memory_ratio": group["peak"].max() / clip["peak"].max()
-                if clip["peak"].max()
-                else float("nan"),
+                "time_ratio": group["seconds"].min() / clip["seconds"].min(),
+                "processor_seconds": group["processor_seconds"].min(),
+                "peak_mib": group["peak_bytes"].max() / 2**20,
+                "memory_ratio": group["peak_bytes"].max() / clip["peak_bytes"].max(),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _verdict(table: pd.DataFrame) -> Iterator[str]:
+    rows: dict[str, dict[str, float]] = table.set_index("method").to_dict("index")  # type: ignore[assignment]
+    clip, troll, critic = (rows[method] for method in METHODS)
+    spread = max(row["seconds_high"] / row["seconds_low"] for row in (clip, troll)) - 1
+    ratio = troll["time_ratio"]
+    judged = "met" if ratio <= GOAL else "missed"
+    if spread > QUIET:
+        judged = f"not judged, repeats differ by {100 * spread:.0f} %"
+    yield f"TROLL's step takes {ratio:.3f} x clip's time (goal {GOAL}: {judged})."
+    yield (
+        f"A critic beside the policy: {critic['time_ratio']:.2f} x the time of clip's step and "
+        f"{critic['memory_ratio']:.2f} x its memory."
+    )

@@ -142,9 +142,9 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         training curve, ``kl`` (mean of the last third), ``kl_max`` (largest of any token), ``entropy``,
         ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
         batch), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so far), ``area`` (mean
-        height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` (seconds per rollout
-        batch with its updates), ``mean/<metric>`` (over all steps) of every logged metric and, where the
-        manifest has it, ``peak_gib`` (memory).
+        height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` and ``batch_cpu_s``
+        (wall-clock and processor seconds per rollout batch with its updates), ``mean/<metric>`` (over all
+        steps) of every logged metric and, where the manifest has it, ``peak_gib`` (memory).
     """
     records = []
     for _, rows in runs.groupby("run_id", sort=True):
@@ -182,7 +182,11 @@ def _training_summary(train: pd.DataFrame) -> dict[str, float]:
             late = rows[rows["step"] > last_step - share * span]
             summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
     if train["rollout_batch"].notna().any():
-        summary["batch_s"] = float(train["wall_s"].max()) / train["rollout_batch"].nunique()
+        batches = train["rollout_batch"].nunique()
+        summary["batch_s"] = float(train["wall_s"].max()) / batches
+        processor = train.loc[train["metric"] == "time/cpu_s", "value"]
+        if len(processor):
+            summary["batch_cpu_s"] = float(processor.max()) / batches
     if "entropy" in series:
         rows = series["entropy"]
         first = rows["rollout_batch"] == rows["rollout_batch"].min()

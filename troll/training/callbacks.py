@@ -1,6 +1,7 @@
 """Callbacks of the trainers: progress for people, metrics for the table, resume."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +103,7 @@ class MetricsCallback(TrainerCallback):
     def __init__(self, path: Path, steps_per_batch: int) -> None:
         self._path, self._steps_per_batch = path, steps_per_batch
         self._begun = self._before = 0.0
+        self._cpu_begun = self._cpu_before = 0.0
         self._pending: dict[str, float] = {}
 
     @property
@@ -109,15 +111,24 @@ class MetricsCallback(TrainerCallback):
         """Seconds of training so far, those before an interruption included."""
         return self._before + time.monotonic() - self._begun
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of this process in training so far; what else the machine did leaves them alone.
+
+        Child processes count when they have ended: the sandbox of a code task does not.
+        """
+        return self._cpu_before + _processor_seconds() - self._cpu_begun
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Drops lines after the checkpoint that training goes on from."""
-        self._begun = time.monotonic()
+        self._begun, self._cpu_begun = time.monotonic(), _processor_seconds()
         kept = []
         if state.global_step and self._path.exists():
             kept = self._path.read_text(encoding="utf-8").splitlines(keepends=True)[: state.global_step]
-            self._before = float(json.loads(kept[-1])["time"]["wall_s"])
+            times = json.loads(kept[-1])["time"]
+            self._before, self._cpu_before = float(times["wall_s"]), float(times["cpu_s"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(kept), encoding="utf-8")
@@ -150,11 +161,15 @@ class MetricsCallback(TrainerCallback):
                 row[_RENAMED.get(key, key)] = value
         row |= self._pending
         self._pending = {}
-        timings = {"wall_s": round(self.wall_s, 3)}
+        timings = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
         timings |= {key: logs[key] for key in ("step_time",) if key in logs}
         row["time"] = timings
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
+
+
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])
 
 
 class CheckpointCallback(TrainerCallback):

@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from troll.files import sha256_of_files
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets", "numpy", "math-verify")
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 # What cannot change a trained model: reading results, and the command line around it.
-_NO_SOURCE = ("analysis", "cli.py", "commands")
+_NO_SOURCE = ("analysis", "cli.py", "cli_results.py")
 
 
 def digest_of_json(value: Any) -> str:
@@ -87,6 +89,14 @@ def git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
+def peak_gib() -> float:
+    """Largest memory in GiB: of tensors on the first GPU, or without one of this whole process (resident)."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated() / 2**30)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak / (2**30 if sys.platform == "darwin" else 2**20))
+
+
 def manifest_of(config: Mapping[str, Any], *, wall_s: float, data: Mapping[str, Path]) -> dict[str, Any]:
     """A manifest.
 
@@ -112,4 +122,5 @@ def manifest_of(config: Mapping[str, Any], *, wall_s: float, data: Mapping[str, 
         "versions": environment,
         "hardware": hardware(),
         "wall_s": wall_s,
+        "peak_gib": peak_gib(),
     }

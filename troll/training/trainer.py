@@ -229,7 +229,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
             )
         if self.model.training:
             assert new.entropy is not None
-            metrics = {"entropy": new.entropy.detach(), **losses.metrics}
+            kept = (old.distribution.token_ids >= 0).sum(-1)
+            metrics = {"entropy": new.entropy.detach(), "kept_tokens": kept, **losses.metrics}
             self.diagnostics.add(metrics, mask)
             if self.accelerator.sync_gradients:
                 self._finish_step()

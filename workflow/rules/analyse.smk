@@ -1,6 +1,16 @@
 # Everything below is a function of the tidy table, and of nothing else.
 
-TABLES = ["main", "comparison", "test", "certificate", "speed", "stability", "power"]
+TABLES = [
+    "main",
+    "comparison",
+    "aggregate",
+    "test",
+    "certificate",
+    "speed",
+    "stability",
+    "power",
+    "training_cost",
+]
 FIGURES = ["main", "final", "hours"]
 if has_variants():
     TABLES.append("ablation")
@@ -206,6 +216,34 @@ rule cost:
         " --vocabulary {params.vocabulary} --repeats {params.repeats} --threads {threads}"
 
 
+rule cost_step:
+    output:
+        report(
+            f"{ROOT}/cost/cost_step.html",
+            caption="../report/cost_step_table.rst",
+            category="Cost",
+            labels={"table": "cost of a step"},
+        ),
+        multiext(f"{ROOT}/cost/cost_step", ".csv", ".md", ".tex"),
+    log:
+        f"{ROOT}/logs/cost_step.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: workflow.cores
+    resources:
+        mem_mb=6000,
+        runtime=60,
+    params:
+        out=lambda wildcards, output: os.path.dirname(output[0]),
+        sizes=step_cost_options(),
+        repeats=EXPERIMENT.cost.repeats if EXPERIMENT.cost else 0,
+    message:
+        "cost of an optimiser step"
+    shell:
+        "troll --log {log:q} cost-step --out {params.out:q} {params.sizes} --repeats {params.repeats}"
+        " --device cpu --threads {threads}"
+
+
 rule approximation_zipf:
     output:
         report(
@@ -266,6 +304,7 @@ rule approximation_task:
 ARTEFACTS = [
     f"{ROOT}/claims.md",
     *([f"{ROOT}/cost/cost.html"] if EXPERIMENT.cost else []),
+    *([f"{ROOT}/cost/cost_step.html"] if step_cost_options() else []),
     *approximation_figures(),
     *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
     *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),

@@ -137,6 +137,12 @@ def published_names(kind):
     return [name for name in known if name.startswith("published_")]
 
 
+def step_cost_options():
+    """Options of `troll cost-step`; none where the experiment does not ask for it."""
+    step = EXPERIMENT.cost.step if EXPERIMENT.cost else None
+    return [f"--{key} {value}" for key, value in step] if step else []
+
+
 def first_run_of(task):
     return next(f"runs/{run.run_id}" for run in RUNS if run.task == task)
 

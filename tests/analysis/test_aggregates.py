@@ -1,0 +1,84 @@
+"""Many settings at once, and what training took: against values worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from troll.analysis.aggregates import aggregate_table
+from troll.analysis.formats import to_markdown
+from troll.analysis.runs import GROUP
+from troll.analysis.training_cost import training_cost_table
+
+
+def items_of(by_method: dict[str, dict[str, list[float]]], problems: int = 20) -> pd.DataFrame:
+    """Problems whose pass@1 over the test set is given for each method, estimator and seed."""
+    rows = []
+    for method, by_estimator in by_method.items():
+        for estimator, shares in by_estimator.items():
+            for seed, share in enumerate(shares):
+                place = dict(zip(GROUP, ("tiny", "chains", "stale", estimator, method), strict=True))
+                passed = round(share * problems)
+                rows += [
+                    {
+                        **place,
+                        "experiment": "e",
+                        "seed": seed,
+                        "task_id": f"{i:02}",
+                        "n": 1,
+                        "c": int(i < passed),
+                    }
+                    for i in range(problems)
+                ]
+    return pd.DataFrame(rows)
+
+
+def test_the_aggregate_is_the_trimmed_mean_and_the_chance_to_be_above() -> None:
+    clip = {"grpo": [0.1, 0.2, 0.3, 0.4], "rloo": [0.2, 0.2, 0.2, 0.9]}
+    troll = {"grpo": [0.3, 0.4, 0.5, 0.6], "rloo": [0.2, 0.1, 0.2, 0.1], "gae": [1.0, 1.0]}
+    table = aggregate_table(items_of({"clip": clip, "troll": troll, "troll-kl0.1": troll}))
+    (row,) = table.to_dict("records")
+    assert (row["trust_region"], row["settings"], row["runs"]) == ("troll", 2, 8), "gae has no clip beside it"
+    assert row["mean"] == pytest.approx(np.mean(troll["grpo"] + troll["rloo"]))
+    assert row["iqm"] == pytest.approx(stats.trim_mean(troll["grpo"] + troll["rloo"], 0.25))
+    assert row["iqm_baseline"] == pytest.approx(stats.trim_mean(clip["grpo"] + clip["rloo"], 0.25))
+    chances = [stats.mannwhitneyu(troll[name], clip[name]).statistic / 16 for name in ("grpo", "rloo")]
+    assert row["improvement"] == pytest.approx(np.mean(chances))
+    for name in ("iqm", "iqm_baseline", "improvement"):
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+    pd.testing.assert_frame_equal(table, aggregate_table(items_of({"clip": clip, "troll": troll})))
+
+
+def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt() -> None:
+    same, better = {"grpo": [0.2, 0.3, 0.4]}, {"grpo": [0.7, 0.8, 0.9]}
+    table = aggregate_table(items_of({"clip": same, "troll": same, "sapo": better})).set_index("trust_region")
+    assert table.loc["troll", "improvement"] == 0.5
+    assert table.loc["troll", "improvement_low"] < 0.5 < table.loc["troll", "improvement_high"]
+    assert list(table.loc["sapo", ["improvement", "improvement_low", "improvement_high"]]) == [1, 1, 1]
+    assert "100.0 [100.0, 100.0]" in to_markdown(table.reset_index())
+
+
+def test_without_a_baseline_the_table_says_so() -> None:
+    table = aggregate_table(items_of({"troll": {"grpo": [0.5]}}))
+    assert table.empty and "No method has a run of clip beside it." in to_markdown(table)
+
+
+def test_training_cost_is_per_batch_and_against_clip_with_grpo(runs: pd.DataFrame) -> None:
+    train = runs[(runs["source"] == "train") & (runs["metric"] == "success")]
+    costs = {("clip", "grpo"): (2.0, 1.0), ("troll", "grpo"): (2.2, 1.1), ("troll", "dr-grpo"): (5.0, 3.0)}
+    added = []
+    for (method, estimator), (seconds, gib) in costs.items():
+        mine = train[(train["trust_region"] == method) & (train["estimator"] == estimator)]
+        time = mine.assign(metric="time/cpu_s", value=seconds * (mine["rollout_batch"].astype(float) + 1))
+        memory = mine.groupby("run_id", observed=True, as_index=False).first()
+        added += [time, memory.assign(metric="peak_gib", source="manifest", value=gib)[time.columns]]
+    whole = pd.concat([runs.astype({"metric": str, "source": str}), *added], ignore_index=True)
+    table = training_cost_table(whole)
+    for (method, estimator), (seconds, gib) in costs.items():
+        found = table[(table["trust_region"] == method) & (table["estimator"] == estimator)]
+        assert found["batch_cpu_s"].to_numpy() == pytest.approx(seconds)
+        assert found["cpu_ratio"].to_numpy() == pytest.approx(seconds / 2.0)
+        assert found["memory_ratio"].to_numpy() == pytest.approx(gib / 1.0)
+    # Runs of an earlier version have no processor time.
+    rest = table[(table["trust_region"] == "clip") & (table["estimator"] == "dr-grpo")]
+    assert rest["cpu_ratio"].isna().all() and rest["batch_s"].notna().all()
