@@ -175,10 +175,25 @@ def sparsify(
     front = (~wanted).int().argsort(dim=-1, stable=True)
     ids = ids.gather(-1, front).masked_fill(~wanted.gather(-1, front), -1)
     sparse = on_support(values, ids, normalised=normalised)
-    if tail == "pooled":
-        return sparse
-    dropped = vocabulary - (ids >= 0).sum(-1)
-    return SparseLogProbs(ids, sparse.log_probs, (dropped.log() + default_log_prob).to(sparse.log_probs))
+    return sparse if tail == "pooled" else constant_tail(sparse, vocabulary, default_log_prob)
+
+
+def constant_tail(
+    sparse: SparseLogProbs, vocabulary: int, default_log_prob: float = DEFAULT_LOG_PROB
+) -> SparseLogProbs:
+    """The same kept tokens with the paper's tail: each of the others has `default_log_prob`.
+
+    Args:
+        sparse: [..., K], with any tail.
+        vocabulary: V.
+        default_log_prob: of each dropped token; the paper's is log 1e-12.
+
+    Returns:
+        A distribution whose tail is a constant without gradient, and whose sum is one only roughly.
+    """
+    dropped = vocabulary - (sparse.token_ids >= 0).sum(-1)
+    tail = (dropped.log() + default_log_prob).to(sparse.log_probs)
+    return SparseLogProbs(sparse.token_ids, sparse.log_probs, tail)
 
 
 def _matches(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
 
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
     and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``keep`` and
-    ``dropped_mass`` (choose the support here; call it without gradient).
+    ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
 
     Args:
         model: a transformers causal language model, before any wrapping (PEFT, DDP, FSDP).
@@ -91,18 +91,21 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
         weight, bias = head.weight, head.bias
         if isinstance(weight, DTensor):
             weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
-        output = lm_head(
+        reduce = functools.partial(
+            lm_head,
             hidden[mask],
             weight,
             labels[mask],
-            support=None if support is None else support[mask],
-            keep=keep,
-            dropped_mass=dropped_mass,
             bias=bias,
             temperature=temperature,
             logit_softcap=softcap,
             logit_scale=scale,
         )
+        support = None if support is None else support[mask]
+        if keep is not None and torch.is_grad_enabled():
+            chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
+            support, keep = chosen.token_ids, None
+        output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
         result = SparseHeadOutput(
             log_probs=_scatter(output.label_log_probs, mask, 0.0), entropy=_scatter(output.entropy, mask, 0.0)
         )

@@ -146,6 +146,7 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
         aggregation=training.aggregation,
         keep=training.keep,
         dropped_mass=training.dropped_mass,
+        tail=training.tail,
         # An experiment may give all its runs a critic; the others have no use for it.
         critic=training.critic if ESTIMATORS[config["estimator"]["rule"]].needs_values else None,
         regulariser=training.regulariser,

@@ -15,8 +15,9 @@ Deviations from TRL 1.16, on purpose:
 import copy
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate.utils import is_peft_model
@@ -26,7 +27,7 @@ from trl import GRPOConfig
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.aggregation import aggregate
-from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.distributions import SparseLogProbs, align, constant_tail
 from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
 from troll.algorithms.trust_regions import (
     Certificate,
@@ -78,6 +79,9 @@ class TrustRegionTrainer(TrustRegionRollouts):
             one, else the estimator's, else what ``args.loss_type`` means in TRL.
         keep: K, tokens kept of each old distribution (paper: 64).
         dropped_mass: delta, mass that may be left to the pooled tail (paper: 1e-5).
+        tail: ``pooled`` gives the tokens that are not kept their exact mass, as one atom. ``constant`` is the
+            paper's treatment: old and new policy each keep their own tokens, and where one of them has
+            dropped a token it has 1e-12 there. It takes one more pass of the head.
         critic: settings of the value model; needed by estimators that use values, refused by others.
         regulariser: KL to the frozen reference, which TRL loads from the model's own name; takes the place of
             ``args.beta``.
@@ -107,6 +111,7 @@ class TrustRegionTrainer(TrustRegionRollouts):
         aggregation: str | None = None,
         keep: int = 64,
         dropped_mass: float = 1e-5,
+        tail: Literal["pooled", "constant"] = "pooled",
         critic: CriticSettings | None = None,
         regulariser: Regulariser | None = None,
         dynamic_sampling: DynamicSampling | None = None,
@@ -142,7 +147,7 @@ class TrustRegionTrainer(TrustRegionRollouts):
             or (self.estimator.aggregation if self.estimator else None)
             or TRL_AGGREGATIONS[self.args.loss_type]
         )
-        self.keep, self.dropped_mass = keep, dropped_mass
+        self.keep, self.dropped_mass, self.tail = keep, dropped_mass, tail
         self.diagnostics = Diagnostics(self.accelerator)
         self.certificate = Certificate()
         self._old_distribution = []
@@ -177,15 +182,19 @@ class TrustRegionTrainer(TrustRegionRollouts):
     # Loss
 
     def _new_policy(self, model: Any, inputs: dict[str, Any], support: Tensor) -> TokenPolicy:
-        """The policy being trained, at the response tokens, on the given support [B, T, K]."""
+        """The policy being trained, at the response tokens; its tail decides on which tokens.
+
+        They are those of the given support [B, T, K] with a pooled tail, else the policy's own.
+        """
         mask = inputs["completion_mask"]
+        own = {"keep": self.keep, "dropped_mass": self.dropped_mass}
         with self.accelerator.autocast():
             output = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
                 mask=mask,
-                support=support,
                 sparse_lm_head=True,
+                **({"support": support} if self.tail == "pooled" else own),
             )
         distribution = SparseLogProbs(output.token_ids, output.support_log_probs, output.tail_log_prob)
         return TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
@@ -196,6 +205,17 @@ class TrustRegionTrainer(TrustRegionRollouts):
             inputs = inputs | self._score_old(inputs)
         distribution = SparseLogProbs(*(inputs[key] for key in OLD_KEYS))
         return TokenPolicy(inputs["old_per_token_logps"], distribution, None)
+
+    def _constant_tails(self, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
+        """Both policies on the tokens that one of them keeps, the others with the paper's constant."""
+        assert new.distribution is not None and old.distribution is not None
+        vocabulary = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
+        ours, theirs = align(
+            constant_tail(new.distribution, vocabulary),
+            constant_tail(old.distribution, vocabulary),
+            missing="default",
+        )
+        return replace(new, distribution=ours), replace(old, distribution=theirs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         mask = loss_mask(inputs).float()
@@ -208,7 +228,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
         context = None
         if self.trust_region.needs_context:
             context = GroupContext(inputs["rewards"], inputs["group_rewards"])
-        losses = self.trust_region(new, old, advantages, mask, context)
+        compared = (new, old) if self.tail == "pooled" else self._constant_tails(new, old)
+        losses = self.trust_region(*compared, advantages, mask, context)
         per_token = losses.per_token
         if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
             per_token = per_token * inputs["importance_sampling_ratio"]
@@ -230,7 +251,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
             )
         if self.model.training:
             assert new.entropy is not None
-            metrics = {"entropy": new.entropy.detach(), **losses.metrics}
+            kept = (old.distribution.token_ids >= 0).sum(-1)
+            metrics = {"entropy": new.entropy.detach(), "kept_tokens": kept, **losses.metrics}
             self.diagnostics.add(metrics, mask)
             if self.accelerator.sync_gradients:
                 self._finish_step()

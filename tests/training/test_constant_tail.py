@@ -1,0 +1,65 @@
+"""The paper's tail: old and new policy keep their own tokens, and a dropped token has 1e-12."""
+
+import torch
+
+from troll.algorithms.distributions import SparseLogProbs, align, constant_tail, sparsify
+from troll.algorithms.divergences import kl_divergence
+from troll.training.rollouts import OLD_KEYS
+from troll.training.trainer import TrustRegionTrainer
+
+
+class Recording(TrustRegionTrainer):
+    """Keeps what the rule was given, and the dense policy at that moment."""
+
+    def _compute_loss(self, model, inputs):
+        rule, mask = self.trust_region, inputs["completion_mask"].bool()
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=attention).logits[:, -mask.shape[1] - 1 : -1]
+
+        def record(new, old, *rest):
+            self.seen.append((new, old, inputs, logits[mask] / self.temperature))
+            return rule(new, old, *rest)
+
+        self.trust_region = _Stand(rule, record)
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.trust_region = rule
+
+
+class _Stand:
+    def __init__(self, rule, call):
+        self._rule, self._call = rule, call
+
+    def __call__(self, *arguments):
+        return self._call(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self._rule, name)
+
+
+def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(make):
+    trainer = make(Recording, trust_region="troll", tail="constant", keep=6, dropped_mass=0.05)
+    trainer.seen = []
+    trainer.train()
+    moved = 0
+    for new, old, inputs, logits in trainer.seen:
+        mask = inputs["completion_mask"].bool()
+        labels = inputs["completion_ids"][mask]
+        dense = sparsify(logits, 6, 0.05, labels, tail="constant")
+        if "old_token_ids" in inputs:
+            kept = SparseLogProbs(*(inputs[key][mask] for key in OLD_KEYS))
+        else:  # the first step after sampling: nothing has moved yet
+            kept = SparseLogProbs(dense.token_ids, dense.log_probs, dense.tail_log_prob)
+        expected_new, expected_old = align(dense, constant_tail(kept, logits.shape[-1]), missing="default")
+        found = new.distribution.rows(mask), old.distribution.rows(mask)
+        distance = kl_divergence(found[0].atoms().detach().double(), found[1].atoms().double())
+        expected = kl_divergence(expected_new.atoms().double(), expected_old.atoms().double())
+        torch.testing.assert_close(distance, expected, rtol=1e-3, atol=1e-6)
+        assert torch.equal(found[0].token_ids, found[1].token_ids)
+        assert found[0].log_probs.requires_grad
+        both = (found[0].token_ids >= 0).sum(-1)
+        moved += int((both > (kept.token_ids >= 0).sum(-1)).sum())
+    assert moved, "no step in which the new policy keeps a token that the old one had dropped"
