@@ -27,10 +27,11 @@ def log_to(path: Path) -> None:
 
 def say(text: str) -> None:
     """Prints a line to the terminal, and to the log file where there is one."""
-    print(text, file=sys.stderr, flush=True)
     if _terminal is not None:
         with suppress(OSError):  # the terminal may be gone; the log has it
             os.write(_terminal, f"{text}\n".encode())
+    with suppress(OSError):  # the disk may be full, which is what this line says
+        print(text, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:
