@@ -25,7 +25,7 @@ def _json(name: str, text: str) -> Any:
 
 def collect(
     directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
-    out: Annotated[Path, typer.Option(help="directory for runs.parquet, items.parquet and plan.json")],
+    out: Annotated[Path, typer.Option(help="directory for runs.parquet, runs.csv.gz, items.parquet, plan.json")],
     expected: Annotated[str, typer.Option(help="coordinates of the planned runs, as JSON")] = "null",
     skipped: Annotated[str, typer.Option(help="reasons by skipped task, as JSON")] = "{}",
     allow_mixed: Annotated[
@@ -45,6 +45,7 @@ def collect(
     gather(
         runs,
         out / "runs.parquet",
+        out / "runs.csv.gz",
         base_dirs=bases,
         out_items=out / "items.parquet",
         allow_mixed=allow_mixed,

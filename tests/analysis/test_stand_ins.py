@@ -2,8 +2,11 @@
 
 import pandas as pd
 
+from troll.analysis.artefacts import Evidence, table
+from troll.analysis.check import write_plan
 from troll.analysis.formats import to_latex, to_markdown
-from troll.analysis.stand_ins import mark_stand_ins, stand_ins_of
+from troll.analysis.stand_ins import find_stand_ins, mark_stand_ins, stand_ins_of
+from troll.files import read_json, write_json
 
 NOTES = {"dapo": "another split", "omni-math": "a part"}
 
@@ -33,3 +36,28 @@ def test_grades_say_what_stands_in():
     assert stand_ins_of({"task": "dapo", "data": data}) == {"dapo": "another split"}
     assert stand_ins_of({"task": "dapo", "data": data | {"stand_in": False}}) == {}
     assert stand_ins_of({"task": "chains"}) == {}
+
+
+def test_columns_of_further_data_sets_are_marked_too():
+    frame = pd.DataFrame(
+        {"task": ["gsm8k"], "dapo/pass@1": [0.5], "math-eval/pass@1": [0.25], "pass@1": [1.0]}
+    )
+    marked = mark_stand_ins(frame, NOTES)
+    assert "| Task | dapo/pass@1 ‡ | math-eval/pass@1 ‡ | pass@1 (%) |" in to_markdown(marked)
+    assert marked.attrs["notes"][0].endswith("(dapo: another split; omni-math: a part).")
+
+
+def test_they_go_from_the_grades_into_the_tables_through_the_plan(runs, items, tmp_path):
+    data = {"source": "file", "stand_in": True}
+    write_json(tmp_path / "run/grades.json", {"task": "chains", "data": data | {"note": "made up"}})
+    suites = {"omni-math": {"task": "omni-math", "data": data | {"note": "a part"}}}
+    write_json(tmp_path / "run/suites/graded.json", suites)
+    found = find_stand_ins([tmp_path / "run", tmp_path / "no such"])
+    assert found == {"chains": "made up", "omni-math": "a part"}
+    write_plan(tmp_path, [], {}, found)
+    given = Evidence(runs, items, **read_json(tmp_path / "plan.json"))
+    for name in ("main", "comparison", "test", "speed", "stability"):
+        _, frame = table(name, given)
+        tasks = set(frame["task"])
+        assert "chains ‡" in tasks and "chains" not in tasks, name
+        assert "chains: made up" in frame.attrs["notes"][-1], name

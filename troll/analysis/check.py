@@ -21,19 +21,26 @@ from troll.errors import UserError
 from troll.files import read_json, write_json
 
 PLAN = "plan.json"
-"""Beside the tidy table: what was planned, for cells that say "not run" or "skipped"."""
+"""Beside the tidy table: what was planned, for cells that say "not run" or "skipped", and stand-in data."""
 _TABLES, _FIGURES = (".csv", ".md", ".tex", ".html"), (".png", ".pdf")
 
 
-def write_plan(directory: Path, expected: Sequence[Mapping[str, object]], skipped: Mapping[str, str]) -> None:
+def write_plan(
+    directory: Path,
+    expected: Sequence[Mapping[str, object]],
+    skipped: Mapping[str, str],
+    stand_ins: Mapping[str, str] | None = None,
+) -> None:
     """Records what an experiment planned beside its results.
 
     Args:
         directory: results/<experiment>.
         expected: coordinates of the planned runs.
         skipped: reason by task.
+        stand_ins: what there is in place of the paper's data set, by task.
     """
-    write_json(directory / PLAN, {"expected": [dict(run) for run in expected], "skipped": dict(skipped)})
+    plan = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
+    write_json(directory / PLAN, plan | ({"stand_ins": dict(stand_ins)} if stand_ins else {}))
 
 
 def read_evidence(directory: Path) -> Evidence:
@@ -44,8 +51,8 @@ def read_evidence(directory: Path) -> Evidence:
     """
     path = directory / PLAN
     plan = read_json(path) if path.exists() else {}
-    if not isinstance(plan, dict) or set(plan) - {"expected", "skipped"}:
-        raise UserError(f"{path}: expected an object with expected and skipped")
+    if not isinstance(plan, dict) or set(plan) - {"expected", "skipped", "stand_ins"}:
+        raise UserError(f"{path}: expected an object with expected, skipped and stand_ins")
     return evidence(directory / "runs.parquet", directory / "items.parquet", **plan)
 
 

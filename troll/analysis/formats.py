@@ -101,11 +101,16 @@ STYLES: Mapping[str, Style] = {
 }
 
 
+def heading(frame: pd.DataFrame, name: str) -> str:
+    """What is above a column."""
+    return _style(frame, name).heading
+
+
 def _style(frame: pd.DataFrame, name: str) -> Style:
     own: Mapping[str, Style] = frame.attrs.get("styles", {})
-    heading = frame.attrs.get("headings", {}).get(name)
+    renamed = frame.attrs.get("headings", {}).get(name)
     style = own.get(name) or _known_style(name)
-    return replace(style, heading=heading) if heading else style
+    return replace(style, heading=renamed) if renamed else style
 
 
 def _known_style(name: str) -> Style:

@@ -4,10 +4,15 @@ A mirror of the data may hold another version of a set (`troll.tasks.datasets.ca
 every table that such a set touches says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from troll.analysis.formats import heading
+from troll.files import read_json
+from troll.tasks.datasets.catalogue import MATH_EVAL
 
 MARK = "‡"
 
@@ -29,24 +34,52 @@ def stand_in_note(notes: Mapping[str, str]) -> list[str]:
     return [f"{MARK} stands in for the data set that the paper used ({told})."]
 
 
-def mark_stand_ins(frame: pd.DataFrame, notes: Mapping[str, str], column: str = "task") -> pd.DataFrame:
+def mark_stand_ins(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
     """A table whose stand-ins are marked, with a note that says what they are.
 
     Args:
-        frame: any table; one without the column, or without such data sets, is returned as it is.
+        frame: any table; data sets are the values of ``task``, and columns named ``<data set>/...``. A mean
+            over the paper's MATH Eval is touched by its members.
         notes: what there is in place of the paper's set, by name of the data set.
-        column: the column with the names.
+
+    Returns:
+        The very frame where nothing is touched.
     """
-    if column not in frame.columns:
-        return frame
-    touched = {name: notes[name] for name in sorted({str(name) for name in frame[column]} & set(notes))}
+    names = {str(name) for name in frame["task"]} if "task" in frame.columns else set()
+    columns = {str(column): _sets(str(column).partition("/")) & set(notes) for column in frame.columns}
+    touched = (names & set(notes)).union(*columns.values())
     if not touched:
         return frame
     changed = frame.copy()
     changed.attrs = dict(frame.attrs)
-    changed[column] = [marked(str(name), str(name) in touched) for name in frame[column]]
-    changed.attrs["notes"] = [*frame.attrs.get("notes", []), *stand_in_note(touched)]
+    if "task" in changed.columns:
+        changed["task"] = [marked(str(name), str(name) in notes) for name in frame["task"]]
+    changed.attrs["headings"] = {
+        **frame.attrs.get("headings", {}),
+        **{column: marked(heading(frame, column), True) for column, sets in columns.items() if sets},
+    }
+    told = {name: notes[name] for name in sorted(touched)}
+    changed.attrs["notes"] = [*frame.attrs.get("notes", []), *stand_in_note(told)]
     return changed
+
+
+def _sets(parts: tuple[str, str, str]) -> set[str]:
+    """The data sets behind a column, by what is before and after the slash."""
+    if not parts[1]:
+        return set()
+    return set(MATH_EVAL) if parts[0] == "math-eval" else {parts[0]}
+
+
+def find_stand_ins(directories: Sequence[Path]) -> dict[str, str]:
+    """The stand-ins among the data that runs and base models were graded on: notes by name."""
+    found: dict[str, str] = {}
+    for directory in directories:
+        if (directory / "grades.json").exists():
+            found |= stand_ins_of(read_json(directory / "grades.json"))
+        if (directory / "suites/graded.json").exists():
+            for grades in read_json(directory / "suites/graded.json").values():
+                found |= stand_ins_of(grades)
+    return dict(sorted(found.items()))
 
 
 def stand_ins_of(grades: Mapping[str, Any]) -> dict[str, str]:

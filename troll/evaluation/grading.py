@@ -92,7 +92,9 @@ def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str
     if path is not None:
         rows = [_prepared(task, row, number) for number, row in enumerate(read_jsonl(path))]
         by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
-        found = [_Data(by_id, str(path), {"source": "file"}, sha256(path.read_bytes()).hexdigest())]
+        notes = [str(row["stand_in"]) for row in rows if "stand_in" in row]
+        provenance = {"source": "file", "stand_in": bool(notes), "note": notes[0] if notes else ""}
+        found = [_Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
     elif task not in DATA_SETS:
         raise UserError(
             f"task {task} generates its problems: name the file that was sampled, --problems FILE"

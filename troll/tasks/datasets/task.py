@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from troll.errors import UserError
@@ -26,7 +27,11 @@ def whole_split(name: str, split: Split) -> list[Problem]:
     source = split if split in item.parts else "train" if split == "validation" else None
     if source is None or source not in item.parts:
         raise UserError(f"data set {item.name} has no {split} problems; it has {', '.join(item.parts)}")
-    problems = list(load(item.name, source).problems)
+    loaded = load(item.name, source)
+    problems = list(loaded.problems)
+    if loaded.provenance["stand_in"]:  # said in every problem, so that it is known wherever its file goes
+        note = {"stand_in": loaded.provenance["note"]}
+        problems = [replace(problem, record={**problem.record, **note}) for problem in problems]
     if "validation" not in item.parts and split in ("train", "validation"):
         order = list(range(len(problems)))
         random.Random(derive_seed(stream="validation", task=item.name)).shuffle(order)
