@@ -15,6 +15,7 @@ from troll.analysis.figures import (
     projection_figure,
     task_figure,
 )
+from troll.analysis.panels import by_processor
 from troll.analysis.runs import read_directories
 from troll.analysis.style import Look, write_figure
 from troll.errors import UserError
@@ -151,3 +152,23 @@ def test_few_seeds_look_like_few(runs: pd.DataFrame, items: pd.DataFrame) -> Non
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == 2 and {line.get_marker() for line in hollow} == {"s"}
     assert len([line for line in axes.lines if line.get_linewidth() == 0.8]) == 2
+
+
+def test_time_is_the_processors_only_where_all_runs_recorded_it_and_none_had_a_gpu(
+    runs: pd.DataFrame,
+) -> None:
+    plain = runs.astype({"metric": str, "source": str, "run_id": str})
+    assert by_processor(plain) is None, "no run recorded it"
+    train = plain[(plain["source"] == "train") & (plain["metric"] == "success")]
+    clock = train.assign(metric="time/cpu_s", value=7.0 * train["step"])
+    first = train.groupby("run_id", as_index=False).first()[train.columns]
+    without = first.assign(metric="gpus", source="manifest", value=0.0)
+    timed = by_processor(pd.concat([plain, clock, without], ignore_index=True))
+    assert timed is not None
+    rows = timed[(timed["source"] == "train") & (timed["metric"] == "success")]
+    assert (rows["wall_s"] == 7.0 * rows["step"]).all()
+    with_gpu = without.assign(value=[1.0, *[0.0] * (len(without) - 1)])
+    assert by_processor(pd.concat([plain, clock, with_gpu], ignore_index=True)) is None
+    assert by_processor(pd.concat([plain, clock[1:], without], ignore_index=True)) is not None
+    one_missing = clock[clock["run_id"] != clock["run_id"].iloc[0]]
+    assert by_processor(pd.concat([plain, one_missing, without], ignore_index=True)) is None

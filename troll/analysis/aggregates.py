@@ -94,7 +94,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         f"{baseline}. IQM: interquartile mean over their runs. P(above {baseline}): chance that a random "
         f"seed of the method ends above a random seed of {baseline}, ties counted half, mean over settings; "
         f"50 % is no difference. 95 % percentile intervals from {REPLICATES:,} bootstrap draws of seeds "
-        "within each setting (Agarwal et al. 2021). Such intervals are too narrow where settings have few seeds."
+        "within each setting (Agarwal et al. 2021). They are too narrow where settings have few seeds."
     ]
     if frame.empty:
         frame.attrs["notes"] = [f"No method has a run of {baseline} beside it."]

@@ -14,6 +14,7 @@ from troll.analysis.panels import (
     Across,
     Quantity,
     bounds,
+    by_processor,
     grid,
     limits,
     panel,
@@ -94,9 +95,14 @@ def main_figure(
 
 
 def hours_figure(runs: pd.DataFrame) -> Figure:
-    """Training success against wall-clock time, for every estimator; panels as in ``main_figure``."""
+    """Training success against time, for every estimator; panels as in ``main_figure``.
+
+    Time is that of the processor for runs without a GPU which recorded it, else wall-clock time.
+    """
+    timed = by_processor(runs)
+    clock, runs = ("wall-clock", runs) if timed is None else ("processor", timed)
     estimators = sorted({cell.estimator for cell in cells(runs) if cell.trust_region != BASE})
-    return main_figure(runs, estimators=estimators, across=time_axis(runs))
+    return main_figure(runs, estimators=estimators, across=time_axis(runs, clock))
 
 
 def task_figure(

@@ -47,7 +47,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Across:
-    """The horizontal axis: optimiser steps, or the mean wall-clock time at which the seeds reached a step.
+    """The horizontal axis: optimiser steps, or the mean time at which the seeds reached a step.
 
     Attributes:
         label: of the axis, with the unit.
@@ -133,13 +133,30 @@ def _positions(rows: pd.DataFrame, table: pd.DataFrame, across: Across) -> "np.n
     return reached.to_numpy(dtype=float) / across.seconds
 
 
-def time_axis(runs: pd.DataFrame) -> Across:
-    """Wall-clock time in the largest unit in which the longest run takes at least two."""
+def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
+    """The runs with processor time in place of wall-clock time; None where it says nothing.
+
+    Runs without a GPU often share their processor with others: their wall-clock time is not their own. Their
+    processor time says nothing where a GPU did the work, or where a run has not recorded it.
+    """
+    train = runs[runs["source"] == "train"]
+    gpus = runs.loc[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
+    rows = train[train["metric"] == "time/cpu_s"]
+    everything = set(train["run_id"])
+    if (gpus["value"] > 0).any() or set(gpus["run_id"]) != everything or set(rows["run_id"]) != everything:
+        return None
+    clock = rows.set_index(["run_id", "step"])["value"].rename("clock")
+    timed = runs.join(clock, on=["run_id", "step"])
+    return timed.assign(wall_s=timed.pop("clock"))
+
+
+def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
+    """Time in the largest unit in which the longest run takes at least two."""
     longest = float(runs.loc[runs["source"] == "train", "wall_s"].max())
     for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
-            return Across(f"wall-clock {name}", seconds)
-    return Across("wall-clock seconds", 1.0)
+            return Across(f"{clock} {name}", seconds)
+    return Across(f"{clock} seconds", 1.0)
 
 
 def bounds(axes: Axes, runs: pd.DataFrame, place: Cell, shown: Sequence[str], look: Look) -> None:

@@ -295,6 +295,8 @@ def _constant_rows(
 ) -> Iterator[dict[str, Any]]:
     """Numbers of a run as a whole: those of its manifest, its certificate and its settings."""
     named = {name: value for name, value in manifest.items() if isinstance(value, int | float)}
+    gpus = (manifest.get("hardware") or {}).get("gpus")
+    named |= {"gpus": len(gpus)} if isinstance(gpus, list) else {}
     named |= dict(_numbers(manifest.get("certificate"), "certificate"))
     named |= dict(_numbers(settings, "setting"))
     for name, value in named.items():

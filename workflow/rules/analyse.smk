@@ -29,6 +29,7 @@ rule collect:
         files_of(RUNS),
     output:
         runs=f"{ROOT}/runs.parquet",
+        csv=f"{ROOT}/runs.csv.gz",
         problems=f"{ROOT}/items.parquet",
         plan=f"{ROOT}/plan.json",
         mark=touch(f"{ROOT}/runs/collected"),
