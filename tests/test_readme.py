@@ -35,7 +35,7 @@ def test_the_rule_of_the_readme_is_a_rule(readme):
     example = next(block for block in BLOCK.findall(readme) if "register(" in block)
     exec(example, {"TokenLosses": TokenLosses, "register": register})
     try:
-        assert make_trust_region("my-rule", strength=2.0).settings == {"strength": 2.0}
+        assert make_trust_region("my-rule", coefficient=2.0).settings == {"coefficient": 2.0}
     finally:
         registry._REGISTRY.pop("my-rule")
 
@@ -51,5 +51,7 @@ def test_the_generated_blocks_are_those_of_the_tracked_table(repository):
     root = repository / "results/testbed"
     command = [sys.executable, "-m", "troll.cli", "readme", "--check", str(repository / "README.md")]
     command += ["--results", str(root), "--ledger", str(repository / "workflow/config/claims.yaml")]
+    others = sorted(path.parent for path in repository.glob("results/testbed*/plan.json"))
+    command += [f"--evidence={path}" for path in others if path != root]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,0 +1,239 @@
+"""What the pages say holds: links lead somewhere, commands parse, the worked example works."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from troll import __version__
+from troll.cli import app
+from troll.experiments import parse_experiment
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`([^`\n]+)`")
+PROGRAMS = ("troll", "snakemake", "make", "pytest")
+# Run as they stand, in a fresh directory with a copy of the workflow; nothing of this takes long.
+CHEAP = ("troll check", "troll status", "troll --version", "troll schema", "troll problems", "troll doctor")
+
+
+def blocks(text, language):
+    return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+def commands(text):
+    """Every command of a page that starts with one of our programs, from bash blocks and from inline code."""
+    inline = [found for found in INLINE.findall(FENCE.sub("", text)) if found.split()[0:1]]
+    lines = [line for body in blocks(text, "bash") for line in body.splitlines()]
+    for line in lines + inline:
+        words = shlex.split(line, comments=True)
+        if len(words) > 1 and words[0] in PROGRAMS:
+            yield tuple(words)
+
+
+ALL = sorted({(page.name, words) for page in PAGES for words in commands(page.read_text())})
+
+
+def placeholder(words):
+    return any(word in ("FILE", "RUN", "...") or word.isupper() or "<" in word for word in words)
+
+
+def our_options(words):
+    """The words of a `troll` command after its name, its options, and those that exist."""
+    group, rest = typer.main.get_command(app), list(words[1:])
+    while rest and hasattr(group, "commands") and rest[0] in group.commands:
+        group = group.commands[rest.pop(0)]
+    known = {name for option in group.params for name in option.opts}
+    return group, {word.split("=")[0] for word in rest if word.startswith("--")}, known
+
+
+def test_the_pages_name_many_commands():
+    assert len(ALL) > 25
+    assert {words[0] for _, words in ALL} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), [item for item in ALL if item[1][0] == "troll"], ids=lambda item: str(item)[:60]
+)
+def test_troll_commands_exist_with_their_options(page, words):
+    command, given, known = our_options(words)
+    assert not hasattr(command, "commands") or words[1].startswith("--"), f"{page}: no such command"
+    assert given <= known | {"--help"}, page
+
+
+def test_make_targets_exist():
+    text = (ROOT / "Makefile").read_text()
+    for page, words in ALL:
+        if words[0] == "make":
+            for target in (word for word in words[1:] if "=" not in word):
+                assert re.search(rf"^{re.escape(target)}:", text, re.MULTILINE), f"{page}: make {target}"
+            for name in (word.split("=")[0] for word in words[1:] if "=" in word):
+                assert re.search(rf"^{name} \?=", text, re.MULTILINE), f"{page}: {name}"
+
+
+def test_snakemake_options_exist_and_experiment_files_do():
+    found = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for page, words in ALL:
+        if words[0] == "snakemake":
+            for option in (word for word in words if word.startswith("--")):
+                assert option in found, f"{page}: {option}"
+        for word in words:
+            if word.startswith("workflow/") and not placeholder((word,)):
+                assert (ROOT / word).exists(), f"{page}: {word}"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of what a user has, with the files of the worked example."""
+    for name in ("workflow", "docs", "envs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    for name, text in example("file"):
+        if name.endswith(".yaml"):
+            (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def example(kind):
+    """The parts of the worked example: (path, text) of whole files, or of lines to be added to one."""
+    text = (ROOT / "docs/adding.md").read_text()
+    for _, body in FENCE.findall(text):
+        head, _, rest = body.partition("\n")
+        if head.startswith(f"# {kind}: "):
+            yield head.removeprefix(f"# {kind}: "), rest
+
+
+@pytest.mark.slow
+def test_cheap_commands_run(checkout):
+    ran = []
+    for _, words in ALL:
+        text = " ".join(words)
+        if (
+            len(words) == 2
+            or not text.startswith(CHEAP)
+            or placeholder(words)
+            or "--watch" in words
+            or "my_experiment" in text
+        ):
+            continue
+        result = subprocess.run(
+            [sys.executable, "-m", "troll.cli", *words[1:]],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
+        if "parity" not in text:  # a task that the reader is about to write
+            assert result.returncode == 0, f"{text}: {result.stderr}"
+            ran.append(text)
+    assert len(ran) >= 5, ran
+
+
+@pytest.mark.slow
+def test_the_experiments_have_a_plan(checkout):
+    """Every experiment of the pages, as a dry run; the worked example's with a rule that exists."""
+    experiment = checkout / "my_experiment.yaml"
+    experiment.write_text(
+        experiment.read_text().replace("rule: soft-wall, settings: {coefficient: 0.5}", "rule: sapo")
+    )
+    seen = set()
+    for _, words in ALL:
+        if words[0] != "snakemake" or "--configfile" not in words or placeholder(words) or words in seen:
+            continue  # tests/workflow has the default one
+        seen.add(words)
+        result = subprocess.run(
+            [sys.executable, "-m", *words, "--cores", "1", "--dry-run", "--quiet", "rules"],
+            cwd=checkout,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, f"{' '.join(words)}: {result.stderr[-2000:]}"
+    assert len(seen) >= 2
+
+
+@pytest.mark.slow
+def test_the_worked_example_is_held_to_the_contracts_and_makes_an_experiment(checkout):
+    for name in ("troll", "tests"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    for name, text in example("file"):
+        (checkout / name).write_text(text)
+    lines = list(example("line"))
+    assert lines
+    for name, text in lines:
+        with (checkout / name).open("a") as file:
+            file.write(text)
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    tests = ["tests/algorithms/test_trust_region_contract.py", "tests/algorithms/test_advantages.py"]
+    tests.append("tests/tasks/test_task_contract.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *tests, "-k", "soft-wall or median or parity"],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 12
+    command = [sys.executable, "-m", "troll.cli", "check", "my_experiment.yaml", "--names"]
+    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert len(result.stdout.split()) == 9, result.stderr
+    from troll.analysis.claims import read_claims
+
+    assert [claim.method for claim in read_claims([checkout / "my_claims.yaml"])] == ["soft-wall"]
+
+
+def heading_anchors(path):
+    """What GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(((?!https?:)[^)]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name) if name else page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in heading_anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_paths_in_the_text_exist(page):
+    text = FENCE.sub("", page.read_text())
+    written = {name for name, _ in example("file")}
+    for word in INLINE.findall(text):
+        if word not in written and re.fullmatch(r"(?:troll|workflow|docs|envs|tests)/[\w./-]+", word):
+            assert (ROOT / word).exists(), f"{page.name}: {word}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    text = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in text, page.name
+
+
+def test_the_citation_is_valid_and_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"title", "message", "authors", "type", "license"} <= set(citation)
+    assert citation["version"] == __version__
+    assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_an_experiment_of_the_example_says_what_is_wrong_without_its_rule():
+    text = next(text for name, text in example("file") if name == "my_experiment.yaml")
+    with pytest.raises(Exception, match=r"trust_regions\.soft-wall: .*unknown name 'soft-wall'"):
+        parse_experiment(yaml.safe_load(text), "my_experiment.yaml")
