@@ -31,7 +31,8 @@ test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
 readme: env ## write the generated parts of the README from the tracked tidy table
-	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml
+	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml \
+		$(addprefix --evidence ,$(filter-out results/testbed/,$(dir $(wildcard results/testbed*/plan.json))))
 
 docs: env ## write what is generated from the code: the JSON schema and docs/configuration.md
 	@for file in workflow/schemas/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done

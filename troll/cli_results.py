@@ -25,7 +25,7 @@ def _json(name: str, text: str) -> Any:
 
 def collect(
     directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
-    out: Annotated[Path, typer.Option(help="directory for runs.parquet, runs.csv.gz, items.parquet, plan.json")],
+    out: Annotated[Path, typer.Option(help="directory for the tables: runs, items, plan.json")],
     expected: Annotated[str, typer.Option(help="coordinates of the planned runs, as JSON")] = "null",
     skipped: Annotated[str, typer.Option(help="reasons by skipped task, as JSON")] = "{}",
     allow_mixed: Annotated[
@@ -145,18 +145,21 @@ def readme(
     results: Results,
     path: Annotated[Path, typer.Argument(help="the README")] = Path("README.md"),
     ledger: Ledger = None,
+    evidence: Annotated[
+        list[Path] | None, typer.Option(help="further released results that verdicts are about")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
 ) -> None:
-    """Write the README's generated blocks from the tidy table.
+    """Write the README's generated blocks from the tidy tables.
 
     Example: troll readme --results results/testbed --ledger workflow/config/claims.yaml
     """
     from troll.analysis import readme as text
-    from troll.analysis.check import read_evidence
+    from troll.analysis.check import read_evidence, read_tables
     from troll.analysis.claims import judge, read_claims
 
     given = read_evidence(results)
-    judged = judge(read_claims(ledger or []), given.runs, given.items)
+    judged = judge(read_claims(ledger or []), *read_tables([results, *(evidence or [])]))
     generated = text.blocks(given.main(), given.items, judged=judged)
     if check:
         difference = text.check(path, generated)

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import synthetic
 
+from troll.analysis.aggregates import aggregate_table
 from troll.analysis.claims import Claim, judge
 from troll.analysis.readme import blocks, check, render, sentences, update
 from troll.analysis.runs import read_directories
@@ -122,3 +123,12 @@ def test_verdicts_are_a_block(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
     assert "| troll | **supported** | holds in all 8 settings; −" in text
     assert "1 further claim of the ledger: **not run**." in text and "| gspo |" not in text
+
+
+def test_settings_of_a_condition_are_told_together(runs, items):
+    lines = [line for line in sentences(main_table(runs, items), items) if "together" in line]
+    table = aggregate_table(items).set_index("condition")
+    assert len(lines) == 2
+    for line, condition in zip(lines, ("gentle", "stale"), strict=True):
+        assert f"All 4 settings of **{condition}**" in line
+        assert f"chance of {100 * table.loc[condition, 'improvement']:.1f} [" in line

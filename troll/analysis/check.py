@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.image import imread
 
 from troll.analysis.artefacts import (
@@ -17,6 +18,7 @@ from troll.analysis.artefacts import (
     make_table,
 )
 from troll.analysis.claims import judge, read_claims, write_claims
+from troll.analysis.runs import ITEM_COLUMNS, RUN_COLUMNS
 from troll.errors import UserError
 from troll.files import read_json, write_json
 
@@ -54,6 +56,14 @@ def read_evidence(directory: Path) -> Evidence:
     if not isinstance(plan, dict) or set(plan) - {"expected", "skipped", "stand_ins"}:
         raise UserError(f"{path}: expected an object with expected, skipped and stand_ins")
     return evidence(directory / "runs.parquet", directory / "items.parquet", **plan)
+
+
+def read_tables(directories: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tidy tables and the tables of test problems of several experiments, one below the other."""
+    given = [read_evidence(directory) for directory in directories]
+    runs = pd.concat([one.runs for one in given], ignore_index=True)
+    items = pd.concat([one.items for one in given], ignore_index=True)
+    return runs.astype(dict(RUN_COLUMNS)), items.astype(dict(ITEM_COLUMNS))
 
 
 def check_results(

@@ -8,9 +8,11 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from troll.analysis.aggregates import aggregate_table
 from troll.analysis.claims import Judged
 from troll.analysis.formats import percent, points, significant, to_markdown
 from troll.analysis.ledger import to_short_markdown
@@ -62,7 +64,8 @@ def sentences(
 
     Returns:
         One line per statement: how many settings read higher, lower or unclear, the range of differences by
-        condition, which methods end below or not clearly above the base model, KL, and what few seeds mean.
+        condition, all settings of a condition together, which methods end below or not clearly above the
+        base model, KL, and what few seeds mean.
     """
     table = comparison_table(main, method=method, baseline=baseline)
     table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})
@@ -72,6 +75,7 @@ def sentences(
     lines = [_overall(known, method, baseline)]
     for condition, rows in known.groupby("condition", sort=True):
         lines.append(_condition(str(condition), rows, method, baseline))
+    lines += _together(items, method, baseline)
     lines += _against_base(items, known, (baseline, method))
     missing = len(table) - len(known)
     if missing:
@@ -107,6 +111,24 @@ def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -
             f"; late KL to the old policy {significant(new)} ({method}) and {significant(old)} ({baseline})"
         )
     return text + "."
+
+
+def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
+    """All settings of a condition at once, where there are several."""
+    table = aggregate_table(items, baseline=baseline)
+    for row in table.to_dict("records"):
+        if row["trust_region"] == method and row["settings"] > 1:
+            yield (
+                f"- All {row['settings']} settings of **{row['condition']}** together: interquartile mean "
+                f"{_share(row, 'iqm')} % of {method} against {_share(row, 'iqm_baseline')} % of {baseline}; "
+                f"a run of {method} ends above one of {baseline} with a chance of "
+                f"{_share(row, 'improvement')} %."
+            )
+
+
+def _share(row: Mapping[str, Any], name: str) -> str:
+    low, high = percent(row[f"{name}_low"]), percent(row[f"{name}_high"])
+    return f"{percent(row[name])} [{low}, {high}]"
 
 
 def _difference(row: "pd.Series[str]") -> str:
