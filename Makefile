@@ -13,7 +13,7 @@ SEEDS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env results test lint readme docs check-results clean
+.PHONY: help env results test lint readme docs coverage check-results clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,12 @@ readme: env ## write the generated parts of the README from the tracked tidy tab
 	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml \
 		$(addprefix --evidence ,$(filter-out results/testbed/,$(dir $(wildcard results/testbed*/plan.json))))
 
-docs: env ## write what is generated from the code: the JSON schema and docs/configuration.md
+coverage: env ## measure what the tests cover; takes longer than the tests alone
+	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
+	@"$(BIN)/coverage" combine -q && "$(BIN)/coverage" report
+
+docs: env ## write what is generated from the code: the JSON schema, docs/configuration.md, conda's files
+	@"$(BIN)/python" envs/write_conda.py
 	@for file in workflow/schemas/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
 
 check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare

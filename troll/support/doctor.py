@@ -16,7 +16,7 @@ from troll.support.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
 _MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
-_EXTRAS = ("evaluate", "analyse", "workflow")
+_EXTRAS = ("train", "evaluate", "analyse", "workflow")
 _GIB = 2**30
 
 # What the workflow's rules ask a scheduler for: mem_mb of `train`, and of `cost`.

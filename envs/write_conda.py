@@ -1,0 +1,87 @@
+"""Writes the conda environments of the workflow from the pins: ``python envs/write_conda.py``.
+
+Snakemake copies an environment file before conda reads it, so that relative paths in it lead nowhere: pins
+stand in the file, and the package itself is installed by the post-deploy script beside it, which runs where
+the workflow runs. What a kind of work needs is read from pyproject.toml and the metadata of the installed
+packages, what version from constraints.txt.
+"""
+
+import re
+import tomllib
+from functools import cache
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+HERE = Path(__file__).parent
+EXTRAS = {"train": "train", "evaluate": "evaluate", "analyse": "workflow"}
+
+_HEAD = """# For clusters that install software with conda: `snakemake --sdm conda`. Written by
+# `make docs` from the pins in constraints.txt; the package itself is installed by {name}.post-deploy.sh.
+channels:
+  - conda-forge
+  - nodefaults
+dependencies:
+  - python =3.11
+  - pip
+  - pip:
+"""
+_DEPLOY = """#!/usr/bin/env bash
+# Runs in the new environment, in the directory of the workflow. Written by `make docs`.
+set -euo pipefail
+python -m pip install --no-deps --no-build-isolation --editable .
+"""
+
+
+def pins() -> dict[str, str]:
+    """Versions by package."""
+    lines = (HERE / "constraints.txt").read_text().splitlines()
+    found = (re.match(r"([\w.-]+)==([\w.+!]+)", line) for line in lines)
+    return {canonicalize_name(match[1]): match[2] for match in found if match}
+
+
+def _requirements(name: str, extras: frozenset[str]) -> list[str]:
+    if name != "troll":
+        return requires(name) or []
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    more = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *more]
+
+
+@cache
+def closure(extra: str) -> frozenset[str]:
+    """Every package that ``troll[extra]`` needs, itself left out."""
+    needed: set[str] = set()
+    waiting, seen = [("troll", frozenset({extra}))], set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        if name != "troll":
+            needed.add(name)
+        for text in _requirements(name, extras):
+            item = Requirement(text)
+            wanted = {"", *extras}
+            if item.marker is None or any(item.marker.evaluate({"extra": one}) for one in wanted):
+                waiting.append((canonicalize_name(item.name), frozenset(item.extras)))
+    return frozenset(needed)
+
+
+def files() -> dict[str, str]:
+    """The files, by name."""
+    versions = pins()
+    written = {}
+    for name, extra in EXTRAS.items():
+        needed = sorted({*closure(extra), "setuptools"})
+        lines = "".join(f"      - {package}=={versions[package]}\n" for package in needed)
+        written[f"{name}.yaml"] = _HEAD.format(name=name) + lines
+        written[f"{name}.post-deploy.sh"] = _DEPLOY
+    return written
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        (HERE / name).write_text(text)

@@ -1,0 +1,51 @@
+"""One set of pins: what pip, conda and the container recipes install is the same."""
+
+import importlib.util
+import re
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+@pytest.fixture(scope="module")
+def writer(repository):
+    spec = importlib.util.spec_from_file_location("write_conda", repository / "envs/write_conda.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_conda_files_are_those_of_the_pins(writer, repository):
+    for name, text in writer.files().items():
+        assert (repository / "envs" / name).read_text() == text, f"`make docs` writes envs/{name}"
+
+
+def test_every_environment_of_the_rules_is_written_with_torch_in_it(writer, repository):
+    used = set()
+    for path in (repository / "workflow/rules").glob("*.smk"):
+        used |= set(re.findall(r"envs/(\w+\.yaml)", path.read_text()))
+    assert used <= set(writer.files())
+    for name in used:
+        environment = yaml.safe_load(writer.files()[name])
+        packages = environment["dependencies"][-1]["pip"]
+        assert f"torch=={writer.pins()['torch']}" in packages
+        assert not [line for line in packages if line.startswith(("--", "."))], "conda sees a copy elsewhere"
+
+
+def test_pins_meet_every_requirement(writer, repository):
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [text for group in groups for text in group]
+    pins = writer.pins()
+    for item in map(Requirement, wanted):
+        if item.name != "troll":
+            version = pins[canonicalize_name(item.name)]
+            assert item.specifier.contains(version), f"{item} against {version}"
+
+
+def test_recipes_use_the_same_set_up(repository):
+    for name in ("Dockerfile", "apptainer.def"):
+        assert "envs/setup.sh" in (repository / "envs" / name).read_text()
