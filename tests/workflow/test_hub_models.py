@@ -1,0 +1,100 @@
+"""A model of the hub from download to table, with real data: a mirror stands in for the hub, offline."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+TEMPLATE = "{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}<answer>"
+
+
+@pytest.fixture(scope="module")
+def models(tiny_base, tmp_path_factory):
+    """A mirror with a random model that has no chat template, and another's tokenizer that has one."""
+    from troll.settings import ModelSettings
+    from troll.training.base_model import new_model
+    from troll.training.outputs import save_model
+    from troll.training.tokenizer import load_tokenizer
+
+    mirror = tmp_path_factory.mktemp("mirror")
+    tokenizer = load_tokenizer(tiny_base)
+    sizes = {"vocabulary": 400, "layers": 1, "width": 64, "heads": 2, "key_value_heads": 1, "context": 4096}
+    model = new_model(ModelSettings(**sizes).model_dump(), tokenizer, seed=3)
+    save_model(model, tokenizer, mirror / "example/plain")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(mirror / "example/chatty")
+    shutil.copy(mirror / "example/plain/config.json", mirror / "example/chatty")
+    return mirror
+
+
+@pytest.fixture
+def checkout(repository, tmp_path):
+    for name in ("workflow", "envs", "tests/workflow"):
+        shutil.copytree(repository / name, tmp_path / name)
+    shutil.copy(repository / "Snakefile", tmp_path)
+    return tmp_path
+
+
+def snakemake(directory, *arguments, **environment):
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+    return subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.snakemake
+@pytest.mark.timeout(900)
+def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, models):
+    if not (DATA / "MANIFEST.md").exists():
+        pytest.skip(f"no mirror of the data at {DATA}")
+    mirrors = {"TROLL_MODEL_MIRROR": str(models), "TROLL_DATA_MIRROR": str(DATA.resolve())}
+    result = snakemake(checkout, "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "budget of hub (1 seed), estimated:" in result.stderr
+    root = checkout / "results/hub"
+
+    base = root / "base/plain/gsm8k"
+    weights = base / "checkpoint/model.safetensors"
+    assert weights.is_symlink() and weights.resolve().is_relative_to(models)
+    assert (base / "checkpoint/chat_template.jinja").read_text() == TEMPLATE
+    provenance = json.loads((base / "manifest.json").read_text())["hub"]
+    assert provenance["id"] == "example/plain" and provenance["source"] == "mirror"
+    assert provenance["files"]["model.safetensors"]["bytes"] == weights.stat().st_size
+
+    train = [json.loads(line) for line in (root / "data/gsm8k/train.jsonl").read_text().splitlines()]
+    assert len(train) == 24 and "Please reason step by step" in train[0]["prompt"]
+    for method in ("clip", "troll"):
+        run = root / f"runs/plain/gsm8k/{method}/grpo/stale1x/seed0"
+        config = yaml.safe_load((run / "run.yaml").read_text())
+        assert config["model"] == {
+            "name": "plain",
+            "hub": {"id": "example/plain", "chat_template_of": "example/chatty"},
+        }
+        manifest = json.loads((run / "manifest.json").read_text())
+        assert 0 < manifest["overlong_train"] < 20, "some prompts have more than 300 tokens"
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+        suites = json.loads((run / "suites/graded.json").read_text())
+        assert [len(problem["passed"]) for problem in suites["amc23"]["problems"].values()] == [2] * 4
+
+    group = root / "groups/smoke"
+    runs = pd.read_parquet(group / "runs.parquet")
+    assert set(runs["trust_region"]) == {"base", "clip", "troll"}
+    assert "amc23/pass@1" in set(runs.loc[runs["source"] == "test", "metric"])
+    assert "gsm8k" in (group / "tables/main.md").read_text()
+    assert not (root / "runs.parquet").exists(), "the group is a part of the experiment"
+
+    again = snakemake(checkout, "-n", "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
+    assert "Nothing to be done" in again.stdout + again.stderr
