@@ -141,13 +141,23 @@ def run_cost(
     return table
 
 
-def _measure(task: Task, environment: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "troll.analysis.cost_worker", as_json(task)]
+def _measure(task: Task, environment: dict[str, str]) -> dict[str, Any]:
+    what = f"{task.variant} at D = {task.width}"
+    return run_worker("cost_worker", as_json(task), environment, what)
+
+
+def run_worker(module: str, argument: str, environment: dict[str, str], what: str) -> dict[str, Any]:
+    """One measurement in a process of its own: the JSON object that the worker prints.
+
+    Raises:
+        UserError: the worker failed.
+    """
+    command = [sys.executable, "-m", f"troll.analysis.{module}", argument]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode} (out of memory?)"]
-        raise UserError(f"cost: {task.variant} at D = {task.width} failed: {said[-1]}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+        raise UserError(f"cost: {what} failed: {said[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 

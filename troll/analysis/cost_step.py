@@ -4,10 +4,7 @@
 that the ratio is what a training run pays.
 """
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -16,7 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from troll.analysis.cost import QUIET
+from troll.analysis.cost import QUIET, run_worker
 from troll.analysis.cost_step_worker import METHODS, SHAPES, Work, as_json
 from troll.analysis.formats import write_table
 from troll.errors import UserError
@@ -85,7 +82,8 @@ def run_step_cost(
         # Backwards every other time: nobody always follows the same neighbour.
         for method in METHODS if repeat % 2 == 0 else reversed(METHODS):
             work = Work(method, shape, responses, prompt, response, keep, steps, device)
-            measured = _measure(work, environment)
+            what = f"{work.method} with shape {work.shape}"
+            measured = run_worker("cost_step_worker", as_json(work), environment, what)
             row = {"method": method, "peak_bytes": measured.pop("peak_bytes")}
             found.append(row | {name: median(values) for name, values in measured.items()})
     table = summarise(pd.DataFrame(found))
@@ -101,16 +99,6 @@ def run_step_cost(
     ]
     write_table(table, out / "cost_step")
     return table
-
-
-def _measure(work: Work, environment: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "troll.analysis.cost_step_worker", as_json(work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode} (out of memory?)"]
-        raise UserError(f"cost: {work.method} with shape {work.shape} failed: {said[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
 
 
 def summarise(found: pd.DataFrame) -> pd.DataFrame:

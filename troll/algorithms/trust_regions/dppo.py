@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence, wide_dtype
-from troll.algorithms.trust_regions.registry import scatter_rows
+from troll.algorithms.trust_regions.registry import Rule, scatter_rows
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, compared_rows, log_ratio
 
 
@@ -28,98 +28,60 @@ def _atoms(policy: TokenPolicy, mask: Tensor, binary: bool) -> Tensor:
     return compared_rows(policy, mask).atoms()
 
 
-def _dppo(
-    new: TokenPolicy,
-    old: TokenPolicy,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    binary: bool,
-    total_variation: bool,
-    threshold_low: float,
-    threshold_high: float,
-    ratio_max: float,
-) -> TokenLosses:
-    with torch.no_grad():
-        new_atoms, old_atoms = _atoms(new, mask, binary), _atoms(old, mask, binary)
-        if total_variation:
-            rows = 0.5 * (new_atoms.exp() - old_atoms.exp()).abs().sum(-1)
-        else:
-            rows = kl_divergence(old_atoms, new_atoms)
-        difference = log_ratio(new, old, mask)
-        divergence = scatter_rows(rows.to(difference.dtype), mask)
-        up = (advantages > 0) & (difference > 0) & (divergence > threshold_high)
-        # verl and TRL write A <= 0; with A = 0 there is no gradient to mask.
-        down = (advantages < 0) & (difference < 0) & (divergence > threshold_low)
-        outside = up | down
-        weight = difference.exp().clamp(max=ratio_max).masked_fill(outside, 0.0)
-    per_token = -advantages * weight * new.log_probs.masked_fill(~mask, 0.0)
-    return TokenLosses(per_token, {"outside": outside.float(), "divergence": divergence})
+def _rule(*, binary: bool, total_variation: bool, threshold: float, doc: str) -> Rule:
+    """One of the four rules: their settings differ in the default of the thresholds alone."""
+
+    def dppo(
+        new: TokenPolicy,
+        old: TokenPolicy,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        threshold_low: float = threshold,
+        threshold_high: float = threshold,
+        ratio_max: float = 20.0,
+    ) -> TokenLosses:
+        with torch.no_grad():
+            new_atoms, old_atoms = _atoms(new, mask, binary), _atoms(old, mask, binary)
+            if total_variation:
+                rows = 0.5 * (new_atoms.exp() - old_atoms.exp()).abs().sum(-1)
+            else:
+                rows = kl_divergence(old_atoms, new_atoms)
+            difference = log_ratio(new, old, mask)
+            divergence = scatter_rows(rows.to(difference.dtype), mask)
+            up = (advantages > 0) & (difference > 0) & (divergence > threshold_high)
+            # verl and TRL write A <= 0; with A = 0 there is no gradient to mask.
+            down = (advantages < 0) & (difference < 0) & (divergence > threshold_low)
+            outside = up | down
+            weight = difference.exp().clamp(max=ratio_max).masked_fill(outside, 0.0)
+        per_token = -advantages * weight * new.log_probs.masked_fill(~mask, 0.0)
+        return TokenLosses(per_token, {"outside": outside.float(), "divergence": divergence})
+
+    dppo.__doc__ = doc
+    return dppo
 
 
-def binary_tv(
-    new: TokenPolicy,
-    old: TokenPolicy,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    threshold_low: float = 0.15,
-    threshold_high: float = 0.15,
-    ratio_max: float = 20.0,
-) -> TokenLosses:
-    """DPPO with the total variation |pi(a) - mu(a)| of the sampled token; thresholds 0.15 as in TRL."""
-    return _dppo(
-        new, old, advantages, mask, binary=True, total_variation=True,
-        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
-    )  # fmt: skip
-
-
-def binary_kl(
-    new: TokenPolicy,
-    old: TokenPolicy,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    threshold_low: float = 0.05,
-    threshold_high: float = 0.05,
-    ratio_max: float = 20.0,
-) -> TokenLosses:
-    """DPPO with the binary KL(mu || pi) of the sampled token; thresholds 0.05 as in TRL's documentation."""
-    return _dppo(
-        new, old, advantages, mask, binary=True, total_variation=False,
-        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
-    )  # fmt: skip
-
-
-def topk_tv(
-    new: TokenPolicy,
-    old: TokenPolicy,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    threshold_low: float = 0.15,
-    threshold_high: float = 0.15,
-    ratio_max: float = 20.0,
-) -> TokenLosses:
-    """DPPO with the total variation on kept tokens and tail; K is the run's keep (20 in the paper)."""
-    return _dppo(
-        new, old, advantages, mask, binary=False, total_variation=True,
-        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
-    )  # fmt: skip
-
-
-def topk_kl(
-    new: TokenPolicy,
-    old: TokenPolicy,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    threshold_low: float = 0.05,
-    threshold_high: float = 0.05,
-    ratio_max: float = 20.0,
-) -> TokenLosses:
-    """DPPO with KL(mu || pi) on the kept tokens and the tail; K is the run's keep (20 in the paper)."""
-    return _dppo(
-        new, old, advantages, mask, binary=False, total_variation=False,
-        threshold_low=threshold_low, threshold_high=threshold_high, ratio_max=ratio_max,
-    )  # fmt: skip
+binary_tv = _rule(
+    binary=True,
+    total_variation=True,
+    threshold=0.15,
+    doc="DPPO with the total variation |pi(a) - mu(a)| of the sampled token; thresholds 0.15 as in TRL.",
+)
+binary_kl = _rule(
+    binary=True,
+    total_variation=False,
+    threshold=0.05,
+    doc="DPPO with the binary KL(mu || pi) of the sampled token; thresholds 0.05 as in TRL's documentation.",
+)
+topk_tv = _rule(
+    binary=False,
+    total_variation=True,
+    threshold=0.15,
+    doc="DPPO with the total variation on kept tokens and tail; K is the run's keep (20 in the paper).",
+)
+topk_kl = _rule(
+    binary=False,
+    total_variation=False,
+    threshold=0.05,
+    doc="DPPO with KL(mu || pi) on the kept tokens and the tail; K is the run's keep (20 in the paper).",
+)
