@@ -7,6 +7,8 @@ python=${PYTHON:-python3}
 say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+command -v "$python" >/dev/null 2>&1 ||
+    die "$python is not there; Python 3.11 or newer is needed, name it: make env PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     die "Python 3.11 or newer is needed, and $python is $("$python" --version 2>&1); name another: make env PYTHON=python3.12"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||

@@ -58,6 +58,13 @@ def _set(data, path, value):
             ["conditions.gentle", "learning_rte", "'learning_rate'"],
         ),
         (("training", "keep"), "many", ["training.keep", "integer", "many"]),
+        # What files of older versions hold.
+        (
+            ("models", "tiny", "hub"),
+            "Qwen/Qwen3-0.6B",
+            ["models.tiny.hub", "block with keys id", "Qwen3-0.6B"],
+        ),
+        (("trust_regions", "clip"), "clip", ["trust_regions.clip", "block with keys rule", "'clip'"]),
         (("training", "keep"), True, ["training.keep", "flag"]),
         (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
         (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
@@ -141,3 +148,9 @@ def test_derived_seeds_depend_on_every_coordinate_and_not_on_their_order():
     }
     assert len(seeds) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_renamed_key_is_named_although_the_new_one_is_missing(data):
+    data["advantage_estimators"] = data.pop("estimators")
+    with pytest.raises(UserError, match=r"unknown key 'advantage_estimators'.*did you mean 'estimators'"):
+        parse_experiment(data, "x")

@@ -46,7 +46,9 @@ def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[B
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first problem of a validation error as one line: field, what is wrong, what would be right."""
-    first = error.errors(include_url=False)[0]
+    # A renamed key is both missing and unknown: the unknown one tells more.
+    found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    first = found[0]
     location = tuple(part for part in first["loc"] if part != "int")
     where = ".".join([*([prefix] if prefix else []), *(str(part) for part in location)])
     owner = _model_at(model, location) if location else None
@@ -56,6 +58,10 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         return f"{where}: unknown key {key!r}; valid: {', '.join(valid)}{nearest(key, valid)}"
     if first["type"] == "missing":
         return f"{where}: is missing"
+    inner = _model_at(model, (*location, ""))
+    if first["type"] == "model_type" and inner is not None:
+        keys = ", ".join(inner.model_fields)
+        return f"{where}: expected a block with keys {keys} (found {first['input']!r})"
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(first["input"], dict) else f" (found {first['input']!r})"
     return f"{where or 'experiment'}: {message[0].lower()}{message[1:]}{shown}"
