@@ -80,7 +80,8 @@ def budget_lines(experiment: Experiment) -> list[str]:
     lines.append(f"  {'group':<18}{'runs':>6}{'GPU-hours':>12}{'checkpoints':>14}")
     for name, members in groups.items():
         cost = cost_of(experiment, members)
-        lines.append(f"  {name:<18}{cost.runs:>6}{cost.gpu_hours:>12,.0f}{cost.disk_gb:>11,.0f} GB")
+        hours = f"{cost.gpu_hours:,.0f}" if cost.gpu_hours >= 10 else f"{cost.gpu_hours:.1f}"
+        lines.append(f"  {name:<18}{cost.runs:>6}{hours:>12}{cost.disk_gb:>11,.0f} GB")
     known = {run.model: experiment.models[run.model].hub for run in runs}
     sizes = [hub.billions for hub in known.values() if hub is not None and hub.billions is not None]
     kept = experiment.training.checkpoints_kept

@@ -51,7 +51,7 @@ _MEASURES = {
 }
 """Our number for a data set where it is not test pass@1: final training success, mean over the suites."""
 _SWEPT = re.compile(r"([2-9]|\d\d+)x$|lr\d+$")
-"""Conditions of a sweep over staleness or learning rate: the published numbers of other tables are not theirs."""
+"""Conditions of a sweep over staleness or learning rate; numbers of other tables are not theirs."""
 QWEN3 = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B")
 
 
