@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from troll.errors import UserError
-from troll.experiments import load_experiment, parse_experiment, resolve
+from troll.experiments import load_experiment, parse_experiment, read_run_file, resolve, write_run_file
 from troll.seeding import derive_seed
 
 TESTBED = "workflow/config/testbed.yaml"
@@ -154,3 +154,14 @@ def test_a_renamed_key_is_named_although_the_new_one_is_missing(data):
     data["advantage_estimators"] = data.pop("estimators")
     with pytest.raises(UserError, match=r"unknown key 'advantage_estimators'.*did you mean 'estimators'"):
         parse_experiment(data, "x")
+
+
+def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
+    experiment = parse_experiment(data, "x")
+    config = resolve(experiment, experiment.runs()[0])
+    write_run_file(tmp_path / "run.yaml", config)
+    assert read_run_file(tmp_path / "run.yaml") == config
+    config["training"]["kept_tokens"] = config["training"].pop("keep")
+    write_run_file(tmp_path / "run.yaml", config)
+    with pytest.raises(UserError, match=r"run\.yaml: training\.kept_tokens: unknown key .*delete a file"):
+        read_run_file(tmp_path / "run.yaml")

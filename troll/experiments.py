@@ -306,8 +306,10 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """Reads a run.yaml.
 
     Raises:
-        UserError: it is missing or no mapping.
+        UserError: it is missing, no mapping, or has settings of training that this version does not know.
     """
+    from troll.checks import explain  # late: the checks are of the classes here
+
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -316,4 +318,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(config, dict) or "run_id" not in config:
         raise UserError(f"{path}: not a run file; `troll configure` writes them")
+    try:
+        Training.model_validate(config.get("training"))
+    except ValidationError as error:
+        problem = explain(error, Training, "training")
+        raise UserError(f"{path}: {problem}; delete a file of another version, and write it again") from None
     return config
