@@ -3,9 +3,9 @@ r"""Judges answers in ``\boxed{}``.
 The last box of a completion is compared with the reference answer, plain integers directly and everything
 else by math-verify (https://github.com/huggingface/Math-Verify). A completion without a box is wrong.
 
-math-verify runs in processes of its own (``math_worker.py``), each bounded in memory and killed when it
-overruns. Its own timeouts are signals, which work in the main thread only and cannot interrupt a long
-operation on huge numbers.
+math-verify runs in processes of its own (``math_worker.py``), each bounded in memory and in the CPU time of a
+comparison, so that a busy machine turns no right answer into a wrong one. Its own timeouts are signals that
+Python handles, which work in the main thread only and cannot interrupt a long operation on huge numbers.
 """
 
 import atexit
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,8 @@ from troll.errors import UserError
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
 TIMEOUT_S = 5.0  # math-verify's own default per operation
+# A comparison that waits for a core may take this much longer than its CPU time; then something is wrong.
+_WALL_FACTOR = 24.0
 _START_S = 60.0  # importing sympy on a loaded machine
 _CACHE_SIZE = 100_000
 # Longer answers are no answers, and parsing is not linear.
@@ -65,8 +68,7 @@ def judge_math(
     Args:
         answers: reference answers (the content of the box, without ``\boxed{}``).
         completions: texts, one per answer.
-        timeout_s: wall seconds for one comparison; beyond, the worker is killed and the status is
-            ``timeout``.
+        timeout_s: CPU seconds for one comparison; beyond, the worker is killed and the status is ``timeout``.
         extraction: ``box`` is the convention above. With ``text`` everything is left to math-verify: it
             looks for an answer anywhere in the completion, and decides all pairs itself.
 
@@ -144,19 +146,21 @@ class _Worker:
         self.item: int | None = None
 
     def ask(self, item: int, pair: tuple[str, ...], timeout_s: float) -> None:
-        self.item, self.deadline = item, time.monotonic() + timeout_s
-        self._input.write(json.dumps(pair).encode() + b"\n")
+        self.item, self.deadline = item, time.monotonic() + _WALL_FACTOR * timeout_s
+        self._input.write(json.dumps([timeout_s, *pair]).encode() + b"\n")
         self._input.flush()
 
     def answer(self) -> str:
         """The next line; empty when the process has died."""
         return self.output.readline().decode().strip()
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Ends the process; returns whether it had used up its CPU time."""
         self._process.kill()
-        self._process.wait()
+        status = self._process.wait()
         self._input.close()
         self.output.close()
+        return status == -signal.SIGPROF
 
 
 class _Pool:
@@ -219,7 +223,7 @@ class _Pool:
                 worker.item = None
             return
         self._workers.remove(worker)
-        worker.close()
+        overrun |= worker.close()
         if worker.item is None:
             raise UserError(
                 "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"

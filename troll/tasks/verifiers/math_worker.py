@@ -1,8 +1,10 @@
-r"""A process that runs math-verify: a pair [reference, answer] per line in, true or false out.
+r"""A process that runs math-verify: [CPU seconds, reference, answer] per line in, true or false out.
 
-A third item, "text", says that the answer is somewhere in a whole text.
+Before the pair comes the CPU time that the comparison may take, in seconds; after it may come "text", which
+says that the answer is somewhere in a whole text.
 
-Its parent bounds the time; it bounds its own memory, since ``9^{9^{9}}`` is a short answer.
+It bounds its own memory and CPU time, since ``9^{9^{9}}`` is a short answer: the timer's signal ends the
+process, whatever it is doing.
 """
 
 import contextlib
@@ -11,6 +13,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -35,10 +38,13 @@ def main() -> None:
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        reference, text, *mode = json.loads(line)
+        cpu_s, reference, text, *mode = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         gold = expression(reference)
         answer = parse(text, parsing_timeout=None) if mode else expression(text)
-        print(json.dumps(bool(verify(gold, answer, timeout_seconds=None))), file=answers, flush=True)
+        verdict = bool(verify(gold, answer, timeout_seconds=None))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(verdict), file=answers, flush=True)
 
 
 if __name__ == "__main__":
