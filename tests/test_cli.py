@@ -1,5 +1,6 @@
 """The command line: mistakes are one line, help is short, nothing is half-written."""
 
+import errno
 import inspect
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from troll import __version__
 from troll.cli import app
+from troll.failures import in_a_line
 
 
 def _flat(group, *before):
@@ -104,3 +106,18 @@ def test_the_long_version_holds_what_a_report_needs_and_no_names():
 
 def test_no_command_is_one_line():
     assert troll("--log", "/dev/null").stderr.startswith("error: no command given; `troll --help` lists them")
+
+
+def test_a_place_that_cannot_be_written_is_one_line():
+    config = '{"name": "chains", "train": 4, "validation": 2, "test": 2}'
+    result = troll("problems", "--config", config, "--out", "/dev/null/p")
+    assert result.returncode == 1
+    assert result.stderr == (
+        "error: /dev/null/p: cannot be written or read (Not a directory); change that, and try again\n"
+    )
+
+
+def test_a_full_disk_is_one_line():
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert in_a_line(error) == "no space left on the disk; free some, and give the same command again"
+    assert in_a_line(OSError(errno.EIO, "broken")) is None

@@ -21,6 +21,7 @@ from troll.cli_support import register_support
 from troll.cli_train import register_train
 from troll.environment import quiet_libraries
 from troll.errors import UserError
+from troll.failures import in_a_line
 from troll.progress import log_to, say
 
 app = typer.Typer(
@@ -126,6 +127,10 @@ register_paper(app)
 register_support(app)
 
 
+def _logged() -> str:
+    return f" (log: {_log})" if _log else ""
+
+
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback."""
     # Tiny models on a CPU are fastest with one thread; Snakemake sets this to a rule's threads.
@@ -133,16 +138,20 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        say(f"error: {error}{f' (log: {_log})' if _log else ''}")
+        say(f"error: {error}{_logged()}")
         sys.exit(1)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from the last checkpoint")
         sys.exit(130)
     except Exception as error:
+        machine = in_a_line(error) if isinstance(error, OSError) else None
+        if machine is not None:
+            say(f"error: {machine}{_logged()}")
+            sys.exit(1)
         if _log is None:
             raise
         traceback.print_exc()
-        say(f"error: {type(error).__name__}: {error} (log: {_log})")
+        say(f"error: {type(error).__name__}: {error}{_logged()}")
         sys.exit(2)
 
 

@@ -38,6 +38,15 @@ def explained(directory: Path) -> Iterator[None]:
         raise UserError(_disk_full(directory)) from error
 
 
+def in_a_line(error: OSError) -> str | None:
+    """What the machine did, for commands that are simply given again; None if it did nothing of the kind."""
+    if error.errno in _FULL:
+        return "no space left on the disk; free some, and give the same command again"
+    if error.errno in _CLOSED:
+        return f"{error.filename}: cannot be written or read ({error.strerror}); change that, and try again"
+    return None
+
+
 def _explanation(error: Exception, directory: Path) -> str | None:
     where = getattr(error, "filename", None) or directory
     if getattr(error, "errno", None) in _FULL or _mentions(error, _FULL_TEXT):
