@@ -143,9 +143,7 @@ def test_tables_by_hand_are_refused(copy: Path) -> None:
 
 def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "plan.json").write_text('{"plan": 1}')
-    with pytest.raises(
-        UserError, match=r"plan\.json: expected an object with expected, skipped and"
-    ):
+    with pytest.raises(UserError, match=r"plan\.json: expected an object with expected, skipped and"):
         check_results(copy)
     (copy / "plan.json").unlink()
     shutil.rmtree(copy / "tables")

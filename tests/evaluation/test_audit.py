@@ -7,6 +7,9 @@ from troll.errors import UserError
 from troll.evaluation import audit as auditing
 from troll.evaluation.audit import audit, audit_hostile, require_passed
 from troll.evaluation.audit_cases import (
+    EXPLANATIONS,
+    MATH_CASES,
+    WRONG,
     code_paraphrase,
     math_paraphrase,
     math_reference,
@@ -14,7 +17,7 @@ from troll.evaluation.audit_cases import (
     math_wrong,
 )
 from troll.files import write_json
-from troll.tasks.datasets.load import Loaded
+from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.registry import Problem
 from troll.tasks.sandbox import sandbox_available
 from troll.tasks.verifiers.code import CodeVerdict
@@ -114,6 +117,13 @@ def test_hostile_programs_that_score_or_break_the_sandbox_fail_the_audit(monkeyp
     monkeypatch.setattr(auditing, "verify_code", judge)
     result = audit_hostile()
     assert not result["ok"] and len(result[field]) == result["programs"] >= 60
+
+
+def test_every_explained_exception_is_one(real_data):
+    for name, case, task_id in EXPLANATIONS:
+        (problem,) = [problem for problem in load(name).problems if problem.task_id == task_id]
+        assert judge_math([problem.answer], [MATH_CASES[case](problem)]) == ["wrong"], (name, case, task_id)
+        assert case not in WRONG
 
 
 @needs_sandbox

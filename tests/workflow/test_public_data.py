@@ -1,0 +1,93 @@
+"""What the workflow does with public data sets: all of it where they are, one line where they are not."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from troll.tasks.sandbox import sandbox_available
+
+pytestmark = [
+    pytest.mark.snakemake,
+    pytest.mark.slow,
+    pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}"),
+]
+DATA = (Path(__file__).parents[2] / "../shared/data").resolve()
+TABLE = "results/public/public/benchmarks.html"
+
+
+@pytest.fixture
+def checkout(repository, tmp_path):
+    """A directory with the workflow but without any results."""
+    shutil.copy(repository / "Snakefile", tmp_path)
+    for name in ("workflow", "envs", "tests/workflow"):
+        shutil.copytree(repository / name, tmp_path / name)
+    return tmp_path
+
+
+def snakemake(directory, *arguments, mirror=None):
+    environment = {key: value for key, value in os.environ.items() if key != "TROLL_DATA_MIRROR"}
+    environment |= {"TROLL_DATA_MIRROR": str(mirror)} if mirror else {}
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "2",
+        "--configfile",
+        "tests/workflow/public.yaml",
+    ]
+    command += arguments
+    result = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1000
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stdout + result.stderr
+
+
+def planned(text):
+    """How many jobs of each rule a dry run announces."""
+    return {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", text, re.MULTILINE)}
+
+
+def test_without_data_nothing_is_sampled_or_audited_and_the_table_says_why(checkout):
+    jobs = planned(snakemake(checkout, "-n"))
+    assert jobs["benchmarks"] == 1
+    assert not {"audit", "oracle", "sample_benchmark", "grade_benchmark", "benchmark_problems"} & set(jobs)
+    snakemake(checkout, "--", TABLE)
+    text = (checkout / TABLE).with_suffix(".md").read_text()
+    assert text.strip() == (
+        "Not run: audit, humaneval+, omni-math; TROLL_DATA_MIRROR names no copy of the public data sets."
+    )
+
+
+def test_with_data_all_of_it_is_planned(checkout):
+    jobs = planned(snakemake(checkout, "-n", mirror=checkout))
+    assert {rule: jobs.get(rule) for rule in ("audit", "oracle", "sample_benchmark", "benchmarks")} == {
+        "audit": 1,
+        "oracle": 2,
+        "sample_benchmark": 2,  # the base model of the task of the same kind
+        "benchmarks": 1,
+    }
+
+
+@pytest.mark.timeout(1000)
+def test_oracle_and_base_models_are_graded_on_real_benchmarks(checkout):
+    if not (DATA / "MANIFEST.md").exists():
+        pytest.skip(f"no mirror of the data at {DATA}")
+    snakemake(checkout, "--", TABLE, mirror=DATA)
+    frame = pd.read_csv((checkout / TABLE).with_suffix(".csv")).set_index(["task", "answers"])
+    bases = {"omni-math ‡": "chains", "humaneval+": "functions"}
+    assert set(frame.index) == {
+        (task, answers) for task, of in bases.items() for answers in ("oracle", f"base of {of} (tiny)")
+    }
+    assert (frame["problems"] == 4).all() and (frame["data"] == "mirror").all()
+    assert (frame.xs("oracle", level="answers")["pass@1"] == 1.0).all()
+    assert (frame.drop("oracle", level="answers")["pass@1"] == 0.0).all()
+    assert frame.loc[("humaneval+", "oracle"), ["base/pass@1", "evalplus"]].tolist() == [1.0, 1.0]
+    assert "(omni-math: the 2,821" in (checkout / TABLE).with_suffix(".md").read_text()
