@@ -105,11 +105,18 @@ def task_config(wildcards):
 
 
 def tokenizer_config(wildcards):
-    """The same texts, whatever an experiment trains on: its base models are then those of every other."""
+    """The same texts, whatever an experiment trains on: its base models are then those of every other.
+
+    Names are an exception: they are there to fill a larger vocabulary.
+    """
     model = EXPERIMENT.models[wildcards.model]
+    tasks = {name: {} for name in testbed.TOKENIZER_TASKS}
+    for name in tasks.keys() & EXPERIMENT.tasks.keys():
+        if names := EXPERIMENT.tasks[name].settings.get("names"):
+            tasks[name] = {"names": names}
     return as_json(
         {
-            "tasks": {name: {} for name in testbed.TOKENIZER_TASKS},
+            "tasks": tasks,
             "vocabulary": model.vocabulary,
             "demonstrations": model.supervised.demonstrations_for_tokenizer,
         }

@@ -34,23 +34,30 @@ DEFAULTS: dict[str, Any] = {
     "stop_early": 0.17,
     # Share of the guesses that are right.
     "guess_right": 0.5,
+    # How many names problems and their working speak of, at most 4,900: words to fill a larger vocabulary with.
+    "names": 0,
 }
+
+# Names are made of two such syllables.
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A start digit and operations (verb, digit), with the words around them."""
+    """A start digit and operations (verb, digit), with the words around them; the name may be empty."""
 
     start: int
     operations: tuple[tuple[str, int], ...]
     opening: str
     question: str
+    name: str = ""
 
     @property
     def text(self) -> str:
         """The problem as a sentence."""
         steps = " ".join(f"{verb} {digit}." for verb, digit in self.operations)
-        return f"{self.opening} {self.start}. {steps} {self.question}"
+        whose = f"{self.name}: " if self.name else ""
+        return f"{whose}{self.opening} {self.start}. {steps} {self.question}"
 
     @property
     def identity(self) -> str:
@@ -67,10 +74,11 @@ class Chain:
         return values
 
     def working(self, steps: int) -> str:
-        """The first ``steps`` steps, one a line, each modulo ten: ``7+5=2``."""
+        """The first ``steps`` steps, one a line, each modulo ten: ``7+5=2``; the name, if any, leads each."""
+        whose = f"{self.name} " if self.name else ""
         lines, value = [], self.start
         for (verb, digit), result in list(zip(self.operations, self.values, strict=True))[:steps]:
-            lines.append(f"{value}{_VERBS[verb]}{digit}={result}\n")
+            lines.append(f"{whose}{value}{_VERBS[verb]}{digit}={result}\n")
             value = result
         return "".join(lines)
 
@@ -87,7 +95,15 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
     length = generator.choice(settings["operations"])
     operations = tuple((generator.choice(list(_VERBS)), generator.randint(2, 9)) for _ in range(length))
     opening, question = generator.choice(_STARTS), generator.choice(_QUESTIONS)
-    return Chain(generator.randint(0, 9), operations, opening, question)
+    start = generator.randint(0, 9)
+    name = _name(generator.randrange(settings["names"])) if settings["names"] else ""
+    return Chain(start, operations, opening, question, name)
+
+
+def _name(number: int) -> str:
+    """A name by its number; neighbours share no syllable."""
+    first, second = divmod(number * 71 % len(_SYLLABLES) ** 2, len(_SYLLABLES))
+    return (_SYLLABLES[first] + _SYLLABLES[second]).capitalize()
 
 
 def _chains(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Chain]:
