@@ -71,6 +71,16 @@ def cost_of(experiment: Experiment, runs: Sequence[Run]) -> Cost:
     return Cost(len(runs), unknown, hours, disk)
 
 
+def disk_gb(experiment: Experiment) -> float:
+    """Disk for the experiment's models of the hub, in 10^9 bytes: download, results, a run's checkpoints."""
+    models = [experiment.models[name].hub for name in dict.fromkeys(run.model for run in experiment.runs())]
+    sizes = [hub.billions for hub in models if hub is not None and hub.billions is not None]
+    if not sizes:
+        return 0.0
+    kept = _CHECKPOINT * max(sizes) * experiment.training.checkpoints_kept
+    return cost_of(experiment, experiment.runs()).disk_gb + sum(sizes) * _DOWNLOAD + kept
+
+
 def budget_lines(experiment: Experiment) -> list[str]:
     """The budget by group, as lines of text."""
     runs = experiment.runs()

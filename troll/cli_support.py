@@ -44,6 +44,7 @@ def status(
     experiment: File,
     results: Results = DEFAULT_RESULTS,
     seeds: Annotated[str | None, typer.Option(help="other seeds than the file's: 0,1,2")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="stay, and show changes as they come")] = False,
     every: Annotated[float, typer.Option(help="with --watch: seconds between looks", min=0.2)] = 2.0,
 ) -> None:
@@ -62,7 +63,7 @@ def status(
         given = given.model_copy(update={"seeds": _seeds(seeds)})
 
     def lines() -> list[str]:
-        return show(status_of(given, results), given.experiment)
+        return show(status_of(given, results, only or []), given.experiment)
 
     if not (watch and sys.stdout.isatty()):
         typer.echo("\n".join(lines()))

@@ -139,6 +139,31 @@ def test_hub_models_want_a_gpu_here_or_a_scheduler(monkeypatch):
     assert (unseen.state, unseen.found) == ("missing", "NVIDIA H100, unseen by torch")
 
 
+def test_models_of_a_mirror_need_no_hub_and_their_size_is_counted(data, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "hub_answers", lambda: "no route")
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path))
+    needs = Needs(hub_models=("owner/name",))
+    assert doctor._hub(needs, mirrored=False).state == "missing"
+    (tmp_path / "owner/name").mkdir(parents=True)
+    (tmp_path / "owner/name/config.json").write_text("{}")
+    assert doctor._hub(needs, mirrored=False).state == "note"
+    data["models"]["tiny"] = {"hub": {"id": "owner/name", "billions": 2.0}}
+    data["tasks"] = {"gsm8k": {"train": 64, "validation": 8, "test": 8}}
+    data["estimators"] = {"grpo": {"rule": "grpo"}}
+    found = needs_of(parse_experiment(data, "x"))
+    assert found.hub_models == ("owner/name",)
+    assert found.public == ("gsm8k",)
+    # Two runs keep 4 bytes for each parameter, the download has 2, a run's checkpoints 12 each.
+    assert found.disk_gib > 2e9 * (2 * 4 + 2 + 12) / 2**30
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setattr(doctor, "_gpus", lambda: ["H100, 80 GiB"])
+    monkeypatch.setattr(doctor, "tool", lambda command: None)
+    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=1)).state == "ok"
+    assert doctor._gpu(Needs(hub_models=("a/b",), gpus=4)).found == "1; one run takes 4"
+
+
 def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     finding = doctor._tracker(Needs(tracking="wandb"))

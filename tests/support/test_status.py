@@ -9,6 +9,7 @@ import time
 import pytest
 import yaml
 
+from troll.errors import UserError
 from troll.experiments import parse_experiment, read_experiment
 from troll.files import only_writer
 from troll.support.status import RunStatus, is_held, show, status_of
@@ -152,3 +153,15 @@ def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(data | {"sseeds": [0]}))
     with pytest.raises(Exception, match=r"unknown key 'sseeds'.*did you mean 'seeds'"):
         read_experiment(tmp_path / "wrong.yaml")
+
+
+def test_groups_are_shown_alone(repository, tmp_path):
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
+    grouped = parse_experiment(data | {"matrix": blocks}, "x")
+    assert {status.name for status in status_of(grouped, tmp_path, ["mine"]) if status.steps} == {
+        "tiny/chains/troll/grpo/stale/seed0",
+        "tiny/functions/troll/grpo/stale/seed0",
+    }
+    with pytest.raises(UserError, match="no group 'min'; valid: mine, rest"):
+        status_of(grouped, tmp_path, ["min"])

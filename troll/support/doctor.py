@@ -57,6 +57,7 @@ class Needs:
         hub_models: pretrained models.
         memory_gib: of one job at a time, on a CPU.
         disk_gib: for its results, rough.
+        gpus: of one run.
         tracking: the tracker's package.
     """
 
@@ -66,6 +67,7 @@ class Needs:
     hub_models: tuple[str, ...] = ()
     memory_gib: float = 0.0
     disk_gib: float = 0.0
+    gpus: int = 0
     tracking: str = "none"
 
 
@@ -76,6 +78,7 @@ def parameters(layers: int, width: int, vocabulary: int) -> int:
 
 def needs_of(experiment: Experiment) -> Needs:
     """What an experiment asks of a machine."""
+    from troll.budget import disk_gb
     from troll.tasks.datasets.catalogue import DATA_SETS
     from troll.tasks.registry import get_task
 
@@ -94,7 +97,8 @@ def needs_of(experiment: Experiment) -> Needs:
         public=tuple(dict.fromkeys(name for name in (*tasks, *suites) if name in DATA_SETS)),
         hub_models=tuple(m.hub.id for m in models.values() if m.hub is not None),
         memory_gib=max(memory) if scratch else 0.0,
-        disk_gib=disk / _GIB,
+        disk_gib=(disk + 1e9 * disk_gb(experiment)) / _GIB,
+        gpus=max(experiment.training_of(run).gpus for run in runs),
         tracking=experiment.tracking,
     )
 
@@ -147,6 +151,9 @@ def _gpus() -> list[str]:
 
 def _gpu(needs: Needs) -> Finding:
     found = _gpus()
+    if found and len(found) < needs.gpus and not tool(("sbatch", "--version")):
+        fix = "lower training.gpus in the experiment file, or run it where there are as many"
+        return Finding("GPU", "missing", f"{len(found)}; one run takes {needs.gpus}", fix)
     if found:
         return Finding("GPU", "ok", "; ".join(found))
     driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
@@ -259,9 +266,14 @@ def hub_answers(timeout_s: float = 5.0) -> str:
 
 
 def _uncached(models: Iterable[str]) -> list[str]:
-    """The models that the hub's cache on this machine does not have."""
+    """The models that neither a mirror of models nor the hub's cache on this machine has."""
     from huggingface_hub import try_to_load_from_cache
 
+    from troll.hub import MIRROR
+
+    root = os.environ.get(MIRROR)
+    if root:
+        return [name for name in models if not (Path(root) / name / "config.json").is_file()]
     return [name for name in models if not isinstance(try_to_load_from_cache(name, "config.json"), str)]
 
 
@@ -272,7 +284,7 @@ def _hub(needs: Needs, mirrored: bool) -> Finding:
         return Finding("hub", "ok", "answers")
     if not wanted:
         return Finding("hub", "note", f"{problem}; nothing here needs it")
-    fix = "go online, or name a mirror in TROLL_DATA_MIRROR; models: hf download MODEL while online"
+    fix = "`troll fetch` while online; or name mirrors in TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
     return Finding("hub", "missing", f"{problem}; needed for {', '.join(wanted)}", fix)
 
 

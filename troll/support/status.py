@@ -10,11 +10,12 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from troll.errors import UserError
 from troll.experiments import BASE, Experiment, Run
 from troll.files import LOCK
 from troll.progress import clock
@@ -168,17 +169,34 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
     return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
 
 
-def status_of(experiment: Experiment, results: Path) -> list[RunStatus]:
-    """The states of all base models and runs of an experiment, in the order of the file.
+def _runs(experiment: Experiment, only: Sequence[str]) -> list[Run]:
+    groups = experiment.groups()
+    for name in only:
+        if name not in groups:
+            known = ", ".join(groups) or "none, the file names no groups"
+            raise UserError(
+                f"--only: experiment {experiment.experiment} has no group {name!r}; valid: {known}"
+            )
+    return list(dict.fromkeys(run for name in only for run in groups[name])) or experiment.runs()
+
+
+def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
+    """The states of base models and runs of an experiment, in the order of the file.
 
     Args:
         experiment: the experiment.
         results: the directory that holds results by experiment.
+        only: groups of runs; empty for all.
+
+    Raises:
+        UserError: there is no such group.
     """
     root = results / experiment.experiment
-    scratch = [(model, task) for model, task in experiment.bases() if experiment.models[model].hub is None]
+    runs = _runs(experiment, only)
+    bases = dict.fromkeys((run.model, run.task) for run in runs)
+    scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
     found = [status_of_base(root, model, task) for model, task in scratch]
-    for run in experiment.runs():
+    for run in runs:
         found.append(status_of_run(root, run, experiment.training_of(run).steps))
     return found
 
