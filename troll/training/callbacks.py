@@ -67,9 +67,9 @@ class ProgressCallback(TrainerCallback):
         if logs and self._measure in logs and logs[self._measure] is not None:
             self._shown = f"{self._label} {float(logs[self._measure]):.3f}"
         now = time.monotonic()
-        if not state.is_world_process_zero or (
-            now - self._last < self._seconds and state.global_step < state.max_steps
-        ):
+        if not state.is_world_process_zero or not self._shown:
+            return  # a validation before the first step has nothing to show
+        if now - self._last < self._seconds and state.global_step < state.max_steps:
             return
         self._last = now
         done = state.global_step - self._first_step
