@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,3 +99,22 @@ def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, mode
 
     again = snakemake(checkout, "-n", "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
     assert "Nothing to be done" in again.stdout + again.stderr
+
+
+def planned(result, rule):
+    found = re.search(rf"^{rule}\s+(\d+)$", result.stdout + result.stderr, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.slow
+@pytest.mark.snakemake
+def test_a_selection_plans_its_runs_and_a_seed_adds_its_own(checkout):
+    arguments = ("-n", "paper_ablations", "--configfile", "workflow/config/paper.yaml")
+    one, two = snakemake(checkout, *arguments), snakemake(checkout, *arguments, "--config", "seeds=[0,1]")
+    for result in (one, two):
+        assert result.returncode == 0, result.stderr[-2000:]
+        assert "paper_ablations" in result.stderr.split("estimates:")[0], "the budget comes first"
+    assert [planned(result, "train") for result in (one, two)] == [7, 14]
+    for rule in ("hub_model", "problems", "collect_group"):
+        assert planned(one, rule) == planned(two, rule) == 1, rule
+    assert "published_ablations" in one.stdout + one.stderr

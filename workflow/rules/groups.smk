@@ -8,7 +8,7 @@ def group_tables(group):
     """Tables of a group: the general ones, and the published one of its name."""
     from troll.analysis.published import SECTIONS
 
-    section = group.removeprefix("paper_")
+    section = group.removeprefix("paper_").removesuffix("_matrix")
     own = (
         [f"published_{section}"] if EXPERIMENT.published and section in SECTIONS else []
     )
