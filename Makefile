@@ -10,6 +10,8 @@ CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 EXPERIMENT ?= workflow/config/testbed.yaml
 # Other seeds than the experiment file's: `make results SEEDS=0,1,2,3,4` adds what is missing.
 SEEDS ?=
+# Jobs here are alike: the default scheduler would solve an integer program at each choice, and look again every second.
+SCHEDULING := --scheduler greedy --max-jobs-per-timespan 1000/3s
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -25,7 +27,7 @@ $(READY): pyproject.toml envs/constraints.txt envs/setup.sh
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, report
-	@"$(BIN)/python" workflow/run.py --cores $(CORES) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+	@"$(BIN)/python" workflow/run.py --cores $(CORES) $(SCHEDULING) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
 
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
