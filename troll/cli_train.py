@@ -1,7 +1,7 @@
 """`troll train`: one run, held to its directory, stopped by signals, and gone on with."""
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,24 +40,33 @@ def train(
 
     from troll.experiments import read_run_file
     from troll.failures import explained
-    from troll.files import only_writer
 
     config = read_run_file(run)
-    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # of those that share this machine and this run
+    gpus, rank = config["training"].get("gpus", 0), os.environ.get("LOCAL_RANK")
     try:
-        with (
-            explained(run.parent),
-            only_writer(run.parent) if first_process else nullcontext(False) as waited,
-        ):
+        if gpus > 1 and rank is None:
+            from troll.launch import run_in_processes
+
+            run_in_processes(gpus, run.parent / "manifest.json")
+            return
+        # Of the processes that share this machine and this run the first holds the directory for all.
+        with explained(run.parent), _held(run.parent, rank) as waited:
             if waited and (run.parent / "manifest.json").exists():
                 return  # the attempt that was waited for finished the run
             from troll.training.run import train_run
 
             train_run(config, base, data, run.parent, tracking)
     except Stopped as stopped:
-        say(str(stopped))
-        if on_limit == "requeue":
+        if rank in (None, "0"):
+            say(str(stopped))
+        if on_limit == "requeue" and rank is None:
             from troll.slurm import requeue
 
             requeue(stopped.signal)
         raise typer.Exit(Stopped.status) from None
+
+
+def _held(directory: Path, rank: str | None) -> AbstractContextManager[bool]:
+    from troll.files import only_writer
+
+    return only_writer(directory) if rank in (None, "0") else nullcontext(False)

@@ -80,6 +80,29 @@ class Pretraining(Settings):
     demonstrations: Count = Field(8, description="demonstrations in a micro-batch")
 
 
+class Vllm(Settings):
+    """Rollouts by vLLM instead of transformers; TRL pushes the weights to it before each rollout batch."""
+
+    mode: Literal["colocate", "server"] = Field(
+        "colocate", description="inside of the training processes, or a server of its own (trl vllm-serve)"
+    )
+    sleep: bool = Field(True, description="colocated: give its memory back while the policy learns")
+    memory: Positive = Field(0.3, description="colocated: share of each GPU's memory that it takes (TRL)")
+    tensor_parallel: Count = Field(1, description="colocated: GPUs that share one copy of the model")
+    server: str | None = Field(None, description="address of the server, such as http://host:8000")
+    correction: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = Field(
+        "none",
+        description="weights p_trainer / p_sampler on the loss, cut or dropped beyond correction_max",
+    )
+    correction_max: Positive = Field(3.0, description="largest weight (TRL)")
+
+    @model_validator(mode="after")
+    def _has_server(self) -> "Vllm":
+        if (self.mode == "server") != (self.server is not None):
+            raise ValueError("server: mode server needs an address, and mode colocate has none")
+        return self
+
+
 class Training(Settings):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
@@ -93,6 +116,7 @@ class Training(Settings):
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
     passes: Count = Field(1, description="passes over a rollout batch; more make its data staler")
     micro_batches: Count = Field(1, description="parts into which a mini-batch is cut to save memory")
+    gpus: Whole = Field(0, description="GPUs of a run, with a process for each; 0 takes one if there is one")
     learning_rate: Positive = Field(1e-6, description="AdamW's learning rate, constant")
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
@@ -114,6 +138,7 @@ class Training(Settings):
     dynamic_sampling: DynamicSampling | None = Field(None, description="replace prompts without signal")
     overlong: Overlong | None = Field(None, description="penalty on responses near the limit")
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
+    vllm: Vllm | None = Field(None, description="rollouts by vLLM; none for transformers")
     validate_every: Whole = Field(10, description="rollout batches between validations; 0 for never")
     checkpoint_every: Count = Field(10, description="rollout batches between checkpoints")
     checkpoints_kept: Count = Field(2, description="newest checkpoints that stay until the run is complete")
@@ -121,10 +146,11 @@ class Training(Settings):
     @model_validator(mode="after")
     def _divides(self) -> "Training":
         responses = self.prompts_per_batch * self.responses_per_prompt
-        if responses % (self.mini_batches * self.micro_batches):
+        if responses % (self.mini_batches * self.micro_batches * max(1, self.gpus)):
+            shared = f" on {self.gpus} gpus" if self.gpus > 1 else ""
             raise ValueError(
                 f"{responses} responses (prompts_per_batch x responses_per_prompt) do not divide into "
-                f"{self.mini_batches} mini_batches of {self.micro_batches} micro_batches"
+                f"{self.mini_batches} mini_batches of {self.micro_batches} micro_batches{shared}"
             )
         if self.overlong and self.overlong.buffer > self.max_response_tokens:
             raise ValueError(

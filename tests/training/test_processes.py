@@ -1,4 +1,4 @@
-"""Two processes: policy and critic stay the same on both, and nobody waits for anybody forever."""
+"""Two processes: they learn what one learns, stay the same, and nobody waits for anybody forever."""
 
 import json
 import os
@@ -7,16 +7,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_cases
+import torch
+from safetensors.torch import load_file
+from two_processes import ALIKE, train_alike
 
-pytestmark = pytest.mark.slow
+from troll.errors import UserError
+from troll.launch import CONFIGS, launch_command, numbers_of_gpus
+
 HERE = Path(__file__).parent
 
 
-def run(method, base, out):
+@pytest.fixture(scope="module")
+def two(tiny_base, run_data, repository, tmp_path_factory):
+    """What two processes ended with, by method, and where."""
+    out = tmp_path_factory.mktemp("two")
+    run_cases.write_run(repository, out / "run", gpus=2, rollout_batches=2, checkpoint_every=1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "HF_HUB_OFFLINE": "1"}
-    command += [str(HERE / "two_processes.py"), str(base), str(out), method]
-    settings = {"env": environment, "capture_output": True, "text": True, "timeout": 240}
+    command += [str(HERE / "two_processes.py"), str(tiny_base), str(out), str(run_data)]
+    settings = {"env": environment, "capture_output": True, "text": True, "timeout": 280}
     try:
         finished = subprocess.run(command, **settings)
     except subprocess.TimeoutExpired:
@@ -24,11 +34,12 @@ def run(method, base, out):
         finished = subprocess.run(command, **settings)
     assert finished.returncode == 0, finished.stderr[-3000:]
     line = next(line for line in finished.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+    return json.loads(line.removeprefix("RESULT ")), out
 
 
-def test_the_critic_is_wrapped_like_the_policy_and_equal_everywhere(tiny_base, tmp_path):
-    found = run("ppo", tiny_base, tmp_path)
+@pytest.mark.slow
+def test_the_critic_is_wrapped_like_the_policy_and_equal_everywhere(two):
+    found = two[0]["ppo"]
     assert found["processes"] == 2 and found["moved"] > 1e-4
     assert found["policy_differs"] == 0.0 and found["critic_differs"] == 0.0
     assert found["wrapped"] == "DistributedDataParallel"
@@ -36,8 +47,69 @@ def test_the_critic_is_wrapped_like_the_policy_and_equal_everywhere(tiny_base, t
     assert found["generated"] == 4 * 32
 
 
-def test_dynamic_sampling_fills_the_parts_of_all_processes(tiny_base, tmp_path):
-    found = run("dapo", tiny_base, tmp_path)
+@pytest.mark.slow
+def test_dynamic_sampling_fills_the_parts_of_all_processes(two):
+    found = two[0]["dapo"]
     assert found["moved"] > 1e-4 and found["policy_differs"] == 0.0
     # 32 samples and 8 greedy responses in each batch that was sampled, at least once for each of four.
     assert found["generated"] % 40 == 0 and found["generated"] >= 4 * 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ALIKE))
+def test_two_processes_learn_what_one_learns(two, tiny_base, tmp_path, name):
+    alone = train_alike(tiny_base, tmp_path, name, 1)
+    found, out = two[0][name], two[1]
+    assert len(found["rows"]) == len(alone["rows"]) == 9
+    assert max(row["kl_to_old"] for row in alone["rows"]) > 1e-4, "too little was learnt to prove anything"
+    for here, there in zip(alone["rows"], found["rows"], strict=True):
+        names = [key for key in here if key != "step_time" and not key.startswith("profiling")]
+        assert {"loss", "grad_norm", "kl_to_old", "kl_to_old_max"} <= set(names)
+        for key in names:
+            assert there[key] == pytest.approx(here[key], rel=2e-3, abs=2e-6, nan_ok=True), (
+                key,
+                here["step"],
+            )
+    for key, value in alone["certificate"].items():
+        assert found["certificate"][key] == pytest.approx(value, rel=2e-3, abs=1e-6), key
+    ours, theirs = (load_file(place / "checkpoint-9/model.safetensors") for place in (tmp_path, out / name))
+    start = load_file(tiny_base / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    moved = torch.cat([(ours[key] - start[key]).flatten() for key in ours])
+    apart = torch.cat([(ours[key] - theirs[key]).flatten() for key in ours])
+    assert apart.norm() < 2e-3 * moved.norm()
+
+
+@pytest.mark.slow
+def test_a_whole_run_of_two_processes_is_written_once(two):
+    out = two[1] / "run"
+    rows = run_cases.metrics(out)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[4]["generated_samples"] == 2 * 16
+    assert json.loads((out / "manifest.json").read_text())["certificate"]["steps"] == 8
+    assert (out / "checkpoint/model.safetensors").exists() and not (out / "trainer").exists()
+
+
+def test_every_configuration_is_one_that_accelerate_understands():
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    assert numbers_of_gpus() == [1, 2, 4, 8]
+    for gpus in numbers_of_gpus():
+        path = str(CONFIGS / f"gpus{gpus}.yaml")
+        config = load_config_from_file(path)
+        assert config.num_processes == gpus and config.mixed_precision == "bf16"
+        arguments = launch_command_parser().parse_args(["--config_file", path, "-m", "troll.cli"])
+        arguments, *_ = _validate_launch_command(arguments)
+        assert arguments.num_processes == gpus
+        if gpus > 1:
+            assert arguments.use_fsdp and arguments.fsdp_version == 2
+            assert arguments.fsdp_state_dict_type == "SHARDED_STATE_DICT"
+
+
+def test_the_number_of_gpus_chooses_the_configuration():
+    command = launch_command(4, ["train", "run.yaml"], cuda=True)
+    assert str(CONFIGS / "gpus4.yaml") in command and command[-3:] == ["troll.cli", "train", "run.yaml"]
+    assert "--nproc-per-node=2" in launch_command(2, [], cuda=False)
+    with pytest.raises(UserError, match="no configuration for 3 GPUs; valid: 1, 2, 4, 8"):
+        launch_command(3, [], cuda=True)

@@ -3,16 +3,19 @@
 vLLM itself needs an environment of its own; here transformers samples and log-probs are reported as by vLLM.
 """
 
+import importlib.util
+
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
+from troll.errors import UserError
+from troll.settings import Vllm
+from troll.training.run import vllm_options
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
-
-pytestmark = pytest.mark.slow
 
 
 class OtherEngine(TrustRegionTrainer):
@@ -38,7 +41,7 @@ class OtherEngine(TrustRegionTrainer):
         return super()._compute_loss(model, inputs)
 
 
-def run(base, out, *, shift, vllm=True):
+def run(base, out, *, shift, correct=True):
     arguments = GRPOConfig(
         output_dir=str(out),
         per_device_train_batch_size=4,
@@ -54,7 +57,7 @@ def run(base, out, *, shift, vllm=True):
         save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
-        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_correction=correct,
         vllm_importance_sampling_mode="token_truncate",
         seed=4,
     )
@@ -66,11 +69,12 @@ def run(base, out, *, shift, vllm=True):
         processing_class=load_tokenizer(base),
         trust_region="troll",
     )
-    trainer.shift, trainer.use_vllm = shift, vllm
+    trainer.shift, trainer.use_vllm = shift, True
     trainer.train()
     return trainer
 
 
+@pytest.mark.slow
 def test_an_engine_that_agrees_changes_nothing_and_one_that_does_not_is_corrected(tiny_base, tmp_path):
     agreeing = run(tiny_base, tmp_path / "a", shift=0.0)
     shifted = run(tiny_base, tmp_path / "b", shift=0.5)
@@ -85,3 +89,41 @@ def test_an_engine_that_agrees_changes_nothing_and_one_that_does_not_is_correcte
     assert differences[0]["sampling/sampling_logp_difference/mean"] == pytest.approx(0.5, abs=1e-4)
     first, corrected = (trainer.state.log_history[0]["grad_norm"] for trainer in (agreeing, shifted))
     assert corrected == pytest.approx(first * torch.exp(torch.tensor(-0.5)).item(), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_without_correction_the_mismatch_is_told_from_the_first_step_and_changes_nothing(tiny_base, tmp_path):
+    agreeing = run(tiny_base, tmp_path / "a", shift=0.0, correct=False)
+    shifted = run(tiny_base, tmp_path / "b", shift=0.5, correct=False)
+    for trainer, expected in ((agreeing, 0.0), (shifted, 0.5)):
+        assert all("importance_sampling_ratio" not in inputs for inputs in trainer.seen)
+        for name in ("mean", "max"):
+            found = [
+                row.get(f"sampling/sampling_logp_difference/{name}") for row in trainer.state.log_history
+            ]
+            assert found[0] == pytest.approx(expected, abs=1e-4), name
+    losses = [[row["grad_norm"] for row in t.state.log_history if "loss" in row] for t in (agreeing, shifted)]
+    assert losses[0] == losses[1] and losses[0][0] > 0
+
+
+@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"top_k": 50}])
+def test_a_part_of_the_distribution_is_refused(make, setting):
+    with pytest.raises(UserError, match="training needs samples of the whole distribution"):
+        make(TrustRegionTrainer, config=setting)
+
+
+def test_the_settings_of_vllm_reach_trl(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    options = vllm_options(Vllm(correction="token-truncate", memory=0.4))
+    assert options["use_vllm"] and options["vllm_enable_sleep_mode"]
+    assert options["vllm_importance_sampling_mode"] == "token_truncate"
+    options = vllm_options(Vllm(mode="server", server="http://host:8000"))
+    assert not options["vllm_enable_sleep_mode"] and not options["vllm_importance_sampling_correction"]
+    with pytest.raises(ValueError, match="mode server needs an address"):
+        Vllm(mode="server")
+
+
+def test_without_vllm_its_settings_are_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"training\.vllm: vllm is not installed here"):
+        vllm_options(Vllm())

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,11 @@ from trainer_cases import PROMPTS, digits
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
+from troll.experiments import read_run_file
+from troll.seeding import derive_seed
 from troll.settings import Critic, DynamicSampling, Overlong, Regulariser
+from troll.training.prompts import completion_text, prompt_of
+from troll.training.run import train_run
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 
@@ -27,38 +32,71 @@ METHODS = {
         "overlong": Overlong(buffer=5),
     },
 }
+# What one process and two of them have to learn alike.
+ALIKE = {
+    "clip": {"trust_region": "clip", "estimator": "grpo"},
+    "troll": {"trust_region": "troll", "estimator": "grpo", "trust_region_settings": {"kl_bound": 1e-4}},
+    "gae": {"trust_region": "troll", "estimator": "gae", "critic": Critic(learning_rate=1e-3)},
+}
 
 
-def trainer(base, out, method):
-    arguments = GRPOConfig(
-        output_dir=out,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        steps_per_generation=4,
-        num_generations=4,
-        max_completion_length=10,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        max_steps=8,  # one epoch: going on after it trains no further
-        beta=0.0,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        logging_steps=1,
-        save_steps=2,
-        disable_tqdm=True,
-        seed=11,
-    )
-    return TrustRegionTrainer(
+class FixedRollouts(TrustRegionTrainer):
+    """Responses that depend on prompt, place in the group and rollout batch, and not on who samples them."""
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        end, length = self.processing_class.eos_token_id, self.max_completion_length
+        first = self.accelerator.process_index * len(prompt_ids)
+        responses = []
+        for row, prompt in enumerate(prompt_ids, start=first):
+            place = {"prompt": " ".join(map(str, prompt)), "row": row % self.num_generations}
+            seed = derive_seed(**place, batch=self.rollout_batch)
+            stream = torch.Generator().manual_seed(seed)
+            tokens = torch.randint(10, 300, (length,), generator=stream).tolist()
+            stop = int(torch.randint(2, length + 1, (1,), generator=stream))
+            responses.append(tokens if stop == length else [*tokens[:stop], end])
+        return responses, None
+
+
+def reward(completions, **rest):
+    return digits([completion_text(completion) for completion in completions], **rest)
+
+
+def trainer(kind, base, out, config, reward=reward, **method):
+    """A trainer on the model at ``base``; prompts are chats where its tokenizer has a template for them."""
+    tokenizer = load_tokenizer(base)
+    arguments = {
+        "output_dir": str(out),
+        "num_generations": 4,
+        "max_completion_length": 10,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "seed": 11,
+    } | config
+    return kind(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
-        digits,
-        args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 8}),
-        processing_class=load_tokenizer(base),
-        trust_region="troll",
-        **METHODS[method],
+        reward,
+        args=GRPOConfig(**arguments),
+        train_dataset=Dataset.from_dict({"prompt": [prompt_of(tokenizer, text) for text in PROMPTS * 8]}),
+        processing_class=tokenizer,
+        **method,
     )
+
+
+def train_alike(base, out, name, processes):
+    """Nine steps on three rollout batches of eight responses; the log and the checkpoint at the end."""
+    # A batch is one step: TRL shuffles it within each process, which changes what mini-batches hold.
+    config = {"per_device_train_batch_size": 8 // processes, "steps_per_generation": 1, "num_iterations": 3}
+    trained = trainer(FixedRollouts, base, out, config | {"max_steps": 9, "save_steps": 9}, **ALIKE[name])
+    trained.train()
+    rows = [row for row in trained.state.log_history if "loss" in row]
+    return {"rows": rows, "certificate": trained.certificate.summary()}
 
 
 def flat(model):
@@ -72,8 +110,16 @@ def differs(values):
     return (found[0] - found[1]).abs().max().item()
 
 
-def main(base, out, method):
-    trained = trainer(base, out, method)
+def train_method(base, out, name):
+    config = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "max_steps": 8,  # one epoch: going on after it trains no further
+        "save_steps": 2,
+    }
+    settings = METHODS[name] | {"trust_region": "troll"}
+    trained = trainer(TrustRegionTrainer, base, out, config, **settings)
     start = flat(trained.model).clone()
     trained.train()
     result = {
@@ -88,15 +134,22 @@ def main(base, out, method):
             "critic_differs": differs(flat(trained.critic.model)),
         }
         dist.barrier()  # the main process may still be writing what the other one is about to read
-        resumed = trainer(base, out, method)
+        resumed = trainer(TrustRegionTrainer, base, out, config, **settings)
         resumed.train(resume_from_checkpoint=f"{out}/checkpoint-8")
         result["restored"] = torch.equal(flat(resumed.critic.model), flat(trained.critic.model))
+    return result
+
+
+def main(base, out, data):
+    found = {name: train_method(base, out / name, name) for name in METHODS}
+    found |= {name: train_alike(base, out / name, name, 2) for name in ALIKE}
+    train_run(read_run_file(out / "run/run.yaml"), base, data, out / "run")
     if dist.get_rank() == 0:
-        print("RESULT " + json.dumps(result), flush=True)
+        print("RESULT " + json.dumps(found), flush=True)
     dist.barrier()
     # gloo's threads and DDP's destructors now and then wait for each other at a normal exit.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*map(Path, sys.argv[1:]))

@@ -74,8 +74,10 @@ def value_loss(
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
-    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
-    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+    change = values - old_values
+    clipped = (old_values + change.clamp(-clip, clip) - returns).square()
+    # Within the limit both are the same but for rounding, which must not count.
+    return 0.5 * torch.maximum(plain, clipped), (change.abs() > clip) & (clipped > plain)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -104,6 +104,7 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
         support = None if support is None else support[mask]
         if keep is not None and torch.is_grad_enabled():
             chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
+            assert chosen is not None
             support, keep = chosen.token_ids, None
         output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
         result = SparseHeadOutput(

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,26 @@ def fresh_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_model(model: Any, tokenizer: Any, path: Path) -> None:
-    """Saves a model and its tokenizer, loadable by ``from_pretrained``."""
+def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] | None = None) -> None:
+    """Saves a model and its tokenizer, loadable by ``from_pretrained``.
+
+    Args:
+        model: a transformers model.
+        tokenizer: its tokenizer.
+        path: a directory.
+        state: the weights, where the model itself holds only a part of them.
+    """
     with fresh_directory(path) as temporary:
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, state_dict=state)
         tokenizer.save_pretrained(temporary)
+
+
+def whole_state(trainer: Any) -> dict[str, Any] | None:
+    """All weights of a sharded model, on the main process; none where the model holds them itself.
+
+    Every process has to call it: each gives its part.
+    """
+    if not trainer.is_fsdp_enabled:
+        return None
+    state: dict[str, Any] = trainer.accelerator.get_state_dict(trainer.model)
+    return state

@@ -58,6 +58,11 @@ class TrustRegionRollouts(GRPOTrainer):
 
     def _check_rollouts(self) -> None:
         """Refuses combinations that cannot work, before anything is sampled."""
+        if self.args.top_p != 1.0 or self.args.top_k not in (0, -1, None):
+            raise UserError(
+                f"top_p is {self.args.top_p} and top_k is {self.args.top_k}: training needs samples of the "
+                "whole distribution; set top_p to 1 and top_k to 0"
+            )
         rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
         greedy = self.estimator is not None and self.estimator.info.needs_greedy
         if (greedy or self.dynamic_sampling) and rows % self.num_generations:
@@ -208,10 +213,25 @@ class TrustRegionRollouts(GRPOTrainer):
         output |= self._take_distribution()
         output["rewards"] = self._total_rewards(len(inputs))
         if self.model.training:
+            self._report_mismatch(output)
             self.generated_samples += len(inputs) * self.accelerator.num_processes
             if self.estimator is not None and self.estimator.info.needs_greedy:
                 output["greedy_rewards"] = self._greedy_rewards(inputs)
         return output
+
+    def _report_mismatch(self, output: dict[str, Any]) -> None:
+        """How far an engine's log-probs are from the trainer's; TRL reports it only where it corrects."""
+        if "sampling_per_token_logps" not in output or "importance_sampling_ratio" in output:
+            return
+        if "old_per_token_logps" not in output:
+            output |= self._score_old(output)
+        apart = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()
+        apart = apart.where(loss_mask(output).bool(), 0.0)
+        totals = torch.stack([apart.sum(), loss_mask(output).sum().to(apart)])
+        total, tokens = self.accelerator.reduce(totals, "sum").tolist()
+        largest = float(self.accelerator.gather(apart.max().unsqueeze(0)).max())
+        self._metrics["train"]["sampling/sampling_logp_difference/mean"].append(total / max(tokens, 1))
+        self._metrics["train"]["sampling/sampling_logp_difference/max"].append(largest)
 
     def _greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
         """Reward [B] of the greedy response to each response's prompt; one decode per prompt."""

@@ -1,5 +1,7 @@
 """One run: from its run.yaml to checkpoint, metrics and manifest."""
 
+import importlib.util
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +15,13 @@ from trl import GRPOConfig
 from troll.algorithms.advantages import ESTIMATORS
 from troll.errors import UserError
 from troll.files import write_json
-from troll.settings import Training
+from troll.settings import Training, Vllm
 from troll.tasks.registry import Problem, Task, get_task
 from troll.training.base_model import encode
 from troll.training.callbacks import MetricsCallback, ProgressCallback
 from troll.training.checkpoints import CheckpointCallback
 from troll.training.manifest import digest_of_json, manifest_of
-from troll.training.outputs import save_model
+from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
     THINKING,
     completion_text,
@@ -42,8 +44,9 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         seed: of the order of prompts and of sampling.
         out: directory of trainer checkpoints.
     """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     responses = training.prompts_per_batch * training.responses_per_prompt
-    per_step = responses // training.mini_batches
+    per_step = responses // training.mini_batches // processes
     config = GRPOConfig(
         output_dir=str(out),
         seed=seed,
@@ -72,7 +75,7 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         eval_steps=max(1, training.validate_every) * training.steps_per_batch,
         eval_on_start=bool(training.validate_every),
         num_generations_eval=1,
-        per_device_eval_batch_size=responses,
+        per_device_eval_batch_size=max(1, responses // processes),
         gradient_checkpointing=torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
@@ -80,9 +83,37 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         chat_template_kwargs=THINKING,
         report_to="none",
         disable_tqdm=True,
+        **vllm_options(training.vllm),
     )
     config.num_generations = training.responses_per_prompt
     return config
+
+
+def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
+    """TRL's options for rollouts by vLLM.
+
+    Raises:
+        UserError: vLLM is not installed.
+    """
+    if vllm is None:
+        return {}
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "training.vllm: vllm is not installed here; pip install it, or leave training.vllm out"
+        )
+    corrected = vllm.correction != "none"
+    options = {
+        "use_vllm": True,
+        "vllm_mode": vllm.mode,
+        "vllm_server_base_url": vllm.server,
+        "vllm_enable_sleep_mode": vllm.mode == "colocate" and vllm.sleep,
+        "vllm_gpu_memory_utilization": vllm.memory,
+        "vllm_tensor_parallel_size": vllm.tensor_parallel,
+        "vllm_importance_sampling_correction": corrected,
+        "vllm_importance_sampling_clip_max": vllm.correction_max,
+    }
+    mode = {"vllm_importance_sampling_mode": vllm.correction.replace("-", "_")} if corrected else {}
+    return options | mode
 
 
 def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
@@ -172,9 +203,13 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
         trainer.args.eval_on_start = False  # its result is in the metrics, or waits in the checkpoint
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     stop.stop_if_asked()
-    save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out / "checkpoint")
-    read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
-    manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
-    manifest |= overlong if training.max_prompt_tokens is not None else {}
-    write_json(out / "manifest.json", manifest | {"certificate": trainer.certificate.summary()})
-    shutil.rmtree(trainer_directory, ignore_errors=True)
+    state = whole_state(trainer)
+    if trainer.accelerator.is_main_process:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        save_model(model, tokenizer, out / "checkpoint", state)
+        read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
+        manifest |= overlong if training.max_prompt_tokens is not None else {}
+        write_json(out / "manifest.json", manifest | {"certificate": trainer.certificate.summary()})
+        shutil.rmtree(trainer_directory, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()  # the launcher ends all processes when one of them has ended

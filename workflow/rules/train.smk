@@ -1,7 +1,31 @@
 # One run: its run.yaml, then training. The trainer's own checkpoints are not declared, so that they survive a
 # failure and the next attempt goes on from them; the manifest, written last, says that the run is complete.
 
+import signal
+
+# SLURM's warning before a time limit goes to every process of a job, and only the training program wants it.
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
 RUN = f"{ROOT}/runs/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}"
+
+
+def gpus_of(wildcards):
+    return EXPERIMENT.training_of(EXPERIMENT.run(run_id(wildcards))).gpus
+
+
+def threads_of(wildcards):
+    """One for each process of a tiny model, which more would slow down; four of a large one."""
+    hub = EXPERIMENT.models[wildcards.model].hub
+    return max(1, (4 if hub else 1) * gpus_of(wildcards))
+
+
+def memory_of(wildcards, attempt):
+    """Main memory in MB: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint."""
+    hub = EXPERIMENT.models[wildcards.model].hub
+    size = (
+        1000 * (hub.billions or 8) * (4 * max(1, gpus_of(wildcards)) + 12) if hub else 0
+    )
+    return round((2000 + size) * attempt)
 
 
 rule configure:
@@ -9,6 +33,7 @@ rule configure:
         f"{RUN}/run.yaml",
     log:
         f"{ROOT}/logs/configure/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.log",
+    localrule: True
     conda:
         "../../envs/train.yaml"
     params:
@@ -33,14 +58,18 @@ rule train:
         f"{ROOT}/benchmarks/train/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.jsonl"
     conda:
         "../../envs/train.yaml"
-    threads: 1
+    threads: threads_of
     resources:
-        mem_mb=2000,
-        runtime=30,
+        gpu=gpus_of,
+        mem_mb=memory_of,
+        # A run that needs longer goes on in another job: see workflow/profiles/slurm.
+        runtime=lambda wildcards: 1440 if EXPERIMENT.models[wildcards.model].hub else 30,
+        on_limit="exit",
     params:
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),
     message:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
-        "troll --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
+        "exec troll --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
+        " --on-limit {resources.on_limit}"

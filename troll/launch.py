@@ -1,0 +1,84 @@
+"""Starts a run's processes: one for each GPU, by accelerate; on a machine without GPUs, by torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll.errors import Stopped, UserError
+from troll.progress import share_terminal
+from troll.signals import held_signal
+
+CONFIGS = Path(__file__).parent / "training/launch_configs"
+
+
+def numbers_of_gpus() -> list[int]:
+    """How many GPUs a run may have: there is a configuration for each."""
+    return sorted(int(path.stem.removeprefix("gpus")) for path in CONFIGS.glob("gpus*.yaml"))
+
+
+def launch_command(gpus: int, arguments: Sequence[str], *, cuda: bool) -> list[str]:
+    """The command that runs `troll` with these arguments in ``gpus`` processes.
+
+    Args:
+        gpus: see `numbers_of_gpus`.
+        arguments: of the command line, without the program's name.
+        cuda: whether this machine has GPUs; without any, the processes share its processors (gloo).
+
+    Raises:
+        UserError: there is no configuration for so many.
+    """
+    path = CONFIGS / f"gpus{gpus}.yaml"
+    if not path.exists():
+        numbers = ", ".join(map(str, numbers_of_gpus()))
+        raise UserError(f"training.gpus: no configuration for {gpus} GPUs; valid: {numbers}")
+    if cuda:
+        start = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
+    else:
+        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    return [sys.executable, *start, "-m", "troll.cli", *arguments]
+
+
+def run_in_processes(gpus: int, manifest: Path) -> None:
+    """Runs this same command in several processes, and hands them the signals that come.
+
+    Args:
+        gpus: see `numbers_of_gpus`; more than one.
+        manifest: what the processes write last.
+
+    Raises:
+        UserError: there is no configuration for so many GPUs, or this machine has fewer.
+        Stopped: a signal ended them; their state is saved.
+        SystemExit: they failed, and have said why.
+    """
+    from torch.cuda import device_count
+
+    found = device_count()
+    if 0 < found < gpus:
+        raise UserError(
+            f"training.gpus is {gpus}, but this machine shows {found}; ask for more, or set {found}"
+        )
+    command = launch_command(gpus, sys.argv[1:], cuda=found > 0)
+    # A group of their own: signals reach all of it, and the launcher has them blocked as this process has.
+    processes = subprocess.Popen(command, env=os.environ | share_terminal(), process_group=0)
+    told = None
+    try:
+        while (status := _status(processes)) is None:
+            if told is None and (told := held_signal()) is not None:
+                os.killpg(processes.pid, told)
+    except BaseException:
+        os.killpg(processes.pid, signal.SIGKILL)
+        raise
+    if status and told is not None and not manifest.exists():
+        raise Stopped(f"{gpus} processes: stopped by {told.name}; the same command goes on", told)
+    if status:
+        raise SystemExit(1)
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        return None
