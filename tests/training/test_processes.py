@@ -81,6 +81,14 @@ def test_two_processes_learn_what_one_learns(two, tiny_base, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["head", "critic"])
+def test_a_sharded_model_gives_learns_and_saves_what_a_whole_one_does(two, part):
+    found = two[0]["sharded"]
+    assert found[part] < 1e-5 and found[f"{part}_gradients"] < 1e-4
+    assert found[f"{part}_saved"] < 1e-4
+
+
+@pytest.mark.slow
 def test_a_whole_run_of_two_processes_is_written_once(two):
     out = two[1] / "run"
     rows = run_cases.metrics(out)

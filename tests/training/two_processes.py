@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import sharded
 import torch
 import torch.distributed as dist
 from datasets import Dataset
@@ -144,6 +145,7 @@ def main(base, out, data):
     found = {name: train_method(base, out / name, name) for name in METHODS}
     found |= {name: train_alike(base, out / name, name, 2) for name in ALIKE}
     train_run(read_run_file(out / "run/run.yaml"), base, data, out / "run")
+    found["sharded"] = sharded.compare(base)
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(found), flush=True)
     dist.barrier()
