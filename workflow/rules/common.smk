@@ -180,6 +180,26 @@ def files_of(runs):
     return manifests + [path for place in places_of(runs) for path in grades_of(place)]
 
 
+def hub_of(wildcards):
+    """The hub's model that a place is of; none for one made from scratch."""
+    return EXPERIMENT.models[wildcards.place.split("/")[1]].hub
+
+
+def sampling_gpus(wildcards):
+    """A model of the hub is sampled on a GPU."""
+    return 1 if hub_of(wildcards) else 0
+
+
+def sampling_memory(wildcards, attempt):
+    """Main memory in MB: the weights pass through it."""
+    hub = hub_of(wildcards)
+    return round((2000 + (6000 * (hub.billions or 8) if hub else 0)) * attempt)
+
+
+def sampling_minutes(wildcards):
+    return 1440 if hub_of(wildcards) else 30
+
+
 def sample_seed(wildcards):
     """Seeds of evaluation do not depend on the method, so that methods can be compared sample by sample."""
     kind, name = wildcards.place.split("/", 1)

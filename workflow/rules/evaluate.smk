@@ -15,8 +15,9 @@ rule sample:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        gpu=sampling_gpus,
+        mem_mb=sampling_memory,
+        runtime=sampling_minutes,
     params:
         task=task_of,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",

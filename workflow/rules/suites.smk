@@ -35,8 +35,9 @@ rule sample_suites:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        gpu=sampling_gpus,
+        mem_mb=sampling_memory,
+        runtime=sampling_minutes,
     params:
         config=suite_config,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
