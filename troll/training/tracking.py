@@ -40,7 +40,7 @@ def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
     else:
         # One project for each experiment; an interrupted run goes on under its name.
         run_id = config["run_id"].replace("/", "-")
-        same = {"id": run_id} if name == "wandb" else {}
+        same = {"id": run_id, "dir": str(out)} if name == "wandb" else {}
         tracker = LOGGER_TYPE_TO_CLASS[name](config["experiment"], name=run_id, resume="allow", **same)
     tracker.start()
     return tracker
