@@ -1,0 +1,220 @@
+"""The workflow through a real SLURM: jobs that are warned, preempted and cancelled end as if left alone."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.snakemake, pytest.mark.slow, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+TRAINING = HERE.parent / "training"
+RUNS = {
+    "limit": "tiny/chains/troll/grpo/gpu/seed0",
+    "preempted": "tiny/chains/troll/grpo/cpu/seed0",
+    "cancelled": "tiny/chains/clip/grpo/gpu/seed0",
+}
+REFERENCE = """
+import sys
+from pathlib import Path
+from forked_runs import finish, start
+base, data, *runs = map(Path, sys.argv[1:])
+assert all(finish(start(run, base, data)) == 0 for run in runs)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """The environment of commands that talk to a SLURM of our own."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm"))
+    script = ["bash", str(HERE / "slurm_local.sh")]
+    settings = {"capture_output": True, "text": True, "env": os.environ | {"SLURM_LOCAL_CPUS": "12"}}
+    started = subprocess.run([*script, "start", str(directory)], **settings)
+    if started.returncode:
+        shutil.rmtree(directory)
+        pytest.skip(f"no SLURM on this machine: {started.stderr.strip().splitlines()[-1]}")
+    environment = os.environ | {
+        "SLURM_CONF": str(directory / "slurm.conf"),
+        "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{TRAINING}:{HERE.parents[1]}",
+    }
+    yield environment
+    subprocess.run([*script, "stop", str(directory)], env=environment, check=True, capture_output=True)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def checkout(repository, tmp_path):
+    """A copy of the workflow whose profile warns late and has a partition that others may preempt."""
+    directory = tmp_path / "checkout"
+    directory.mkdir()
+    shutil.copy(repository / "Snakefile", directory)
+    for name in ("workflow", "envs", "tests/workflow"):
+        shutil.copytree(repository / name, directory / name)
+    profile = directory / "workflow/profiles/slurm"
+    settings = yaml.safe_load((profile / "config.yaml").read_text())
+    training = settings["set-resources"]["train"]
+    assert "USR1@600" in training["slurm_extra"]
+    training |= {"slurm_extra": training["slurm_extra"].replace("600", "60"), "runtime": 20}
+    settings |= {"slurm-init-seconds-before-status-checks": 3, "latency-wait": 10}
+    (profile / "config.yaml").write_text(yaml.safe_dump(settings))
+    partitions = yaml.safe_load((profile / "partitions.yaml").read_text())
+    partitions["partitions"]["low"] = {"max_runtime": 20}
+    (profile / "partitions.yaml").write_text(yaml.safe_dump(partitions))
+    return directory
+
+
+class Jobs:
+    """What SLURM and the system say of the training jobs."""
+
+    def __init__(self, environment, root):
+        self.environment, self.root = environment, root
+
+    def ask(self, *command):
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
+        return result.stdout
+
+    def id_of(self, run):
+        """The newest job of a run; its comment holds the wildcards."""
+        wildcards = run.replace("/seed", "/").replace("/", "_")
+        rows = [line.split("|") for line in self.ask("squeue", "-h", "-t", "all", "-o", "%i|%k").splitlines()]
+        return max((int(job) for job, comment in rows if wildcards in comment), default=None)
+
+    def show(self, job):
+        return dict(re.findall(r"(\w+)=(\S+)", self.ask("scontrol", "show", "job", "-d", str(job))))
+
+    def process_of(self, run):
+        """The training process of a run."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().decode(errors="replace").split("\0")
+                ours = len(words) > 1 and Path(words[1]).name == "troll" and "train" in words
+                if ours and any(word.endswith(f"runs/{run}/run.yaml") for word in words):
+                    return int(path.parent.name)
+        return None
+
+    def lines(self, run):
+        path = self.root / "runs" / run / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def warned(process):
+    """Whether SIGUSR1 waits for a process that is stopped."""
+    pending = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return bool(int(pending[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def disturb(name, jobs, process, tried):
+    """Does to a run, whose process stands still, what its name says; True when SLURM has done it."""
+    job = jobs.id_of(RUNS[name])
+    shown = jobs.show(job)
+    if name == "cancelled":
+        jobs.ask("scancel", str(job))
+        return True
+    if name == "limit":
+        if not tried:
+            assert shown["Partition"] == "gpu" and "gpu:fake:1" in shown["GRES"], shown
+            assert b"\0CUDA_VISIBLE_DEVICES=" in Path(f"/proc/{process}/environ").read_bytes()
+            # SLURM looks at limits twice a minute; the end comes in one minute or two, the warning before it.
+            hours, minutes, _ = map(int, shown["RunTime"].split(":"))
+            jobs.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={60 * hours + minutes + 2}")
+        if warned(process):
+            os.kill(process, signal.SIGCONT)
+            return True
+        return False
+    if shown["Restarts"] == "0" and tried % 50 == 0:
+        assert shown["Partition"] == "low"
+        # One job too many for the node's processors, in a partition that goes first.
+        idle = int(jobs.ask("sinfo", "-h", "-p", "cpu", "-o", "%C").split("/")[1])
+        jobs.ask("sbatch", "-p", "cpu", "-c", str(idle + 1), "--mem=10", "-o", "/dev/null", "--wrap", "true")
+    return shown["Restarts"] == "1"
+
+
+def watch(workflow, jobs, cluster):
+    """Stops each run in the middle and disturbs it, until the workflow ends; the first job of each run."""
+    stopped, first, tried, done, references = {}, {}, dict.fromkeys(RUNS, 0), set(), None
+    deadline = time.monotonic() + 800
+    while workflow.poll() is None and time.monotonic() < deadline:
+        for name, run in RUNS.items():
+            if name not in stopped and jobs.lines(run) >= 9 and (process := jobs.process_of(run)):
+                os.kill(process, signal.SIGSTOP)
+                stopped[name], first[name] = process, jobs.id_of(run)
+            if name in stopped and name not in done:
+                if disturb(name, jobs, stopped[name], tried[name]):
+                    done.add(name)
+                tried[name] += 1
+        if len(stopped) == len(RUNS) and references is None:
+            references = reference_runs(jobs.root, cluster)
+        time.sleep(0.1)
+    assert done == set(RUNS), (workflow.poll(), stopped)
+    assert references is not None and references.wait(300) == 0
+    return first
+
+
+def reference_runs(root, environment):
+    """The same runs, left alone, beside the workflow's."""
+    places = [root / "references" / run for run in RUNS.values()]
+    for place, run in zip(places, RUNS.values(), strict=True):
+        place.mkdir(parents=True)
+        shutil.copy(root / "runs" / run / "run.yaml", place)
+    command = [sys.executable, "-c", REFERENCE, root / "base/tiny/chains/checkpoint", root / "data/chains"]
+    return subprocess.Popen([*map(str, command), *map(str, places)], env=environment)
+
+
+def test_disturbed_jobs_end_as_undisturbed_ones(checkout, cluster):
+    root = checkout / "results/slurm"
+    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "workflow/profiles/slurm"]
+    command += [
+        "--configfile",
+        "tests/workflow/slurm.yaml",
+        "--",
+        f"{root.relative_to(checkout)}/runs.parquet",
+    ]
+    with (checkout / "said").open("w") as said:
+        workflow = subprocess.Popen(command, cwd=checkout, env=cluster, stdout=said, stderr=said)
+    jobs = Jobs(cluster, root)
+    try:
+        first = watch(workflow, jobs, cluster)
+        said = (checkout / "said").read_text()
+        assert workflow.wait(600) == 0, said[-6000:]
+    finally:
+        workflow.kill()
+
+    metrics = {}
+    for name, run in RUNS.items():
+        left_alone, disturbed = root / "references" / run, root / "runs" / run
+        metrics[name] = run_metrics(disturbed)
+        assert metrics[name] == run_metrics(left_alone), name
+        weights = [(place / "checkpoint/model.safetensors").read_bytes() for place in (left_alone, disturbed)]
+        assert weights[0] == weights[1], name
+    assert len(metrics["limit"]) == 40
+
+    again = {name: jobs.id_of(run) for name, run in RUNS.items()}
+    for name in ("limit", "preempted"):  # the same job, once more
+        assert again[name] == first[name] and jobs.show(again[name])["Restarts"] == "1", name
+    assert again["cancelled"] > first["cancelled"]
+    assert jobs.show(first["cancelled"])["JobState"] == "CANCELLED"
+    assert f"job {first['limit']} is requeued" in (root / "logs/train" / f"{RUNS['limit']}.log").read_text()
+    # Everything but run files and tables was a job of SLURM.
+    comments = jobs.ask("squeue", "-h", "-t", "all", "-o", "%k").splitlines()
+    rules = {
+        re.match(r"rule_(\w+?)_wildcards", comment)[1] for comment in comments if "_wildcards" in comment
+    }
+    assert {"base_model", "train", "sample", "grade"} <= rules, comments
+    runs = pd.read_parquet(root / "runs.parquet")
+    assert set(runs["run_id"]) >= set(RUNS.values())
+
+
+def run_metrics(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "time"} for row in rows]
