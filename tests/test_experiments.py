@@ -165,3 +165,67 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
     write_run_file(tmp_path / "run.yaml", config)
     with pytest.raises(UserError, match=r"run\.yaml: training\.kept_tokens: unknown key .*delete a file"):
         read_run_file(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("models", "tiny"), {"hub": {"id": "no-owner"}}, ["models.tiny.hub.id", "no-owner"]),
+        (
+            ("models", "tiny"),
+            {"hub": {"id": "a/b", "revision": "x"}},
+            ["models.tiny.hub", "'revision'", "valid: id"],
+        ),
+        (("tasks", "chains", "train"), "all", ["tasks.chains.train", "no last problem"]),
+        (("tasks", "chains", "train"), "some", ["tasks.chains.train", "number above 0, or all", "'some'"]),
+        (("tasks", "aime24"), {}, ["tasks.aime24", "only test", "evaluate_on"]),
+        (("tasks", "gsm8k"), {}, ["models.tiny", "from scratch", "gsm8k", "hub: {id: OWNER/NAME}"]),
+        (
+            ("tasks", "chains", "evaluate_on"),
+            {"math5000": {}},
+            ["tasks.chains.evaluate_on", "did you mean 'math500'"],
+        ),
+        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "small letters"]),
+    ],
+)
+def test_mistakes_with_the_hub_and_public_data_are_one_line(data, path, value, expected):
+    _set(data, path, value)
+    with pytest.raises(UserError) as caught:
+        parse_experiment(data, "file.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in expected:
+        assert part in message, message
+
+
+def test_tasks_that_evaluate_on_the_same_set_take_as_much_of_it(data):
+    for task, count in (("chains", 3), ("functions", 4)):
+        data["tasks"][task]["evaluate_on"] = {"math500": {"test": count}}
+    with pytest.raises(UserError, match=r"functions.evaluate_on.math500.test: 4, but task chains takes 3"):
+        parse_experiment(data, "x")
+
+
+def test_demonstrations_are_asked_for_only_where_there_are_some(data):
+    data["models"]["tiny"] = {"hub": {"id": "a/b"}}
+    data["tasks"] = {"gsm8k": {"train": "all"}}
+    data["estimators"] = {"ppo-max": {"rule": "ppo-max"}}
+    with pytest.raises(UserError, match=r"gsm8k has none; switch it off: .*pretraining: null"):
+        parse_experiment(data, "x")
+    data["estimators"]["ppo-max"]["training"] = {"pretraining": None}
+    assert parse_experiment(data, "x").runs()
+
+
+def test_groups_share_runs_and_the_model_of_a_run_is_its_id_on_the_hub(data):
+    data["models"]["tiny"] = {"hub": {"id": "a/b", "billions": 3}}
+    data["tasks"] = {"gsm8k": {"train": "all"}}
+    data["matrix"] = [
+        {"group": "one", "conditions": ["gentle"]},
+        {"group": "two"},
+        {"group": "one", "conditions": ["gentle"], "estimators": ["grpo"]},
+    ]
+    experiment = parse_experiment(data, "x")
+    groups = experiment.groups()
+    assert set(groups["one"]) < set(groups["two"]) == set(experiment.runs())
+    assert len(groups["one"]) == len(set(groups["one"]))
+    resolved = resolve(experiment, groups["one"][0])["model"]
+    assert resolved == {"name": "tiny", "hub": {"id": "a/b", "chat_template_of": None}}

@@ -72,6 +72,7 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from _names(experiment)
     for name, task in experiment.tasks.items():
         yield from _task_problems(name, task)
+    yield from _suite_problems(experiment)
     yield from _rule_problems(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
@@ -123,6 +124,19 @@ def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
     for suite in task.evaluate_on:
         if suite not in _suites():
             yield _choices(f"tasks.{name}.evaluate_on", suite, _suites())
+
+
+def _suite_problems(experiment: Experiment) -> Iterator[str]:
+    """A data set that several tasks evaluate on is one file, and has one size."""
+    sizes: dict[str, tuple[str, int | str]] = {}
+    for name, task in experiment.tasks.items():
+        for suite, settings in task.evaluate_on.items():
+            other, size = sizes.setdefault(suite, (name, settings.test))
+            if size != settings.test:
+                yield (
+                    f"tasks.{name}.evaluate_on.{suite}.test: {settings.test}, but task {other} takes {size}; "
+                    "take as many"
+                )
 
 
 def _rule_problems(experiment: Experiment) -> Iterator[str]:
