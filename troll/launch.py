@@ -38,7 +38,8 @@ def launch_command(gpus: int, arguments: Sequence[str], *, cuda: bool) -> list[s
         start = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
     else:
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-    return [sys.executable, *start, "-m", "troll.cli", *arguments]
+    # Behind the dashes, or else the launchers take the arguments for short forms of their own.
+    return [sys.executable, *start, "-m", "--", "troll.cli", *arguments]
 
 
 def run_in_processes(gpus: int, manifest: Path) -> None:

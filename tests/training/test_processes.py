@@ -116,8 +116,19 @@ def test_every_configuration_is_one_that_accelerate_understands():
 
 
 def test_the_number_of_gpus_chooses_the_configuration():
-    command = launch_command(4, ["train", "run.yaml"], cuda=True)
-    assert str(CONFIGS / "gpus4.yaml") in command and command[-3:] == ["troll.cli", "train", "run.yaml"]
-    assert "--nproc-per-node=2" in launch_command(2, [], cuda=False)
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    ours = ["--log", "a log", "train", "run.yaml", "--base", "base", "--data", "data"]
+    command = launch_command(4, ours, cuda=True)
+    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    found = launch_command_parser().parse_args(command[3:])
+    assert found.config_file == str(CONFIGS / "gpus4.yaml")
+    assert found.module and [found.training_script, *found.training_script_args] == ["troll.cli", *ours]
+    command = launch_command(2, ours, cuda=False)
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    found = get_args_parser().parse_args(command[3:])
+    assert found.nproc_per_node == "2" and found.standalone
+    assert found.module and [found.training_script, *found.training_script_args] == ["troll.cli", *ours]
     with pytest.raises(UserError, match="no configuration for 3 GPUs; valid: 1, 2, 4, 8"):
-        launch_command(3, [], cuda=True)
+        launch_command(3, ours, cuda=True)
