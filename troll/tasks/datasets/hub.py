@@ -52,7 +52,7 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
     where = f"{part.repository} ({part.key}) at revision {revision}"
     if part.rows is not None and len(rows) != part.rows:
         raise UserError(f"{where}: {len(rows)} rows, expected {part.rows}")
-    found = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
+    found: dict[str, dict[str, int | str]] = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
     pins.pin(part.repository, revision, "parts", found)
     return rows, revision
 
