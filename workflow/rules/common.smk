@@ -94,6 +94,25 @@ def run_id(wildcards):
     )
 
 
+def gpus_of(wildcards):
+    return EXPERIMENT.training_of(EXPERIMENT.run(run_id(wildcards))).gpus
+
+
+def threads_of(wildcards):
+    """One for each process of a tiny model, which more would slow down; four of a large one."""
+    hub = EXPERIMENT.models[wildcards.model].hub
+    return max(1, (4 if hub else 1) * gpus_of(wildcards))
+
+
+def memory_of(wildcards, attempt):
+    """Main memory in MB: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint."""
+    hub = EXPERIMENT.models[wildcards.model].hub
+    size = (
+        1000 * (hub.billions or 8) * (4 * max(1, gpus_of(wildcards)) + 12) if hub else 0
+    )
+    return round((2000 + size) * attempt)
+
+
 def base_config(wildcards):
     return as_json(resolve_base(EXPERIMENT, wildcards.model, wildcards.task))
 

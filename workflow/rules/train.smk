@@ -9,25 +9,6 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 RUN = f"{ROOT}/runs/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}"
 
 
-def gpus_of(wildcards):
-    return EXPERIMENT.training_of(EXPERIMENT.run(run_id(wildcards))).gpus
-
-
-def threads_of(wildcards):
-    """One for each process of a tiny model, which more would slow down; four of a large one."""
-    hub = EXPERIMENT.models[wildcards.model].hub
-    return max(1, (4 if hub else 1) * gpus_of(wildcards))
-
-
-def memory_of(wildcards, attempt):
-    """Main memory in MB: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint."""
-    hub = EXPERIMENT.models[wildcards.model].hub
-    size = (
-        1000 * (hub.billions or 8) * (4 * max(1, gpus_of(wildcards)) + 12) if hub else 0
-    )
-    return round((2000 + size) * attempt)
-
-
 rule configure:
     output:
         f"{RUN}/run.yaml",
