@@ -250,6 +250,17 @@ def step_cost_options():
     return [f"--{key} {value}" for key, value in step] if step else []
 
 
+def group_tables(group):
+    """Tables of a group: the general ones, and the published one of its name."""
+    from troll.analysis.published import SECTIONS
+
+    section = group.removeprefix("paper_").removesuffix("_matrix")
+    own = (
+        [f"published_{section}"] if EXPERIMENT.published and section in SECTIONS else []
+    )
+    return ["main", "stability", *own]
+
+
 def first_run_of(task):
     return next(f"runs/{run.run_id}" for run in RUNS if run.task == task)
 

@@ -4,17 +4,6 @@
 GROUP = f"{ROOT}/groups/{{group}}"
 
 
-def group_tables(group):
-    """Tables of a group: the general ones, and the published one of its name."""
-    from troll.analysis.published import SECTIONS
-
-    section = group.removeprefix("paper_").removesuffix("_matrix")
-    own = (
-        [f"published_{section}"] if EXPERIMENT.published and section in SECTIONS else []
-    )
-    return ["main", "stability", *own]
-
-
 rule collect_group:
     input:
         lambda wildcards: files_of(GROUPS[wildcards.group]),
