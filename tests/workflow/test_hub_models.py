@@ -50,14 +50,14 @@ def snakemake(directory, *arguments, **environment):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1200,
         env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
     )
 
 
 @pytest.mark.slow
 @pytest.mark.snakemake
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1300)
 def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, models):
     if not (DATA / "MANIFEST.md").exists():
         pytest.skip(f"no mirror of the data at {DATA}")
