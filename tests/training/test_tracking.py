@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import accelerate.tracking
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -88,3 +89,18 @@ def test_a_tracker_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="wandb is not installed; pip install wandb, or set tracking: none"):
         check_tracking("wandb")
+
+
+def test_a_tracker_that_does_not_start_is_one_line(monkeypatch, tmp_path):
+    class Refusing:
+        def __init__(self, *_, **__):
+            pass
+
+        def start(self):
+            raise RuntimeError("No API key configured.\nMore.")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Refusing)
+    callback = TrackingCallback("wandb", tmp_path / "metrics.jsonl", {"run_id": "r", "experiment": "e"})
+    with pytest.raises(UserError, match=r"wandb does not start \(No API key configured\.\); `wandb login`"):
+        callback.on_train_begin(None, MAIN, None)

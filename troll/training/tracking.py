@@ -40,9 +40,14 @@ def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
     else:
         # One project for each experiment; an interrupted run goes on under its name.
         run_id = config["run_id"].replace("/", "-")
-        same = {"id": run_id, "dir": str(out)} if name == "wandb" else {}
+        same = {"id": run_id} if name == "wandb" else {}
         tracker = LOGGER_TYPE_TO_CLASS[name](config["experiment"], name=run_id, resume="allow", **same)
-    tracker.start()
+    try:
+        tracker.start()
+    except Exception as error:  # of libraries with classes of their own: no key, no network, no right
+        reason = str(error).strip().partition("\n")[0]
+        advice = "; `wandb login`, or WANDB_MODE=offline" if name == "wandb" else ""
+        raise UserError(f"tracking: {name} does not start ({reason}){advice}, or tracking: none") from None
     return tracker
 
 
