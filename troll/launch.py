@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from troll.errors import Stopped, UserError
+from troll.files import write_text
 from troll.progress import share_terminal
-from troll.signals import held_signal
+from troll.signals import TOLD, held_signal
 
 CONFIGS = Path(__file__).parent / "training/launch_configs"
 
@@ -62,16 +64,20 @@ def run_in_processes(gpus: int, manifest: Path) -> None:
             f"training.gpus is {gpus}, but this machine shows {found}; ask for more, or set {found}"
         )
     command = launch_command(gpus, sys.argv[1:], cuda=found > 0)
-    # A group of their own: signals reach all of it, and the launcher has them blocked as this process has.
-    processes = subprocess.Popen(command, env=os.environ | share_terminal(), process_group=0)
-    told = None
-    try:
-        while (status := _status(processes)) is None:
-            if told is None and (told := held_signal()) is not None:
-                os.killpg(processes.pid, told)
-    except BaseException:
-        os.killpg(processes.pid, signal.SIGKILL)
-        raise
+    with tempfile.TemporaryDirectory() as directory:
+        note = Path(directory) / "signal"
+        environment = os.environ | share_terminal() | {TOLD: str(note)}
+        # A group of its own: of an interrupt at the keyboard it hears from this process.
+        processes = subprocess.Popen(command, env=environment, process_group=0)
+        told = None
+        try:
+            while (status := _status(processes)) is None:
+                if told is None and (told := held_signal()) is not None:
+                    write_text(note, str(int(told)))
+        except BaseException:
+            processes.send_signal(signal.SIGINT)  # the launcher ends the others
+            processes.wait(timeout=60)
+            raise
     if status and told is not None and not manifest.exists():
         raise Stopped(f"{gpus} processes: stopped by {told.name}; the same command goes on", told)
     if status:
