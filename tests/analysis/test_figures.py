@@ -162,7 +162,9 @@ def test_time_is_the_processors_only_where_all_runs_recorded_it_and_none_had_a_g
     train = plain[(plain["source"] == "train") & (plain["metric"] == "success")]
     clock = train.assign(metric="time/cpu_s", value=7.0 * train["step"])
     first = train.groupby("run_id", as_index=False).first()[train.columns]
-    without = first.assign(metric="gpus", source="manifest", value=0.0)
+    # Base models are made on the same machine, and have no clock.
+    base = first.head(1).assign(run_id="base", trust_region="base")
+    without = pd.concat([first, base]).assign(metric="gpus", source="manifest", value=0.0)
     timed = by_processor(pd.concat([plain, clock, without], ignore_index=True))
     assert timed is not None
     rows = timed[(timed["source"] == "train") & (timed["metric"] == "success")]
@@ -172,3 +174,23 @@ def test_time_is_the_processors_only_where_all_runs_recorded_it_and_none_had_a_g
     assert by_processor(pd.concat([plain, clock[1:], without], ignore_index=True)) is not None
     one_missing = clock[clock["run_id"] != clock["run_id"].iloc[0]]
     assert by_processor(pd.concat([plain, one_missing, without], ignore_index=True)) is None
+
+
+def test_many_estimators_get_a_row_for_each_condition(runs: pd.DataFrame) -> None:
+    plain = runs.astype({"estimator": str, "run_id": str})
+    more = [
+        plain[plain["estimator"] == "grpo"].assign(estimator=name, run_id=plain["run_id"] + name)
+        for name in ("rloo", "gae")
+    ]
+    wide = main_figure(plain)
+    assert [axes.get_title() for axes in wide.axes[:4]] == [
+        f"{condition} · {name}" for condition in ("gentle", "stale") for name in ("grpo", "dr-grpo")
+    ]
+    figure = main_figure(pd.concat([plain, *more]), estimators=["grpo", "dr-grpo", "rloo", "gae"])
+    titles = [axes.get_title() for axes in figure.axes[:16]]
+    expected = [
+        f"{condition} · {name}"
+        for condition in ("gentle", "stale")
+        for name in ("grpo", "dr-grpo", "gae", "rloo")
+    ]
+    assert titles == expected * 2, "two tasks"

@@ -50,6 +50,8 @@ PROJECTION = (
     Quantity("kept_mass", "mass left out", "log", by_batch="mean", complement=True),
 )
 
+_MOST_COLUMNS = 6
+
 Setting = tuple[str, str]
 """Condition and estimator."""
 
@@ -63,6 +65,8 @@ def main_figure(
 ) -> Figure:
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
+    More than six such columns are told apart by rows too: one per condition, a column per estimator.
+
     Args:
         runs: the tidy table of one experiment.
         estimators: which; by default the two that have most runs.
@@ -73,19 +77,25 @@ def main_figure(
     shown, bases = _methods(runs, trust_regions), _bases(runs)
     chosen = estimators or _commonest_estimators(runs, 2)
     settings = [setting for setting in _settings(runs) if setting[1] in chosen]
+    if len(settings) > _MOST_COLUMNS:
+        conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
+        lines = [(base, [(name, estimator) for estimator in names]) for base in bases for name in conditions]
+    else:
+        lines = [(base, settings) for base in bases]
     success = rows_of(runs, SUCCESS)
     with styled():
-        figure, panels = grid(len(bases), len(settings), width=2.15, height=1.75, sharey="row")
+        width = max((len(columns) for _, columns in lines), default=0)
+        figure, panels = grid(len(lines), width, width=2.15, height=1.75, sharey="row")
         look = Look(shown)
-        for row, base in enumerate(bases):
+        for row, (base, columns) in enumerate(lines):
             before = _base_score(runs, base)
-            for column, (condition, estimator) in enumerate(settings):
+            for column, (condition, estimator) in enumerate(columns):
                 axes, place = panels[row, column], Cell(base.model, base.task, condition, estimator, "")
                 if panel(axes, success, place, shown, look, SUCCESS, across) and before is not None:
                     axes.axhline(before, linewidth=1.2, zorder=1.5, **look.line(BASE))
-                if row == 0:
+                if row == 0 or len(lines) > len(bases):
                     axes.set_title(f"{condition} · {estimator}")
-                if row == len(bases) - 1:
+                if row == len(lines) - 1:
                     axes.set_xlabel(across.label)
                 if column == 0:
                     axes.set_ylabel(f"{_label(base, bases)}\ntraining success (%)")
