@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,9 @@ def fetch(
     config: Annotated[Path, typer.Option(help="an experiment file")],
     only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
 ) -> None:
-    """Download every model and data set of an experiment, and write their digests to the lock file.
+    """Download the models and data of an experiment.
+
+    Their revisions and digests go to the lock file.
 
     Run it where the hub can be reached, as often as it takes: it goes on where it was. Jobs on machines that
     cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
@@ -29,7 +31,9 @@ def fetch(
 
 
 def budget(file: File) -> None:
-    """Show what an experiment would cost, by group: runs, GPU-hours and disk, as estimates.
+    """Estimate what an experiment costs.
+
+    Runs, GPU-hours and disk, by group.
 
     Example: troll budget workflow/config/paper.yaml
     """
@@ -43,7 +47,12 @@ def hub_model(
     config: Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")],
     out: Annotated[Path, typer.Option(help="where to write")],
 ) -> None:
-    """Link a model of the hub, or of the mirror in TROLL_MODEL_MIRROR, as a base model."""
+    """Link a model of the hub as a base model.
+
+    The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead.
+
+    Example: troll hub-model --config '{"hub": {"id": "Qwen/Qwen3-0.6B"}}' --out BASE
+    """
     from troll.training.base_model import link_base_model
 
     link_base_model(_json(config), out)
@@ -58,10 +67,13 @@ def sample_suites(
     batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
     seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
 ) -> None:
-    """Sample responses to further data sets from a checkpoint."""
+    """Sample responses to further data sets.
+
+    Example: troll sample-suites --config '{"math500": {}}' --checkpoint CHECKPOINT --data SUITES --out OUT
+    """
     from troll.evaluation.suites import sample_suites as draw
 
-    options = {"max_new_tokens": max_tokens, "batch_size": batch_size, "seed": seed}
+    options: dict[str, Any] = {"max_new_tokens": max_tokens, "batch_size": batch_size, "seed": seed}
     draw(checkpoint, _json(config), data, out, **options)
 
 
@@ -69,13 +81,16 @@ def grade_suites(
     data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
     out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
 ) -> None:
-    """Grade the samples of further data sets."""
+    """Grade samples of further data sets.
+
+    Example: troll grade-suites --data SUITES --out OUT
+    """
     from troll.evaluation.suites import grade_suites as judge
 
     judge(data, out)
 
 
-def _json(text: str) -> dict[str, object]:
+def _json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

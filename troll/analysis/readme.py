@@ -116,7 +116,7 @@ def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -
 def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
     """All settings of a condition at once, where there are several."""
     table = aggregate_table(items, baseline=baseline)
-    for row in table.to_dict("records"):
+    for _, row in table.iterrows():
         if row["trust_region"] == method and row["settings"] > 1:
             yield (
                 f"- All {row['settings']} settings of **{row['condition']}** together: interquartile mean "
@@ -126,7 +126,7 @@ def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
             )
 
 
-def _share(row: Mapping[str, Any], name: str) -> str:
+def _share(row: "pd.Series[Any]", name: str) -> str:
     low, high = percent(row[f"{name}_low"]), percent(row[f"{name}_high"])
     return f"{percent(row[name])} [{low}, {high}]"
 

@@ -11,11 +11,6 @@ from troll.errors import UserError
 from troll.experiments import BASE, parse_experiment, resolve, resolve_base
 from troll.tasks import testbed
 
-# Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
-if not workflow.deployment_settings.deployment_method:
-    here = quote(str(Path(sys.executable).parent))
-    shell.prefix(f"set -euo pipefail; PATH={here}:$PATH; ")
-
 _source = workflow.configfiles[-1] if workflow.configfiles else "--config"
 try:
     EXPERIMENT = parse_experiment(config, str(_source))
@@ -26,7 +21,11 @@ except UserError as error:
 ROOT = f"results/{EXPERIMENT.experiment}"
 
 # Not a parameter of the rule: where metrics are followed is no reason to train a run again.
-os.environ["TROLL_TRACKING"] = EXPERIMENT.tracking
+_prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
+# Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
+if not workflow.deployment_settings.deployment_method:
+    _prefix += f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
+shell.prefix(_prefix)
 
 
 wildcard_constraints:

@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "stop_early": 0.17,
     # Share of the guesses that are right.
     "guess_right": 0.5,
-    # How many names problems and their working speak of, at most 4,900: words to fill a larger vocabulary with.
+    # How many names problems and their working speak of, at most 4,900: words that fill a larger vocabulary.
     "names": 0,
 }
 
