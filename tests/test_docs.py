@@ -134,7 +134,9 @@ def test_cheap_commands_run(checkout):
             env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
         if "parity" not in text:  # a task that the reader is about to write
-            assert result.returncode == 0, f"{text}: {result.stderr}"
+            # This machine need not have what the paper's experiments take, and is told so.
+            lacking = "cannot run here yet" in result.stdout and "paper" in text
+            assert result.returncode == (1 if lacking else 0), f"{text}: {result.stderr}"
             ran.append(text)
     assert len(ran) >= 5, ran
 

@@ -96,7 +96,8 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
     operations = tuple((generator.choice(list(_VERBS)), generator.randint(2, 9)) for _ in range(length))
     opening, question = generator.choice(_STARTS), generator.choice(_QUESTIONS)
     start = generator.randint(0, 9)
-    name = _name(generator.randrange(settings["names"])) if settings["names"] else ""
+    names = settings.get("names", 0)
+    name = _name(generator.randrange(names)) if names else ""
     return Chain(start, operations, opening, question, name)
 
 
