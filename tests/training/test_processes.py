@@ -66,6 +66,9 @@ def test_two_processes_learn_what_one_learns(two, tiny_base, tmp_path, name):
         names = [key for key in here if key != "step_time" and not key.startswith("profiling")]
         assert {"loss", "grad_norm", "kl_to_old", "kl_to_old_max"} <= set(names)
         for key in names:
+            if here[key] is None:  # a variance that one batch of returns does not have
+                assert there[key] is None, (key, here["step"])
+                continue
             assert there[key] == pytest.approx(here[key], rel=2e-3, abs=2e-6, nan_ok=True), (
                 key,
                 here["step"],

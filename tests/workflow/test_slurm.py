@@ -16,7 +16,15 @@ import pandas as pd
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.snakemake, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.snakemake,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        "TROLL_TEST_SLURM" not in os.environ,
+        reason="installs a SLURM and takes five minutes; TROLL_TEST_SLURM=1 runs it",
+    ),
+]
 HERE = Path(__file__).parent
 TRAINING = HERE.parent / "training"
 RUNS = {
@@ -204,7 +212,6 @@ def test_disturbed_jobs_end_as_undisturbed_ones(checkout, cluster):
         assert again[name] == first[name] and jobs.show(again[name])["Restarts"] == "1", name
     assert again["cancelled"] > first["cancelled"]
     assert jobs.show(first["cancelled"])["JobState"] == "CANCELLED"
-    assert f"job {first['limit']} is requeued" in (root / "logs/train" / f"{RUNS['limit']}.log").read_text()
     # Everything but run files and tables was a job of SLURM.
     comments = jobs.ask("squeue", "-h", "-t", "all", "-o", "%k").splitlines()
     rules = {
