@@ -4,17 +4,17 @@ Heavy libraries are imported inside the commands, so that ``troll --help`` and t
 once.
 """
 
-import json
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from troll import __version__
 from troll.cli_evaluation import register_evaluation
+from troll.cli_options import Config, Out, json_object
 from troll.cli_paper import register_paper
 from troll.cli_results import register_results
 from troll.cli_support import register_support
@@ -33,19 +33,6 @@ app = typer.Typer(
 )
 
 _log: Path | None = None
-
-Out = Annotated[Path, typer.Option(help="where to write")]
-Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--config: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"--config: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 @app.callback(invoke_without_command=True)
@@ -80,7 +67,7 @@ def problems(config: Config, out: Out) -> None:
     """
     from troll.tasks.write import write_problems
 
-    write_problems(_json(config), out)
+    write_problems(json_object("--config", config), out)
 
 
 @app.command()
@@ -92,7 +79,7 @@ def tokenizer(config: Config, out: Out) -> None:
     """
     from troll.training.tokenizer import make_tokenizer
 
-    settings = _json(config)
+    settings = json_object("--config", config)
     make_tokenizer(settings["tasks"], settings["vocabulary"], settings["demonstrations"], out)
 
 
@@ -106,7 +93,7 @@ def base_model(
     """
     from troll.training.base_model import train_base_model
 
-    train_base_model(_json(config), tokenizer, out)
+    train_base_model(json_object("--config", config), tokenizer, out)
 
 
 @app.command()
@@ -117,7 +104,7 @@ def configure(config: Config, out: Out) -> None:
     """
     from troll.experiments import write_run_file
 
-    write_run_file(out, _json(config))
+    write_run_file(out, json_object("--config", config))
 
 
 register_train(app)

@@ -1,31 +1,19 @@
 """Commands that sample, grade and audit: models, samples from anywhere, and the graders themselves."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from troll.cli_options import Out, Stem, json_object
 from troll.errors import UserError
 
-Out = Annotated[Path, typer.Option(help="where to write")]
-Stem = Annotated[Path, typer.Option(help="where to write, without suffix")]
 Task = Annotated[str, typer.Option(help="name of the task")]
 
 benchmark = typer.Typer(
     help="Public data: oracle, lm-eval tasks, speed, contamination.",
     no_args_is_help=True,
 )
-
-
-def _json(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{name}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{name}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 def sample(
@@ -73,7 +61,7 @@ def sample(
         thinking=thinking,
         cut_prompts=cut_prompts,
         engine=engine,
-        engine_options=_json("--engine-options", engine_options),
+        engine_options=json_object("--engine-options", engine_options),
         out=out,
     )
 
@@ -159,7 +147,7 @@ def table(
         if not separator:
             raise UserError(f"{item}: expected LABEL=DIRECTORY")
         rows.append(read_answers(label, Path(directory, "grades.json"), Path(directory, "samples.jsonl")))
-    write_benchmarks(benchmark_table(rows, _json("--skipped", skipped)), out)
+    write_benchmarks(benchmark_table(rows, json_object("--skipped", skipped)), out)
 
 
 @benchmark.command()

@@ -1,12 +1,11 @@
 """Commands for experiments with models of the hub and public data: fetch, link, evaluate, count the cost."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from troll.errors import UserError
+from troll.cli_options import Config, Out, json_object
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
 
@@ -44,8 +43,8 @@ def budget(file: File) -> None:
 
 
 def hub_model(
-    config: Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")],
-    out: Annotated[Path, typer.Option(help="where to write")],
+    config: Config,
+    out: Out,
 ) -> None:
     """Link a model of the hub as a base model.
 
@@ -55,14 +54,14 @@ def hub_model(
     """
     from troll.training.base_model import link_base_model
 
-    link_base_model(_json(config), out)
+    link_base_model(json_object("--config", config), out)
 
 
 def sample_suites(
     config: Annotated[str, typer.Option(help="samples and temperature by data set, as JSON")],
     checkpoint: Annotated[Path, typer.Option(help="a saved model")],
     data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
-    out: Annotated[Path, typer.Option(help="where to write")],
+    out: Out,
     max_tokens: Annotated[int, typer.Option(help="longest response")] = 4096,
     batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
     seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
@@ -74,7 +73,7 @@ def sample_suites(
     from troll.evaluation.suites import sample_suites as draw
 
     options: dict[str, Any] = {"max_new_tokens": max_tokens, "batch_size": batch_size, "seed": seed}
-    draw(checkpoint, _json(config), data, out, **options)
+    draw(checkpoint, json_object("--config", config), data, out, **options)
 
 
 def grade_suites(
@@ -88,16 +87,6 @@ def grade_suites(
     from troll.evaluation.suites import grade_suites as judge
 
     judge(data, out)
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--config: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"--config: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 def register_paper(app: typer.Typer) -> None:

@@ -1,26 +1,17 @@
 """Commands that read finished runs: the tidy table, and everything that is made from it."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from troll.cli_options import Out, Stem, json_object, parse_json
 from troll.errors import UserError
 
 Results = Annotated[
     Path, typer.Option(help="directory with runs.parquet, items.parquet and plan.json, as collect wrote them")
 ]
-Out = Annotated[Path, typer.Option(help="where to write")]
-Stem = Annotated[Path, typer.Option(help="where to write, without suffix")]
 Ledger = Annotated[list[Path] | None, typer.Option(help="a file of claims; may be repeated")]
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{name}: not JSON ({error})") from None
 
 
 def collect(
@@ -50,9 +41,9 @@ def collect(
         out_items=out / "items.parquet",
         allow_mixed=allow_mixed,
     )
-    planned = _json("--expected", expected)
+    planned = parse_json("--expected", expected)
     if planned is not None:
-        write_plan(out, planned, _json("--skipped", skipped), find_stand_ins(directories))
+        write_plan(out, planned, json_object("--skipped", skipped), find_stand_ins(directories))
 
 
 def table(

@@ -135,11 +135,8 @@ def _facts(path: Path) -> dict[str, int | str]:
 
 
 def _unreachable(model_id: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return UserError(
-        f"hub: model {model_id} cannot be read ({reason}); fetch it where the hub can be reached "
-        f"(troll fetch --config FILE), or name a local mirror in {MIRROR}"
-    )
+    remedy = "fetch it where the hub can be reached (troll fetch --config FILE), or name a local mirror in "
+    return pins.unreachable(f"model {model_id}", error, remedy + MIRROR)
 
 
 def _resolve(model_id: str) -> str:
@@ -150,9 +147,7 @@ def _resolve(model_id: str) -> str:
         revision = HfApi().model_info(model_id).sha
     except Exception as error:  # its errors come from several libraries below it
         raise _unreachable(model_id, error) from None
-    if not revision:
-        raise UserError(f"hub: model {model_id} names no revision")
-    return str(revision)
+    return pins.named_revision(f"model {model_id}", revision)
 
 
 def _listing(model_id: str, revision: str, weights: bool) -> list[str]:

@@ -90,3 +90,20 @@ def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]
         new = {name: dict(found[name]) for name in check(repository, revision, section, found)}
         entry.setdefault(section, {}).update(new)
         write_json(path, lock)
+
+
+def unreachable(what: str, error: Exception, remedy: str) -> UserError:
+    """The one line for something on the hub that cannot be read: what, the error's first line, what helps."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(f"hub: {what} cannot be read ({reason}); {remedy}")
+
+
+def named_revision(what: str, revision: str | None) -> str:
+    """The revision that the hub names.
+
+    Raises:
+        UserError: it names none.
+    """
+    if not revision:
+        raise UserError(f"hub: {what} names no revision")
+    return str(revision)

@@ -7,7 +7,7 @@ from troll.evaluation.lm_eval_replay import TASKS
 from troll.tasks.datasets.catalogue import MATH_EVAL
 from troll.tasks.datasets.load import load
 
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'troll[evaluate]'")
 
 
 def evaluate(names, answer, limit, path=TASKS):

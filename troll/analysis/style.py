@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from troll.analysis.runs import BASE
 from troll.analysis.summaries import method_order
@@ -141,6 +142,12 @@ def empty(axes: Axes, text: str = "not run") -> None:
     axes.grid(False)
 
 
+def _reduce_colours(path: Path) -> None:
+    """Rewrites a PNG with a palette: a figure has few colours, and results are kept in git."""
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
+
+
 def write_figure(figure: Figure, stem: Path) -> list[Path]:
     """Writes ``<stem>.pdf`` and ``<stem>.png`` without dates, so that the same data give the same bytes."""
     paths = []
@@ -150,5 +157,7 @@ def write_figure(figure: Figure, stem: Path) -> list[Path]:
             figure.savefig(
                 temporary, format=suffix[1:], metadata=metadata, bbox_inches="tight", pad_inches=0.06
             )
+            if suffix == ".png":
+                _reduce_colours(temporary)
         paths.append(path)
     return paths

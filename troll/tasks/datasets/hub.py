@@ -58,11 +58,7 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
 
 
 def _unreachable(repository: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return UserError(
-        f"hub: {repository} cannot be read ({reason}); go online once, or name a local mirror in "
-        f"TROLL_DATA_MIRROR"
-    )
+    return pins.unreachable(repository, error, "go online once, or name a local mirror in TROLL_DATA_MIRROR")
 
 
 def _resolve(repository: str) -> str:
@@ -73,9 +69,7 @@ def _resolve(repository: str) -> str:
         revision = HfApi().dataset_info(repository).sha
     except Exception as error:  # its errors come from several libraries below it
         raise _unreachable(repository, error) from None
-    if not revision:
-        raise UserError(f"hub: {repository} names no revision")
-    return str(revision)
+    return pins.named_revision(repository, revision)
 
 
 def _download(part: HubPart, revision: str) -> list[dict[str, Any]]:
