@@ -1,7 +1,7 @@
 """The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -69,13 +69,13 @@ def main_figure(
 
     Args:
         runs: the tidy table of one experiment.
-        estimators: which; by default the two that have most runs.
+        estimators: which; by default the five that have most runs.
         trust_regions: which; by default all that are no variants named by a setting.
         across: steps or time.
     """
     require_one(runs)
     shown, bases = _methods(runs, trust_regions), _bases(runs)
-    chosen = estimators or _commonest_estimators(runs, 2)
+    chosen = estimators or _commonest_estimators(runs, 5)
     settings = [setting for setting in _settings(runs) if setting[1] in chosen]
     if len(settings) > _MOST_COLUMNS:
         conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
@@ -195,12 +195,14 @@ def final_figure(
     shown = _methods(runs, trust_regions)
     bases, settings = _bases(runs), _settings(runs)
     with styled():
-        lines = max(1, len(settings) * len(shown))
-        figure, panels = grid(1, len(bases), width=3.4, height=0.7 + 0.21 * lines, sharey="row")
+        there = {(cell.condition, cell.estimator, cell.trust_region) for cell in cells(runs)}
+        methods = [[name for name in shown if (*setting, name) in there] for setting in settings]
+        lines = sum(map(len, methods)) + len(settings)
+        figure, panels = grid(1, len(bases), width=3.4, height=0.6 + 0.17 * lines, sharey="row")
         look = Look(shown)
         for column, base in enumerate(bases):
             axes = panels[0, column]
-            _points(axes, items, base, settings, shown, look)
+            _points(axes, items, base, dict(zip(settings, methods, strict=True)), look)
             axes.set_title(_label(base, bases))
             axes.set_xlabel("test pass@1 (%)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
@@ -209,18 +211,15 @@ def final_figure(
 
 
 def _points(
-    axes: Axes,
-    items: pd.DataFrame,
-    place: Cell,
-    settings: Sequence[Setting],
-    shown: Sequence[str],
-    look: Look,
+    axes: Axes, items: pd.DataFrame, place: Cell, methods: Mapping[Setting, Sequence[str]], look: Look
 ) -> None:
-    for index, (condition, estimator) in enumerate(settings):
-        offsets = np.linspace(-0.22, 0.22, len(shown)) if len(shown) > 1 else [0.0]
-        for offset, name in zip(offsets, shown, strict=True):
+    """A line for each method of each setting, and an empty one after each setting."""
+    ticks, line = [], 0
+    for (condition, estimator), names in methods.items():
+        ticks.append(line + (len(names) - 1) / 2)
+        for height, name in enumerate(names, start=line):
             cell = Cell(place.model, place.task, condition, estimator, name)
-            found, height = interval(items, cell), index + offset
+            found = interval(items, cell)
             if found is None:
                 continue
             colour = look.colour(name)
@@ -238,11 +237,12 @@ def _points(
                 markersize=4.5,
                 markerfacecolor="white" if single else colour,
             )
+        line += len(names) + 1
     base = interval(items, place)
     if base is not None:
         axes.axvline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
-    axes.set_yticks(range(len(settings)), [f"{condition} · {estimator}" for condition, estimator in settings])
-    axes.set_ylim(len(settings) - 0.45, -0.55)
+    axes.set_yticks(ticks, [f"{condition} · {estimator}" for condition, estimator in methods])
+    axes.set_ylim(line - 1, -1)
     axes.grid(axis="y", visible=False)
 
 
