@@ -61,7 +61,7 @@ def _explanation(error: Exception, directory: Path) -> str | None:
     ):
         said = str(error).strip().partition("\n")[0].split(". ")[0]
         why = f" ({said})" if said else ""
-        advice = "more training.micro_batches need less"
+        advice = "more training.micro_batches, or fewer training.micro_batch_tokens, need less"
         return f"{directory}: memory ran out{why}; {advice}. {_INTACT.capitalize()}"
     return None
 

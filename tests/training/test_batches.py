@@ -1,11 +1,21 @@
 """Rows of rollout batches by hand: groups with a signal, padding, DAPO's penalty."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.training.batches import join_rows, mixed_groups, overlong_penalty, take_rows
+from troll.training.batches import (
+    cut_by_tokens,
+    join_rows,
+    mixed_groups,
+    overlong_penalty,
+    split_to,
+    take_rows,
+    trim,
+)
 
 
 def test_groups_without_signal_are_found():
@@ -62,3 +72,42 @@ def test_rows_are_taken_and_joined_with_the_right_padding():
     # Every row is a distribution, padding included: kept mass and tail add up to what they did.
     mass = joined["old_support_log_probs"].exp().sum(-1) + joined["old_tail_log_prob"].exp()
     assert mass[0, 1] == 1.0 and mass[0, 0] == mass[1, 1]
+
+
+def test_parts_by_tokens_by_hand():
+    lengths = torch.tensor([3, 10, 4, 4, 25, 1])
+    assert [rows.tolist() for rows in cut_by_tokens(lengths, 12)] == [[4], [1], [2, 3, 0], [5]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 120), st.data())
+def test_parts_hold_every_response_once_within_the_budget(lengths, budget, data):
+    lengths = torch.tensor(lengths)
+    groups = cut_by_tokens(lengths, budget)
+    for parts in (groups, split_to(groups, data.draw(st.integers(len(groups), len(lengths))))):
+        assert sorted(row for rows in parts for row in rows.tolist()) == list(range(len(lengths)))
+        assert all(len(rows) == 1 or len(rows) * int(lengths[rows].max()) <= budget for rows in parts)
+    assert len(parts) >= len(groups)
+    # Of two neighbours, the second one's longest response would not have fitted into the first.
+    for first, second in pairwise(groups):
+        assert (len(first) + 1) * int(lengths[first[0]]) > budget
+        assert lengths[first].min() >= lengths[second].max()
+
+
+def test_trimming_takes_padding_and_nothing_else():
+    batch = {
+        "prompt_ids": torch.tensor([[0, 0, 5], [0, 6, 7]]),
+        "prompt_mask": torch.tensor([[0, 0, 1], [0, 1, 1]]),
+        "completion_ids": torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]]),
+        "old_token_ids": torch.arange(2 * 4 * 3).reshape(2, 4, 3),
+        "group_rewards": torch.ones(2, 4),  # as wide as the responses, by chance
+        "rewards": torch.ones(2),
+        "step_tokens": torch.tensor(9.0),
+    }
+    found = trim(batch)
+    assert found["prompt_ids"].tolist() == [[0, 5], [6, 7]] and found["prompt_mask"].shape == (2, 2)
+    assert found["completion_ids"].tolist() == [[1, 2], [3, 0]]
+    assert torch.equal(found["old_token_ids"], batch["old_token_ids"][:, :2])
+    assert found["group_rewards"].shape == (2, 4) and found["rewards"].shape == (2,)
+    empty = trim(batch | {"completion_mask": torch.zeros(2, 4, dtype=torch.long)})
+    assert empty["completion_ids"].shape == (2, 1)

@@ -149,8 +149,7 @@ def test_micro_batches_do_not_change_the_update(make_critic):
         for part in range(parts):
             rows = slice(part * 8 // parts, (part + 1) * 8 // parts)
             micro = {key: value[rows] if value.dim() else value for key, value in inputs.items()}
-            critic._accelerator.gradient_state._set_sync_gradients(part == parts - 1)
-            metrics = critic.update(micro, mask[rows])
+            metrics = critic.update(micro, mask[rows], last=part == parts - 1)
             assert bool(metrics) == (part == parts - 1)
         results.append((weights(critic), metrics))
     torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=1e-6)

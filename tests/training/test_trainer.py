@@ -8,6 +8,7 @@ from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
 
 from troll.algorithms.trust_regions import CertificateBreach, Thresholds
 from troll.errors import UserError
+from troll.settings import Critic
 from troll.training.trainer import TrustRegionTrainer
 
 
@@ -68,6 +69,51 @@ def test_micro_batches_do_not_change_the_update(make):
     for trainer in (whole, parts):
         trainer.train()
     torch.testing.assert_close(parameters(parts), parameters(whole), rtol=0, atol=2e-5)
+
+
+class CountedPasses(TrustRegionTrainer):
+    """Keeps the number of tokens, padding included, of every pass that learns."""
+
+    def _part_loss(self, model, inputs):
+        tokens = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
+        self.passes = [*getattr(self, "passes", []), len(inputs["prompt_ids"]) * tokens]
+        return super()._part_loss(model, inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"trust_region": "troll", "aggregation": "token-mean"},
+        {"trust_region": "troll", "tail": "constant", "aggregation": "seq-mean-token-mean"},
+        {"trust_region": "troll-seq"},
+        {"trust_region": "quatro-recon-gradient", "estimator": "grpo"},
+        {"trust_region": "clip", "estimator": "gae", "critic": Critic(learning_rate=1e-3, warmup_steps=1)},
+    ],
+    ids=["pooled", "constant", "sequences", "groups", "critic"],
+)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_token_budget_does_not_change_the_update(make, method, accumulated):
+    config = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": 2 * accumulated,
+    }
+    found = []
+    for budget in (None, 45):
+        trainer = make(CountedPasses, config=config, micro_batch_tokens=budget, **method)
+        trainer.train()
+        critic = trainer.critic and trainer.accelerator.unwrap_model(trainer.critic.model)
+        weights = [p.detach().flatten() for p in critic.parameters()] if critic else []
+        rows = [row for row in trainer.state.log_history if "loss" in row]
+        found.append((parameters(trainer), weights, rows, trainer.passes))
+    (whole, values, said, passes), (cut, cut_values, cut_said, cut_passes) = found
+    torch.testing.assert_close(cut, whole, rtol=0, atol=2e-5)
+    torch.testing.assert_close(cut_values, values, rtol=0, atol=2e-5)
+    assert len(cut_passes) > len(passes) and max(cut_passes) <= 45 < max(passes)
+    for row, cut_row in zip(said, cut_said, strict=True):
+        for name in row.keys() & {"loss", "entropy", "kl_to_old", "grad_norm", "critic/loss"}:
+            assert cut_row[name] == pytest.approx(row[name], rel=1e-3, abs=2e-5), name
 
 
 @pytest.mark.slow

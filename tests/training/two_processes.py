@@ -37,6 +37,7 @@ METHODS = {
 ALIKE = {
     "clip": {"trust_region": "clip", "estimator": "grpo"},
     "troll": {"trust_region": "troll", "estimator": "grpo", "trust_region_settings": {"kl_bound": 1e-4}},
+    "budget": {"trust_region": "troll", "estimator": "grpo", "micro_batch_tokens": 60},
     "gae": {"trust_region": "troll", "estimator": "gae", "critic": Critic(learning_rate=1e-3)},
 }
 

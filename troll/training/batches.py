@@ -10,6 +10,7 @@ from torch import Tensor
 # tail.
 _FILL: Mapping[str, float] = {"old_token_ids": -1, "old_support_log_probs": -torch.inf, "tool_mask": 1}
 _LEFT = ("prompt_ids", "prompt_mask")
+_NO_TOKENS = ("group_rewards",)  # [B, G]
 
 
 def mixed_groups(rewards: Tensor, size: int) -> Tensor:
@@ -45,6 +46,57 @@ def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     return {key: value[rows] if _has_rows(value) else value for key, value in batch.items()}
 
 
+def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
+    """Groups responses of like length, so that each group, padded to its longest, stays within a budget.
+
+    Args:
+        lengths: [B] tokens of prompt and response.
+        budget: tokens of a group, padding included; a longer response makes a group of its own.
+
+    Returns:
+        Row numbers of each group, longest first; together all rows.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for row in lengths.argsort(descending=True, stable=True).tolist():
+        if groups and (len(groups[-1]) + 1) * longest <= budget:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            longest = int(lengths[row])
+    return [torch.tensor(group, device=lengths.device) for group in groups]
+
+
+def split_to(groups: list[Tensor], count: int) -> list[Tensor]:
+    """Halves the largest groups until there are ``count``: sharded processes must make as many passes.
+
+    Args:
+        groups: row numbers, together at least ``count`` rows.
+        count: at least the number of groups.
+    """
+    groups = list(groups)
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda index: len(groups[index]))
+        groups[largest : largest + 1] = groups[largest].tensor_split(2)
+    return groups
+
+
+def trim(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops the columns of a rollout batch that are padding in every row: prompts' first, responses' last."""
+    prompt, length = batch["prompt_mask"], batch["completion_mask"].shape[1]
+    start = prompt.shape[1] - max(1, int(prompt.sum(1).max()))
+    stop = max(1, int(batch["completion_mask"].sum(1).max()))
+    trimmed = {}
+    for key, value in batch.items():
+        if key in _LEFT:
+            trimmed[key] = value[:, start:]
+        elif key not in _NO_TOKENS and _has_tokens(value, length):
+            trimmed[key] = value[:, :stop]
+        else:
+            trimmed[key] = value
+    return trimmed
+
+
 def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Any]:
     """Rollout batches as one, padded to the longest: prompts on the left, responses on the right.
 
@@ -68,6 +120,10 @@ def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[s
 
 def _has_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _has_tokens(value: Any, length: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
 
 
 def _pad(value: Tensor, length: int, fill: float, *, left: bool) -> Tensor:

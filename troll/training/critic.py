@@ -104,10 +104,19 @@ class Critic:
         settings: see `troll.settings.Critic`.
         accelerator: the trainer's.
         chunk: responses in one forward pass of `values`.
+        budget: tokens in one forward pass of `values`, padding included, instead of ``chunk``.
     """
 
-    def __init__(self, policy: Any, settings: CriticSettings, accelerator: Accelerator, chunk: int) -> None:
-        self.settings, self._accelerator, self._chunk = settings, accelerator, chunk
+    def __init__(
+        self,
+        policy: Any,
+        settings: CriticSettings,
+        accelerator: Accelerator,
+        chunk: int,
+        budget: int | None = None,
+    ) -> None:
+        self.settings, self._accelerator = settings, accelerator
+        self._chunk, self._budget = chunk, budget
         self.model: Any = ValueModel(policy)
         self.optimizer: Any = self._new_optimizer()
         self._prepared = False
@@ -146,19 +155,19 @@ class Critic:
             mask: [B, T], 1 at tokens that are learnt from.
         """
         self.model.eval()
-        parts = [
-            self._forward(inputs, slice(start, start + self._chunk))
-            for start in range(0, len(mask), self._chunk)
-        ]
+        length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
+        chunk = self._chunk if self._budget is None else max(1, self._budget // length)
+        parts = [self._forward(inputs, slice(start, start + chunk)) for start in range(0, len(mask), chunk)]
         return torch.cat(parts) * mask
 
-    def update(self, inputs: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
+    def update(self, inputs: Mapping[str, Tensor], mask: Tensor, *, last: bool = True) -> dict[str, float]:
         """Learns from a micro-batch; takes the optimiser step with the last one of a mini-batch.
 
         Args:
             inputs: a micro-batch of the rollout: as for `values`, with ``values`` and ``returns`` [B, T] and
                 ``step_tokens``, the number of tokens of the optimiser step over all processes.
             mask: [B, T], 1 at tokens that are learnt from.
+            last: whether the mini-batch ends with it.
 
         Returns:
             After the last micro-batch: mean loss, share of clipped tokens, gradient norm. Else nothing.
@@ -167,7 +176,6 @@ class Critic:
             UserError: the loss is not finite.
         """
         accelerator, mask = self._accelerator, mask.float()
-        last = accelerator.sync_gradients
         self.model.train()
         with nullcontext() if last else accelerator.no_sync(self.model):
             values = self._forward(inputs, slice(None))

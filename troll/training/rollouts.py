@@ -42,6 +42,7 @@ class TrustRegionRollouts(GRPOTrainer):
     overlong: Overlong | None
     keep: int
     dropped_mass: float
+    micro_batch_tokens: int | None
     generated_samples: int
     generation_config: Any  # TRL's
     control: Any  # transformers'
@@ -134,6 +135,8 @@ class TrustRegionRollouts(GRPOTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         # TRL calls this for the old policy, for the reference and for the loss; only the first is ours: there
         # the support of every old distribution is chosen, in the same forward pass that gives the log-probs.
+        if self.micro_batch_tokens is not None:
+            batch_size = max(1, self.micro_batch_tokens // input_ids.shape[1])
         if model is not self.model or torch.is_grad_enabled():
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs

@@ -99,7 +99,7 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
         return {}
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "training.vllm: vllm is not installed here; pip install it, or leave training.vllm out"
+            "training.vllm: vllm is not installed here; `make vllm` installs it, or leave training.vllm out"
         )
     corrected = vllm.correction != "none"
     options = {
@@ -183,6 +183,7 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
         regulariser=training.regulariser,
         dynamic_sampling=training.dynamic_sampling,
         overlong=training.overlong,
+        micro_batch_tokens=training.micro_batch_tokens,
         pretraining=training.pretraining,
         pretraining_rows=_pretraining_rows(training, config, tokenizer),
     )

@@ -15,6 +15,7 @@ Deviations from TRL 1.16, on purpose:
 import copy
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ from troll.algorithms.trust_regions import (
 from troll.errors import UserError
 from troll.settings import Critic as CriticSettings
 from troll.settings import DynamicSampling, Overlong, Pretraining, Regulariser
+from troll.training.batches import cut_by_tokens, split_to, take_rows, trim
 from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
 from troll.training.head import add_sparse_lm_head
@@ -87,6 +89,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
             ``args.beta``.
         dynamic_sampling: DAPO's, none for off.
         overlong: DAPO's soft punishment, none for off.
+        micro_batch_tokens: cuts ``per_device_train_batch_size`` responses into parts of at most so many
+            tokens, padding included, each with passes of its own; the update stays the same. None: whole.
         pretraining: PPO-ptx, none for off.
         pretraining_rows: ``input_ids`` and ``labels`` of its demonstrations.
         **kwargs: as for `trl.GRPOTrainer`.
@@ -116,6 +120,7 @@ class TrustRegionTrainer(TrustRegionRollouts):
         regulariser: Regulariser | None = None,
         dynamic_sampling: DynamicSampling | None = None,
         overlong: Overlong | None = None,
+        micro_batch_tokens: int | None = None,
         pretraining: Pretraining | None = None,
         pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
@@ -148,6 +153,7 @@ class TrustRegionTrainer(TrustRegionRollouts):
             or TRL_AGGREGATIONS[self.args.loss_type]
         )
         self.keep, self.dropped_mass, self.tail = keep, dropped_mass, tail
+        self.micro_batch_tokens = micro_batch_tokens
         self.diagnostics = Diagnostics(self.accelerator)
         self.certificate = Certificate()
         self._old_distribution = []
@@ -156,14 +162,15 @@ class TrustRegionTrainer(TrustRegionRollouts):
         self.controller = _controller(regulariser)
         self.critic = None
         if critic is not None:
+            policy = self.accelerator.unwrap_model(self.model)
             chunk = self.args.per_device_train_batch_size
-            self.critic = Critic(self.accelerator.unwrap_model(self.model), critic, self.accelerator, chunk)
+            self.critic = Critic(policy, critic, self.accelerator, chunk, micro_batch_tokens)
         self._check_rollouts()
         self._pretraining = None
         if pretraining is not None:
             padding = self.processing_class.pad_token_id
             self._pretraining = PretrainingLoss(pretraining, pretraining_rows, padding, self.args.seed)
-        self._learnt: dict[str, Any] = {}
+        self._learnt: list[dict[str, Any]] = []
         add_sparse_lm_head(
             self.model.get_base_model() if is_peft_model(self.model) else self.model, self.temperature
         )
@@ -217,7 +224,36 @@ class TrustRegionTrainer(TrustRegionRollouts):
         )
         return replace(new, distribution=ours), replace(old, distribution=theirs)
 
+    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """A micro-batch in parts of at most ``micro_batch_tokens``, as many in every process."""
+        if self.micro_batch_tokens is None or not self.model.training:
+            return [inputs]
+        lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
+        groups = cut_by_tokens(lengths, self.micro_batch_tokens)
+        most = int(self.accelerator.gather(lengths.new_tensor([len(groups)])).max())
+        return [trim(take_rows(inputs, rows)) for rows in split_to(groups, most)]
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """The loss of a micro-batch; TRL takes the gradient of its last part, the others have theirs here."""
+        *first, last = self._parts(inputs)
+        before = torch.zeros((), device=self.accelerator.device)
+        # Sharded gradients are added up part by part: keeping them whole until the last would take memory.
+        sharded = self.accelerator.is_fsdp2
+        for part in first:
+            with nullcontext() if sharded else self.accelerator.no_sync(model):
+                loss = self._part_loss(model, part)
+                self.accelerator.backward(loss)
+            before += loss.detach()
+        loss = before + self._part_loss(model, last)
+        if self.model.training:
+            if self.accelerator.sync_gradients:
+                self._finish_step()
+            self._learnt = [*first, last]
+            if self._pretraining is not None:
+                loss = loss + self._pretraining_loss(model)
+        return loss
+
+    def _part_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         mask = loss_mask(inputs).float()
         old = self._old_policy(inputs)
         assert old.distribution is not None
@@ -254,15 +290,8 @@ class TrustRegionTrainer(TrustRegionRollouts):
             kept = (old.distribution.token_ids >= 0).sum(-1)
             metrics = {"entropy": new.entropy.detach(), "kept_tokens": kept, **losses.metrics}
             self.diagnostics.add(metrics, mask)
-            if self.accelerator.sync_gradients:
-                self._finish_step()
         # DDP averages gradients over processes, the normalisers already count all of them.
-        loss = loss * self.accelerator.num_processes
-        if self.model.training:
-            self._learnt = inputs
-            if self._pretraining is not None:
-                loss = loss + self._pretraining_loss(model)
-        return loss
+        return loss * self.accelerator.num_processes
 
     def _reference_loss(self, new: TokenPolicy, old: TokenPolicy, reference: Tensor, mask: Tensor) -> Tensor:
         """The weighted KL to the reference [B, T]: the regulariser's, else TRL's ``beta``."""
@@ -293,15 +322,17 @@ class TrustRegionTrainer(TrustRegionRollouts):
             return super().training_step(model, inputs, num_items_in_batch)
         if self.state.global_step < self.critic.settings.warmup_steps:
             model.train()
-            batch = self._prepare_inputs(inputs)
+            parts = self._parts(self._prepare_inputs(inputs))
             loss = torch.zeros((), device=self.accelerator.device)
             self._step += 1
         else:
             loss = super().training_step(model, inputs, num_items_in_batch)
-            batch = self._learnt
-        self._learnt = {}
-        for name, value in self.critic.update(batch, loss_mask(batch)).items():
-            self._metrics["train"][name].append(value)
+            parts = self._learnt
+        self._learnt = []
+        for number, part in enumerate(parts, start=1):
+            last = number == len(parts) and self.accelerator.sync_gradients
+            for name, value in self.critic.update(part, loss_mask(part), last=last).items():
+                self._metrics["train"][name].append(value)
         return loss
 
     def _finish_step(self) -> None:
