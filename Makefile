@@ -14,8 +14,10 @@ SEEDS ?=
 SCHEDULING := --scheduler greedy --max-jobs-per-timespan 1000/3s
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# vLLM pins versions that the SLURM plugin does not share: it gets an environment beside the other.
+VLLM_READY := .venv-vllm/.ready
 
-.PHONY: help env results test lint readme docs coverage check-results clean
+.PHONY: help env vllm results test lint readme docs coverage check-results clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +26,12 @@ env: $(READY) ## create the environment in .venv
 
 $(READY): pyproject.toml envs/constraints.txt envs/setup.sh
 	@PYTHON="$(PYTHON)" bash envs/setup.sh "$(VENV)"
+	@touch $@
+
+vllm: $(VLLM_READY) ## create the environment of training and sampling with vLLM, in .venv-vllm
+
+$(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/setup.sh
+	@PYTHON="$(PYTHON)" VLLM=1 bash envs/setup.sh "$(@D)"
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, report

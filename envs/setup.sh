@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Creates the environment: setup.sh DIRECTORY. Safe to interrupt and to repeat.
+# Creates the environment: setup.sh DIRECTORY, that of vLLM where VLLM is set. Safe to interrupt and to repeat.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:?usage: setup.sh DIRECTORY}
 python=${PYTHON:-python3}
+constraints=$here/envs/constraints.txt extras=test
+[ -z "${VLLM:-}" ] || { constraints=$here/envs/constraints-vllm.txt extras=vllm; }
 say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
@@ -23,7 +25,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # torch first: without a GPU a CPU build saves gigabytes. Three sources are tried in turn: a CPU build among the
 # configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
-torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$here/envs/constraints.txt")
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$constraints")
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
         say "installing torch $torch with CUDA"
@@ -36,8 +38,8 @@ if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split(
     fi
 fi
 say "installing the pinned packages (a few minutes)"
-pip install -qq --constraint "$here/envs/constraints.txt" "setuptools>=77"
-pip install -qq --no-build-isolation --constraint "$here/envs/constraints.txt" --editable "$here[test]"
+pip install -qq --constraint "$constraints" "setuptools>=77"
+pip install -qq --no-build-isolation --constraint "$constraints" --editable "$here[$extras]"
 pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
 
 # Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.

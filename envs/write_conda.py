@@ -17,9 +17,11 @@ from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
 EXTRAS = {"train": "train", "evaluate": "evaluate", "analyse": "workflow"}
+# vLLM is not installed where this runs, so what it needs cannot be read: it gets all of its pins.
+WHOLE = {"vllm": "constraints-vllm.txt"}
 
 _HEAD = """# For clusters that install software with conda: `snakemake --sdm conda`. Written by
-# `make docs` from the pins in constraints.txt; the package itself is installed by {name}.post-deploy.sh.
+# `make docs` from the pins in {pins}; the package itself is installed by {name}.post-deploy.sh.
 channels:
   - conda-forge
   - nodefaults
@@ -35,9 +37,9 @@ python -m pip install --no-deps --no-build-isolation --editable .
 """
 
 
-def pins() -> dict[str, str]:
+def pins(name: str = "constraints.txt") -> dict[str, str]:
     """Versions by package."""
-    lines = (HERE / "constraints.txt").read_text().splitlines()
+    lines = (HERE / name).read_text().splitlines()
     found = (re.match(r"([\w.-]+)==([\w.+!]+)", line) for line in lines)
     return {canonicalize_name(match[1]): match[2] for match in found if match}
 
@@ -72,12 +74,13 @@ def closure(extra: str) -> frozenset[str]:
 
 def files() -> dict[str, str]:
     """The files, by name."""
-    versions = pins()
     written = {}
-    for name, extra in EXTRAS.items():
-        needed = sorted({*closure(extra), "setuptools"})
-        lines = "".join(f"      - {package}=={versions[package]}\n" for package in needed)
-        written[f"{name}.yaml"] = _HEAD.format(name=name) + lines
+    for name in (*EXTRAS, *WHOLE):
+        source = WHOLE.get(name, "constraints.txt")
+        versions = pins(source)
+        needed = versions if name in WHOLE else {*closure(EXTRAS[name]), "setuptools"}
+        lines = "".join(f"      - {package}=={versions[package]}\n" for package in sorted(needed))
+        written[f"{name}.yaml"] = _HEAD.format(name=name, pins=source) + lines
         written[f"{name}.post-deploy.sh"] = _DEPLOY
     return written
 

@@ -31,15 +31,23 @@ def test_every_environment_of_the_rules_is_written_with_torch_in_it(writer, repo
     for name in used:
         environment = yaml.safe_load(writer.files()[name])
         packages = environment["dependencies"][-1]["pip"]
-        assert f"torch=={writer.pins()['torch']}" in packages
+        assert f"torch=={writer.pins()['torch']}" in packages, "both sets of pins have the same"
         assert not [line for line in packages if line.startswith(("--", "."))], "conda sees a copy elsewhere"
 
 
-def test_pins_meet_every_requirement(writer, repository):
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("constraints.txt", ("evaluate", "train", "analyse", "workflow", "test")),
+        ("constraints-vllm.txt", ("evaluate", "train", "vllm")),
+    ],
+)
+def test_pins_meet_every_requirement(writer, repository, name, extras):
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     wanted = [text for group in groups for text in group]
-    pins = writer.pins()
+    pins = writer.pins(name)
+    assert ("vllm" in pins) == ("vllm" in extras)
     for item in map(Requirement, wanted):
         if item.name != "troll":
             version = pins[canonicalize_name(item.name)]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from troll.cli_options import Out, Stem, json_object
+from troll.cli_options import EngineName, EngineOptions, Out, Stem, json_object
 from troll.errors import UserError
 
 Task = Annotated[str, typer.Option(help="name of the task")]
@@ -35,10 +35,8 @@ def sample(
     cut_prompts: Annotated[
         bool, typer.Option("--cut-prompts", help="cut prompts that exceed the context to their last tokens")
     ] = False,
-    engine: Annotated[str, typer.Option(help="transformers or vllm")] = "transformers",
-    engine_options: Annotated[
-        str, typer.Option(help="arguments of vllm.LLM as JSON, such as tensor_parallel_size")
-    ] = "{}",
+    engine: EngineName = "transformers",
+    engine_options: EngineOptions = "{}",
 ) -> None:
     """Sample responses from a checkpoint.
 

@@ -11,6 +11,10 @@ from troll.errors import UserError
 Out = Annotated[Path, typer.Option(help="where to write")]
 Stem = Annotated[Path, typer.Option(help="where to write, without suffix")]
 Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
+EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
+EngineOptions = Annotated[
+    str, typer.Option(help="arguments of vllm.LLM as JSON, such as tensor_parallel_size")
+]
 
 
 def parse_json(option: str, text: str) -> Any:

@@ -1,11 +1,11 @@
 """Commands for experiments with models of the hub and public data: fetch, link, evaluate, count the cost."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from troll.cli_options import Config, Out, json_object
+from troll.cli_options import Config, EngineName, EngineOptions, Out, json_object
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
 
@@ -65,6 +65,8 @@ def sample_suites(
     max_tokens: Annotated[int, typer.Option(help="longest response")] = 4096,
     batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
     seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+    engine: EngineName = "transformers",
+    engine_options: EngineOptions = "{}",
 ) -> None:
     """Sample responses to further data sets.
 
@@ -72,8 +74,17 @@ def sample_suites(
     """
     from troll.evaluation.suites import sample_suites as draw
 
-    options: dict[str, Any] = {"max_new_tokens": max_tokens, "batch_size": batch_size, "seed": seed}
-    draw(checkpoint, json_object("--config", config), data, out, **options)
+    draw(
+        checkpoint,
+        json_object("--config", config),
+        data,
+        out,
+        max_new_tokens=max_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        engine=engine,
+        engine_options=json_object("--engine-options", engine_options),
+    )
 
 
 def grade_suites(

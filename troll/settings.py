@@ -115,7 +115,12 @@ class Training(Settings):
     responses_per_prompt: Count = Field(8, description="responses sampled for each prompt (G)")
     mini_batches: Count = Field(8, description="optimiser steps in one pass over a rollout batch")
     passes: Count = Field(1, description="passes over a rollout batch; more make its data staler")
-    micro_batches: Count = Field(1, description="parts into which a mini-batch is cut to save memory")
+    micro_batches: Count = Field(1, description="equal parts into which a mini-batch is cut to save memory")
+    micro_batch_tokens: Count | None = Field(
+        None,
+        description="cut by length instead: tokens, padding included, that a process learns from at a time "
+        "(paper: 12,000, and 6,144 for some models); a longer response stands alone",
+    )
     gpus: Whole = Field(0, description="GPUs of a run, with a process for each; 0 takes one if there is one")
     learning_rate: Positive = Field(1e-6, description="AdamW's learning rate, constant")
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
@@ -151,6 +156,11 @@ class Training(Settings):
             raise ValueError(
                 f"{responses} responses (prompts_per_batch x responses_per_prompt) do not divide into "
                 f"{self.mini_batches} mini_batches of {self.micro_batches} micro_batches{shared}"
+            )
+        if self.micro_batch_tokens and self.micro_batches > 1:
+            raise ValueError(
+                f"micro_batches is {self.micro_batches} and micro_batch_tokens {self.micro_batch_tokens}; a "
+                "mini-batch is cut by one of them, leave out the other"
             )
         if self.overlong and self.overlong.buffer > self.max_response_tokens:
             raise ValueError(
@@ -248,6 +258,18 @@ class Evaluation(Settings):
     samples: Count = Field(8, description="samples for each problem")
     temperature: NotNegative = Field(1.0, description="sampling temperature; 0 is greedy")
     batch_size: Count = Field(256, description="responses sampled at a time")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="what samples; vllm is for models of the hub"
+    )
+    engine_options: dict[str, Any] = Field(
+        {}, description="arguments of `vllm.LLM`, such as gpu_memory_utilization or tensor_parallel_size"
+    )
+
+    @model_validator(mode="after")
+    def _options_have_an_engine(self) -> "Evaluation":
+        if self.engine_options and self.engine != "vllm":
+            raise ValueError(f"engine_options are for the engine vllm; {self.engine} has none")
+        return self
 
 
 class PublicData(Settings):

@@ -117,5 +117,5 @@ def test_bad_engines_are_refused(checkpoint, vllm, name, options, message):
 
 def test_without_vllm_the_message_says_where_to_install_it(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match="vllm: not installed; install it in an environment of its own"):
+    with pytest.raises(UserError, match="vllm: not installed here; `make vllm`"):
         load_engine("vllm", checkpoint, max_new_tokens=4, temperature=1.0)

@@ -1,7 +1,8 @@
 """vLLM as an engine: for models that are too large to sample from otherwise.
 
-vLLM pins versions of torch and transformers that training does not share, so it lives in an environment of
-its own, which needs nothing of this package's dependencies but typer, pydantic and PyYAML.
+vLLM pins versions of packages that the workflow's other parts do not share, so it lives in an environment
+of its own (`make vllm`). Sampling needs nothing there of this package's dependencies but typer, pydantic and
+PyYAML.
 """
 
 import importlib
@@ -26,8 +27,7 @@ class VllmEngine:
             vllm = importlib.import_module("vllm")
         except ImportError:
             raise UserError(
-                "vllm: not installed; install it in an environment of its own: pip install vllm typer "
-                "pydantic pyyaml && pip install --no-deps troll"
+                "vllm: not installed here; `make vllm` installs it into .venv-vllm, call .venv-vllm/bin/troll"
             ) from None
         self._vllm = vllm
         reserved = {"model", "seed"} & set(options)

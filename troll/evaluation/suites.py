@@ -26,7 +26,7 @@ def sample_suites(
         suites: ``samples`` and ``temperature`` by name of the data set.
         data: directory with ``<name>/test.jsonl`` for each.
         out: the directory ``suites/`` of the run.
-        **options: as `troll.evaluation.sampling.sample` takes them.
+        **options: as `troll.evaluation.sampling.sample` takes them, the engine among them.
 
     Raises:
         UserError: see `troll.evaluation.sampling.sample`.

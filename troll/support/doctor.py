@@ -16,6 +16,9 @@ from troll.support.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
 _MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
+VLLM_ENVIRONMENT = ".venv-vllm"
+"""Where `make vllm` installs it."""
+
 _EXTRAS = ("train", "evaluate", "analyse", "workflow")
 _GIB = 2**30
 
@@ -59,6 +62,7 @@ class Needs:
         disk_gib: for its results, rough.
         gpus: of one run.
         tracking: the tracker's package.
+        vllm: whether training or evaluation samples with vLLM.
     """
 
     code: tuple[str, ...] = ()
@@ -69,6 +73,7 @@ class Needs:
     disk_gib: float = 0.0
     gpus: int = 0
     tracking: str = "none"
+    vllm: bool = False
 
 
 def parameters(layers: int, width: int, vocabulary: int) -> int:
@@ -100,6 +105,7 @@ def needs_of(experiment: Experiment) -> Needs:
         disk_gib=(disk + 1e9 * disk_gb(experiment)) / _GIB,
         gpus=max(experiment.training_of(run).gpus for run in runs),
         tracking=experiment.tracking,
+        vllm=experiment.evaluation.engine == "vllm" or any(experiment.training_of(run).vllm for run in runs),
     )
 
 
@@ -168,9 +174,18 @@ def _gpu(needs: Needs) -> Finding:
     return Finding("GPU", "note", "none; from-scratch models need none")
 
 
-def _vllm(_: Needs) -> Finding:
+def _vllm(needs: Needs) -> Finding:
     found = installed("vllm")
-    return Finding("vLLM", "ok" if found else "note", found or "not installed; rollouts use transformers")
+    if found:
+        return Finding("vLLM", "ok", found)
+    beside = next(Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"), None)
+    if beside is not None:
+        found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{found} in {VLLM_ENVIRONMENT}")
+    if needs.vllm:
+        fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
+        return Finding("vLLM", "missing", "not installed", fix)
+    return Finding("vLLM", "note", "not installed; samples come from transformers")
 
 
 def _sandbox(needs: Needs) -> Finding:

@@ -9,6 +9,7 @@ from shlex import quote
 
 from troll.errors import UserError
 from troll.experiments import BASE, parse_experiment, resolve, resolve_base
+from troll.support.doctor import VLLM_ENVIRONMENT
 from troll.tasks import testbed
 
 _source = workflow.configfiles[-1] if workflow.configfiles else "--config"
@@ -71,6 +72,26 @@ if HUB_MODELS and workflow.is_main_process:
     from troll.budget import budget_lines
 
     print("\n".join(budget_lines(EXPERIMENT)), file=sys.stderr)
+
+
+def environment(with_vllm):
+    """The conda file of a kind of work, and what is called there.
+
+    vLLM pins other versions of some packages: where it is used, all of that kind of work runs in its environment.
+    """
+    if not with_vllm:
+        return "../../envs/train.yaml", "troll"
+    beside = Path(VLLM_ENVIRONMENT, "bin", "troll").absolute()
+    own = beside.exists() and not workflow.deployment_settings.deployment_method
+    return "../../envs/vllm.yaml", quote(str(beside)) if own else "troll"
+
+
+TRAINING_ENVIRONMENT, TRAINING_TROLL = environment(
+    any(EXPERIMENT.training_of(run).vllm for run in RUNS)
+)
+SAMPLING_ENVIRONMENT, SAMPLING_TROLL = environment(
+    EXPERIMENT.evaluation.engine == "vllm"
+)
 
 
 def one_of(names):
@@ -204,8 +225,22 @@ def hub_of(wildcards):
 
 
 def sampling_gpus(wildcards):
-    """A model of the hub is sampled on a GPU."""
-    return 1 if hub_of(wildcards) else 0
+    """A model of the hub is sampled on a GPU, or on those that share it."""
+    shared = EXPERIMENT.evaluation.engine_options.get("tensor_parallel_size", 1)
+    return shared if hub_of(wildcards) else 0
+
+
+def engine_options():
+    """Options of the sampling commands; none for the default engine."""
+    evaluation = EXPERIMENT.evaluation
+    if evaluation.engine == "transformers":
+        return []
+    return [
+        "--engine",
+        evaluation.engine,
+        "--engine-options",
+        as_json(evaluation.engine_options),
+    ]
 
 
 def sampling_memory(wildcards, attempt):

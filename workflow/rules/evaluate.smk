@@ -15,7 +15,7 @@ rule sample:
     benchmark:
         f"{ROOT}/benchmarks/sample/{{place}}.jsonl"
     conda:
-        "../../envs/train.yaml"
+        SAMPLING_ENVIRONMENT
     threads: 1
     resources:
         gpu=sampling_gpus,
@@ -29,12 +29,14 @@ rule sample:
         batch_size=EXPERIMENT.evaluation.batch_size,
         max_tokens=max_tokens_of,
         seed=sample_seed,
+        engine=engine_options(),
     message:
         "sample {wildcards.place}"
     shell:
-        "troll --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
+        "{SAMPLING_TROLL} --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
         " --task {params.task:q} --samples {params.samples} --temperature {params.temperature}"
-        " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} --out {output:q}"
+        " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} {params.engine:q}"
+        " --out {output:q}"
 
 
 rule grade:

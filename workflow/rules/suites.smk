@@ -32,7 +32,7 @@ rule sample_suites:
     benchmark:
         f"{ROOT}/benchmarks/sample_suites/{{place}}.jsonl"
     conda:
-        "../../envs/train.yaml"
+        SAMPLING_ENVIRONMENT
     threads: 1
     resources:
         gpu=sampling_gpus,
@@ -46,12 +46,13 @@ rule sample_suites:
         batch_size=EXPERIMENT.evaluation.batch_size,
         max_tokens=max_tokens_of,
         seed=sample_seed,
+        engine=engine_options(),
     message:
         "sample further data sets, {wildcards.place}"
     shell:
-        "troll --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        "{SAMPLING_TROLL} --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
         " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
-        " --batch-size {params.batch_size} --seed {params.seed}"
+        " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q}"
 
 
 rule grade_suites:

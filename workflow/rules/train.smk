@@ -38,7 +38,7 @@ rule train:
     benchmark:
         f"{ROOT}/benchmarks/train/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.jsonl"
     conda:
-        "../../envs/train.yaml"
+        TRAINING_ENVIRONMENT
     threads: threads_of
     resources:
         gpu=gpus_of,
@@ -52,5 +52,5 @@ rule train:
     message:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
-        "exec troll --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
+        "exec {TRAINING_TROLL} --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
         " --on-limit {resources.on_limit}"
