@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import torch
 from troll.files import sha256_of_files
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets", "numpy", "math-verify")
+OPTIONAL = ("vllm",)
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 # What cannot change a trained model: reading results, helping people, and the command line (cli*.py).
 _NO_SOURCE = ("analysis", "support", "cli")
@@ -47,8 +49,9 @@ def source_digest() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every package that can change a result."""
+    here = [name for name in OPTIONAL if importlib.util.find_spec(name)]
     return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in PACKAGES
+        name: importlib.metadata.version(name) for name in (*PACKAGES, *here)
     }
 
 
