@@ -84,7 +84,9 @@ class Vllm(Settings):
     """Rollouts by vLLM instead of transformers; TRL pushes the weights to it before each rollout batch."""
 
     mode: Literal["colocate", "server"] = Field(
-        "colocate", description="inside of the training processes, or a server of its own (`vllm serve`)"
+        "colocate",
+        description="inside of the training processes, or a server of its own: "
+        '`vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\'`',
     )
     sleep: bool = Field(True, description="colocated: give its memory back while the policy learns")
     memory: Positive = Field(0.3, description="colocated: share of each GPU's memory that it takes (TRL)")

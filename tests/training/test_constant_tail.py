@@ -50,7 +50,8 @@ def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(ma
         labels = inputs["completion_ids"][mask]
         dense = sparsify(logits, 6, 0.05, labels, tail="constant")
         if "old_token_ids" in inputs:
-            kept = SparseLogProbs(*(inputs[key][mask] for key in OLD_KEYS))
+            ids, *rest = (inputs[key][mask] for key in OLD_KEYS)
+            kept = SparseLogProbs(ids.long(), *rest)
         else:  # the first step after sampling: nothing has moved yet
             kept = SparseLogProbs(dense.token_ids, dense.log_probs, dense.tail_log_prob)
         expected_new, expected_old = align(dense, constant_tail(kept, logits.shape[-1]), missing="default")

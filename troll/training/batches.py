@@ -43,7 +43,7 @@ def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1
 
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     """The rows that ``rows`` [B] (bool or indices) marks, of every tensor that has rows."""
-    return {key: value[rows] if _has_rows(value) else value for key, value in batch.items()}
+    return {key: value[rows.to(value.device)] if _has_rows(value) else value for key, value in batch.items()}
 
 
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:

@@ -17,7 +17,6 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from troll.algorithms.advantages import Estimator
-from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
 from troll.algorithms.trust_regions import GroupContext, TrustRegion
 from troll.errors import UserError
@@ -46,7 +45,7 @@ class TrustRegionRollouts(GRPOTrainer):
     generated_samples: int
     generation_config: Any  # TRL's
     control: Any  # transformers'
-    _old_distribution: list[SparseLogProbs]
+    _old_distribution: list[tuple[Tensor, ...]]
 
     @property
     def rollout_batch(self) -> int:
@@ -155,9 +154,9 @@ class TrustRegionRollouts(GRPOTrainer):
                     sparse_lm_head=True,
                 )
             log_probs.append(output.log_probs)
-            self._old_distribution.append(
-                SparseLogProbs(output.token_ids, output.support_log_probs, output.tail_log_prob)
-            )
+            found = output.token_ids.int(), output.support_log_probs, output.tail_log_prob
+            # They wait in main memory: K numbers for each token of a large rollout batch would fill a GPU.
+            self._old_distribution.append(tuple(part.cpu() for part in found))
         return torch.cat(log_probs), None, None
 
     def _take_distribution(self) -> dict[str, Tensor]:
@@ -165,11 +164,7 @@ class TrustRegionRollouts(GRPOTrainer):
         parts, self._old_distribution = self._old_distribution, []
         if not parts:
             return {}
-        names = ("token_ids", "log_probs", "tail_log_prob")
-        return {
-            key: torch.cat([getattr(part, name) for part in parts])
-            for key, name in zip(OLD_KEYS, names, strict=True)
-        }
+        return {key: torch.cat(found) for key, found in zip(OLD_KEYS, zip(*parts, strict=True), strict=True)}
 
     @torch.no_grad()
     def _score_old(self, inputs: dict[str, Any]) -> dict[str, Tensor]:

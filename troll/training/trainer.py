@@ -210,7 +210,9 @@ class TrustRegionTrainer(TrustRegionRollouts):
         """The policy that sampled, from the rollout batch; on policy TRL stores none: it is the new one."""
         if "old_token_ids" not in inputs:
             inputs = inputs | self._score_old(inputs)
-        distribution = SparseLogProbs(*(inputs[key] for key in OLD_KEYS))
+        device = inputs["completion_ids"].device
+        token_ids, support, tail = (inputs[key].to(device) for key in OLD_KEYS)
+        distribution = SparseLogProbs(token_ids.long(), support, tail)
         return TokenPolicy(inputs["old_per_token_logps"], distribution, None)
 
     def _constant_tails(self, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
