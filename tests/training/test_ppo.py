@@ -64,7 +64,9 @@ def test_values_are_computed_once_per_rollout_batch_and_travel_with_it(make):
     calls, seen = [], []
     values, update = trainer.critic.values, trainer.critic.update
     trainer.critic.values = lambda *args: calls.append(values(*args)) or calls[-1]
-    trainer.critic.update = lambda inputs, mask: seen.append(inputs["values"]) or update(inputs, mask)
+    trainer.critic.update = lambda inputs, *rest, **named: (
+        seen.append(inputs["values"]) or update(inputs, *rest, **named)
+    )
     trainer.train()
     assert len(calls) == 1 and len(seen) == 8
     whole = sorted(map(tuple, calls[0].tolist()))
