@@ -7,7 +7,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from troll.analysis.report import caption, figure_section, list_section, page, table_section, write_table_page
+from troll.analysis.report import (
+    Section,
+    bullets,
+    caption,
+    figure_section,
+    page,
+    table_section,
+    write_table_page,
+)
 from troll.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +47,7 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
     text = page(
         "A & B",
         [
-            list_section("Verdicts", ["- **gentle**: 1 < 2"]),
+            Section("Verdicts", bullets(["- **gentle**: 1 < 2"])),
             table_section("Table", frame, "First ``x``.\n\nSecond."),
             figure_section("Curves", image, "A caption."),
         ],

@@ -14,7 +14,7 @@ from troll.analysis.audit_table import audit_sections, title_of
 from troll.analysis.claims import Judged
 from troll.analysis.formats import to_html
 from troll.analysis.provenance import DIGESTS
-from troll.analysis.report import Section, caption, figure_section, paragraphs, write_page
+from troll.analysis.report import Section, bullets, caption, figure_section, paragraphs, write_page
 from troll.analysis.runs import BASE, PROVENANCE
 from troll.analysis.summaries import planned_seeds, require_one
 from troll.files import read_json
@@ -91,12 +91,7 @@ def _chapter(title: str, parts: Iterable[Section]) -> Section:
 
 def _verdicts(evidence: Evidence, judged: Sequence[Judged]) -> Section:
     lines = readme.sentences(evidence.main(), evidence.items)
-    told = "".join(f"<li>{_strong(line.removeprefix('- '))}</li>\n" for line in lines)
-    return Section("Verdicts", f"{ledger.to_html(judged)}<ul>\n{told}</ul>\n<p>{_size(evidence)}</p>\n")
-
-
-def _strong(text: str) -> str:
-    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", html.escape(text, quote=False))
+    return Section("Verdicts", f"{ledger.to_html(judged)}{bullets(lines)}<p>{_size(evidence)}</p>\n")
 
 
 def _size(evidence: Evidence) -> str:

@@ -99,10 +99,10 @@ def figure_section(title: str, image: Path, caption: str = "") -> Section:
     return Section(title, f"<figure>{picture}<figcaption>{paragraphs(caption)}</figcaption></figure>\n")
 
 
-def list_section(title: str, markdown: Sequence[str], caption: str = "") -> Section:
+def bullets(markdown: Sequence[str]) -> str:
     """Sentences of ``readme.sentences`` as a list."""
     points = "".join(f"<li>{_inline(line.removeprefix('- '))}</li>\n" for line in markdown)
-    return Section(title, f"{paragraphs(caption)}<ul>\n{points}</ul>\n")
+    return f"<ul>\n{points}</ul>\n"
 
 
 def caption(path: Path) -> str:
