@@ -13,7 +13,8 @@ from troll.experiments import BASE, Experiment, merged
 from troll.recipes import estimator_problems, missing_parts
 from troll.settings import TaskSettings, Training
 from troll.tasks import testbed
-from troll.tasks.registry import SPLITS, check_settings, get_task, task_names
+from troll.tasks.registry import check_settings, get_task, task_names
+from troll.tasks.types import SPLITS
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 GROUP = re.compile(r"^[a-z][a-z0-9_]*$")

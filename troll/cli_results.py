@@ -89,7 +89,8 @@ def claims(
     Example: troll claims workflow/config/claims.yaml --results results/testbed --out claims
     """
     from troll.analysis.check import read_evidence
-    from troll.analysis.claims import judge, read_claims, write_claims
+    from troll.analysis.claims import judge, read_claims
+    from troll.analysis.ledger import write_claims
 
     given = read_evidence(results)
     judged = judge(read_claims(ledger), given.runs, given.items)

@@ -7,7 +7,8 @@ from matplotlib.image import imread, imsave
 
 from troll.analysis.artefacts import Evidence, make_figure, make_table
 from troll.analysis.check import check_results, read_evidence, write_plan
-from troll.analysis.claims import judge, read_claims, write_claims
+from troll.analysis.claims import judge, read_claims
+from troll.analysis.ledger import write_claims
 from troll.analysis.runs import collect
 from troll.errors import UserError
 

@@ -7,8 +7,8 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.claims import Claim, Judged, judge, read_claims, write_claims
-from troll.analysis.ledger import to_html, to_markdown, to_short_markdown
+from troll.analysis.claims import Claim, Judged, judge, read_claims
+from troll.analysis.ledger import to_html, to_markdown, to_short_markdown, write_claims
 from troll.analysis.runs import Collected, read_directories
 from troll.errors import UserError
 

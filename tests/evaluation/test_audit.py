@@ -18,8 +18,8 @@ from troll.evaluation.audit_cases import (
 )
 from troll.files import write_json
 from troll.tasks.datasets.load import Loaded, load
-from troll.tasks.registry import Problem
 from troll.tasks.sandbox import sandbox_available
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import CodeVerdict
 from troll.tasks.verifiers.extraction import extract_code
 from troll.tasks.verifiers.math import judge_math

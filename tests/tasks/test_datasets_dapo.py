@@ -5,7 +5,7 @@ import pytest
 from troll.tasks.datasets import dapo
 from troll.tasks.datasets.dapo import contamination, same_text, split_dapo
 from troll.tasks.datasets.load import load
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 
 def problem(number, text, answer="1"):

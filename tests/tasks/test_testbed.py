@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troll.errors import UserError
-from troll.tasks.registry import SPLITS, check_settings, get_task
+from troll.tasks.registry import check_settings, get_task
 from troll.tasks.testbed import chains, functions
+from troll.tasks.types import SPLITS
 from troll.tasks.write import write_problems
 
 SIZES = {"chains": 200, "functions": 60}

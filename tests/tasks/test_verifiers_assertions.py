@@ -6,8 +6,8 @@ import pytest
 
 from troll.errors import UserError
 from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS
-from troll.tasks.registry import Problem
 from troll.tasks.sandbox import Limits, sandbox_available
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import code_rewards, verify_code
 
 pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")

@@ -17,7 +17,8 @@ from troll.analysis.artefacts import (
     make_figure,
     make_table,
 )
-from troll.analysis.claims import judge, read_claims, write_claims
+from troll.analysis.claims import judge, read_claims
+from troll.analysis.ledger import write_claims
 from troll.analysis.runs import ITEM_COLUMNS, RUN_COLUMNS
 from troll.errors import UserError
 from troll.files import read_json, write_json

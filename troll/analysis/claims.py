@@ -11,25 +11,21 @@ estimator) where both have runs gives a paired interval of the difference. The v
 - not run: no setting has runs of both.
 """
 
-import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from troll.analysis.provenance import DIGESTS
 from troll.analysis.runs import BASE
 from troll.analysis.statistics import Array, Interval, paired_difference
 from troll.analysis.summaries import Cell, cells, difference, per_run
 from troll.errors import UserError
-from troll.files import write_json, write_text
 from troll.seeding import derive_seed
 
 Verdict = Literal["supported", "contradicted", "inconclusive", "not run"]
@@ -236,52 +232,3 @@ def _over_seeds(
     stream = derive_seed(purpose="claim", claim=claim.id, **names)
     scores = change[:, None]
     return paired_difference(scores, np.zeros_like(scores), rng=np.random.default_rng(stream), level=level)
-
-
-def write_claims(
-    judged: Sequence[Judged], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
-) -> list[Path]:
-    """Writes ``<stem>.md`` and ``<stem>.json``; the words are those of ``troll.analysis.ledger``.
-
-    Args:
-        judged: the verdicts.
-        runs: the table of metrics behind them, for the digests of what was run.
-        inputs: files that the verdicts rest on; their SHA-256 go into the JSON file.
-        stem: path without suffix.
-    """
-    from troll.analysis.ledger import to_markdown  # it needs the types above
-
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
-    write_text(paths[0], to_markdown(judged))
-    write_json(
-        paths[1],
-        {
-            "inputs": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in inputs},
-            "digests": {
-                name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
-            },
-            "claims": [_record(one) for one in judged],
-        },
-    )
-    return paths
-
-
-def _record(one: Judged) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return one.claim.model_dump() | {
-        "verdict": one.verdict,
-        "reason": one.reason,
-        "evidence": [
-            {
-                "setting": part.setting,
-                "seeds": part.seeds,
-                "difference": number(part.interval.estimate),
-                "low": number(part.interval.low),
-                "high": number(part.interval.high),
-                "level": part.interval.level,
-            }
-            for part in one.evidence
-        ],
-    }

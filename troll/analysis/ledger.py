@@ -1,11 +1,18 @@
 """The ledger in words: verdicts as Markdown and HTML, with differences in the units a reader expects."""
 
+import hashlib
 import html
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from troll.analysis.claims import VERDICTS, Claim, Evidence, Judged
 from troll.analysis.formats import MINUS, points, significant
+from troll.analysis.provenance import DIGESTS
+from troll.files import write_json, write_text
 
 _SHARES = ("pass@", "drop", "area", "final", "peak", "mean/success", "mean/outside")
 """Metrics that are shares: their differences are told in percentage points."""
@@ -150,3 +157,50 @@ def _sentence(text: str) -> str:
 
 def _css(verdict: str) -> str:
     return verdict.replace(" ", "-")
+
+
+def write_claims(
+    judged: Sequence[Judged], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
+) -> list[Path]:
+    """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number.
+
+    Args:
+        judged: the verdicts.
+        runs: the table of metrics behind them, for the digests of what was run.
+        inputs: files that the verdicts rest on; their SHA-256 go into the JSON file.
+        stem: path without suffix.
+    """
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
+    write_text(paths[0], to_markdown(judged))
+    write_json(
+        paths[1],
+        {
+            "inputs": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in inputs},
+            "digests": {
+                name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
+            },
+            "claims": [_record(one) for one in judged],
+        },
+    )
+    return paths
+
+
+def _record(one: Judged) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return one.claim.model_dump() | {
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "evidence": [
+            {
+                "setting": part.setting,
+                "seeds": part.seeds,
+                "difference": number(part.interval.estimate),
+                "low": number(part.interval.low),
+                "high": number(part.interval.high),
+                "level": part.interval.level,
+            }
+            for part in one.evidence
+        ],
+    }

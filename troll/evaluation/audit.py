@@ -19,8 +19,8 @@ from troll.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.dapo import contamination
 from troll.tasks.datasets.load import Loaded, load
-from troll.tasks.registry import Problem
 from troll.tasks.sandbox import Limits, sandbox_available
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.math import judge_math
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 Case = Callable[[Problem], str]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.errors import UserError
-from troll.evaluation.engines import Request, Response, loading_error
+from troll.evaluation.engine_types import Request, Response, loading_error
 
 
 class VllmEngine:
@@ -43,7 +43,7 @@ class VllmEngine:
         self.context: int | None = self._model.llm_engine.model_config.max_model_len
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
-        """See `troll.evaluation.engines.Engine`."""
+        """See `troll.evaluation.engine_types.Engine`."""
         # Everything that a model's generation_config might set is set: the same distribution as
         # transformers'.
         parameters = [

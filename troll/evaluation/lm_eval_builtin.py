@@ -14,7 +14,7 @@ from troll.errors import UserError
 from troll.evaluation.lm_eval_replay import TASKS
 from troll.files import write_jsonl, write_text
 from troll.tasks.datasets.load import load
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 Columns = Callable[[Problem], dict[str, Any]]
 

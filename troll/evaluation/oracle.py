@@ -4,7 +4,7 @@ from pathlib import Path
 
 from troll.evaluation.audit_cases import code_reference, math_reference
 from troll.files import write_jsonl
-from troll.tasks.registry import Task
+from troll.tasks.types import Task
 
 
 def write_oracle(task: Task, problems: Path, out: Path) -> None:

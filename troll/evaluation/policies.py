@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from troll.errors import UserError
 from troll.files import read_jsonl
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 
 def policy_pairs(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from troll.errors import UserError
-from troll.evaluation.engines import Engine, Request, load_engine
+from troll.evaluation.engine_types import Engine, Request
+from troll.evaluation.engines import load_engine
 from troll.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.seeding import derive_seed
 from troll.tasks.prompts import encode

@@ -9,8 +9,8 @@ from typing import Any
 from troll.evaluation.audit_cases import math_answer, math_paraphrase, math_wrong
 from troll.evaluation.evalplus_check import evalplus_verdicts
 from troll.tasks.datasets.load import load
-from troll.tasks.registry import Problem
 from troll.tasks.sandbox import Limits, Program, run_batch
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.math import judge_math
 from troll.tasks.verifiers.references import no_known_references

@@ -6,7 +6,8 @@ from typing import Any
 
 from troll.files import write_jsonl
 from troll.tasks.datasets.task import whole_split
-from troll.tasks.registry import SPLITS, check_settings, get_task
+from troll.tasks.registry import check_settings, get_task
+from troll.tasks.types import SPLITS
 
 DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of its runs
 

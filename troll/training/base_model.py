@@ -22,7 +22,8 @@ from transformers import (
 from troll.files import write_json
 from troll.hub import chat_template, link, snapshot
 from troll.seeding import derive_seed
-from troll.tasks.registry import Demonstration, get_task
+from troll.tasks.registry import get_task
+from troll.tasks.types import Demonstration
 from troll.training.callbacks import ProgressCallback
 from troll.training.manifest import manifest_of
 from troll.training.outputs import fresh_directory, save_model

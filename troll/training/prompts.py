@@ -7,7 +7,7 @@ from typing import Any
 from troll.errors import UserError
 from troll.progress import say
 from troll.tasks.prompts import as_chat, encode, wants_chat
-from troll.tasks.registry import Problem, Task
+from troll.tasks.types import Problem, Task
 
 THINKING = {"enable_thinking": False}
 """What TRL hands to chat templates, so that training and evaluation read the same prompts."""

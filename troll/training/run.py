@@ -16,7 +16,8 @@ from troll.algorithms.advantages import ESTIMATORS
 from troll.errors import UserError
 from troll.files import write_json
 from troll.settings import Training, Vllm
-from troll.tasks.registry import Problem, Task, get_task
+from troll.tasks.registry import get_task
+from troll.tasks.types import Problem, Task
 from troll.training.base_model import encode
 from troll.training.callbacks import MetricsCallback, ProgressCallback
 from troll.training.checkpoints import CheckpointCallback

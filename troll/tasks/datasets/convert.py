@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from troll.errors import UserError
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.math import last_boxed
 
 Row = Mapping[str, Any]

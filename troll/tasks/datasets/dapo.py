@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from troll.seeding import derive_seed
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 HELD_OUT = 1024  # as many as the authors hold out
 # Texts that share most of their runs of so many words are one problem told twice.

@@ -15,7 +15,7 @@ from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
 from troll.tasks.datasets.dapo import split_dapo
 from troll.tasks.datasets.hub import read_hub, rows_digest
 from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mirror
-from troll.tasks.registry import Problem
+from troll.tasks.types import Problem
 
 Row = Mapping[str, Any]
 

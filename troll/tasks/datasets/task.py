@@ -9,7 +9,7 @@ from troll.errors import UserError
 from troll.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.tasks.datasets.load import load
-from troll.tasks.registry import Demonstration, Problem, Split, Task
+from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.verifiers.math import math_rewards
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from troll.seeding import derive_seed
-from troll.tasks.registry import Demonstration, Problem, Split, Task
 from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
+from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
 # Several wordings of everything: the tokenizer needs text to learn from, and the model something to read.

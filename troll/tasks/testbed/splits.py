@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from troll.errors import UserError
 from troll.seeding import derive_seed
-from troll.tasks.registry import Split
+from troll.tasks.types import Split
 
 Item = TypeVar("Item")
 

@@ -1,0 +1,90 @@
+"""The one form that every task, problem and demonstration takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from troll.errors import UserError
+from troll.files import read_jsonl
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        task_id: unique name, ``<task>/<split>/<number>``.
+        prompt: exactly what the model reads.
+        answer: reference answer of a mathematics problem, canonical solution of a code problem.
+        level: difficulty; what it counts is the task's own matter.
+        record: the source record, in the form that the task's grader wants.
+    """
+
+    task_id: str
+    prompt: str
+    answer: str
+    level: int = 0
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_row(self) -> dict[str, Any]:
+        """The problem as one line of a JSON-lines file."""
+        return {**self.record, "task_id": self.task_id, "prompt": self.prompt, "level": self.level}
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt with a completion to imitate, right or wrong."""
+
+    prompt: str
+    completion: str
+
+
+Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
+"""Maps problems and completions (equal length) to rewards, 1.0 for right and 0.0 for wrong."""
+
+
+@dataclass(frozen=True)
+class Task:
+    r"""A task: its problems, its grader, and (testbed only) flawed demonstrations.
+
+    Attributes:
+        name: the name used in experiment files.
+        summary: one line for people.
+        kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox).
+        answer_key: the field of a record that holds the reference answer.
+        defaults: settings of the generator with their defaults.
+        generate: (split, count, seed, settings) to problems; splits never overlap.
+        demonstrate: (count, seed, settings) to demonstrations on train problems.
+        reward: the verifier used in training.
+    """
+
+    name: str
+    summary: str
+    kind: Literal["math", "code"]
+    answer_key: str
+    defaults: Mapping[str, Any]
+    generate: Callable[[Split, int, int, Mapping[str, Any]], list[Problem]]
+    demonstrate: Callable[[int, int, Mapping[str, Any]], list[Demonstration]]
+    reward: Reward
+
+    def load(self, path: Path) -> list[Problem]:
+        """Reads problems that `Problem.as_row` wrote.
+
+        Raises:
+            UserError: the file is missing, or a line lacks a field.
+        """
+        problems = []
+        for number, row in enumerate(read_jsonl(path), start=1):
+            missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]
+            if missing:
+                raise UserError(f"{path}:{number}: no field {missing[0]!r} in a problem of task {self.name}")
+            problems.append(
+                Problem(row["task_id"], row["prompt"], row[self.answer_key], int(row.get("level", 0)), row)
+            )
+        if not problems:
+            raise UserError(f"{path}: holds no problems")
+        return problems
