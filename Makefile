@@ -53,10 +53,10 @@ docs: env ## write what is generated from the code: the JSON schema, docs/config
 	@for file in workflow/schemas/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
 
 check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
-	@for directory in results/*/; do "$(BIN)/troll" check-results "$$directory" --ledger workflow/config/claims.yaml; done
+	@for plan in results/*/plan.json; do "$(BIN)/troll" check-results "$$(dirname "$$plan")" --ledger workflow/config/claims.yaml; done
 
 lint: env ## linters and type checker only
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint
 
-clean: ## remove the environment and untracked results
-	rm -rf "$(VENV)" .snakemake results/*/runs results/*/base results/*/data
+clean: ## remove the environments and untracked results
+	rm -rf "$(VENV)" .venv-vllm .snakemake results/*/{runs,base,data,logs,benchmarks,report.html,page.html,runs.csv.gz} results/*/public/*/
