@@ -1,6 +1,8 @@
 """TensorBoard and its like repeat metrics.jsonl, and change nothing of it."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import accelerate.tracking
@@ -51,6 +53,9 @@ def test_a_run_is_the_same_with_tensorboard_which_shows_every_metric(make, tmp_p
     shown = events(tmp_path / "True")
     assert {"loss", "success", "kl_to_old", "time/wall_s"} <= set(shown)
     assert shown == expected(tmp_path / "True")
+    command = [sys.executable, "-m", "tensorboard.main", "--inspect", "--logdir", tmp_path / "True"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0 and "kl_to_old" in told.stdout, told.stderr
 
 
 def test_an_interrupted_run_shows_every_step_once(tmp_path):
