@@ -10,9 +10,9 @@ say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 command -v "$python" >/dev/null 2>&1 ||
-    die "$python is not there; Python 3.11 or newer is needed, name it: make env PYTHON=python3.12"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-    die "Python 3.11 or newer is needed, and $python is $("$python" --version 2>&1); name another: make env PYTHON=python3.12"
+    die "$python is not there; Python 3.11 to 3.13 is needed, name it: make env PYTHON=python3.12"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
+    die "Python 3.11 to 3.13 is needed, and $python is $("$python" --version 2>&1); name another: make env PYTHON=python3.12"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$python has no venv module; on Debian: sudo apt-get install python3-venv"
 
