@@ -81,7 +81,7 @@ def environment(with_vllm):
     """
     if not with_vllm:
         return "../../envs/train.yaml", "troll"
-    beside = Path(VLLM_ENVIRONMENT, "bin", "troll").absolute()
+    beside = Path(VLLM_ENVIRONMENT, "bin", "troll")
     own = beside.exists() and not workflow.deployment_settings.deployment_method
     return "../../envs/vllm.yaml", quote(str(beside)) if own else "troll"
 

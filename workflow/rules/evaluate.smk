@@ -30,10 +30,11 @@ rule sample:
         max_tokens=max_tokens_of,
         seed=sample_seed,
         engine=engine_options(),
+        troll=SAMPLING_TROLL,
     message:
         "sample {wildcards.place}"
     shell:
-        "{SAMPLING_TROLL} --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
+        "{params.troll} --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
         " --task {params.task:q} --samples {params.samples} --temperature {params.temperature}"
         " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} {params.engine:q}"
         " --out {output:q}"

@@ -47,10 +47,11 @@ rule sample_suites:
         max_tokens=max_tokens_of,
         seed=sample_seed,
         engine=engine_options(),
+        troll=SAMPLING_TROLL,
     message:
         "sample further data sets, {wildcards.place}"
     shell:
-        "{SAMPLING_TROLL} --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        "{params.troll} --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
         " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
         " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q}"
 

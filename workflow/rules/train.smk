@@ -47,10 +47,11 @@ rule train:
         runtime=lambda wildcards: 1440 if EXPERIMENT.models[wildcards.model].hub else 30,
         on_limit="exit",
     params:
+        troll=TRAINING_TROLL,
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),
     message:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
-        "exec {TRAINING_TROLL} --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
+        "exec {params.troll} --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
         " --on-limit {resources.on_limit}"
