@@ -1,4 +1,4 @@
-"""Every model family of the paper's matrix, as a tiny random model: trained, saved, loaded and sampled."""
+"""Every model family of the paper's matrix, as a tiny random model: trained, saved, loaded, sampled, graded."""
 
 import pytest
 import torch
@@ -13,6 +13,11 @@ from transformers import (
 )
 from two_processes import trainer
 
+from troll.evaluation.grading import grade
+from troll.evaluation.sampling import sample
+from troll.files import read_json, read_jsonl, write_jsonl
+from troll.tasks.prompts import encode
+from troll.tasks.registry import get_task
 from troll.training.outputs import save_model
 from troll.training.prompts import completion_text
 from troll.training.tokenizer import load_tokenizer
@@ -66,7 +71,30 @@ def log_probs(model, ids):
         return model.eval()(input_ids=ids).logits.log_softmax(-1)
 
 
-def test_a_family_trains_and_is_the_same_when_it_is_loaded_again(family, tmp_path):
+def check_samples_and_grades(model, checkpoint, tokenizer, data, out):
+    """Our sampler, which reads the checkpoint and pads, gives the trained model's own greedy texts."""
+    problems = get_task("chains").load(data / "test.jsonl")
+    out.mkdir()
+    sample(
+        checkpoint, problems, samples_per_problem=1, max_new_tokens=6, temperature=0, batch_size=3, out=out / "s"
+    )
+    rows = list(read_jsonl(out / "s"))
+    for problem, row in zip(problems, rows, strict=True):
+        ids = torch.tensor(encode(tokenizer, [problem.prompt]))
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
+        text = tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True)
+        assert (row["task_id"], row["completion"]) == (problem.task_id, text)
+    # A random model knows no answer: one is told.
+    rows[2]["completion"] = f"\\boxed{{{problems[2].answer}}}"
+    write_jsonl(out / "s", rows)
+    grade("chains", out / "s", data / "test.jsonl", out / "grades.json")
+    grades = read_json(out / "grades.json")
+    right = [problem.task_id for problem in problems if grades["problems"][problem.task_id]["passed"] == [True]]
+    assert right == [problems[2].task_id]
+    assert grades["metrics"]["pass@1"] == pytest.approx(1 / len(problems))
+
+
+def test_a_family_trains_and_is_the_same_when_it_is_loaded_again(family, run_data, tmp_path):
     config = {
         "per_device_train_batch_size": 8,
         "steps_per_generation": 1,
@@ -93,8 +121,9 @@ def test_a_family_trains_and_is_the_same_when_it_is_loaded_again(family, tmp_pat
         assert type(again) is type(trained.model)
         ids = torch.arange(5, 25).view(2, 10)
         torch.testing.assert_close(log_probs(again, ids), log_probs(trained.model, ids), rtol=0, atol=0)
-        sampled = again.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=4)
-        assert sampled.shape[0] == 2 and 11 <= sampled.shape[1] <= 14
+        check_samples_and_grades(
+            trained.model, tmp_path / rule / "checkpoint", tokenizer, run_data, tmp_path / rule / "graded"
+        )
     assert all(change.norm() > 0 for change in moved.values())
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from two_processes import ALIKE, train_alike
 
-from troll.errors import UserError
+from troll.errors import Stopped, UserError
 from troll.launch import CONFIGS, launch_command, numbers_of_gpus
 
 HERE = Path(__file__).parent
@@ -22,7 +24,7 @@ HERE = Path(__file__).parent
 def two(tiny_base, run_data, repository, tmp_path_factory):
     """What two processes ended with, by method, and where."""
     out = tmp_path_factory.mktemp("two")
-    run_cases.write_run(repository, out / "run", gpus=2, rollout_batches=2, checkpoint_every=1)
+    run_cases.write_run(repository, out / "run", gpus=2, rollout_batches=6, checkpoint_every=1)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "HF_HUB_OFFLINE": "1"}
     command += [str(HERE / "two_processes.py"), str(tiny_base), str(out), str(run_data)]
@@ -95,10 +97,35 @@ def test_a_sharded_model_gives_learns_and_saves_what_a_whole_one_does(two, part)
 def test_a_whole_run_of_two_processes_is_written_once(two):
     out = two[1] / "run"
     rows = run_cases.metrics(out)
-    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["step"] for row in rows] == list(range(1, 25))
     assert rows[4]["generated_samples"] == 2 * 16
-    assert json.loads((out / "manifest.json").read_text())["certificate"]["steps"] == 8
+    assert json.loads((out / "manifest.json").read_text())["certificate"]["steps"] == 24
     assert (out / "checkpoint/model.safetensors").exists() and not (out / "trainer").exists()
+
+
+@pytest.mark.slow
+def test_a_launched_run_is_warned_saves_and_goes_on(two, run_data, tiny_base, tmp_path):
+    left_alone, out = two[1] / "run", tmp_path / "run"
+    out.mkdir()
+    (out / "run.yaml").write_bytes((left_alone / "run.yaml").read_bytes())
+    command = run_cases.command(out, tiny_base, run_data)
+    settings = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "stderr": subprocess.PIPE, "text": True}
+    launched = subprocess.Popen(command, **settings)
+    deadline = time.monotonic() + 200
+    while launched.poll() is None and not (out / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    launched.send_signal(signal.SIGUSR1)
+    said = launched.communicate(timeout=200)[1]
+    assert launched.returncode == Stopped.status, said
+    assert "2 processes: stopped by SIGUSR1; the same command goes on" in said and "Traceback" not in said
+    assert 0 < len(run_cases.metrics(out)) < 24 and not (out / "manifest.json").exists()
+
+    again = subprocess.run(command, timeout=280, **settings)
+    assert again.returncode == 0, again.stderr
+    assert (out / "manifest.json").exists()
+    assert run_cases.metrics(out) == run_cases.metrics(left_alone)
+    assert run_cases.weights(out) == run_cases.weights(left_alone)
 
 
 def test_every_configuration_is_one_that_accelerate_understands():
