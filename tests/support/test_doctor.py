@@ -1,6 +1,7 @@
 """`troll doctor`: what is missing, why it matters to this experiment, and the fix; never a false alarm."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from urllib.error import URLError
@@ -27,10 +28,6 @@ def named(findings, name):
     return next(finding for finding in findings if finding.name == name)
 
 
-def without_sandbox(monkeypatch):
-    monkeypatch.setattr("troll.tasks.sandbox.sandbox_available", lambda: (False, "bwrap: not found"))
-
-
 def test_needs_are_those_of_the_experiment(experiment):
     needs = needs_of(experiment)
     assert (needs.code, needs.math, needs.public) == (("functions",), ("chains",), ())
@@ -54,14 +51,24 @@ def test_everything_needed_is_here(experiment, tmp_path):
 
 
 def test_without_a_sandbox_code_is_skipped_or_the_experiment_cannot_run(data, tmp_path, monkeypatch):
-    without_sandbox(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
     both = named(examine(parse_experiment(data, "x"), tmp_path, ask_hub=False), "bubblewrap")
-    assert (both.state, both.found) == ("note", "bwrap: not found; functions will be skipped")
+    assert (both.state, both.found) == ("note", "not installed; functions will be skipped")
     assert "apt-get install bubblewrap" in both.fix
     del data["tasks"]["chains"]
     only = list(examine(parse_experiment(data, "x"), tmp_path, ask_hub=False))
     assert named(only, "bubblewrap").state == "missing"
     assert show(only, "reduced")[-1] == "experiment reduced cannot run here yet: bubblewrap"
+
+
+def test_a_sandbox_that_the_kernel_refuses_is_not_to_be_installed_again(experiment, tmp_path, monkeypatch):
+    refusal = "bwrap: setting up uid map: Permission denied"
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{refusal}' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = named(examine(experiment, tmp_path, ask_hub=False), "bubblewrap")
+    assert found.state == "note" and refusal in found.found
+    assert "install" not in found.fix and "docs/troubleshooting.md" in found.fix
 
 
 def test_a_wrong_package_is_named_with_the_version_that_is_needed(monkeypatch):

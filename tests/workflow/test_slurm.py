@@ -61,11 +61,10 @@ def cluster():
     shutil.rmtree(directory)
 
 
-@pytest.fixture
-def checkout(repository, tmp_path):
+@pytest.fixture(scope="module")
+def checkout(repository, tmp_path_factory):
     """A copy of the workflow whose profile warns late and has a partition that others may preempt."""
-    directory = tmp_path / "checkout"
-    directory.mkdir()
+    directory = tmp_path_factory.mktemp("checkout")
     shutil.copy(repository / "Snakefile", directory)
     for name in ("workflow", "envs", "tests/workflow"):
         shutil.copytree(repository / name, directory / name)
@@ -187,25 +186,29 @@ def reference_runs(root, environment):
     return subprocess.Popen([*map(str, command), *map(str, places)], env=environment)
 
 
-def test_disturbed_jobs_end_as_undisturbed_ones(checkout, cluster):
-    root = checkout / "results/slurm"
-    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "workflow/profiles/slurm"]
-    command += [
-        "--configfile",
-        "tests/workflow/slurm.yaml",
-        "--",
-        f"{root.relative_to(checkout)}/runs.parquet",
-    ]
+@pytest.fixture(scope="module")
+def disturbed(checkout, cluster):
+    """The cluster's jobs after the whole workflow, in which runs were disturbed; the first job of each of them."""
+    jobs = Jobs(cluster, checkout / "results/slurm")
     with (checkout / "said").open("w") as said:
-        workflow = subprocess.Popen(command, cwd=checkout, env=cluster, stdout=said, stderr=said)
-    jobs = Jobs(cluster, root)
+        workflow = subprocess.Popen(workflow_command("all"), cwd=checkout, env=cluster, stdout=said, stderr=said)
     try:
         first = watch(workflow, jobs, cluster)
         said = (checkout / "said").read_text()
         assert workflow.wait(600) == 0, said[-6000:]
     finally:
         workflow.kill()
+    return jobs, first
 
+
+def workflow_command(target, *options):
+    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "workflow/profiles/slurm"]
+    return [*command, "--configfile", "tests/workflow/slurm.yaml", *options, "--", target]
+
+
+def test_disturbed_jobs_end_as_undisturbed_ones(disturbed):
+    jobs, first = disturbed
+    root = jobs.root
     metrics = {}
     for name, run in RUNS.items():
         left_alone, disturbed = root / "references" / run, root / "runs" / run
@@ -228,6 +231,23 @@ def test_disturbed_jobs_end_as_undisturbed_ones(checkout, cluster):
     assert {"base_model", "train", "sample", "grade"} <= rules, comments
     runs = pd.read_parquet(root / "runs.parquet")
     assert set(runs["run_id"]) >= set(RUNS.values())
+    assert {"claims.md", "page.html", "report.html"} <= {path.name for path in root.iterdir()}
+
+
+def test_jobs_of_a_rule_are_one_array_where_asked(disturbed, checkout, cluster):
+    jobs, _ = disturbed
+    before = {path: path.read_bytes() for path in jobs.root.rglob("grades.json")}
+    written = {path: path.stat().st_mtime_ns for path in before}
+    assert len(before) == len(RUNS) + 1
+    target = str(jobs.root.relative_to(checkout) / "runs.parquet")
+    command = workflow_command(target, "--slurm-array-jobs", "grade", "--forcerun", "grade")
+    again = subprocess.run(command, cwd=checkout, env=cluster, capture_output=True, text=True, timeout=400)
+    assert again.returncode == 0, again.stderr[-6000:]
+    rows = [line.split("|") for line in jobs.ask("squeue", "-h", "-r", "-t", "all", "-o", "%F|%K").splitlines()]
+    arrays = {job: {task for other, task in rows if other == job} for job, task in rows if task != "N/A"}
+    assert [len(tasks) for tasks in arrays.values()] == [len(before)], rows
+    assert all(path.stat().st_mtime_ns > written[path] for path in before)
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def run_metrics(out):

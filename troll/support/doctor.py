@@ -189,12 +189,15 @@ def _vllm(needs: Needs) -> Finding:
 
 
 def _sandbox(needs: Needs) -> Finding:
+    from troll.tasks.bubblewrap import INSTALL_LINE, bubblewrap_program
     from troll.tasks.sandbox import sandbox_available
 
     available, reason = sandbox_available()
     if available:
         return Finding("bubblewrap", "ok", "runs programs")
-    fix = "sudo apt-get install bubblewrap (or dnf, pacman); needs Linux"
+    fix = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
+    if bubblewrap_program() is None:
+        reason, fix = "not installed", INSTALL_LINE
     if needs.code and not needs.math:
         return Finding("bubblewrap", "missing", f"{reason}; {', '.join(needs.code)} cannot be graded", fix)
     effect = f"; {', '.join(needs.code)} will be skipped" if needs.code else ""

@@ -13,13 +13,18 @@ from typing import Any
 
 from troll.errors import UserError
 
-INSTALL_LINE = "apt-get install -y bubblewrap"
+INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux"
 _INSIDE = ("sandbox_runner.py", "plain_data.py", "syscall_filter.py")
 _START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once
 
 
 class LostError(Exception):
     """The runner inside the sandbox is gone or does not answer."""
+
+
+def bubblewrap_program() -> str | None:
+    """Where bubblewrap is; None if it is not installed, or this is not Linux."""
+    return shutil.which("bwrap") if sys.platform.startswith("linux") else None
 
 
 def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) -> list[str]:
@@ -32,10 +37,10 @@ def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) ->
     Raises:
         UserError: not Linux, or bubblewrap is not installed.
     """
-    program = shutil.which("bwrap")
-    if program is None or not sys.platform.startswith("linux"):
+    program = bubblewrap_program()
+    if program is None:
         raise UserError(
-            f"bwrap: not found, and model-written code is run in no other way; install it: {INSTALL_LINE}"
+            f"bwrap: not found, and model-written code runs in no other way; install it: {INSTALL_LINE}"
         )
     command = [
         program,
