@@ -12,6 +12,7 @@ import yaml
 from troll.experiments import parse_experiment, read_experiment
 from troll.support import doctor
 from troll.support.doctor import Finding, Needs, examine, needs_of, show
+from troll.tasks.sandbox import sandbox_available
 
 
 @pytest.fixture
@@ -22,6 +23,14 @@ def data(repository):
 @pytest.fixture
 def experiment(data):
     return parse_experiment(data, "x")
+
+
+@pytest.fixture
+def asked_anew():
+    """Whether the sandbox works is asked once in a process: here again, and after this test."""
+    sandbox_available.cache_clear()
+    yield
+    sandbox_available.cache_clear()
 
 
 def named(findings, name):
@@ -50,6 +59,7 @@ def test_everything_needed_is_here(experiment, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_without_a_sandbox_code_is_skipped_or_the_experiment_cannot_run(data, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     both = named(examine(parse_experiment(data, "x"), tmp_path, ask_hub=False), "bubblewrap")
@@ -61,6 +71,7 @@ def test_without_a_sandbox_code_is_skipped_or_the_experiment_cannot_run(data, tm
     assert show(only, "reduced")[-1] == "experiment reduced cannot run here yet: bubblewrap"
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_a_sandbox_that_the_kernel_refuses_is_not_to_be_installed_again(experiment, tmp_path, monkeypatch):
     refusal = "bwrap: setting up uid map: Permission denied"
     (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{refusal}' >&2\nexit 1\n")

@@ -1,4 +1,4 @@
-"""Every model family of the paper's matrix, as a tiny random model: trained, saved, loaded, sampled, graded."""
+"""Every model family of the paper, as a tiny random model: trained, saved, loaded, sampled and graded."""
 
 import pytest
 import torch
@@ -76,7 +76,13 @@ def check_samples_and_grades(model, checkpoint, tokenizer, data, out):
     problems = get_task("chains").load(data / "test.jsonl")
     out.mkdir()
     sample(
-        checkpoint, problems, samples_per_problem=1, max_new_tokens=6, temperature=0, batch_size=3, out=out / "s"
+        checkpoint,
+        problems,
+        samples_per_problem=1,
+        max_new_tokens=6,
+        temperature=0,
+        batch_size=3,
+        out=out / "s",
     )
     rows = list(read_jsonl(out / "s"))
     for problem, row in zip(problems, rows, strict=True):
@@ -89,7 +95,9 @@ def check_samples_and_grades(model, checkpoint, tokenizer, data, out):
     write_jsonl(out / "s", rows)
     grade("chains", out / "s", data / "test.jsonl", out / "grades.json")
     grades = read_json(out / "grades.json")
-    right = [problem.task_id for problem in problems if grades["problems"][problem.task_id]["passed"] == [True]]
+    right = [
+        problem.task_id for problem in problems if grades["problems"][problem.task_id]["passed"] == [True]
+    ]
     assert right == [problems[2].task_id]
     assert grades["metrics"]["pass@1"] == pytest.approx(1 / len(problems))
 

@@ -188,10 +188,12 @@ def reference_runs(root, environment):
 
 @pytest.fixture(scope="module")
 def disturbed(checkout, cluster):
-    """The cluster's jobs after the whole workflow, in which runs were disturbed; the first job of each of them."""
+    """The jobs of a whole workflow in which runs were disturbed, and the first job of each of these."""
     jobs = Jobs(cluster, checkout / "results/slurm")
     with (checkout / "said").open("w") as said:
-        workflow = subprocess.Popen(workflow_command("all"), cwd=checkout, env=cluster, stdout=said, stderr=said)
+        workflow = subprocess.Popen(
+            workflow_command("all"), cwd=checkout, env=cluster, stdout=said, stderr=said
+        )
     try:
         first = watch(workflow, jobs, cluster)
         said = (checkout / "said").read_text()
@@ -243,7 +245,8 @@ def test_jobs_of_a_rule_are_one_array_where_asked(disturbed, checkout, cluster):
     command = workflow_command(target, "--slurm-array-jobs", "grade", "--forcerun", "grade")
     again = subprocess.run(command, cwd=checkout, env=cluster, capture_output=True, text=True, timeout=400)
     assert again.returncode == 0, again.stderr[-6000:]
-    rows = [line.split("|") for line in jobs.ask("squeue", "-h", "-r", "-t", "all", "-o", "%F|%K").splitlines()]
+    listed = jobs.ask("squeue", "-h", "-r", "-t", "all", "-o", "%F|%K")
+    rows = [line.split("|") for line in listed.splitlines()]
     arrays = {job: {task for other, task in rows if other == job} for job, task in rows if task != "N/A"}
     assert [len(tasks) for tasks in arrays.values()] == [len(before)], rows
     assert all(path.stat().st_mtime_ns > written[path] for path in before)
