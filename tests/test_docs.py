@@ -14,7 +14,7 @@ import yaml
 
 from troll import __version__
 from troll.cli import app
-from troll.experiments import parse_experiment
+from troll.experiment_files import parse_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from troll.errors import UserError
-from troll.experiments import load_experiment, parse_experiment, read_run_file, resolve, write_run_file
+from troll.experiment_files import load_experiment, parse_experiment, read_run_file, write_run_file
+from troll.experiments import resolve
 from troll.seeding import derive_seed
 
 TESTBED = "workflow/config/testbed.yaml"

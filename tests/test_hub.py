@@ -8,7 +8,7 @@ from huggingface_hub.errors import GatedRepoError
 
 from troll import hub, pins
 from troll.errors import UserError
-from troll.experiments import parse_experiment
+from troll.experiment_files import parse_experiment
 from troll.fetch import fetch, needed_data, needed_models
 from troll.tasks.datasets import hub as data_hub
 from troll.tasks.datasets import load

@@ -9,7 +9,8 @@ from troll.analysis.claims import read_claims
 from troll.analysis.published import SECTIONS
 from troll.analysis.summaries import Cell
 from troll.budget import budget_lines, cost_of, gpu_hours, step_seconds
-from troll.experiments import load_experiment, parse_experiment, resolve
+from troll.experiment_files import load_experiment, parse_experiment
+from troll.experiments import resolve
 from troll.tasks.datasets.catalogue import MATH_EVAL
 
 FILE = "workflow/config/paper.yaml"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from troll.experiments import load_experiment
+from troll.experiment_files import load_experiment
 from troll.tasks.registry import check_settings, get_task
 from troll.training.tokenizer import train_tokenizer
 

@@ -102,7 +102,7 @@ def configure(config: Config, out: Out) -> None:
 
     Example: troll configure --config '{"run_id": ...}' --out run.yaml
     """
-    from troll.experiments import write_run_file
+    from troll.experiment_files import write_run_file
 
     write_run_file(out, json_object("--config", config))
 

@@ -23,7 +23,7 @@ def fetch(
 
     Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
     """
-    from troll.experiments import load_experiment
+    from troll.experiment_files import load_experiment
     from troll.fetch import fetch as download
 
     download(load_experiment(config), only or [])
@@ -37,7 +37,7 @@ def budget(file: File) -> None:
     Example: troll budget workflow/config/paper.yaml
     """
     from troll.budget import budget_lines
-    from troll.experiments import load_experiment
+    from troll.experiment_files import load_experiment
 
     typer.echo("\n".join(budget_lines(load_experiment(file))))
 

@@ -25,7 +25,7 @@ def check(
 
     Example: troll check workflow/config/testbed.yaml
     """
-    from troll.experiments import load_experiment
+    from troll.experiment_files import load_experiment
     from troll.support.plan import plan
 
     checked = load_experiment(experiment)
@@ -55,7 +55,7 @@ def status(
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
-    from troll.experiments import read_experiment
+    from troll.experiment_files import read_experiment
     from troll.support.status import show, status_of
 
     given = read_experiment(experiment)
@@ -90,7 +90,7 @@ def doctor(
 
     Example: troll doctor workflow/config/testbed.yaml
     """
-    from troll.experiments import load_experiment
+    from troll.experiment_files import load_experiment
     from troll.support.doctor import examine, show
 
     given = load_experiment(experiment) if experiment is not None else None

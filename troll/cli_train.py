@@ -38,7 +38,7 @@ def train(
 
     hold_signals()  # before the libraries start their threads
 
-    from troll.experiments import read_run_file
+    from troll.experiment_files import read_run_file
     from troll.failures import explained
 
     config = read_run_file(run)

@@ -9,7 +9,7 @@ from urllib.error import URLError
 import pytest
 import yaml
 
-from troll.experiments import parse_experiment, read_experiment
+from troll.experiment_files import parse_experiment, read_experiment
 from troll.support import doctor
 from troll.support.doctor import Finding, Needs, examine, needs_of, show
 from troll.tasks.sandbox import sandbox_available

@@ -5,7 +5,8 @@ import json
 import pytest
 import yaml
 
-from troll.experiments import parse_experiment, resolve
+from troll.experiment_files import parse_experiment
+from troll.experiments import resolve
 from troll.support.plan import earlier_runs, estimate, plan, processor
 
 

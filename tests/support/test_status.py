@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from troll.errors import UserError
-from troll.experiments import parse_experiment, read_experiment
+from troll.experiment_files import parse_experiment, read_experiment
 from troll.files import only_writer
 from troll.support.status import RunStatus, is_held, show, status_of
 

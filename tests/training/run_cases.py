@@ -5,7 +5,8 @@ import sys
 
 import yaml
 
-from troll.experiments import parse_experiment, resolve, write_run_file
+from troll.experiment_files import parse_experiment, write_run_file
+from troll.experiments import resolve
 
 # PPO-max with all its parts: critic, KL in the reward with a coefficient that adapts, running moments, ptx.
 PPO_MAX = {

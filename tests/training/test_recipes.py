@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from troll.errors import UserError
-from troll.experiments import parse_experiment, resolve
+from troll.experiment_files import parse_experiment
+from troll.experiments import resolve
 
 GAE = {"rule": "gae", "training": {"critic": {}}}
 

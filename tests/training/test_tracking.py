@@ -80,7 +80,8 @@ def test_an_interrupted_run_shows_every_step_once(tmp_path):
 def test_the_identity_of_a_run_does_not_know_its_tracker(repository):
     import yaml
 
-    from troll.experiments import parse_experiment, resolve
+    from troll.experiment_files import parse_experiment
+    from troll.experiments import resolve
 
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     plain, tracked = (parse_experiment(data | extra, "x") for extra in ({}, {"tracking": "wandb"}))

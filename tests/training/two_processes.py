@@ -13,7 +13,7 @@ from trainer_cases import PROMPTS, digits
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
-from troll.experiments import read_run_file
+from troll.experiment_files import read_run_file
 from troll.seeding import derive_seed
 from troll.settings import Critic, DynamicSampling, Overlong, Regulariser
 from troll.training.prompts import completion_text, prompt_of

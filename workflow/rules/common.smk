@@ -8,7 +8,8 @@ from pathlib import Path
 from shlex import quote
 
 from troll.errors import UserError
-from troll.experiments import BASE, parse_experiment, resolve, resolve_base
+from troll.experiment_files import parse_experiment
+from troll.experiments import BASE, resolve, resolve_base
 from troll.support.doctor import VLLM_ENVIRONMENT
 from troll.tasks import testbed
 
