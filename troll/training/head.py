@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers.utils import ModelOutput
 
 from troll.algorithms.lm_head import lm_head
+from troll.errors import UserError
 
 
 @dataclass
@@ -67,9 +68,19 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
     ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
 
     Args:
-        model: a transformers causal language model, before any wrapping (PEFT, DDP, FSDP).
+        model: a transformers causal language model, before any wrapping (DDP, FSDP); adapters of PEFT in its
+            backbone are used.
         temperature: what logits are divided by, as in sampling.
+
+    Raises:
+        UserError: an adapter of PEFT sits on the head, whose own weight is read here.
     """
+    head = model.get_output_embeddings()
+    if hasattr(head, "base_layer") or hasattr(head, "modules_to_save"):
+        raise UserError(
+            "peft_config puts an adapter on the language-model head, which the sparse head does not see; "
+            "leave lm_head, and embeddings tied to it, out of target_modules and modules_to_save"
+        )
     original_forward = model.forward
     config = model.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)

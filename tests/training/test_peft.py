@@ -1,0 +1,67 @@
+"""Adapters of PEFT: the policy that learns is the adapted one, and the head stays the model's own."""
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig
+from trainer_cases import SeededGRPOTrainer
+
+from troll.errors import UserError
+from troll.settings import Critic
+from troll.training.trainer import TrustRegionTrainer
+
+pytestmark = pytest.mark.slow
+
+
+def lora(**settings):
+    return LoraConfig(r=4, task_type="CAUSAL_LM", **{"target_modules": "all-linear"} | settings)
+
+
+def adapters(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def test_an_adapter_learns_what_it_learns_with_trl(make):
+    trained = []
+    for kind, rule in ((SeededGRPOTrainer, {}), (TrustRegionTrainer, {"trust_region": "clip"})):
+        torch.manual_seed(0)  # the adapter starts at random
+        trainer = make(kind, steps=12, config={"learning_rate": 1e-2}, peft_config=lora(), **rule)
+        before = adapters(trainer)
+        trainer.train()
+        trained.append(adapters(trainer))
+        assert all("lora" in name for name in before)
+        assert max((trained[-1][name] - before[name]).abs().max() for name in before) > 1e-2
+    theirs, ours = trained
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"trust_region": "troll"},
+        {"trust_region": "troll", "tail": "constant"},
+        {"trust_region": "troll", "estimator": "gae", "critic": Critic(learning_rate=1e-3)},
+    ],
+    ids=["pooled", "constant", "critic"],
+)
+def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
+    config = {"learning_rate": 1e-2, "num_iterations": 2}
+    trainer = make(TrustRegionTrainer, steps=8, config=config, peft_config=lora(), **method)
+    base = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert max(row["kl_to_old"] for row in rows) > 1e-4
+    assert trainer.certificate.summary()["worst_kl_violation"] <= 1e-5
+    assert all(torch.equal(p, base[name]) for name, p in trainer.model.named_parameters() if name in base)
+
+    trainer.save_model(tmp_path / "adapter")
+    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+    ids = torch.arange(5, 25).view(2, 10)
+    found, expected = (model.eval()(input_ids=ids).logits for model in (again, trainer.model))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [{"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_on_the_head_is_refused(make, place):
+    with pytest.raises(UserError, match="peft_config puts an adapter on the language-model head"):
+        make(TrustRegionTrainer, peft_config=lora(**place), trust_region="troll")
