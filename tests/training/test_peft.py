@@ -45,14 +45,23 @@ def test_an_adapter_learns_what_it_learns_with_trl(make):
     ids=["pooled", "constant", "critic"],
 )
 def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
-    config = {"learning_rate": 1e-2, "num_iterations": 2}
+    config = {"learning_rate": 1e-2, "num_iterations": 2, "save_strategy": "steps", "save_steps": 4}
     trainer = make(TrustRegionTrainer, steps=8, config=config, peft_config=lora(), **method)
     base = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
+    critic = getattr(trainer.critic, "model", None)
+    start = {name: p.detach().clone() for name, p in critic.named_parameters()} if critic else {}
     trainer.train()
     rows = [row for row in trainer.state.log_history if "loss" in row]
     assert max(row["kl_to_old"] for row in rows) > 1e-4
     assert trainer.certificate.summary()["worst_kl_violation"] <= 1e-5
     assert all(torch.equal(p, base[name]) for name, p in trainer.model.named_parameters() if name in base)
+
+    learnt = (
+        {name for name, p in critic.named_parameters() if not torch.equal(p, start[name])}
+        if critic
+        else set()
+    )
+    assert all("lora" in name or name.startswith("head.") for name in learnt) and bool(learnt) == bool(critic)
 
     trainer.save_model(tmp_path / "adapter")
     again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
@@ -61,7 +70,11 @@ def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("place", [{"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}])
+@pytest.mark.parametrize(
+    "place", [{"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}]
+)
 def test_an_adapter_on_the_head_is_refused(make, place):
-    with pytest.raises(UserError, match="peft_config puts an adapter on the language-model head"):
+    with pytest.raises(
+        (UserError, ValueError), match=r"adapter to `lm_head`|copy of the language-model head"
+    ):
         make(TrustRegionTrainer, peft_config=lora(**place), trust_region="troll")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -29,12 +30,16 @@ class ValueModel(nn.Module):
     """A transformers backbone, without its language-model head, and a scalar head.
 
     Args:
-        policy: a transformers causal language model; its backbone is copied.
+        policy: a transformers causal language model; its backbone is copied. Of one with adapters of PEFT the
+            copy has adapters of its own, and they alone learn.
     """
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(policy.base_model).requires_grad_(True)
+        if is_peft_model(policy):
+            self.backbone = copy.deepcopy(policy.get_base_model().base_model)
+        else:
+            self.backbone = copy.deepcopy(policy.base_model).requires_grad_(True)
         weight = policy.get_output_embeddings().weight
         self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
         self.head.to(device=weight.device, dtype=weight.dtype)
@@ -136,7 +141,8 @@ class Critic:
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
-        return torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=decay)
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(learning, lr=rate, weight_decay=decay)
 
     def _forward(self, inputs: Mapping[str, Tensor], rows: slice) -> Tensor:
         with self._accelerator.autocast():

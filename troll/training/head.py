@@ -73,13 +73,11 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
         temperature: what logits are divided by, as in sampling.
 
     Raises:
-        UserError: an adapter of PEFT sits on the head, whose own weight is read here.
+        UserError: PEFT trains a copy of the head, which would not be seen here. TRL refuses adapters on it.
     """
-    head = model.get_output_embeddings()
-    if hasattr(head, "base_layer") or hasattr(head, "modules_to_save"):
+    if hasattr(model.get_output_embeddings(), "modules_to_save"):
         raise UserError(
-            "peft_config puts an adapter on the language-model head, which the sparse head does not see; "
-            "leave lm_head, and embeddings tied to it, out of target_modules and modules_to_save"
+            "peft_config trains a copy of the language-model head; leave it out of modules_to_save"
         )
     original_forward = model.forward
     config = model.config.get_text_config()
