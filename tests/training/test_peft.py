@@ -1,5 +1,7 @@
 """Adapters of PEFT: the policy that learns is the adapted one, and the head stays the model's own."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig
@@ -68,6 +70,12 @@ def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
     ids = torch.arange(5, 25).view(2, 10)
     found, expected = (model.eval()(input_ids=ids).logits for model in (again, trainer.model))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    if critic:
+        resumed = make(TrustRegionTrainer, steps=8, config=config, peft_config=lora(), **method)
+        resumed.critic.load(Path(trainer.args.output_dir) / "checkpoint-8")
+        for name, value in resumed.critic.model.named_parameters():
+            torch.testing.assert_close(value, dict(critic.named_parameters())[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
