@@ -171,10 +171,32 @@ def check_results(
 
     Example: troll check-results results/testbed --ledger workflow/config/claims.yaml
     """
-    from troll.analysis.check import check_results as compare
+    from troll.analysis.check import check_results as make_again
 
-    compared = compare(results, claims=ledger or [])
+    compared = make_again(results, claims=ledger or [])
     typer.echo(f"{results}: {len(compared)} files are what the tidy table gives")
+
+
+def compare(
+    results: Annotated[Path, typer.Argument(help="directory with your runs.parquet")],
+    reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
+    revision: Annotated[str, typer.Option(help="commit or tag whose results are the reference")] = "HEAD",
+    exact: Annotated[bool, typer.Option("--exact", help="fail unless every number is equal")] = False,
+) -> None:
+    """Compare runs with the released ones, number for number.
+
+    Example: troll compare results/testbed
+    """
+    from troll.analysis.reproduction import compare_runs, describe, released_runs
+    from troll.analysis.runs import read_runs
+
+    ours = read_runs(results / "runs.parquet")
+    theirs = read_runs(reference / "runs.parquet") if reference else released_runs(results, revision)
+    compared = compare_runs(ours, theirs)
+    for line in describe(compared, ours["run_id"].nunique(), theirs["run_id"].nunique()):
+        typer.echo(line)
+    if exact and (compared.empty or compared["different"].any()):
+        raise typer.Exit(1)
 
 
 def cost(
@@ -254,6 +276,6 @@ def approximation(
 
 def register_results(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    commands = (collect, table, figure, claims, page, report, readme, check_results)
+    commands = (collect, table, figure, claims, page, report, readme, check_results, compare)
     for function in (*commands, cost, cost_step, approximation):
         app.command()(function)
