@@ -34,7 +34,8 @@ if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split(
         say "installing torch $torch for the CPU (no NVIDIA GPU found)"
         pip install -qq "torch==$torch+cpu" 2>/dev/null ||
             pip install -qq --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
-            pip install -qq "torch==$torch"
+            { say "download.pytorch.org cannot be reached; installing torch with CUDA, which takes 4 GB more"
+              pip install -qq "torch==$torch"; }
     fi
 fi
 say "installing the pinned packages (a few minutes)"

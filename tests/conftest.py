@@ -4,6 +4,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests that want it set it themselves.
+_MIRROR = os.environ.pop("TROLL_DATA_MIRROR", None)
 
 from pathlib import Path
 
@@ -20,6 +22,16 @@ REPOSITORY = Path(__file__).parents[1]
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture
+def real_data(monkeypatch):
+    """The local mirror of the public data sets, which the code under test finds too."""
+    path = Path(_MIRROR or REPOSITORY.parent / "shared/data").resolve()
+    if not path.is_dir():
+        pytest.skip("no mirror of the public data sets here; TROLL_DATA_MIRROR names one")
+    monkeypatch.setenv("TROLL_DATA_MIRROR", str(path))
+    return path
 
 
 @pytest.fixture(scope="session")

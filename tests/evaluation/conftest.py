@@ -1,5 +1,4 @@
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -7,15 +6,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 END = "<|end|>"
-DATA = Path(__file__).parents[2] / "../shared/data"
-
-
-@pytest.fixture
-def real_data(monkeypatch):
-    """The local mirror of the real data."""
-    if not (DATA / "MANIFEST.md").exists():
-        pytest.skip(f"no mirror of the data at {DATA}")
-    monkeypatch.setenv("TROLL_DATA_MIRROR", str(DATA))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 import gzip
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,6 @@ from troll.tasks.verifiers.code import code_rewards, verify_code
 from troll.tasks.verifiers.comparison import outputs_match, values_match
 
 needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
-HUMANEVAL_PLUS = Path(__file__).parents[2] / "../shared/data/humanevalplus/HumanEvalPlus.jsonl.gz"
 
 
 def record(**changes):
@@ -207,9 +205,8 @@ def test_malformed_or_opaque_outputs_never_match():
 
 
 @needs_sandbox
-@pytest.mark.skipif(not HUMANEVAL_PLUS.exists(), reason="no local copy of HumanEval+")
-def test_reference_solutions_of_humaneval_plus_pass_and_empty_ones_fail():
-    with gzip.open(HUMANEVAL_PLUS, "rt") as lines:
+def test_reference_solutions_of_humaneval_plus_pass_and_empty_ones_fail(real_data):
+    with gzip.open(real_data / "humanevalplus/HumanEvalPlus.jsonl.gz", "rt") as lines:
         numbers = (0, 1, 13, 14, 32, 41, 61, 126, 132, 153)
         everything = [json.loads(line) for line in lines]
     records = [everything[number] for number in numbers]

@@ -12,7 +12,6 @@ from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.references import read_problem, reference_outputs
 
 needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
-DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 def value(thing):
@@ -189,11 +188,10 @@ def test_slow_references_are_kept_on_disk_and_damaged_files_are_not_believed(mon
 
 
 @needs_sandbox
-@pytest.mark.skipif(not DATA.exists(), reason="no local copies of the benchmarks beside the repository")
-def test_reference_solutions_of_mbpp_plus_pass_and_others_do_not(monkeypatch, tmp_path):
+def test_reference_solutions_of_mbpp_plus_pass_and_others_do_not(real_data, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     wanted = {"Mbpp/2", "Mbpp/63", "Mbpp/124", "Mbpp/252", "Mbpp/7", "Mbpp/737", "Mbpp/750"}
-    with gzip.open(DATA / "mbppplus/MbppPlus.jsonl.gz", "rt") as lines:
+    with gzip.open(real_data / "mbppplus/MbppPlus.jsonl.gz", "rt") as lines:
         records = [row for row in map(json.loads, lines) if row["task_id"] in wanted]
     assert len(records) == len(wanted)
     right = verify_code(records, [row["canonical_solution"] for row in records])

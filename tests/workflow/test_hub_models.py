@@ -6,13 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-DATA = Path(__file__).parents[2] / "../shared/data"
 TEMPLATE = "{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}<answer>"
 
 
@@ -58,10 +56,8 @@ def snakemake(directory, *arguments, **environment):
 @pytest.mark.slow
 @pytest.mark.snakemake
 @pytest.mark.timeout(1300)
-def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, models):
-    if not (DATA / "MANIFEST.md").exists():
-        pytest.skip(f"no mirror of the data at {DATA}")
-    mirrors = {"TROLL_MODEL_MIRROR": str(models), "TROLL_DATA_MIRROR": str(DATA.resolve())}
+def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, models, real_data):
+    mirrors = {"TROLL_MODEL_MIRROR": str(models), "TROLL_DATA_MIRROR": str(real_data)}
     result = snakemake(checkout, "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "budget of hub (1 seed), estimated:" in result.stderr

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,7 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}"),
 ]
-DATA = (Path(__file__).parents[2] / "../shared/data").resolve()
 TABLE = "results/public/public/benchmarks.html"
 
 
@@ -77,10 +75,8 @@ def test_with_data_all_of_it_is_planned(checkout):
 
 
 @pytest.mark.timeout(1000)
-def test_oracle_and_base_models_are_graded_on_real_benchmarks(checkout):
-    if not (DATA / "MANIFEST.md").exists():
-        pytest.skip(f"no mirror of the data at {DATA}")
-    snakemake(checkout, "--", TABLE, mirror=DATA)
+def test_oracle_and_base_models_are_graded_on_real_benchmarks(checkout, real_data):
+    snakemake(checkout, "--", TABLE, mirror=real_data)
     frame = pd.read_csv((checkout / TABLE).with_suffix(".csv")).set_index(["task", "answers"])
     bases = {"omni-math ‡": "chains", "humaneval+": "functions"}
     assert set(frame.index) == {
