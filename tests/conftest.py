@@ -4,8 +4,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Tests that want it set it themselves.
-_MIRROR = os.environ.pop("TROLL_DATA_MIRROR", None)
 
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from troll.environment import quiet_libraries
 
 quiet_libraries()
 
+# Tests that want a mirror set it themselves.
+_MIRROR = os.environ.pop("TROLL_DATA_MIRROR", None)
 REPOSITORY = Path(__file__).parents[1]
 
 
