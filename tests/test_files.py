@@ -1,9 +1,12 @@
 """Files are whole or absent."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from troll.errors import UserError
-from troll.files import atomic_path, read_json, read_jsonl, sha256_of_files, write_jsonl
+from troll.files import atomic_path, read_json, read_jsonl, sha256_of_files, unwritable, write_jsonl
 from troll.training.outputs import fresh_directory
 
 
@@ -54,3 +57,21 @@ def test_a_digest_depends_on_names_and_contents_and_not_on_order(tmp_path):
     one.write_text("b")
     two.write_text("a")
     assert sha256_of_files([one, two], tmp_path) != first
+
+
+def test_the_first_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    # As it is for ordinary users: root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, _: bool(Path(path).stat().st_mode & 0o200))
+    results = tmp_path / "results/testbed"
+    assert unwritable(results) is None and not results.parent.exists()
+    (results / "figures").mkdir(parents=True)
+    figure = results / "figures/main.png"
+    figure.touch()
+    assert unwritable(results) is None
+    for place in (figure, figure.parent, results):
+        place.chmod(place.stat().st_mode & ~0o222)
+        assert unwritable(results) == place
+        place.chmod(place.stat().st_mode | 0o200)
+    tmp_path.chmod(0o500)
+    assert unwritable(tmp_path / "elsewhere/testbed") == tmp_path
+    tmp_path.chmod(0o700)

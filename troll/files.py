@@ -56,6 +56,17 @@ def only_writer(directory: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def unwritable(directory: Path) -> Path | None:
+    """The first place that keeps results from being written to a directory, two levels deep; None if none does.
+
+    Args:
+        directory: it need not exist; then the nearest directory above it counts.
+    """
+    nearest = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
+    places = [nearest, *(path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))]
+    return next((path for path in places if not os.access(path, os.W_OK)), None)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text to a temporary name and renames it to ``path``."""
     with atomic_path(path) as temporary:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from troll.errors import UserError
 from troll.experiments import Experiment
+from troll.files import unwritable
 from troll.support.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
@@ -209,16 +210,12 @@ def _slurm(_: Needs) -> Finding:
     return Finding("SLURM", "ok" if found else "note", found or "none; jobs run on this machine")
 
 
-def _existing(path: Path) -> Path:
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-
-
 def _disk(needs: Needs, results: Path) -> Finding:
-    place = _existing(results)
+    place = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free / _GIB
     found = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
-    if not os.access(place, os.W_OK):
-        return Finding("disk", "missing", f"{results}/ cannot be written", f"chmod -R u+w {results}")
+    if (closed := unwritable(results)) is not None:
+        return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
     if free < needs.disk_gib + 0.5:
         return Finding("disk", "missing", found, f"make room, or link {results}/ to a larger disk")
     return Finding("disk", "ok", found)

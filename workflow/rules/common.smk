@@ -10,6 +10,7 @@ from shlex import quote
 from troll.errors import UserError
 from troll.experiment_files import parse_experiment
 from troll.experiments import BASE, resolve, resolve_base
+from troll.files import unwritable
 from troll.support.doctor import VLLM_ENVIRONMENT
 from troll.tasks import testbed
 
@@ -21,6 +22,13 @@ except UserError as error:
     sys.exit(1)
 
 ROOT = f"results/{EXPERIMENT.experiment}"
+_closed = unwritable(Path(ROOT))
+if _closed and workflow.is_main_process and not workflow.dryrun:
+    print(
+        f"error: {_closed} cannot be written; chmod -R u+w results, or link results to another place",
+        file=sys.stderr,
+    )
+    sys.exit(1)
 
 # Not a parameter of the rule: where metrics are followed is no reason to train a run again.
 _prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
