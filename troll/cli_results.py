@@ -25,7 +25,7 @@ def collect(
 ) -> None:
     """Collect runs into one tidy table.
 
-    Example: troll collect results/testbed/runs/*/*/*/*/*/* results/testbed/base/*/chains --out results/testbed
+    Example: troll collect results/mine/runs/*/*/*/*/*/* results/mine/base/*/chains --out results/mine
     """
     from troll.analysis.check import write_plan
     from troll.analysis.runs import collect as gather

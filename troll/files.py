@@ -57,7 +57,7 @@ def only_writer(directory: Path) -> Iterator[bool]:
 
 
 def unwritable(directory: Path) -> Path | None:
-    """The first place that keeps results from being written to a directory, two levels deep; None if none does.
+    """The first place, down to two levels, that keeps a directory from being written; None if none does.
 
     Args:
         directory: it need not exist; then the nearest directory above it counts.

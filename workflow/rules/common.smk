@@ -23,7 +23,7 @@ except UserError as error:
 
 ROOT = f"results/{EXPERIMENT.experiment}"
 _closed = unwritable(Path(ROOT))
-if _closed and workflow.is_main_process and not workflow.dryrun:
+if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
     print(
         f"error: {_closed} cannot be written; chmod -R u+w results, or link results to another place",
         file=sys.stderr,
