@@ -27,3 +27,11 @@ rule all:
     default_target: True
     input:
         final_outputs(),
+
+
+onsuccess:
+    print(closing_words(), end="", file=sys.stderr)
+
+
+onerror:
+    print(f"what is done, and what failed: troll status {_source}", file=sys.stderr)

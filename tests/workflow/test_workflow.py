@@ -107,6 +107,16 @@ def test_adding_a_seed_adds_only_its_runs(checkout):
     assert jobs("--config", "seeds=[0,1]") == (8, 2)
 
 
+def test_a_failure_ends_with_where_to_look(checkout):
+    (checkout / "results/reduced").mkdir(parents=True)
+    (checkout / "results/reduced/data").write_text("in the way")
+    arguments = ("--configfile", "tests/workflow/reduced.yaml", "--until", "problems")
+    result = snakemake(checkout, *arguments)
+    assert result.returncode == 1 and "results/reduced/data" in result.stderr
+    assert "what is done, and what failed: troll status tests/workflow/reduced.yaml" in result.stderr
+    assert "claims.md" not in result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout):
@@ -138,6 +148,9 @@ def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout
         "finished models were made again"
     )
     assert "[train] tiny/chains/" in result.stderr, "no progress was shown"
+    verdicts = (root / "claims.md").read_text().splitlines()[0]
+    assert f"results/reduced/claims.md: {verdicts}" in result.stderr
+    assert "everything on one page: results/reduced/page.html" in result.stderr
     check_outputs(root)
 
     result = snakemake(checkout, *arguments)

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -101,6 +102,22 @@ TRAINING_ENVIRONMENT, TRAINING_TROLL = environment(
 SAMPLING_ENVIRONMENT, SAMPLING_TROLL = environment(
     EXPERIMENT.evaluation.engine == "vllm"
 )
+
+
+_STARTED = time.time()
+
+
+def closing_words():
+    """For people: the verdicts that this invocation has written, and where everything is to be seen."""
+    claims = [Path(ROOT, "claims.md"), *sorted(Path(ROOT).glob("groups/*/claims.md"))]
+    words = [f"{path}: {path.open().readline()}" for path in claims if _new(path)]
+    if _new(page := Path(ROOT, "page.html")):
+        words.append(f"everything on one page: {page}\n")
+    return "".join(words)
+
+
+def _new(path):
+    return path.exists() and path.stat().st_mtime >= _STARTED
 
 
 def one_of(names):
