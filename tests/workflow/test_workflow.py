@@ -108,12 +108,14 @@ def test_adding_a_seed_adds_only_its_runs(checkout):
 
 
 def test_a_failure_ends_with_where_to_look(checkout):
-    (checkout / "results/reduced").mkdir(parents=True)
-    (checkout / "results/reduced/data").write_text("in the way")
-    arguments = ("--configfile", "tests/workflow/reduced.yaml", "--until", "problems")
-    result = snakemake(checkout, *arguments)
-    assert result.returncode == 1 and "results/reduced/data" in result.stderr
-    assert "what is done, and what failed: troll status tests/workflow/reduced.yaml" in result.stderr
+    experiment = (checkout / "tests/workflow/reduced.yaml").read_text()
+    greedy = experiment.replace("functions: {train: 32", "functions: {train: 300000")
+    assert greedy != experiment
+    (checkout / "greedy.yaml").write_text(greedy)
+    result = snakemake(checkout, "--configfile", "greedy.yaml", "--until", "problems")
+    assert result.returncode == 1
+    assert "task functions: 300000 train problems are wanted" in result.stderr
+    assert "what is done, and what failed: troll status greedy.yaml" in result.stderr
     assert "claims.md" not in result.stderr
 
 
