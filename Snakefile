@@ -34,4 +34,7 @@ onsuccess:
 
 
 onerror:
-    print(f"what is done, and what failed: troll status {_source}", file=sys.stderr)
+    print(
+        f"what is done, and what failed: troll status {quote(str(_source))}",
+        file=sys.stderr,
+    )

@@ -15,7 +15,9 @@ from troll.files import unwritable
 from troll.support.doctor import VLLM_ENVIRONMENT
 from troll.tasks import testbed
 
-_source = workflow.configfiles[-1] if workflow.configfiles else "--config"
+_source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
+if _source.is_relative_to(Path.cwd()):  # as it was written
+    _source = _source.relative_to(Path.cwd())
 try:
     EXPERIMENT = parse_experiment(config, str(_source))
 except UserError as error:
