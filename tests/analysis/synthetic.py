@@ -152,6 +152,11 @@ def write_run(
     if method.startswith("troll"):
         bound = re.search(r"-kl([\d.]+)", method)
         run["trust_region"]["settings"] = {"kl_bound": float(bound[1]) if bound else KL_BOUND}
+    if method.startswith("clip"):
+        size = re.search(r"-eps([\d.]+)", method)
+        run["trust_region"]["settings"] = dict.fromkeys(
+            ("epsilon_low", "epsilon_high"), float(size[1]) if size else 0.2
+        )
     (path / "run.yaml").write_text(yaml.safe_dump(run))
     lines = metrics(rng, condition, method, batches)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -133,6 +133,7 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) 
     missing = {name for name, one in judged.items() if one.verdict == "not run"}
     assert missing == {name for name in judged if not name.startswith("testbed")} | {
         "testbed-bound-matters-little",
+        "testbed-clip-range-not-the-cause",
         "testbed-small-k-suffices",
     }
     assert to_markdown(list(judged.values())).count("**not run**") == len(missing)

@@ -105,6 +105,9 @@ def test_ablation_figure_keeps_to_the_settings_with_variants(tmp_path: Path) -> 
     figure = ablation_figure(read_directories(dirs).runs)
     assert len(figure.axes) == 5
     assert len(thick(figure.axes[0])) == 2, "the default and its variant, not clip"
+    dirs.append(synthetic.write_run(root, "chains", "clip-eps0.1", "grpo", "stale", 0, batches=2))
+    figure = ablation_figure(read_directories(dirs).runs)
+    assert [len(thick(axes)) for axes in figure.axes] == [2] * 10, "a row for each rule"
 
 
 def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, runs: pd.DataFrame) -> None:

@@ -9,14 +9,14 @@ from troll.analysis.runs import Collected, read_directories
 from troll.analysis.sensitivity import AXES, lines, recorded, sensitivity_figure
 from troll.analysis.summaries import cells
 
-KL_BOUND, KEEP, STALENESS, LEARNING_RATE = AXES
+KL_BOUND, EPSILON, KEEP, STALENESS, LEARNING_RATE = AXES
 PLACE = ("tiny", "chains", "grpo")
 
 
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     root = tmp_path_factory.mktemp("results") / "ablation"
-    methods = ("clip", "troll", "troll-kl0.01", "troll-kl0.25", "troll-k16")
+    methods = ("clip", "troll", "troll-kl0.01", "troll-kl0.25", "troll-k16", "clip-eps0.1")
     dirs = [
         synthetic.write_run(root, "chains", method, "grpo", "stale", seed, batches=2, problems=10)
         for method in methods
@@ -35,6 +35,9 @@ def test_lines_follow_the_recorded_settings(varied: Collected) -> None:
         (0.25, "troll-kl0.25"),
     ]
     assert (bound.family, bound.label) == ("troll", "stale")
+    (size,) = lines(varied.runs, EPSILON)[PLACE]
+    assert [(x, cell.trust_region) for x, cell in size.points] == [(0.1, "clip-eps0.1"), (0.2, "clip")]
+    assert size.family == "clip"
     (keep,) = lines(varied.runs, KEEP)[PLACE]
     assert [(x, cell.trust_region) for x, cell in keep.points] == [(16, "troll-k16"), (64, "troll")]
 
@@ -67,7 +70,7 @@ def test_settings_come_from_training_and_rule(varied: Collected) -> None:
 
 def test_figure_has_a_row_per_setting_and_base_and_intervals(varied: Collected) -> None:
     figure = sensitivity_figure(varied.runs, varied.items)
-    assert len(figure.axes) == 3 * 4
+    assert len(figure.axes) == 4 * 4
     first = figure.axes[0]
     (line,) = [line for line in first.lines if line.get_linewidth() == 1.6]
     np.testing.assert_allclose(line.get_xdata(), [0.01, 0.05, 0.25])
@@ -77,7 +80,9 @@ def test_figure_has_a_row_per_setting_and_base_and_intervals(varied: Collected) 
     assert [label.get_text() for label in first.get_xticklabels()] == ["0.01", "0.05", "0.25"]
     bars = next(c for c in first.collections if isinstance(c, mpl.collections.LineCollection))
     assert len(bars.get_segments()) == 3
-    assert {axes.get_xlabel() for axes in figure.axes[0::4]} == {KL_BOUND.label, KEEP.label, STALENESS.label}
+    assert {axes.get_xlabel() for axes in figure.axes[0::4]} == {
+        axis.label for axis in (KL_BOUND, EPSILON, KEEP, STALENESS)
+    }
 
 
 def test_without_variation_the_figure_says_so(tmp_path: Path) -> None:

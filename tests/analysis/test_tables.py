@@ -155,7 +155,8 @@ def test_comparison_puts_two_methods_side_by_side(known: Collected) -> None:
 def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> None:
     root = tmp_path / "testbed"
     dirs = sorted(path.parent for path in root.glob("runs/**/run.yaml"))
-    for variant, solved in (("troll-k16", 35), ("troll-kl0.25", 41), ("troll-kl0.01", 20)):
+    solved_by = {"troll-k16": 35, "troll-kl0.25": 41, "troll-kl0.01": 20, "clip-eps0.1": 9}
+    for variant, solved in solved_by.items():
         dirs.append(
             synthetic.write_run(
                 root, "chains", variant, "grpo", "gentle", 0, batches=1, table=passing(solved)
@@ -163,12 +164,19 @@ def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> Non
         )
     collected = read_directories(dirs)
     table = ablation_table(collected.runs, collected.items)
-    assert set(table["trust_region"]) == {"troll", "troll-kl0.01", "troll-kl0.25", "troll-k16"}
+    assert list(table["trust_region"])[:2] == ["clip", "clip-eps0.1"]
+    assert set(table["trust_region"][2:]) == {"troll", "troll-kl0.01", "troll-kl0.25", "troll-k16"}
     assert set(table["condition"]) == {"gentle"}
-    assert row(table, trust_region="troll-kl0.01")["difference"] == pytest.approx(-20 / 60)
+    first = collected.runs[(collected.runs["metric"] == "pass@1") & (collected.runs["seed"] == 0)]
+    first = first[first["condition"] == "gentle"].set_index(["task", "estimator", "trust_region"])["value"]
+    for variant, family in (("troll-kl0.01", "troll"), ("clip-eps0.1", "clip")):
+        difference = row(table, trust_region=variant)["difference"]
+        assert difference == pytest.approx(solved_by[variant] / 60 - first["chains", "grpo", family])
+    # One family of hypotheses: the correction is over all four.
+    assert "for the 4 comparisons of this table" in table.attrs["notes"][0]
     assert "troll-k16" not in set(main_table(collected.runs, collected.items)["trust_region"])
     empty = ablation_table(known.runs, known.items)
-    assert empty.empty and empty.attrs["notes"] == ["No variants of troll were run."]
+    assert empty.empty and empty.attrs["notes"] == ["No variants were run."]
 
 
 def test_certificate_takes_the_worst(known: Collected) -> None:

@@ -67,7 +67,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Evidence], pd.DataFrame]]] = {
     "test": ("Test success by task", lambda evidence: tables.test_table(evidence.runs)),
     "certificate": ("What the trust regions did", lambda evidence: tables.certificate_table(evidence.runs)),
     "ablation": (
-        "Variants of TROLL",
+        "Variants of each rule",
         lambda evidence: tables.ablation_table(
             evidence.runs, evidence.items, expected=evidence.expected, skipped=evidence.skipped
         ),

@@ -1,5 +1,6 @@
 """The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +29,7 @@ from troll.analysis.summaries import (
     cell_order,
     cells,
     estimator_order,
+    families,
     interval,
     require_one,
     scores,
@@ -128,12 +130,12 @@ def task_figure(
     """
     rows = runs[runs["task"] == task]
     models, settings = sorted({base.model for base in _bases(rows)}), _settings(rows)
-    places = [
-        (Cell(model, task, *setting, ""), (f"{model}\n" if len(models) > 1 else "") + " · ".join(setting))
-        for model in models
-        for setting in settings
-    ]
-    return _rows_figure(rows, places, _methods(rows, trust_regions), quantities)
+    shown = _methods(rows, trust_regions)
+    places = []
+    for model, setting in itertools.product(models, settings):
+        label = (f"{model}\n" if len(models) > 1 else "") + " · ".join(setting)
+        places.append((Cell(model, task, *setting, ""), label, shown))
+    return _rows_figure(rows, places, quantities)
 
 
 def projection_figure(runs: pd.DataFrame, task: str, *, trust_regions: Sequence[str] | None = None) -> Figure:
@@ -141,24 +143,23 @@ def projection_figure(runs: pd.DataFrame, task: str, *, trust_regions: Sequence[
     return task_figure(runs, task, quantities=PROJECTION, trust_regions=trust_regions)
 
 
-def ablation_figure(
-    runs: pd.DataFrame, *, family: str = "troll", quantities: Sequence[Quantity] = LEARNING
-) -> Figure:
-    """The variants of one rule beside its default: a row per task and setting in which a variant was run."""
-    variants = [cell for cell in cells(runs) if variant_of(cell.trust_region) == family]
-    chosen = sorted({cell.method("") for cell in variants}, key=cell_order)
-    places = [(cell, f"{cell.task}\n{cell.condition} · {cell.estimator}") for cell in chosen]
-    shown = Look({cell.trust_region for cell in variants} | {family}).methods
-    return _rows_figure(runs, places, shown, quantities)
+def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEARNING) -> Figure:
+    """The variants of each rule beside its default: a row per task and setting in which a variant was run."""
+    places = []
+    for family in families(cell.trust_region for cell in cells(runs)):
+        variants = [cell for cell in cells(runs) if variant_of(cell.trust_region) == family]
+        shown = Look({cell.trust_region for cell in variants} | {family}).methods
+        for cell in sorted({cell.method("") for cell in variants}, key=cell_order):
+            places.append((cell, f"{cell.task}\n{cell.condition} · {cell.estimator}", shown))
+    return _rows_figure(runs, places, quantities)
 
 
 def _rows_figure(
     runs: pd.DataFrame,
-    places: Sequence[tuple[Cell, str]],
-    shown: Sequence[str],
+    places: Sequence[tuple[Cell, str, Sequence[str]]],
     quantities: Sequence[Quantity],
 ) -> Figure:
-    """One row per place (with its label), one column per quantity that any run has."""
+    """One row per place (with its label and methods), one column per quantity that any run has."""
     require_one(runs)
     logged = set(runs["metric"])
     present = [quantity for quantity in quantities if quantity.metric in logged]
@@ -167,10 +168,10 @@ def _rows_figure(
         if not places or not present:
             empty(panels[0, 0], "no runs")
             return figure
-        look = Look(shown)
+        look = Look({name for _, _, shown in places for name in shown})
         for column, quantity in enumerate(present):
             rows = rows_of(runs, quantity)
-            for row, (place, label) in enumerate(places):
+            for row, (place, label, shown) in enumerate(places):
                 axes = panels[row, column]
                 if panel(axes, rows, place, shown, look, quantity) and quantity.bound:
                     bounds(axes, runs, place, shown, look)

@@ -99,6 +99,12 @@ def variant_of(trust_region: str) -> str | None:
     return match["family"] if match else None
 
 
+def families(trust_regions: Iterable[str]) -> list[str]:
+    """The rules of which there are variants, the leading ones first."""
+    found = {family for family in map(variant_of, trust_regions) if family is not None}
+    return sorted(found, key=lambda name: (_LEADING.index(name) if name in _LEADING else len(_LEADING), name))
+
+
 def require_one(frame: pd.DataFrame) -> None:
     """Refuses a table that mixes experiments, whose means would mean nothing.
 

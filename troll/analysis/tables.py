@@ -19,6 +19,7 @@ from troll.analysis.summaries import (
     cell_order,
     cells,
     difference,
+    families,
     per_run,
     planned_seeds,
     require_one,
@@ -125,34 +126,37 @@ def ablation_table(
     runs: pd.DataFrame,
     items: pd.DataFrame,
     *,
-    family: str = "troll",
     expected: Sequence[Mapping[str, object]] | None = None,
     skipped: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
-    """Variants of one rule beside its default, in the settings where a variant was run or planned.
+    """Variants of each rule beside its default, in the settings where a variant was run or planned.
 
     Args:
         runs: the tidy table of one experiment.
         items: the table of test problems.
-        family: the default setting; differences are taken from it.
         expected: coordinates of the planned runs.
         skipped: reason by task.
 
     Returns:
-        As ``main_table`` with ``ABLATION_METRICS``; without rows when there are no variants.
+        As ``main_table`` with ``ABLATION_METRICS``, rule by rule; differences are taken from the rule's own
+        default. Without rows when there are no variants.
     """
     require_one(runs)
     known = set(cells(runs)) | set(planned_seeds(expected or ()))
-    variants = {cell for cell in known if variant_of(cell.trust_region) == family}
-    chosen = {cell.trust_region for cell in variants} | {family}
-    settings = {cell.method(family) for cell in variants}
-    if not variants:
+    parts = []
+    for family in families(cell.trust_region for cell in known):
+        variants = {cell for cell in known if variant_of(cell.trust_region) == family}
+        chosen = {cell.trust_region for cell in variants} | {family}
+        settings = {cell.method(family) for cell in variants}
+        given = (chosen, ABLATION_METRICS, family, expected, skipped or {}, settings)
+        parts.append(_table(runs, items, *given))
+    if not parts:
         frame = pd.DataFrame()
-        frame.attrs["notes"] = [f"No variants of {family} were run."]
+        frame.attrs["notes"] = ["No variants were run."]
         return frame
-    frame = _table(runs, items, chosen, ABLATION_METRICS, family, expected, skipped or {}, settings)
+    frame = pd.concat(parts, ignore_index=True)
     frame["p_holm"] = holm(frame["p_holm"])
-    frame.attrs["notes"] = _notes(frame, runs, family, skipped or {})
+    frame.attrs["notes"] = _notes(frame, runs, "the rule's default", skipped or {})
     return frame
 
 
