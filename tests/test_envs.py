@@ -2,7 +2,11 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 
 import pytest
 import yaml
@@ -57,3 +61,30 @@ def test_pins_meet_every_requirement(writer, repository, name, extras):
 def test_recipes_use_the_same_set_up(repository):
     for name in ("Dockerfile", "apptainer.def"):
         assert "envs/setup.sh" in (repository / "envs" / name).read_text()
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_file_of_the_package(repository, tmp_path):
+    """Here the package is used where it lies; elsewhere a file that the wheel lacks is missed late."""
+    source = tmp_path / "source"
+    shutil.copytree(
+        repository / "troll", source / "troll", ignore=shutil.ignore_patterns("__pycache__", ".*")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(repository / name, source)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("troll/")}
+    files = {path.relative_to(source).as_posix() for path in (source / "troll").rglob("*") if path.is_file()}
+    assert packed == files
+    assert {"troll/py.typed", "troll/training/launch_configs/gpus2.yaml"} <= packed
