@@ -12,4 +12,21 @@ step "snakefmt"; snakefmt --check Snakefile workflow
 step "snakemake --lint"; snakemake --lint
 [ "${1:-}" != lint ] || exit 0
 step "fast tests"; pytest -m "not slow" -q
-step "slow tests"; pytest -m slow -q --durations=10
+
+# The test on SLURM, where it is asked for, mostly waits: it runs beside the others.
+slurm=tests/workflow/test_slurm.py said=$(mktemp) status=0 beside=""
+if [ -n "${TROLL_TEST_SLURM:-}" ]; then
+    set -m # or else it would not hear of an interrupt, and leave its SLURM behind
+    pytest -q "$slurm" >"$said" 2>&1 &
+    beside=$!
+    set +m
+fi
+trap '[ -z "$beside" ] || kill -INT "$beside" 2>/dev/null || true; rm -f "$said"' EXIT
+step "slow tests"; pytest -m slow -q --durations=10 ${beside:+--ignore "$slurm"} || status=$?
+if [ -n "$beside" ]; then
+    step "$slurm, beside the others"
+    wait "$beside" || status=$?
+    cat "$said"
+    beside=""
+fi
+exit "$status"
