@@ -19,7 +19,7 @@ import yaml
 pytestmark = [
     pytest.mark.snakemake,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         "TROLL_TEST_SLURM" not in os.environ,
         reason="installs a SLURM where there is none and takes five minutes; TROLL_TEST_SLURM=1 runs it",
@@ -154,7 +154,7 @@ def watch(workflow, jobs, cluster):
     """Stops each run in the middle and disturbs it, until the workflow ends; the first job of each run."""
     stopped, first, tried, done, references = {}, {}, dict.fromkeys(RUNS, 0), set(), None
     limited = True
-    deadline = time.monotonic() + 800
+    deadline = time.monotonic() + 1500
     while workflow.poll() is None and time.monotonic() < deadline:
         for name, run in RUNS.items():
             if name not in stopped and jobs.lines(run) >= 9 and (process := jobs.process_of(run)):
@@ -243,7 +243,7 @@ def test_jobs_of_a_rule_are_one_array_where_asked(disturbed, checkout, cluster):
     assert len(before) == len(RUNS) + 1
     target = str(jobs.root.relative_to(checkout) / "runs.parquet")
     command = workflow_command(target, "--slurm-array-jobs", "grade", "--forcerun", "grade")
-    again = subprocess.run(command, cwd=checkout, env=cluster, capture_output=True, text=True, timeout=400)
+    again = subprocess.run(command, cwd=checkout, env=cluster, capture_output=True, text=True, timeout=900)
     assert again.returncode == 0, again.stderr[-6000:]
     listed = jobs.ask("squeue", "-h", "-r", "-t", "all", "-o", "%F|%K")
     rows = [line.split("|") for line in listed.splitlines()]
