@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from troll.checks import explain, problems, run_problems
 from troll.errors import UserError
 from troll.experiments import Experiment
-from troll.files import write_text
+from troll.files import read_yaml, write_text
 from troll.settings import Training
 
 
@@ -41,22 +41,13 @@ def parse_experiment(data: Any, source: str) -> Experiment:
     return experiment
 
 
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such experiment file") from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-
-
 def load_experiment(path: Path) -> Experiment:
     """Reads and checks an experiment file.
 
     Raises:
         UserError: it is missing, no YAML, or wrong.
     """
-    return parse_experiment(_read_yaml(path), str(path))
+    return parse_experiment(read_yaml(path, "experiment file"), str(path))
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -65,7 +56,7 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         UserError: it is missing, no YAML, or has a wrong key or type.
     """
-    return _parse_shape(_read_yaml(path), str(path))
+    return _parse_shape(read_yaml(path, "experiment file"), str(path))
 
 
 def write_run_file(path: Path, config: Mapping[str, Any]) -> None:
@@ -79,12 +70,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is missing, no mapping, or has settings of training that this version does not know.
     """
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such run file") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    config = read_yaml(path, "run file")
     if not isinstance(config, dict) or "run_id" not in config:
         raise UserError(f"{path}: not a run file; `troll configure` writes them")
     try:

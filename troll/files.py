@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from troll.errors import UserError
 from troll.progress import say
 
@@ -62,9 +64,33 @@ def unwritable(directory: Path) -> Path | None:
     Args:
         directory: it need not exist; then the nearest directory above it counts.
     """
-    nearest = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
-    places = [nearest, *(path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))]
-    return next((path for path in places if not os.access(path, os.W_OK)), None)
+    inside = (path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))
+    places = (nearest_existing(directory), *inside)
+    # What has gone in the meantime is a temporary file of somebody who is writing.
+    return next((path for path in places if not os.access(path, os.W_OK) and path.exists()), None)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, made absolute, or else the nearest directory above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
+def read_yaml(path: Path, kind: str = "file") -> Any:
+    """Reads a YAML file.
+
+    Args:
+        path: where it is.
+        kind: what it should be, for the message when it is not there.
+
+    Raises:
+        UserError: it is missing, unreadable or no YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such {kind}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
 
 def write_text(path: Path, text: str) -> None:

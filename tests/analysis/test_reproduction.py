@@ -71,9 +71,19 @@ def test_the_last_bit_of_one_number_is_found(runs):
     text = said(ours, runs)
     assert "4 of 5 equal the reference number for number" in text
     assert f"{RUN}: first differs at step {int(steps[3])}, loss, " in text
-    assert text.endswith("made from the same: rounding differs")
+    assert text.endswith("made from the same code and data")
     ours["digest_environment"] = "0" * 64
     assert said(ours, runs).endswith("made from other environment")
+
+
+def test_a_run_that_ended_early_is_not_equal_and_a_new_metric_is_no_difference(runs):
+    last = runs.loc[(runs["run_id"] == RUN) & (runs["source"] == "train"), "step"].max()
+    short = runs[(runs["run_id"] != RUN) | (runs["source"] != "train") | (runs["step"] < last)]
+    for ours, theirs in ((short, runs), (runs, short)):
+        row = compare_runs(ours, theirs).set_index("run_id").loc[RUN]
+        assert row["different"] > 0 and row["step"] == last
+    without = runs[runs["metric"] != "entropy"]
+    assert len(without) < len(runs) and (compare_runs(runs, without)["different"] == 0).all()
 
 
 def test_means_are_put_beside_each_other_where_runs_differ(runs):

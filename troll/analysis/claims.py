@@ -19,13 +19,13 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from troll.analysis.runs import BASE
 from troll.analysis.statistics import Array, Interval, paired_difference
 from troll.analysis.summaries import Cell, cells, difference, per_run
 from troll.errors import UserError
+from troll.files import read_yaml
 from troll.seeding import derive_seed
 
 Verdict = Literal["supported", "contradicted", "inconclusive", "not run"]
@@ -105,12 +105,7 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
     """
     claims: dict[str, Claim] = {}
     for path in paths:
-        try:
-            entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file") from None
-        except yaml.YAMLError as error:
-            raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+        entries = read_yaml(path)
         if not isinstance(entries, list):
             raise UserError(f"{path}: expected a list of claims, found {type(entries).__name__}")
         for index, entry in enumerate(entries):

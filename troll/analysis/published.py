@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from troll.analysis.formats import Style, percent, points, significant
 from troll.analysis.runs import BASE
 from troll.analysis.summaries import Cell, cells, difference, per_run, spread
 from troll.errors import UserError
+from troll.files import read_yaml
 
 PUBLISHED = Path(__file__).parents[2] / "workflow" / "published" / "troll_iclr2026.yaml"
 """The numbers as data, with their sources; the file beside it says how far to trust them."""
@@ -100,12 +100,7 @@ def read_published(path: Path = PUBLISHED) -> tuple[Mapping[str, Any], ...]:
     Raises:
         UserError: the file is missing or broken.
     """
-    try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; tables of published numbers need it") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    rows = read_yaml(path, "file; tables of published numbers need it")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "value" in row for row in rows):
         raise UserError(f"{path}: expected a list of numbers, each with a value")
     return tuple(rows)

@@ -14,7 +14,8 @@ from troll.analysis.runs import read_runs
 from troll.errors import UserError
 
 _MEASURED = ("train", "validation", "test")
-_KEY = ["run_id", "source", "metric", "step"]
+_SERIES = ["run_id", "source", "metric"]
+_KEY = [*_SERIES, "step"]
 _DIGESTS = ("source", "environment", "data", "base_model", "test_data")
 _SETTING = ["trust_region", "estimator", "condition", "task", "model"]
 
@@ -57,17 +58,21 @@ def compare_runs(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """
     settings = _settings(ours).merge(_settings(theirs), on=["run_id", "metric"], suffixes=("", "_there"))
     changed = settings[settings["value"] != settings["value_there"]]
-    both = _measured(ours).merge(_measured(theirs), on=_KEY, suffixes=("", "_there"))
+    here, there = _measured(ours), _measured(theirs)
+    # What only one version logs is no difference; a step that only one of them has is.
+    logged = here[_SERIES].drop_duplicates().merge(there[_SERIES].drop_duplicates())
+    both = here.merge(there, on=_KEY, how="outer", suffixes=("", "_there"), indicator="side").merge(logged)
     equal = (both["value"] == both["value_there"]) | (both["value"].isna() & both["value_there"].isna())
+    equal &= both["side"] == "both"
     both = both.assign(different=~equal)
     rows = []
     for run_id, numbers in both.groupby("run_id", sort=True):
-        here, there = (frame[frame["run_id"] == run_id].iloc[0] for frame in (ours, theirs))
+        ran, other = (frame[frame["run_id"] == run_id].iloc[0] for frame in (ours, theirs))
         first = numbers[numbers["different"]].sort_values(["step", "metric"]).head(1)
         final = numbers[(numbers["source"] == "test") & (numbers["metric"] == "pass@1")]
         rows.append(
             {
-                **{name: here[name] for name in ["run_id", *_SETTING]},
+                **{name: ran[name] for name in ["run_id", *_SETTING]},
                 "settings": sorted(
                     name.removeprefix("setting/")
                     for name in changed.loc[changed["run_id"] == run_id, "metric"]
@@ -77,7 +82,7 @@ def compare_runs(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
                 **_first(first),
                 "pass@1": final["value"].mean(),
                 "reference": final["value_there"].mean(),
-                "digests": [name for name in _DIGESTS if here[f"digest_{name}"] != there[f"digest_{name}"]],
+                "digests": [name for name in _DIGESTS if ran[f"digest_{name}"] != other[f"digest_{name}"]],
             }
         )
     return pd.DataFrame(rows)
@@ -107,7 +112,7 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int) -> list[str]:
         )
     apart = alike.drop(same.index)
     for row in apart.to_dict("records"):
-        where = f"step {int(row['step'])}, " if row["step"] == row["step"] else ""
+        where = f"step {int(row['step'])}, " if pd.notna(row["step"]) else ""
         lines.append(
             f"  {row['run_id']}: first differs at {where}{row['metric']}, {row['here']:.9g} here and "
             f"{row['there']:.9g} there; ends at {100 * row['pass@1']:.1f} and {100 * row['reference']:.1f} %"
@@ -115,9 +120,7 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int) -> list[str]:
     if len(apart):
         lines += _means(alike)
         causes = sorted({name for names in apart["digests"] for name in names})
-        lines.append(
-            f"made from other {', '.join(causes)}" if causes else "made from the same: rounding differs"
-        )
+        lines.append(f"made from other {', '.join(causes)}" if causes else "made from the same code and data")
     return lines
 
 

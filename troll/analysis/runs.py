@@ -19,12 +19,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from troll.analysis.provenance import DIGESTS, check_digests
 from troll.analysis.suites import read_suites
 from troll.errors import UserError
-from troll.files import atomic_path, read_json, read_jsonl
+from troll.files import atomic_path, read_json, read_jsonl, read_yaml
 
 BASE = "base"
 """Trust region recorded for rows of the base model, which no rule has trained."""
@@ -180,7 +179,7 @@ def _frame(
 
 
 def _read_run(path: Path) -> _Directory:
-    settings = _read_yaml(path / "run.yaml")
+    settings = _read_mapping(path / "run.yaml")
     coordinates: dict[str, Any] = {}
     for name in COORDINATES:
         value = settings.get(name)
@@ -234,13 +233,8 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
     return _Directory(path, coordinates, digests | data, _provenance(manifest), rows, items)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+def _read_mapping(path: Path) -> dict[str, Any]:
+    value = read_yaml(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a mapping, found {type(value).__name__}")
     return value

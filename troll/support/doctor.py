@@ -12,7 +12,7 @@ from typing import Literal
 
 from troll.errors import UserError
 from troll.experiments import Experiment
-from troll.files import unwritable
+from troll.files import nearest_existing, unwritable
 from troll.support.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
@@ -211,8 +211,7 @@ def _slurm(_: Needs) -> Finding:
 
 
 def _disk(needs: Needs, results: Path) -> Finding:
-    place = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free / _GIB
+    free = shutil.disk_usage(nearest_existing(results)).free / _GIB
     found = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
     if (closed := unwritable(results)) is not None:
         return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
