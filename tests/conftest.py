@@ -5,17 +5,62 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from troll.environment import quiet_libraries
+from troll.common.quiet_libraries import quiet_libraries
 
 quiet_libraries()
+
+# What runs in the background of a script has interrupts ignored, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# When no further slow test is begun, in seconds since 1970; tests/run.sh sets it from TROLL_TEST_MINUTES.
+_UNTIL = float(os.environ.get("TROLL_TEST_UNTIL") or "inf")
+# A host that takes this share of the processors' time away makes any limit too short.
+_TOO_MUCH_STOLEN = 0.25
+_BEFORE = pytest.StashKey[tuple[float, float]]()
 
 # Tests that want a mirror set it themselves.
 _MIRROR = os.environ.pop("TROLL_DATA_MIRROR", None)
 REPOSITORY = Path(__file__).parents[1]
+
+
+def _stolen() -> tuple[float, float]:
+    """Processor time that the host of this virtual machine gave to others, and all of it."""
+    try:
+        ticks = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):  # no Linux
+        return 0.0, 1.0
+    return ticks[7], sum(ticks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[_BEFORE] = _stolen()
+    if item.get_closest_marker("slow") and time.time() > _UNTIL:
+        pytest.skip("the time for slow tests is over (TROLL_TEST_MINUTES)")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A time limit that was met while the host took the processors away tells nothing of the code."""
+    outcome = yield
+    if call.excinfo is None:
+        return
+    limit = call.excinfo.errisinstance(subprocess.TimeoutExpired) or "Timeout (>" in str(call.excinfo.value)
+    before, now = item.stash.get(_BEFORE, (0.0, 0.0)), _stolen()
+    share = (now[0] - before[0]) / max(now[1] - before[1], 1.0)
+    if limit and share > _TOO_MUCH_STOLEN:
+        report = outcome.get_result()
+        place = (str(item.path), item.location[1] or 0)
+        report.outcome = "skipped"
+        report.longrepr = (*place, f"out of time, and the host took {share:.0%} of the processors' time")
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +82,7 @@ def real_data(monkeypatch):
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory):
     """A random one-layer model with the testbed's tokenizer, saved as a base model is."""
-    from troll.settings import ModelSettings
+    from troll.experiment.settings import ModelSettings
     from troll.training.base_model import new_model
     from troll.training.outputs import save_model
     from troll.training.tokenizer import load_tokenizer, make_tokenizer
@@ -45,7 +90,7 @@ def tiny_base(tmp_path_factory):
     directory = tmp_path_factory.mktemp("base")
     make_tokenizer({"chains": {}, "functions": {}}, 400, 3000, directory / "tokenizer")
     tokenizer = load_tokenizer(directory / "tokenizer")
-    settings = ModelSettings(vocabulary=400, layers=1, width=64, heads=2, key_value_heads=1).model_dump()
+    settings = ModelSettings(vocabulary=400, layers=1, width=64, heads=2, key_value_heads=1)
     save_model(new_model(settings, tokenizer, seed=3), tokenizer, directory / "checkpoint")
     return directory / "checkpoint"
 
@@ -53,18 +98,32 @@ def tiny_base(tmp_path_factory):
 @pytest.fixture(scope="session")
 def guessing_base(tiny_base, tmp_path_factory):
     """A tiny model that has learnt to box a digit, right one time in ten: enough for rewards to differ."""
-    from troll.settings import ModelSettings
+    from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import train_base_model
 
+    config = BaseConfig.model_validate(
+        {
+            "experiment": "tests",
+            "run_id": "tiny/chains/base",
+            "model": {
+                "name": "tiny",
+                "vocabulary": 400,
+                "layers": 1,
+                "width": 64,
+                "heads": 2,
+                "key_value_heads": 1,
+                "supervised": {"steps": 80, "batch_size": 32, "learning_rate": 5e-3},
+            },
+            "task": {
+                "name": "chains",
+                "train": 1,
+                "validation": 1,
+                "test": 1,
+                "settings": {"operations": [2], "guess": 1.0, "stop_early": 0.0, "guess_right": 0.5},
+            },
+            "seeds": {"model": 5, "data": 0},
+        }
+    )
     directory = tmp_path_factory.mktemp("guessing")
-    model = ModelSettings(vocabulary=400, layers=1, width=64, heads=2, key_value_heads=1).model_dump()
-    model["supervised"] |= {"steps": 80, "batch_size": 32, "learning_rate": 5e-3}
-    settings = {"operations": [2], "guess": 1.0, "stop_early": 0.0, "guess_right": 0.5}
-    config = {
-        "run_id": "tiny/chains/base",
-        "model": model,
-        "task": {"name": "chains", "settings": settings},
-        "seeds": {"model": 5, "data": 0},
-    }
     train_base_model(config, tiny_base.parent / "tokenizer", directory)
     return directory / "checkpoint"

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from troll.algorithms.projection import project
+    from troll.training.config import TrustRegionConfig
     from troll.training.trainer import TrustRegionTrainer
 
-__version__ = "0.1.0"
-__all__ = ["TrustRegionTrainer", "project"]
+__version__ = "0.2.0"
+__all__ = ["TrustRegionConfig", "TrustRegionTrainer", "project"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from troll.algorithms.projection import project
 
         return project
+    if name == "TrustRegionConfig":
+        from troll.training.config import TrustRegionConfig
+
+        return TrustRegionConfig
     if name == "TrustRegionTrainer":
         from troll.training.trainer import TrustRegionTrainer
 

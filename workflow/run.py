@@ -2,17 +2,73 @@
 
 A Snakemake that was killed leaves its lock behind. The lock here is the operating system's and dies with its
 process, so that a leftover can be told from a second run that is alive.
+
+An experiment with ``more_seeds`` runs in stages, each a Snakemake of its own: the seeds of the file in every
+setting, and their verdicts; then seeds in the settings in which a claim is undecided, look by look; tables,
+figures and page last. The stages are a loop here, and no checkpoints in the graph, because their number and
+their end depend on verdicts and on the clock; all that one hands to the next is looks.json, in which plain
+`snakemake` finds the same seeds.
 """
 
+import argparse
 import fcntl
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from troll.analysis.claims.further import affordable, closing_lines, look_record, wanted
+from troll.analysis.claims.packaged import claims_file
+from troll.analysis.claims.verdicts import Judged, judge, read_claims
+from troll.analysis.data.results import read_results
+from troll.cli.plan import earlier_runs, estimate
+from troll.cli.progress_line import STAGE
+from troll.common.errors import UserError
+from troll.experiment.experiment import Experiment
+from troll.experiment.files import read_configuration, read_experiment
+from troll.experiment.looks import read_looks, with_further_seeds, write_looks
+
+_SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+_TABLES_S = 60.0
+"""Kept for tables, figures and page, of the minutes in which further seeds are trained."""
+_UNKNOWN_S = 60.0
+"""A run's time where no earlier one tells it."""
+
+
+def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What this program reads of its arguments, and those that are Snakemake's."""
+    own = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    own.add_argument("--minutes", type=float)
+    known, rest = own.parse_known_args(arguments)
+    theirs = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    theirs.add_argument("--configfile", "--configfiles", nargs="+", action="extend", type=Path, default=[])
+    theirs.add_argument("--config", nargs="*", default=[])
+    theirs.add_argument("--cores", type=int, default=1)
+    theirs.add_argument("-n", "--dry-run", "--dryrun", action="store_true", dest="dry")
+    return theirs.parse_known_args(rest, known)[0], rest
 
 
 def main(arguments: list[str]) -> None:
-    """Takes the lock, removes Snakemake's leftover, and becomes Snakemake."""
+    """Reads the experiment file before Snakemake does, which would run code in it; then runs Snakemake.
+
+    Between them it takes the lock, and removes Snakemake's leftover.
+    """
+    started = time.monotonic()
+    try:
+        given, rest = options(arguments)
+        for path in given.configfile:
+            read_configuration(path)
+        experiment = read_experiment(given.configfile[-1]) if staged(given, rest) else None
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except argparse.ArgumentError as error:
+        sys.exit(f"error: {error}")
+    if given.minutes is not None and not given.minutes > 0:
+        sys.exit(f"error: --minutes: {given.minutes:g} is no number above 0")
     directory = Path(".snakemake")
     directory.mkdir(exist_ok=True)
     handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -21,10 +77,110 @@ def main(arguments: list[str]) -> None:
     except BlockingIOError:
         sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
     os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
-    snakemake = [sys.executable, "-m", "snakemake"]
     if any((directory / "locks").glob("*")):
-        subprocess.run([*snakemake, "--unlock", *arguments], check=True, capture_output=True)
-    os.execv(sys.executable, [*snakemake, *arguments])
+        subprocess.run([*_SNAKEMAKE, "--unlock", *rest], check=True, capture_output=True)
+    if experiment is None or experiment.more_seeds is None:
+        os.execv(sys.executable, [*_SNAKEMAKE, *rest])
+    minutes = given.minutes or experiment.more_seeds.minutes
+    try:
+        in_stages(experiment, rest, handle, given.cores, started + 60 * minutes, started)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def staged(given: argparse.Namespace, rest: Sequence[str]) -> bool:
+    """Whether seeds may be added: everything is asked for, and no seeds were named beforehand."""
+    named = any(entry.startswith("seeds=") for entry in given.config)
+    return bool(given.configfile) and not (named or given.dry) and list(rest[-2:]) == ["--", "all"]
+
+
+def in_stages(
+    experiment: Experiment, rest: list[str], handle: int, cores: int, until: float, started: float
+) -> None:
+    """Seeds where they decide, then everything."""
+    root = Path("results", experiment.experiment)
+    before = read_looks(root)
+    further: dict[str, list[int]] = {
+        name: list(seeds) for name, seeds in before.get("further_seeds", {}).items()
+    }
+    looks = list(before.get("looks", []))
+    begun = time.time()
+    ends = begun + until - time.monotonic() - _TABLES_S
+    while True:
+        stage = {"title": f"look {len(looks) + 1}", "until": ends, "last": False, "first": not looks}
+        snakemake([*rest[:-1], "claims"], handle, stage)
+        judged = verdicts(experiment, root)
+        runs = with_further_seeds(experiment, root).runs()
+        looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
+        left = cores * (until - time.monotonic() - _TABLES_S)
+        chosen, ended = following(experiment, judged, left)
+        for setting, seed in chosen:
+            further[setting] = sorted({*further.get(setting, []), seed})
+        write_looks(root, further, looks, ended)
+        if ended:
+            break
+        say(f"undecided claims get {len(chosen)} further runs")
+    snakemake(rest, handle, {"title": "tables and figures", "last": False, "first": False})
+    say("")
+    for line in closing_lines(judged, experiment.seeds, f"{spread_of(experiment, root)}; {ended}"):
+        say(line)
+    logs = [path for path in sorted(Path(".snakemake/log").glob("*.log")) if path.stat().st_mtime >= begun]
+    say(f"full log of each stage: {', '.join(map(str, logs))}")
+
+
+def verdicts(experiment: Experiment, root: Path) -> list[Judged]:
+    """The verdicts on the tables that there are."""
+    known = read_results(root)
+    claims = read_claims([claims_file(name) for name in experiment.claims])
+    return judge(claims, known.runs, known.items, known.looks)
+
+
+def following(
+    experiment: Experiment, judged: Sequence[Judged], left: float
+) -> tuple[list[tuple[str, int]], str]:
+    """The runs of the next stage, and where there is none, why not."""
+    wants = wanted(judged, experiment.seeds)
+    if not wants:
+        decided = all(one.seen is None or one.seen.decided or not one.decision.settings for one in judged)
+        return [], "every claim is decided" if decided else "all planned seeds are there"
+    if all(want.likely is None for want in wants):
+        return [], "more seeds would not decide the others"
+    seen = list(earlier_runs(Path("results")))
+    by_setting = {run.setting: run for run in experiment.runs()}
+    seconds = {}
+    for setting, seed in {run for want in wants for run in want.runs}:
+        run = by_setting[setting]
+        known = estimate(experiment, run, experiment.training_of(run), seen)
+        seconds[setting, seed] = _UNKNOWN_S if known is None else known
+    chosen = affordable(wants, seconds, left)
+    return chosen, "" if chosen else "the minutes are spent; the same command goes on"
+
+
+def spread_of(experiment: Experiment, root: Path) -> str:
+    """How many seeds the settings have."""
+    runs = with_further_seeds(experiment, root).runs()
+    counts = sorted({sum(other.setting == run.setting for other in runs) for run in runs})
+    told = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{len(runs)} runs, {told} seeds in a setting"
+
+
+def snakemake(arguments: list[str], handle: int, stage: Mapping[str, object]) -> None:
+    """One stage, of which the line of progress speaks; ends this process where it fails, as Snakemake ended.
+
+    An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
+    """
+    environment = os.environ | {STAGE: json.dumps(stage)}
+    process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    status = process.wait()
+    if status:
+        sys.exit(status if status > 0 else 128 - status)
+
+
+def say(line: str) -> None:
+    """For people, where Snakemake talks too."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A slow, dense, float64 head: what every fast path of `troll.algorithms.lm_head` is judged by."""
+"""A slow, dense, float64 head: what every fast path of `troll.algorithms.lm_head.head` is judged by."""
 
 from dataclasses import dataclass, field
 

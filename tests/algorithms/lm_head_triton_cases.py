@@ -15,7 +15,7 @@ from head_oracle import (
     outputs_of,
 )
 
-from troll.algorithms.lm_head import lm_head
+from troll.algorithms.lm_head.head import lm_head
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troll.algorithms.advantages import ESTIMATORS, make_estimator
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 GROUPED = [name for name, info in ESTIMATORS.items() if info.uses_groups]
 
@@ -103,6 +103,37 @@ def test_reinforce_plus_plus_whitens_discounted_returns(gamma):
         to_go = [sum(gamma ** (k - t) * earned[k] for k in range(t, length)) for t in range(length)]
         returns.append(to_go + [0.0] * (3 - length))
     np.testing.assert_allclose(result.advantages.numpy(), whitened(returns, lengths), atol=1e-5)
+
+
+def test_reinforce_plus_plus_is_verls_but_for_masked_tokens_inside():
+    """verl's loop (core_algos.py) in numpy: equal on plain responses; it forgets what precedes a tool."""
+
+    def verls(rewards: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+        returns, running = np.zeros(mask.shape), np.zeros(len(mask))
+        for t in reversed(range(mask.shape[1])):
+            running = rewards[:, t].numpy() + 0.9 * running
+            returns[:, t] = running
+            running = running * mask[:, t].numpy()
+        on = mask.numpy().astype(bool)
+        mean, variance = returns[on].mean(), returns[on].var(ddof=1)
+        return np.where(on, (returns - mean) / np.sqrt(variance + 1e-8), 0.0)
+
+    outcome = torch.tensor([1.0, -0.5, 2.0])
+    plain = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    earned = torch.zeros(3, 4, dtype=torch.float64)
+    earned[torch.arange(3), plain.sum(1) - 1] = outcome.double()
+    estimator = make_estimator("reinforce++", gamma=0.9)
+    ours = estimator(outcome, torch.zeros(3), plain).advantages
+    np.testing.assert_allclose(ours.numpy(), verls(earned, plain), atol=1e-6)
+    with_tool = plain.clone()
+    with_tool[0, 2] = 0
+    ours = estimator(outcome, torch.zeros(3), with_tool).advantages
+    # Before the tool call: the discounted outcome, two steps away for us; nothing at all in verl.
+    assert ours[0, 0] != pytest.approx(verls(earned, with_tool)[0, 0], abs=0.1)
+    tokens = [[0.81, 0.9, 1.0], [-0.45, -0.5], [2.0]]
+    values = [value for row in tokens for value in row]
+    mean, deviation = statistics.mean(values), statistics.stdev(values)
+    assert ours[0, 0].item() == pytest.approx((0.81 - mean) / deviation, abs=1e-5)
 
 
 def test_reinforce_plus_plus_baseline_whitens_group_differences_over_tokens():
@@ -229,12 +260,12 @@ def test_the_order_of_responses_does_not_matter(name):
 
 def test_bad_input_is_refused_in_one_line():
     good = (torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.ones(2, 3))
-    with pytest.raises(UserError, match=r"unknown name 'gpro', did you mean 'grpo'\?"):
+    with pytest.raises(UserError, match=r"unknown name 'gpro'; valid: .*; did you mean 'grpo'\?"):
         make_estimator("gpro")
-    with pytest.raises(UserError, match=r"unknown setting 'eps', did you mean 'epsilon'\?"):
+    with pytest.raises(UserError, match=r"unknown setting 'eps'; valid: epsilon; did you mean 'epsilon'\?"):
         make_estimator("grpo", eps=1)
-    with pytest.raises(UserError, match=r"lam: got 1.5, must be a number in \[0, 1\]"):
-        make_estimator("gae", lam=1.5)(*good, values=torch.zeros(2, 3))
+    with pytest.raises(UserError, match=r"lam is 1.5, must be a number in \[0, 1\]"):
+        make_estimator("gae", lam=1.5)
     with pytest.raises(UserError, match="needs the critic's values"):
         make_estimator("gae")(*good)
     with pytest.raises(UserError, match="needs greedy_rewards"):

@@ -9,11 +9,12 @@ from troll.algorithms.distributions import (
     DEFAULT_LOG_PROB,
     SparseLogProbs,
     align,
+    constant_tail,
     kl,
     on_support,
     sparsify,
 )
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 P = torch.tensor([[0.5, 0.02, 0.3, 0.1, 0.08]], dtype=torch.float64)
 
@@ -106,11 +107,34 @@ def test_the_papers_constant_tail():
     assert not sparse.tail_log_prob.requires_grad
 
 
+def test_a_constant_tail_sums_to_one_and_hides_no_mass():
+    """Near-uniform: eight of a hundred tokens hold little, and both facts stay visible."""
+    logits = (0.1 * torch.randn(5, 100, dtype=torch.float64)).requires_grad_()
+    exact, sparse = sparsify(logits, 8), sparsify(logits, 8, tail="constant")
+    kept = logits.softmax(-1).gather(-1, sparse.token_ids)
+    torch.testing.assert_close(sparse.atoms().exp().sum(-1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(sparse.log_probs.softmax(-1), kept / kept.sum(-1, keepdim=True))
+    torch.testing.assert_close(sparse.kept_mass(), kept.sum(-1).detach())
+    assert sparse.kept_mass().max() < 0.15 and torch.equal(sparse.kept_mass(), exact.kept_mass())
+    other, _ = align(sparse, sparsify(logits.detach().flip(-1), 8, tail="constant"), missing="default")
+    torch.testing.assert_close(other.atoms().exp().sum(-1), torch.ones(5, dtype=torch.float64))
+    for again in (other, sparse.detach(), sparse.where(torch.ones(5, dtype=torch.bool)), sparse.cpu()):
+        assert torch.equal(again.kept_mass(), exact.kept_mass())
+    assert torch.equal(sparse.rows(torch.tensor([3])).kept_mass(), exact.kept_mass()[3:4])
+    # A row without a token, as in padding, stays a distribution.
+    padding = constant_tail(exact.where(torch.zeros(5, dtype=torch.bool)), 100)
+    assert (padding.atoms().exp().sum(-1) == 1).all() and (padding.kept_mass() == 0).all()
+    gradient = torch.autograd.grad(sparse.log_probs[:, 0].sum() + padding.tail_log_prob.sum(), logits)[0]
+    assert gradient.isfinite().all() and (gradient != 0).any()
+
+
 def test_bad_arguments_are_refused():
     for arguments, message in (
         ({"keep": 0}, "keep=0"),
         ({"keep": 1, "always_keep": torch.tensor([[0, 1]])}, "always_keep"),
-        ({"dropped_mass": -0.1}, "dropped_mass"),
+        ({"dropped_mass": -0.1}, r"dropped_mass is -0.1, must be a number in \[0, 1\)"),
+        ({"dropped_mass": 1.0}, r"dropped_mass is 1.0, must be a number in \[0, 1\)"),
+        ({"dropped_mass": math.nan}, "dropped_mass is nan"),
         ({"tail": "other"}, "tail='other'"),
     ):
         with pytest.raises(UserError, match=message):
@@ -163,3 +187,26 @@ def test_rows_by_index_and_by_mask_are_the_same():
     mask = torch.tensor([[True, False, True], [False, False, True]])
     one, other = sparse.rows(mask), sparse.rows(torch.tensor([0, 2, 5]))
     assert torch.equal(one.atoms(), other.atoms()) and torch.equal(one.token_ids, other.token_ids)
+
+
+def test_a_distribution_travels_in_a_batch_whole():
+    """Rows cut out of a batch, moved and padded by name alone come back as the distributions they were."""
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    values = torch.randn(3, 20, dtype=torch.float64, requires_grad=True)
+    rows = sparsify(values, 6, 0.3)
+    batch = rows.scatter(mask).to_batch("old_")
+    assert {key: value.dtype for key, value in batch.items()} == {
+        "old_token_ids": torch.int32,
+        "old_support_log_probs": torch.float64,
+        "old_tail_log_prob": torch.float64,
+    }
+    swapped = {key: value.flip(0) for key, value in batch.items()}
+    found = SparseLogProbs.cat([SparseLogProbs.from_batch(swapped, "old_")] * 2)
+    assert found.token_ids.dtype == torch.int64
+    assert torch.equal(found.rows(mask.flip(0).repeat(2, 1)).token_ids[:3], rows.token_ids[[2, 0, 1]])
+    torch.testing.assert_close(found.atoms().exp().sum(-1), torch.ones(4, 3, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(found.log_probs[found.token_ids >= 0].sum(), values)
+    assert (gradient != 0).any(-1).all()
+    nothing = rows.rows(torch.tensor([], dtype=torch.int64)).scatter(torch.zeros(2, 3, dtype=torch.bool))
+    assert (nothing.token_ids == -1).all() and (nothing.tail_log_prob == 0).all()
+    assert nothing.log_probs.requires_grad

@@ -14,8 +14,8 @@ from head_oracle import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from troll.algorithms.lm_head import lm_head
-from troll.errors import UserError
+from troll.algorithms.lm_head.head import lm_head
+from troll.common.errors import UserError
 
 SHAPES = [(33, 47, 211, 9), (5, 16, 1000, 64), (1, 3, 5, 2)]
 CHUNKS = [(None, None), (7, 50), (33, 64), (1, 1000), (100, 3)]
@@ -257,6 +257,13 @@ def test_no_tensor_exceeds_a_tile(dtype):
     assert largest.elements <= chunk_tokens * chunk_vocab
 
 
+def test_second_derivatives_are_refused():
+    hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(7, 4)
+    output = lm_head(hidden, weight, torch.tensor([0, 1, 6]))
+    with pytest.raises(UserError, match="lm_head: has no second derivative"):
+        torch.autograd.grad(output.label_log_probs.sum(), hidden, create_graph=True)
+
+
 def test_bad_arguments_are_named():
     hidden, weight, labels = torch.zeros(4, 3), torch.zeros(6, 3), torch.zeros(4, dtype=torch.int64)
 
@@ -271,6 +278,8 @@ def test_bad_arguments_are_named():
     refused(r"labels must lie in \[0, 6\), found -100", hidden, weight, torch.tensor([0, 1, -100, 2]))
     refused(r"support must lie in \[-1, 6\)", hidden, weight, labels, support=torch.full((4, 2), -2))
     refused("support .* with N = 4", hidden, weight, labels, support=torch.zeros(3, 2, dtype=torch.int64))
+    twice = torch.tensor([[0, 1, -1], [2, 3, 5], [-1, -1, -1], [4, 0, 4]])
+    refused("distinct ids in each row, found 4 twice in row 3", hidden, weight, labels, support=twice)
     refused("not both", hidden, weight, labels, support=labels.unsqueeze(1), keep=2)
     refused("keep is 0", hidden, weight, labels, keep=0)
     refused("dropped_mass is 1", hidden, weight, labels, keep=2, dropped_mass=1.0)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from troll.algorithms.distributions import sparsify
-from troll.algorithms.lm_head import lm_head
+from troll.algorithms.lm_head.head import lm_head
 
 
 def head_of_logits(logits, labels, **options):

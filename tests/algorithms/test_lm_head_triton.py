@@ -34,7 +34,7 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from troll.algorithms import lm_head_triton as kernels
+    from troll.algorithms.lm_head import triton as kernels
 
     types = dict.fromkeys(("stride", "columns", "start"), "i32") | dict.fromkeys(("scale", "masked"), "fp32")
     types |= dict.fromkeys(("labels", "support"), "*i64") | {"out": "*bf16"}
@@ -54,7 +54,7 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
 def test_triton_and_torch_agree_on_cuda(dtype):
     from head_oracle import OUTPUTS, gradients, make_case, outputs_of
 
-    from troll.algorithms.lm_head import lm_head
+    from troll.algorithms.lm_head.head import lm_head
 
     case = make_case(300, 64, 5003, 37, "all", dtype)
     case.labels, case.support = case.labels.cuda(), case.support.cuda()

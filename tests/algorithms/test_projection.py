@@ -13,7 +13,7 @@ import troll
 from troll.algorithms import divergences
 from troll.algorithms.distributions import SparseLogProbs, on_support, sparsify
 from troll.algorithms.projection import Projection, project
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 INF = math.inf
 
@@ -47,7 +47,7 @@ def test_equals_a_fifty_digit_solution_in_float64(bound, spread, shift):
         np.testing.assert_allclose(
             result.log_probs[row].numpy(), [float(x) for x in expected], rtol=1e-8, atol=1e-8
         )
-        assert float(result.step[row]) == pytest.approx(float(step), rel=1e-8)
+        assert float(result.step_size[row]) == pytest.approx(float(step), rel=1e-8)
         assert float(result.eta[row]) == pytest.approx(float(1 / step - 1), rel=1e-7, abs=1e-9)
         if result.active[row]:
             achieved = exact_kl(result.log_probs[row], old[row])
@@ -66,7 +66,7 @@ def test_float32_meets_the_bound_to_a_ten_thousandth(bound):
         result.log_probs.double().log_softmax(-1), old.double().log_softmax(-1)
     )[active]
     torch.testing.assert_close(achieved, torch.full_like(achieved, bound), rtol=1e-4, atol=0)
-    torch.testing.assert_close(result.step.double(), wide.step, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(result.step_size.double(), wide.step_size, rtol=1e-4, atol=1e-6)
 
 
 def test_never_leaves_the_ball_beyond_rounding():
@@ -116,7 +116,7 @@ def test_rows_inside_the_ball_come_back_bit_for_bit():
     assert not result.active.any()
     assert torch.equal(result.log_probs, new)
     assert torch.equal(result.kl_after, result.kl_before)
-    assert (result.step == 1).all() and (result.eta == 0).all()
+    assert (result.step_size == 1).all() and (result.eta == 0).all()
     assert (result.evaluations == 0).all() and (result.residual == 0).all()
 
 
@@ -155,7 +155,7 @@ def test_regression_gradient_is_an_adaptive_kl_penalty():
     new = logits.log_softmax(-1)
     result = project(new, old, 0.05, tolerance=1e-14)
     pull = divergences.kl_divergence(new, result.log_probs.detach())
-    penalty = (1 - result.step) * divergences.kl_divergence(new, old)
+    penalty = (1 - result.step_size) * divergences.kl_divergence(new, old)
     (ours,) = torch.autograd.grad(pull.sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad(penalty.sum(), logits)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
@@ -190,7 +190,7 @@ def test_degenerate_rows_have_defined_results(name):
     new = new.clone().requires_grad_()
     result = project(new, old, bound)
     torch.testing.assert_close(result.log_probs.detach().exp(), torch.tensor(expected, dtype=torch.float64))
-    assert float(result.step) == step and bool(result.feasible) is feasible
+    assert float(result.step_size) == step and bool(result.feasible) is feasible
     finite = result.log_probs[result.log_probs > -INF]
     finite.sum().backward()
     assert new.grad.isfinite().all()
@@ -205,6 +205,23 @@ def test_a_partly_shared_support_solves_the_problem_that_is_left():
     shared = project(logs(0.1, 0.9), logs(0.78, 0.2).log_softmax(-1), 0.05 + math.log(0.98))
     torch.testing.assert_close(result.log_probs[1:], shared.log_probs)
     assert float(result.kl_after) == pytest.approx(0.05, rel=1e-9)
+
+
+def test_a_restricted_policy_inside_the_ball_is_the_answer():
+    """p rules out a token of q; what is left of q is in the ball, by two percent of the bound."""
+    new = torch.tensor([[0.0, -2.0, 0.4, -113.5]], dtype=torch.float64)
+    old = torch.tensor([[-INF, -2.0, 0.3, -2.6]], dtype=torch.float64)
+    leaf = new.clone().requires_grad_()
+    result = project(leaf, old, 0.05)
+    assert result.active and result.feasible
+    assert float(result.step_size) == 1 and float(result.residual) == 0 and float(result.evaluations) == 1
+    restricted = new.masked_fill(old == -INF, -INF).log_softmax(-1)
+    torch.testing.assert_close(result.log_probs.detach(), restricted, rtol=0, atol=1e-13)
+    # The gradient is that of the restricted softmax.
+    (found,) = torch.autograd.grad(result.log_probs[0, 1], leaf)
+    expected = -restricted.exp()
+    expected[0, 1] += 1
+    torch.testing.assert_close(found, expected.masked_fill(old == -INF, 0.0), rtol=0, atol=1e-13)
 
 
 def test_masks_made_of_huge_negative_numbers_are_zero_probabilities():
@@ -243,6 +260,13 @@ def test_bounds_must_be_non_negative(bound):
         project(new, old, bound)
 
 
+@pytest.mark.parametrize("tolerance", [-1, 0.6, math.nan])
+def test_tolerances_out_of_range_are_refused(tolerance):
+    new, old = log_probs_pair(3, 5)
+    with pytest.raises(UserError, match=r"project: tolerance is .*, must be a number in \[0, 0.5\]"):
+        project(new, old, 0.05, tolerance=tolerance)
+
+
 def test_shapes_and_supports_must_agree():
     new, old = log_probs_pair(3, 5)
     with pytest.raises(UserError, match="same shape"):
@@ -266,7 +290,7 @@ def test_bounds_per_row_and_any_batch_shape():
     new, old = (x.reshape(2, 3, 7) for x in log_probs_pair(6, 7))
     bounds = torch.tensor([[0.01, 0.05, INF], [0.5, 0.0, 0.1]], dtype=torch.float64)
     result = project(new, old, bounds)
-    assert result.step.shape == result.active.shape == (2, 3)
+    assert result.step_size.shape == result.active.shape == (2, 3)
     for place in np.ndindex(2, 3):
         alone = project(new[place], old[place], float(bounds[place]))
         assert torch.equal(result.log_probs[place], alone.log_probs)
@@ -287,7 +311,7 @@ def test_working_in_pieces_changes_nothing(monkeypatch):
 
 def test_empty_batches_pass():
     result = project(torch.empty(0, 5), torch.empty(0, 5), 0.05)
-    assert result.log_probs.shape == (0, 5) and result.step.shape == (0,)
+    assert result.log_probs.shape == (0, 5) and result.step_size.shape == (0,)
 
 
 def test_the_solver_needs_few_evaluations():
@@ -307,12 +331,18 @@ def test_extreme_tails_converge():
         assert result.residual.max() <= 1e-9 and result.evaluations.max() < 40
 
 
-def test_second_derivatives_are_refused_rather_than_wrong():
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives_are_refused_rather_than_wrong(power):
+    """With the power 1 the upstream gradient is a constant: torch's own mark would drop the term silently."""
     new, old = log_probs_pair(2, 5, 1.0, 2.0)
     new.requires_grad_()
-    (first,) = torch.autograd.grad(project(new, old, 0.05).log_probs.square().sum(), new, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    loss = (project(new, old, 0.05).log_probs ** power).sum()
+    with pytest.raises(UserError, match=r"project: has no second derivative.*create_graph"):
+        torch.autograd.grad(loss, new, create_graph=True)
+    torch.autograd.grad(loss, new)
+    for first, second in ((new, old), (old, new)):
+        with pytest.raises(UserError, match="kl_divergence: has no second"):
+            torch.autograd.grad(divergences.kl_divergence(first, second).sum(), new, create_graph=True)
 
 
 def test_sparse_input_gives_sparse_output_on_the_same_tokens():

@@ -33,7 +33,7 @@ def test_feasible_and_tight(pair, bound):
     assert (result.log_probs.exp().sum(-1) - 1).abs().max() < 1e-9
     # Complementary slackness: a moved row lies on the boundary.
     assert (result.kl_after[result.active] >= bound * (1 - 1e-9) - 1e-13).all()
-    assert ((result.step > 0) & (result.step <= 1)).all()
+    assert ((result.step_size > 0) & (result.step_size <= 1)).all()
 
 
 @given(pairs(), BOUNDS)
@@ -64,7 +64,7 @@ def test_a_larger_ball_is_a_longer_step(pair, one, other):
     new, old = pair
     small, large = sorted((one, other))
     first, second = project(new, old, small), project(new, old, large)
-    assert (first.step <= second.step * (1 + 1e-8) + 1e-12).all()
+    assert (first.step_size <= second.step_size * (1 + 1e-8) + 1e-12).all()
     assert (first.kl_after <= second.kl_after * (1 + 1e-9) + 1e-13).all()
 
 

@@ -8,7 +8,7 @@ from policy_cases import log_probs_pair
 from torch import Tensor
 
 from troll.algorithms.regularisers import REGULARISERS, ReferenceKLController, kl_estimate
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 
 def expectation(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Our baselines are TRL's: the same losses and gradients as `GRPOTrainer._compute_loss` on random batches.
 
-TRL's own method runs on a stand-in for the trainer: an upgrade of TRL that changes its loss is seen here.
+TRL's own method runs on a substitute for the trainer: an upgrade of TRL that changes its loss is seen here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ def trl_loss(new: Tensor, batch: SimpleNamespace, **options: object) -> Tensor:
         "delta": None,
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
+        "off_policy_mask_threshold": None,
     }
     chosen = {**defaults, **options}
     args = SimpleNamespace(
         delta=chosen["delta"],
         sapo_temperature_pos=chosen["sapo_temperature_pos"],
         sapo_temperature_neg=chosen["sapo_temperature_neg"],
+        **{name: value for name, value in chosen.items() if name.startswith("vespo_")},
         steps_per_generation=1,
         use_bias_correction_kl=False,
     )
@@ -49,7 +55,9 @@ def trl_loss(new: Tensor, batch: SimpleNamespace, **options: object) -> Tensor:
         beta=0.0,
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+        off_policy_mask_threshold=chosen["off_policy_mask_threshold"],
+        get_off_policy_mask=trl_grpo.GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=trl_grpo.GRPOTrainer.get_gamma_weights,
         use_vllm=False,
         vllm_importance_sampling_correction=False,
         _entropy_bonus_enabled=False,
@@ -137,7 +145,7 @@ def test_the_cases_have_clipped_and_free_tokens():
         losses = make_trust_region(name, **settings)(
             TokenPolicy(new), TokenPolicy(batch.old), advantages, batch.mask
         )
-        outside = losses.metrics["outside"][batch.mask.bool()]
+        outside = losses.metrics["clip_fraction"][batch.mask.bool()]
         assert 0 < outside.mean() < 1, pair
 
 

@@ -1,7 +1,11 @@
-"""What every trust region promises, checked for each registered name."""
+"""What every trust region promises, checked for each registered name and for the rule of the README."""
 
 import math
+import os
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,22 +21,58 @@ from troll.algorithms.trust_regions import (
     TokenPolicy,
     TrustRegion,
     make_trust_region,
+    register,
 )
 from troll.algorithms.trust_regions.quatro import solve_duals
-from troll.errors import UserError
+from troll.common.errors import UserError
 
+README = Path(__file__).parents[2] / "README.md"
+
+
+def _readme_rule():
+    """The rule that the README tells people to write, word for word, under a name for these tests."""
+    fences = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (text,) = [fence for fence in fences if "def soft_wall" in fence]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    register("my-rule", names["soft_wall"])
+
+
+def _careless(new, old, advantages, mask, *, coefficient: float = 1.0):
+    """Careless: minds neither masks nor gradients, and reports what it likes."""
+    ratio = (new.log_probs - old.log_probs).clamp(max=20.0).exp()
+    spread = new.distribution.atoms().exp().sum(-1) - old.distribution.atoms().exp().sum(-1)
+    per_token = coefficient * (ratio - old.log_probs.exp() / old.log_probs.detach().exp()).square()
+    return TokenLosses(-advantages * ratio + per_token + 0.0 * spread, {"everywhere": 1.0 + ratio})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _unregistered():
+    """Other tests list all rules: those of this file are no part of the package."""
+    yield
+    for name in ("my-rule", "careless"):
+        TRUST_REGIONS._entries.pop(name, None)
+
+
+_readme_rule()
+register("careless", _careless, needs_distribution=True)
 RULES = sorted(TRUST_REGIONS)
+# A rule outside of the package, alone: `make contract RULE=my_rules.py:soft_wall`.
+if OWN := os.environ.get("TROLL_CONTRACT"):
+    RULES = [TRUST_REGIONS[OWN].name]
 # Terms that pull the policy whatever the advantage says; off for tests of the policy gradient.
 PULLS = {"regression_weight": 0.0, "coefficient": 0.0}
+# Rules that pick tokens of the old policy itself: the share that they pick.
+PICKS = {"share": 0.0}
 
 
 def region(name: str, **settings: float) -> TrustRegion:
     return make_trust_region(name, **settings)
 
 
-def without_pull(name: str) -> TrustRegion:
+def without(name: str, settings: dict[str, float]) -> TrustRegion:
     known = TRUST_REGIONS[name].settings
-    return region(name, **{key: value for key, value in PULLS.items() if key in known})
+    return region(name, **{key: value for key, value in settings.items() if key in known})
 
 
 def call(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> TokenLosses:
@@ -60,14 +100,14 @@ def equal_rewards(case: Case) -> Case:
 @pytest.mark.parametrize("name", RULES)
 def test_zero_advantage_gives_zero_policy_gradient(name):
     case = equal_rewards(make_case())
-    result = gradient(without_pull(name), case, torch.zeros_like(case.advantages))
+    result = gradient(without(name, PULLS), case, torch.zeros_like(case.advantages))
     assert result.abs().max() == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_first_on_policy_step_is_the_policy_gradient(name):
     case = make_case(shift=0.0)
-    rule = region(name)
+    rule = without(name, PICKS)
     advantages = case.advantages
     if rule.needs_context:
         # The reconstruction learns from rewards with a soft baseline of its own.
@@ -114,6 +154,25 @@ def test_masked_positions_are_never_read(name):
     for key, value in clean.metrics.items():
         assert torch.equal(spoilt.metrics[key], value), key
         assert (value[masked] == 0).all(), key
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nan_at_masked_positions_reaches_no_gradient(name):
+    """As a model gives it: NaN in the tensors that are differentiated."""
+    case, rule = make_case(), region(name)
+    masked = case.mask == 0
+    new, old = case.new, case.old
+    spoilt = [
+        values.detach().masked_fill(masked if values.dim() == 2 else masked.unsqueeze(-1), math.nan)
+        for values in (new.log_probs, new.distribution.log_probs, new.distribution.tail_log_prob)
+    ]
+    leaves = [values.requires_grad_() for values in spoilt]
+    policy = TokenPolicy(
+        leaves[0], SparseLogProbs(new.distribution.token_ids, *leaves[1:]), None, new.token_ids
+    )
+    losses = rule(policy, old, case.advantages, case.mask, case.context if rule.needs_context else None)
+    for found in torch.autograd.grad(losses.per_token.sum(), leaves, allow_unused=True):
+        assert found is None or (found[masked] == 0).all()
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -177,7 +236,7 @@ def test_common_metrics_are_the_same_measure_for_every_rule(name):
         metrics["kept_mass"], old.distribution.log_probs.exp().sum(-1) * on, rtol=1e-6, atol=1e-9
     )
     assert (metrics["kl_to_old_sampled"] >= 0).all()
-    assert set(metrics["outside"].unique().tolist()) <= {0.0, 1.0}
+    assert set(metrics["clip_fraction"].unique().tolist()) <= {0.0, 1.0}
     for key, value in metrics.items():
         assert value.shape == case.mask.shape and not value.requires_grad, key
 
@@ -251,12 +310,31 @@ def test_the_registry_entry_is_complete(name):
     rule.load_state_dict(rule.state_dict())
 
 
+def test_the_rule_of_the_readme_is_among_them():
+    assert "my-rule" in RULES
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (lambda new: new.log_probs, "must return TokenLosses, not Tensor"),
+        (lambda new: TokenLosses(new.log_probs.sum(1)), r"losses must be of the shape of the mask \(4, 6\)"),
+        (lambda new: TokenLosses(new.log_probs, {"mine": new.log_probs[0]}), "mine must be of the shape"),
+    ],
+)
+def test_a_rule_that_returns_something_else_is_told_so(losses, message):
+    case = make_case()
+    info = replace(TRUST_REGIONS["pg"], name="odd", function=lambda new, old, advantages, mask: losses(new))
+    with pytest.raises(UserError, match=f"trust region 'odd': {message}"):
+        TrustRegion(info, {})(case.new, case.old, case.advantages, case.mask)
+
+
 def test_unknown_names_and_settings_get_the_nearest():
-    with pytest.raises(UserError, match=r"unknown name 'trol', did you mean 'troll'\?.*Known: .*clip"):
+    with pytest.raises(UserError, match=r"unknown name 'trol'; valid: .*clip.*; did you mean 'troll'\?"):
         make_trust_region("trol")
-    with pytest.raises(UserError, match=r"unknown setting 'kl_bond', did you mean 'kl_bound'\?"):
+    with pytest.raises(UserError, match=r"unknown setting 'kl_bond'; valid: .*; did you mean 'kl_bound'\?"):
         make_trust_region("troll", kl_bond=0.1)
-    with pytest.raises(UserError, match=r"follow='kll' is not one of"):
+    with pytest.raises(UserError, match=r"follow is 'kll', must be one of 'projected', 'kl', 'schedule'"):
         make_trust_region("troll-adaptive", follow="kll")
     with pytest.raises(UserError, match="needs the rewards"):
         case = make_case()

@@ -8,7 +8,7 @@ import torch
 from policy_cases import make_case
 from torch import Tensor
 
-from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs, align, on_support, sparsify
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
 from troll.algorithms.trust_regions import GroupContext, TokenPolicy, make_trust_region
@@ -40,7 +40,7 @@ def one_token(name: str, ratio: float, advantage: float, old: float = 0.3, **set
 def test_clip_with_asymmetric_bounds_and_dual_clip(ratio, advantage, loss, slope, outside):
     result = one_token("clip", ratio, advantage, 0.1, epsilon_low=0.2, epsilon_high=0.28, dual_clip=3.0)
     assert result[:2] == pytest.approx((loss, slope), rel=1e-12, abs=1e-12)
-    assert result[2]["outside"] == outside
+    assert result[2]["clip_fraction"] == outside
     assert result[2]["clipped_up"] + result[2]["clipped_down"] == outside
 
 
@@ -62,7 +62,7 @@ def test_cispo_cuts_the_weight_and_keeps_the_gradient(name, limit):
     loss, slope, metrics = one_token(name, 6.0, 1.5, 0.1)
     assert slope == pytest.approx(-1.5 * limit)
     assert loss == pytest.approx(-1.5 * limit * math.log(0.6))
-    assert metrics["outside"] == 1
+    assert metrics["clip_fraction"] == 1
 
 
 def test_cispo_conventions_differ_below_one():
@@ -94,7 +94,7 @@ def test_sapo_gates_the_gradient(advantage, tau, ratio):
 def test_dppo_masks_by_probability_not_by_ratio(new, old, advantage, masked):
     _, slope, metrics = one_token("dppo-binary-tv", new / old, advantage, old)
     assert metrics["divergence"] == pytest.approx(abs(new - old), rel=1e-5)
-    assert metrics["outside"] == masked
+    assert metrics["clip_fraction"] == masked
     assert slope == pytest.approx(0.0 if masked else -advantage * min(new / old, 20.0))
 
 
@@ -102,7 +102,7 @@ def test_dppo_binary_kl_is_old_to_new():
     _, _, metrics = one_token("dppo-binary-kl", 2.0, 1.0, 0.3)
     expected = 0.3 * math.log(0.3 / 0.6) + 0.7 * math.log(0.7 / 0.4)
     assert metrics["divergence"] == pytest.approx(expected)
-    assert metrics["outside"] == (expected > 0.05)
+    assert metrics["clip_fraction"] == (expected > 0.05)
 
 
 @pytest.mark.parametrize("name", ["dppo-topk-tv", "dppo-topk-kl"])
@@ -157,7 +157,7 @@ def test_troll_on_all_tokens_is_the_dense_formula(name, alpha):
     case.support = torch.arange(12).expand(4, 6, 12)
     rule = make_trust_region(name, kl_bound=0.05, regression_weight=alpha)
     losses = rule(case.new, case.old, case.advantages, case.mask)
-    assert losses.metrics["outside"].sum() > 0
+    assert losses.metrics["clip_fraction"].sum() > 0
     expected = dense_troll(case, 0.05, alpha, name == "troll-seq")
     torch.testing.assert_close(losses.per_token, expected, rtol=1e-7, atol=1e-9)
     (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
@@ -165,10 +165,103 @@ def test_troll_on_all_tokens_is_the_dense_formula(name, alpha):
     torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-8)
 
 
+def constant_pair(logits: Tensor, old_logits: Tensor, tokens: Tensor, keep: int):
+    """Both policies [1, T] as the paper's code has them: each keeps its own tokens, 1e-12 for the rest."""
+    pair = [sparsify(values, keep, 1e-3, tokens, tail="constant") for values in (logits, old_logits.detach())]
+    policies = []
+    for values, sparse in zip((logits, old_logits), align(*pair, missing="default"), strict=True):
+        sampled = values.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        policies.append(TokenPolicy(sampled, sparse, None, tokens))
+    return policies
+
+
+def dense_with_constant(logits: Tensor, tokens: Tensor, keep: int) -> Tensor:
+    """The same as log-probabilities over the whole vocabulary, written down for each row."""
+    rows = []
+    for row, token in zip(logits, tokens.tolist(), strict=True):
+        probabilities = row.detach().softmax(-1)
+        order = [i for i in row.argsort(descending=True).tolist() if i != token]
+        chosen = [token, *order[: keep - 1]]
+        chosen.sort(key=lambda i: -float(probabilities[i]))
+        left, kept = 1.0, []
+        for i in chosen:
+            if left > 1e-3 or i == token:
+                kept.append(i)
+            left -= float(probabilities[i])
+        constant = math.exp(DEFAULT_LOG_PROB)
+        share = row[kept].log_softmax(-1) + math.log1p(-constant * (len(row) - len(kept)))
+        full = torch.full_like(row, DEFAULT_LOG_PROB)
+        rows.append(full.index_put((torch.tensor(kept),), share))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.7, 2.0])
+def test_troll_with_a_constant_tail_is_the_dense_formula(shift):
+    """Twelve tokens, five kept by each policy: loss and gradient equal those over the whole vocabulary."""
+    generator = torch.Generator().manual_seed(4)
+    old = 1.5 * torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    new = (old + shift * torch.randn(40, 12, generator=generator, dtype=torch.float64)).requires_grad_()
+    tokens = old.softmax(-1).multinomial(1, generator=generator).squeeze(-1)
+    advantages = torch.randn(40, generator=generator, dtype=torch.float64)
+    policies = constant_pair(new[None], old[None], tokens[None], 5)
+    losses = make_trust_region("troll")(*policies, advantages[None], torch.ones(1, 40))
+    q, p = dense_with_constant(new, tokens, 5), dense_with_constant(old, tokens, 5)
+    projection = project(q, p, 0.05)
+    slot = tokens.unsqueeze(-1)
+    ratio = (projection.log_probs.gather(-1, slot) - p.gather(-1, slot)).exp().squeeze(-1)
+    pull = kl_divergence(q, projection.log_probs.detach())
+    expected = -advantages * ratio + torch.where(projection.active, pull, 0.0)
+    torch.testing.assert_close(losses.per_token[0], expected, rtol=1e-7, atol=1e-9)
+    (found,) = torch.autograd.grad(losses.per_token.sum(), new, retain_graph=True)
+    (wanted,) = torch.autograd.grad(expected.sum(), new)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+    assert projection.active.any() or shift < 0.5
+    kept = policies[1].distribution.kept_mass()
+    torch.testing.assert_close(losses.metrics["kept_mass"], kept)
+    assert kept.min() < 0.8
+
+
+@pytest.mark.parametrize("name", ["troll", "troll-seq"])
+@pytest.mark.parametrize("tail", ["constant", "pooled"])
+def test_the_loss_is_continuous_at_the_edge_of_the_ball(name, tail):
+    """Little mass is kept; a policy moves from just inside of the ball to just outside."""
+    generator = torch.Generator().manual_seed(1)
+    old = 0.1 * torch.randn(1, 1, 40, generator=generator, dtype=torch.float64)
+    way = torch.randn(1, 1, 40, generator=generator, dtype=torch.float64)
+    # Nine tokens stay ahead, so that both keep the same: another kept token is a jump of its own.
+    old[..., :9] += 1.0
+    way[..., 9:] = 0.0
+    token = old.argmax(-1)
+
+    def losses(distance: float):
+        logits = old + distance * way
+        if tail == "constant":
+            policies = constant_pair(logits, old, token, 9)
+        else:
+            ids = sparsify(old, 9, 1e-3, token).token_ids
+            policies = []
+            for values in (logits, old):
+                sampled = values.log_softmax(-1).gather(-1, token.unsqueeze(-1)).squeeze(-1)
+                policies.append(TokenPolicy(sampled, on_support(values, ids), None, token))
+        return make_trust_region(name)(*policies, torch.ones(1, 1), torch.ones(1, 1))
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        outside = losses(middle).metrics["clip_fraction"].item() == 1
+        low, high = (low, middle) if outside else (middle, high)
+    inside, outside = losses(low), losses(high)
+    assert inside.metrics["clip_fraction"].item() == 0 and outside.metrics["clip_fraction"].item() == 1
+    assert outside.metrics["kl_to_old"].item() == pytest.approx(0.05, rel=1e-6)
+    assert outside.metrics["kept_mass"].item() < 0.5
+    assert outside.per_token.item() == pytest.approx(inside.per_token.item(), rel=1e-6)
+    assert abs(outside.per_token.item() + 1) > 0.01
+
+
 def test_troll_reports_what_the_projection_did():
     case = make_case(shift=1.5)
     metrics = make_trust_region("troll", kl_bound=0.1)(case.new, case.old, case.advantages, case.mask).metrics
-    outside = metrics["outside"].bool()
+    outside = metrics["clip_fraction"].bool()
     assert torch.equal(outside, (metrics["kl_to_old"] > 0.1))
     assert (metrics["kl_projected"] <= 0.1 * (1 + 1e-9)).all() and (metrics["kl_violation"] <= 1e-9).all()
     torch.testing.assert_close(
@@ -191,7 +284,7 @@ def test_troll_survives_an_old_tail_that_was_rounded_to_nothing():
     new = TokenPolicy(log_probs[..., 0], SparseLogProbs(ids, log_probs[..., :2], log_probs[..., 2]))
     losses = make_trust_region("troll")(new, old, torch.ones(1, 1), torch.ones(1, 1))
     losses.per_token.sum().backward()
-    assert losses.metrics["outside"].item() == 1 and losses.per_token.isfinite().all()
+    assert losses.metrics["clip_fraction"].item() == 1 and losses.per_token.isfinite().all()
     # Gradient descent lowers the logit that the old policy does not know.
     assert logits.grad.isfinite().all() and logits.grad[0, 0, 2] > 0
 
@@ -210,7 +303,7 @@ def test_troll_survives_a_kept_token_that_the_old_policy_rules_out():
         policy(logits.log_softmax(-1)), policy(old), torch.ones(1, 1), torch.ones(1, 1)
     )
     losses.per_token.sum().backward()
-    assert losses.metrics["kl_to_old"].item() == math.inf and losses.metrics["outside"].item() == 1
+    assert losses.metrics["kl_to_old"].item() == math.inf and losses.metrics["clip_fraction"].item() == 1
     assert losses.per_token.isfinite().all() and logits.grad.isfinite().all()
     assert logits.grad[0, 0, 2] > 0.1
 
@@ -221,7 +314,7 @@ def test_a_looser_bound_projects_fewer_tokens():
     for bound in (0.01, 0.05, 0.25, math.inf):
         rule = make_trust_region("troll", kl_bound=bound)
         losses = rule(case.new, case.old, case.advantages, case.mask)
-        counts.append(losses.metrics["outside"].sum().item())
+        counts.append(losses.metrics["clip_fraction"].sum().item())
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] and counts[-1] == 0
 
 
@@ -326,12 +419,12 @@ def test_penalty_coefficient_halves_and_doubles_outside_its_band():
 
 def test_adaptive_bound_moves_towards_its_target():
     rule = make_trust_region("troll-adaptive", target=0.01, rate=1.5)
-    rule.after_step({"outside": 0.012})  # a little too many outside: a little wider
+    rule.after_step({"clip_fraction": 0.012})  # a little too many outside: a little wider
     assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2)
-    rule.after_step({"outside": 0.0})
+    rule.after_step({"clip_fraction": 0.0})
     assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2 / 1.5)
     for _ in range(50):
-        rule.after_step({"outside": 0.0})
+        rule.after_step({"clip_fraction": 0.0})
     assert rule.current_settings()["kl_bound"] == 1e-3
     by_kl = make_trust_region("troll-adaptive", follow="kl", target=0.001, rate=2.0)
     by_kl.after_step({"kl_to_old": 0.00125})

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.runs import Collected, collect, read_items, read_runs
+from troll.analysis.data.runs import Collected, collect
+from troll.analysis.data.tidy import read_items, read_runs
 
 
 @pytest.fixture(scope="session")

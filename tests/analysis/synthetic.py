@@ -67,7 +67,7 @@ def passes(rng: np.random.Generator, rate: float, problems: int = 40, samples: i
 def metrics(rng: np.random.Generator, condition: str, method: str, batches: int) -> list[dict[str, Any]]:
     """A learning curve: rises towards the end value; stale clip rises a little, then falls."""
     lines, step, wall = [], 0, 0.0
-    end, start, shift = ENDS[condition, method.split("-")[0]], 0.35, rng.normal(0, 0.02)
+    end, start, shift = ENDS.get((condition, method.split("-")[0]), 0.5), 0.35, rng.normal(0, 0.02)
     for batch in range(batches):
         t = batch / max(batches - 1, 1)
         rise = start + (end - start) * (1 - math.exp(-3 * t)) / (1 - math.exp(-3)) + shift * t
@@ -88,7 +88,7 @@ def metrics(rng: np.random.Generator, condition: str, method: str, batches: int)
                 "kl_to_old": kl,
                 "kl_to_old_max": 20 * kl,
                 "ratio_max": 1 + 10 * kl,
-                "outside": min(0.9, 2 * kl),
+                "clip_fraction": min(0.9, 2 * kl),
                 "kept_mass": 1 - 1e-5 * math.exp(rng.normal(0, 0.3)),
                 "kept_mass_min": 0.998 + 0.001 * rng.random(),
                 "time": {"wall_s": wall, "rollout_s": 0.02, "reward_s": 0.01, "update_s": 0.02},
@@ -126,6 +126,7 @@ def write_run(
     table: np.ndarray | None = None,
     digests: dict[str, str] | None = None,
     problems: int = 40,
+    rule: str | None = None,
 ) -> Path:
     """One finished run directory under ``root`` (= results/<experiment>)."""
     run_id = f"tiny/{task}/{method}/{estimator}/{condition}/seed{seed}"
@@ -137,14 +138,14 @@ def write_run(
         "run_id": run_id,
         "model": "tiny",
         "task": task,
-        "trust_region": {"name": method, "rule": method.split("-")[0], "settings": {}},
+        "trust_region": {"name": method, "rule": rule or method.split("-")[0], "settings": {}},
         "estimator": estimator,
         "condition": condition,
         "seed": seed,
         "training": {
             "learning_rate": LEARNING_RATE[condition],
             "mini_batches": MINI_BATCHES[condition],
-            "passes": 1,
+            "num_iterations": 1,
             "keep": int(varied[1]) if (varied := re.search(r"-k(\d+)", method)) else 64,
             "optimizer": "adamw",
         },
@@ -161,7 +162,7 @@ def write_run(
     lines = metrics(rng, condition, method, batches)
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if table is None:
-        table = passes(rng, ENDS[condition, method.split("-")[0]] + rng.normal(0, 0.02), problems)
+        table = passes(rng, ENDS.get((condition, method.split("-")[0]), 0.5) + rng.normal(0, 0.02), problems)
     write_json(path / "grades.json", grades(task, table))
     write_json(
         path / "manifest.json",
@@ -174,7 +175,7 @@ def write_run(
             "versions": {"torch": "2.13.0"},
             "hardware": {"cpu": "test", "cores": 2},
             "wall_s": lines[-1]["time"]["wall_s"],
-            "certificate": {"kl_violation_max": 1e-7, "passed": True},
+            "constraint_check": {"kl_violation_max": 1e-7, "passed": True},
         },
     )
     return path

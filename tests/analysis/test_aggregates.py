@@ -5,25 +5,27 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from troll.analysis.aggregates import aggregate_table
-from troll.analysis.formats import to_markdown
-from troll.analysis.runs import GROUP
-from troll.analysis.training_cost import training_cost_table
+from troll.analysis.data.tidy import GROUP
+from troll.analysis.render.formats import to_markdown
+from troll.analysis.tables.aggregates import aggregate_table
+from troll.analysis.tables.training_cost import training_cost_table
 
 
 def items_of(by_method: dict[str, dict[str, list[float]]], problems: int = 20) -> pd.DataFrame:
     """Problems whose pass@1 over the test set is given for each method, estimator and seed."""
     rows = []
-    for method, by_estimator in by_method.items():
+    for method, by_estimator in {"base": {"": [0.2]}, **by_method}.items():
         for estimator, shares in by_estimator.items():
             for seed, share in enumerate(shares):
-                place = dict(zip(GROUP, ("tiny", "chains", "stale", estimator, method), strict=True))
+                condition = "" if method == "base" else "stale"
+                place = dict(zip(GROUP, ("tiny", "chains", condition, estimator, method), strict=True))
                 passed = round(share * problems)
                 rows += [
                     {
                         **place,
                         "experiment": "e",
-                        "seed": seed,
+                        "rule": method.partition("-")[0],
+                        "seed": None if method == "base" else seed,
                         "task_id": f"{i:02}",
                         "n": 1,
                         "c": int(i < passed),
@@ -39,9 +41,10 @@ def test_the_aggregate_is_the_trimmed_mean_and_the_chance_to_be_above() -> None:
     table = aggregate_table(items_of({"clip": clip, "troll": troll, "troll-kl0.1": troll}))
     (row,) = table.to_dict("records")
     assert (row["trust_region"], row["settings"], row["runs"]) == ("troll", 2, 8), "gae has no clip beside it"
-    assert row["mean"] == pytest.approx(np.mean(troll["grpo"] + troll["rloo"]))
-    assert row["iqm"] == pytest.approx(stats.trim_mean(troll["grpo"] + troll["rloo"], 0.25))
-    assert row["iqm_baseline"] == pytest.approx(stats.trim_mean(clip["grpo"] + clip["rloo"], 0.25))
+    ours, theirs = ((np.array(one["grpo"] + one["rloo"]) - 0.2) / 0.8 for one in (troll, clip))
+    assert row["mean"] == pytest.approx(np.mean(ours))
+    assert row["iqm"] == pytest.approx(stats.trim_mean(ours, 0.25))
+    assert row["iqm_baseline"] == pytest.approx(stats.trim_mean(theirs, 0.25))
     chances = [stats.mannwhitneyu(troll[name], clip[name]).statistic / 16 for name in ("grpo", "rloo")]
     assert row["improvement"] == pytest.approx(np.mean(chances))
     for name in ("iqm", "iqm_baseline", "improvement"):
@@ -60,7 +63,8 @@ def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt() -> None:
 
 def test_without_a_baseline_the_table_says_so() -> None:
     table = aggregate_table(items_of({"troll": {"grpo": [0.5]}}))
-    assert table.empty and "No method has a run of clip beside it." in to_markdown(table)
+    assert table.empty
+    assert "No method has a run of clip and a graded base model beside it." in to_markdown(table)
 
 
 def test_training_cost_is_per_batch_and_against_clip_with_grpo(runs: pd.DataFrame) -> None:

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from troll.analysis.audit_table import audit_tables, write_audit
+from troll.analysis.tables.audit import audit_tables, write_audit
 
-CASES = ("reference", "answer", "paraphrase", "wrong", "unboxed")
+CASES = ("reference", "answer", "paraphrase", "wrong", "tiny", "unboxed")
 RESULT = {
     "mode": "fast",
     "ok": True,
@@ -18,7 +18,8 @@ RESULT = {
             "available": 400,
             "passed": 40 if case in CASES[:3] else 0,
             "rate": 1.0 if case in CASES[:3] else 0.0,
-            "stand_in": name == "dapo",
+            "evaluation": 0.925 if case in CASES[:3] else 0.05,
+            "substitute": name == "dapo",
             "ok": True,
             "seconds": 1.5,
         }
@@ -34,18 +35,39 @@ RESULT = {
         "seconds": 20.1,
         "ok": True,
     },
+    "code_judges": [
+        {
+            "set": "unusual honest programs",
+            "programs": 48,
+            "both": 47,
+            "troll": 0,
+            "evalplus": 1,
+            "neither": 0,
+            "names": ["numpy"],
+            "ok": False,
+        }
+    ],
     "graders": [
         {
             "set": "dapo: wrong",
             "completions": 40,
             "exact": 0.0,
+            "reward": 0.0,
             "boxed": 0.0,
             "math_verify": 0.0,
-            **dict.fromkeys(
-                ("boxed_not_exact", "exact_not_boxed", "math_verify_not_boxed", "boxed_not_math_verify"), 0
-            ),
+            **dict.fromkeys(("boxed_not_exact", "exact_not_boxed", "reward_not_boxed"), 0),
+            **dict.fromkeys(("boxed_not_reward", "math_verify_not_boxed", "boxed_not_math_verify"), 0),
         }
     ],
+    "pairs": [
+        {
+            "notation": "percent",
+            **{"right": 7, "right_reward": 7, "right_evaluation": 3},
+            **{"wrong": 2, "wrong_reward": 0, "wrong_evaluation": 1},
+        }
+    ],
+    "forms": [],
+    "differences": [{"notation": "percent", "reference": "10", "answer": "10\\%", "right": False}],
     "contamination": [
         {
             "set": "gsm8k",
@@ -53,8 +75,8 @@ RESULT = {
             "exact": 3,
             "near": 1,
             "pairs": [],
-            "stand_in": False,
-            "train_stand_in": True,
+            "substitute": False,
+            "train_substitute": True,
             "train_problems": 16000,
         }
     ],
@@ -72,8 +94,8 @@ RESULT = {
     ],
     "absent": {"eurus-math": "data set eurus-math: the mirror has no such data (X=1); unset X"},
     "data": {
-        "gsm8k": {"source": "mirror", "sha256": "a" * 64, "stand_in": False},
-        "dapo": {"source": "mirror", "sha256": "b" * 64, "stand_in": True, "note": "split here"},
+        "gsm8k": {"source": "mirror", "sha256": "a" * 64, "substitute": False},
+        "dapo": {"source": "mirror", "sha256": "b" * 64, "substitute": True, "note": "split here"},
     },
     "python": "3.11.2",
     "seconds": 80.0,
@@ -84,7 +106,7 @@ def test_a_row_for_each_data_set_with_marks_and_verdicts(tmp_path):
     write_audit(RESULT, tmp_path / "audit")
     text = (tmp_path / "audit.md").read_text()
     assert text.startswith("# Audit of the graders (fast): passed\n")
-    start = "| gsm8k | 40 | 400 | 100.0 | 100.0 | 100.0 | 0.0 | 0.0 | 1 | 0 |"
+    start = "| gsm8k | 40 | 400 | 100.0 | 100.0 | 100.0 | 0.0 | 0.0 | 0.0 | 92.5 | 5.0 | 5.0 | 1 | 0 |"
     assert start in text and "| dapo ‡ | 40 |" in text
     assert "‡ stands in for the data set that the paper used (dapo: split here)." in text
     assert "Not here: eurus-math (the mirror has no such data)." in text
@@ -93,10 +115,13 @@ def test_a_row_for_each_data_set_with_marks_and_verdicts(tmp_path):
         "Against the 16000 training problems of DAPO-Math ‡." in text
         and "| gsm8k | 400 | 3 | 1 | 1.0 |" in text
     )
-    assert "Speed" not in text
-    page = (tmp_path / "audit.html").read_text()
+    assert "| unusual honest programs | 48 | 47 | 0 | 1 | 0 | FAILED |" in text
+    assert "Behind the verdict: numpy." in text
+    assert "Speed" not in text and "answers of the data sets" not in text
+    assert "| percent | 7 | 7 | 3 | 2 | 0 | 1 |" in text and "| percent | 10 | 10\\% | wrong |" in text
+    assert "by math-verify as published" in text
     for title, _ in audit_tables(RESULT):
-        assert title in text and title in page
+        assert title in text
     assert (tmp_path / "audit.csv").read_text().startswith("set,problems,available,reference,")
     assert (tmp_path / "audit.tex").read_text().count(r"\toprule") == 1
 
@@ -116,6 +141,7 @@ def test_failures_are_seen():
 
 def test_an_audit_without_data_has_the_hostile_programs(tmp_path):
     result = RESULT | {"cases": [], "graders": [], "contamination": [], "exceptions": [], "data": {}}
+    result |= {"pairs": [], "differences": []}
     write_audit(result, tmp_path / "audit")
     text = (tmp_path / "audit.md").read_text()
     assert "Not here: eurus-math" in text and "| 61 | 0 | 0 | 0 | 60 | 1 | 20.1 | passed |" in text

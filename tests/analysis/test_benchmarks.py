@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from troll.analysis.benchmarks import benchmark_table, read_answers, write_benchmarks
-from troll.errors import UserError
-from troll.files import write_json, write_jsonl
+from troll.analysis.render.formats import write_table
+from troll.analysis.tables.benchmarks import benchmark_table, read_answers
+from troll.common.errors import UserError
+from troll.common.files import write_json, write_jsonl
 
 
 def grades(task="gsm8k", passed=((True,), (True,), (False,), (False,)), **extra):
@@ -16,7 +17,7 @@ def grades(task="gsm8k", passed=((True,), (True,), (False,), (False,)), **extra)
         "metrics": {"pass@1": sum(found) / len(found)},
         "problems": {str(k): {"passed": list(flags)} for k, flags in enumerate(passed)},
         "missing": ["8", "9"],
-        "data": {"source": "mirror", "stand_in": False},
+        "data": {"source": "mirror", "substitute": False},
         "data_sha256": "0123456789abcdef",
         **extra,
     }
@@ -40,24 +41,23 @@ def test_several_samples_are_no_problems_of_their_own():
     assert math.isnan(row["pass@1_low"])
 
 
-def test_the_table_names_stand_ins_and_what_was_left_out(tmp_path):
-    data = {"source": "mirror", "stand_in": True, "note": "a part"}
+def test_the_table_names_substitutes_and_what_was_left_out(tmp_path):
+    data = {"source": "mirror", "substitute": True, "note": "a part"}
     rows = [("oracle", grades("omni-math", data=data), 0), ("oracle", grades(), 0)]
     skipped = {"humaneval+": "no bubblewrap", "mbpp+": "no bubblewrap"}
-    write_benchmarks(benchmark_table(rows, skipped), tmp_path / "benchmarks")
+    write_table(benchmark_table(rows, skipped), tmp_path / "benchmarks")
     text = (tmp_path / "benchmarks.md").read_text()
     assert "| omni-math ‡ | oracle | 4 | 6 | 1 | 50.0 [15.0, 85.0] |" in text
     assert "| gsm8k | oracle |" in text
     assert "‡ stands in for the data set that the paper used (omni-math: a part)." in text
     assert "Not run: humaneval+, mbpp+; no bubblewrap." in text
-    assert all((tmp_path / f"benchmarks.{suffix}").exists() for suffix in ("csv", "tex", "html"))
+    assert all((tmp_path / f"benchmarks.{suffix}").exists() for suffix in ("csv", "tex"))
 
 
 def test_without_data_one_line_says_so(tmp_path):
     reason = "TROLL_DATA_MIRROR names no copy of the public data"
-    write_benchmarks(benchmark_table([], {"gsm8k": reason}), tmp_path / "benchmarks")
+    write_table(benchmark_table([], {"gsm8k": reason}), tmp_path / "benchmarks")
     assert (tmp_path / "benchmarks.md").read_text().strip() == f"Not run: gsm8k; {reason}."
-    assert reason in (tmp_path / "benchmarks.html").read_text()
 
 
 def test_cut_prompts_are_counted_and_other_files_refused(tmp_path):

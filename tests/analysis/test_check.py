@@ -5,12 +5,13 @@ import pytest
 import synthetic
 from matplotlib.image import imread, imsave
 
-from troll.analysis.artefacts import Evidence, make_figure, make_table
-from troll.analysis.check import check_results, read_evidence, write_plan
-from troll.analysis.claims import judge, read_claims
-from troll.analysis.ledger import write_claims
-from troll.analysis.runs import collect
-from troll.errors import UserError
+from troll.analysis.claims.ledger import write_claims
+from troll.analysis.claims.verdicts import judge, read_claims
+from troll.analysis.data.results import Results, read_results, write_plan
+from troll.analysis.data.runs import collect
+from troll.analysis.report.check import check_results
+from troll.analysis.report.make import make_figure, make_table
+from troll.common.errors import UserError
 
 CLAIMS = """
 - {id: c, sentence: S, place: P, method: troll, baseline: clip, metric: pass@1, direction: higher}
@@ -32,7 +33,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(2)
     ]
     write_plan(root, planned, {"functions": "no sandbox"})
-    given = read_evidence(root)
+    given = read_results(root)
     for name in ("main", "speed", "published_cost"):
         make_table(name, given, root / "tables" / name)
     make_figure("final", given, root / "figures" / "final")
@@ -74,7 +75,7 @@ def test_untouched_results_pass_and_every_file_is_compared(copy: Path) -> None:
     }
 
 
-SUFFIXES = (".csv", ".md", ".tex", ".html")
+SUFFIXES = (".csv", ".md", ".tex")
 
 
 def test_the_plan_is_part_of_the_tables(released: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_plan_is_part_of_the_tables(released: Path) -> None:
     assert "Task functions: skipped, because no sandbox." in text
 
 
-@pytest.mark.parametrize("name", ["main.csv", "main.md", "main.tex", "main.html"])
+@pytest.mark.parametrize("name", ["main.csv", "main.md", "main.tex"])
 def test_a_changed_digit_is_found(copy: Path, name: str) -> None:
     only(copy, "tables/main")
     path = copy / "tables" / name
@@ -110,10 +111,10 @@ def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> No
 
 def test_another_tidy_table_is_found(copy: Path) -> None:
     only(copy, "figures/projection_chains")
-    given = read_evidence(copy)
-    changed = Evidence(given.runs.assign(value=given.runs["value"] * 1.01), given.items)
+    given = read_results(copy)
+    changed = Results(given.runs.assign(value=given.runs["value"] * 1.01), given.items)
     with pytest.raises(UserError, match=r"figures/projection_chains\.pdf, figures/projection_chains\.png"):
-        check_results(copy, given=changed)
+        check_results(copy, results=changed)
 
 
 def test_another_plan_is_found(copy: Path) -> None:
@@ -144,7 +145,9 @@ def test_tables_by_hand_are_refused(copy: Path) -> None:
 
 def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "plan.json").write_text('{"plan": 1}')
-    with pytest.raises(UserError, match=r"plan\.json: expected an object with expected, skipped and"):
+    with pytest.raises(
+        UserError, match=r"plan\.json: expected an object with expected, skipped, substitutes"
+    ):
         check_results(copy)
     (copy / "plan.json").unlink()
     shutil.rmtree(copy / "tables")

@@ -3,14 +3,17 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 import yaml
 
-from troll.analysis.claims import Claim, Judged, judge, read_claims
-from troll.analysis.ledger import to_html, to_markdown, to_short_markdown, write_claims
-from troll.analysis.runs import Collected, read_directories
-from troll.errors import UserError
+from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, why, write_claims
+from troll.analysis.claims.packaged import claims_file
+from troll.analysis.claims.rule import Setting, Side, decide
+from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.data.runs import Collected, read_directories
+from troll.common.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,33 +61,33 @@ def verdict(known: Collected, **changes: object) -> Judged:
 GENTLE, STALE = {"condition": ["gentle"]}, {"condition": ["stale"]}
 
 
+# Every seed differs from clip by the same 15 problems, so intervals have no width.
 CASES: list[tuple[dict[str, object], str]] = [
-    ({"where": GENTLE}, "supported"),
-    ({"where": GENTLE, "margin": 0.1}, "supported"),
+    ({"where": GENTLE}, "supported everywhere"),
+    ({"where": GENTLE, "margin": 0.1}, "supported everywhere"),
     ({"where": GENTLE, "margin": 0.25}, "inconclusive"),
     ({"where": GENTLE, "margin": 0.5}, "contradicted"),
     ({"where": STALE}, "contradicted"),
-    ({"where": STALE, "direction": "lower"}, "supported"),
+    ({"where": STALE, "direction": "lower"}, "supported everywhere"),
     ({"where": GENTLE, "direction": "lower"}, "contradicted"),
-    ({}, "contradicted"),
-    ({"where": GENTLE, "direction": "equivalent", "margin": 0.5}, "supported"),
+    ({}, "depends on condition"),
+    ({"where": GENTLE, "direction": "equivalent", "margin": 0.5}, "supported everywhere"),
     ({"where": GENTLE, "direction": "equivalent", "margin": 0.05}, "contradicted"),
-    ({"where": GENTLE, "direction": "equivalent", "margin": 0.25}, "inconclusive"),
     ({"where": GENTLE, "least_seeds": 4}, "inconclusive"),
     ({"where": {"model": ["Qwen3-*"]}}, "not run"),
     ({"method": "gspo-clip"}, "not run"),
     ({"baseline": "gspo-clip"}, "not run"),
     ({"metric": "no such metric"}, "not run"),
-    ({"baseline": "base", "where": GENTLE}, "supported"),
-    ({"metric": "drop", "direction": "lower", "where": STALE}, "supported"),
-    ({"metric": "kl", "direction": "lower"}, "supported"),
-    ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported"),
-    ({"metric": "area", "baseline": 0.4, "where": GENTLE}, "supported"),
+    ({"baseline": "base", "where": GENTLE}, "supported everywhere"),
+    ({"metric": "drop", "direction": "lower", "where": STALE}, "supported everywhere"),
+    ({"metric": "kl", "direction": "lower"}, "supported everywhere"),
+    ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported everywhere"),
+    ({"metric": "area", "baseline": 0.4, "where": GENTLE}, "supported everywhere"),
     ({"metric": "area", "baseline": 0.9, "where": GENTLE}, "contradicted"),
     ({"metric": "no such metric", "baseline": 0.9}, "not run"),
-    ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported"),
-    ({"method": "t*l", "where": GENTLE}, "supported"),
-    ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported"),
+    ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported everywhere"),
+    ({"method": "t*l", "where": GENTLE}, "supported everywhere"),
+    ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported everywhere"),
 ]
 
 
@@ -92,33 +95,57 @@ def test_verdicts(known: Collected) -> None:
     claims = [claim(id=f"c{index}", **changes) for index, (changes, _) in enumerate(CASES)]
     judged = judge(claims, known.runs, known.items)
     for one, (changes, expected) in zip(judged, CASES, strict=True):
-        assert one.verdict == expected, changes
+        assert one.decision.label == expected, changes
 
 
 def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
     judged = verdict(known)
-    assert [part.setting for part in judged.evidence] == [
+    assert [part.name for part in judged.decision.settings] == [
         "testbed / tiny / chains / gentle / grpo",
         "testbed / tiny / chains / stale / grpo",
     ]
-    assert [part.interval.estimate for part in judged.evidence] == pytest.approx([0.25, -0.25])
-    assert judged.reason == "holds in 1 of 2 settings, shown wrong in 1"
-    assert verdict(known, least_seeds=4).reason == "3 seeds in 2 settings, the claim asks for 4"
+    assert [part.effect for part in judged.decision.settings] == pytest.approx([0.25, -0.25])
+    assert why(judged) == "gentle +25.0, stale −25.0 points; holds in 1 of 2 settings, shown wrong in 1"
+    assert why(verdict(known, least_seeds=4)).startswith("3 seeds in 2 settings, the claim asks for 4; ")
+
+
+def test_a_run_that_stands_in_two_experiments_counts_once(known: Collected) -> None:
+    tables = (known.runs, known.items)
+
+    def twice(change: dict[str, object], **changed: object) -> Judged:
+        again = [frame.assign(experiment="again", **change) for frame in tables]
+        setting = again[0]["metric"] == "setting/training/learning_rate"
+        again[0].loc[setting, "value"] = changed.get("learning_rate", again[0].loc[setting, "value"])
+        both = [pd.concat(pair, ignore_index=True) for pair in zip(tables, again, strict=True)]
+        return judge([claim(where=GENTLE)], *both)[0]
+
+    assert len(twice({}).decision.settings) == 1, "the same runs"
+    assert len(twice({"digest_source": "0" * 64}).decision.settings) == 1, "another program, the same seeds"
+    assert len(twice({}, learning_rate=0.5).decision.settings) == 2, "another configuration"
+    assert len(twice({"digest_data": "0" * 64}).decision.settings) == 2, "other data"
+    first, rest = ([frame[frame["seed"].isin(seeds)] for frame in tables] for seeds in ([0], [0, 1, 2]))
+    rest = [frame.assign(experiment="again") for frame in rest]
+    both = [pd.concat(pair, ignore_index=True) for pair in zip(first, rest, strict=True)]
+    (setting,) = judge([claim(where=GENTLE)], *both)[0].decision.settings
+    assert setting.seeds == 3, "the seeds of both, each once"
 
 
 def test_ledger_files(tmp_path: Path, known: Collected) -> None:
     table = tmp_path / "runs.parquet"
     table.write_bytes(b"x")
-    judged = judge([claim(), claim(id="d", method="gspo")], known.runs, known.items)
+    judged = judge([claim(history=["asked first"]), claim(id="d", method="gspo")], known.runs, known.items)
     paths = write_claims(judged, known.runs, [table], tmp_path / "claims")
     text = paths[0].read_text()
-    assert text.startswith("2 claims: 0 supported, 1 contradicted, 0 inconclusive, 1 not run.")
-    assert "| S (`c`) | **contradicted** | holds in 1 of 2 settings, shown wrong in 1; −25.0 to +25" in text
+    first_line = text.splitlines()[0]
+    assert first_line.startswith("2 claims: 0 supported everywhere, ") and first_line.endswith("1 not run.")
+    assert "| S (`c`) | **depends on condition** | gentle +25.0, stale −25.0 points; holds in 1 of 2" in text
+    assert "- history: asked first" in text
     ledger = json.loads(paths[1].read_text())
     assert ledger["inputs"]["runs.parquet"].startswith("2d711642")
     assert ledger["digests"]["source"] == ["5" * 64]
-    assert [entry["verdict"] for entry in ledger["claims"]] == ["contradicted", "not run"]
+    assert [entry["verdict"] for entry in ledger["claims"]] == ["depends on condition", "not run"]
     assert ledger["claims"][0]["evidence"][0]["seeds"] == 3
+    assert ledger["claims"][0]["levels"] == {"gentle": 0.25, "stale": -0.25}
     first = [path.read_bytes() for path in paths]
     assert [
         path.read_bytes() for path in write_claims(judged, known.runs, [table], tmp_path / "claims")
@@ -126,14 +153,14 @@ def test_ledger_files(tmp_path: Path, known: Collected) -> None:
 
 
 def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) -> None:
-    claims = read_claims([ROOT / "workflow/config/claims.yaml"])
+    claims = read_claims([claims_file("default")])
     judged = {one.claim.id: one for one in judge(claims, known.runs, known.items)}
     assert judged["better-final-success-qwen3-dapo"].verdict == "not run"
     assert judged["testbed-stale-better"].verdict == "contradicted"
     missing = {name for name, one in judged.items() if one.verdict == "not run"}
     assert missing == {name for name in judged if not name.startswith("testbed")} | {
         "testbed-bound-matters-little",
-        "testbed-clip-range-not-the-cause",
+        "testbed-stale-clip-ranges-below-troll",
         "testbed-small-k-suffices",
     }
     assert to_markdown(list(judged.values())).count("**not run**") == len(missing)
@@ -144,7 +171,7 @@ def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Collected
     assert to_short_markdown(judged).splitlines() == [
         "| Claim | Verdict | Why |",
         "| --- | --- | --- |",
-        "| S | **contradicted** | holds in 1 of 2 settings, shown wrong in 1; −25.0 to +25.0 points |",
+        f"| S | **depends on condition** | {why(judged[1])} |",
         "",
         "1 further claim of the ledger: **not run**.",
     ]
@@ -159,7 +186,7 @@ def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
     ]
     text = to_markdown(judge(claims, known.runs, known.items))
     assert "**c** (pass@1, troll minus clip; claimed: higher, margin 3 points)" in text
-    assert re.search(r"/ grpo: \+25\.0 \[\+1\d\.\d, \+3\d\.\d\] points, 3 seeds", text)
+    assert "/ grpo: +25.0 [+25.0, +25.0] points, 3 seeds" in text
     assert re.search(r"/ grpo: −0\.0\d+ \[−0\.0\d+, −0\.0\d+\] nats, 3 seeds", text)
     assert "/ grpo: 0.0 [0.0, 0.0] %, 3 seeds" in text
 
@@ -167,7 +194,8 @@ def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
 def test_one_seed_is_inconclusive_and_has_no_interval(known: Collected) -> None:
     few = known.runs[known.runs["seed"] == 0]
     (one,) = judge([claim(metric="kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
-    assert one.verdict == "inconclusive" and one.reason == "1 seed in 1 setting, the claim asks for 3"
+    assert one.verdict == "inconclusive"
+    assert why(one).startswith("1 seed in 1 setting, the claim asks for 3; ")
     text = to_markdown([one])
     assert "nats, no interval, 1 seed" in text and "nan" not in text
 
@@ -176,7 +204,7 @@ def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Collected) -
     judged = judge([claim(sentence="<S>"), claim(id="n", method="gspo")], known.runs, known.items)
     text = to_html(judged)
     assert "&lt;S&gt;" in text and "<S>" not in text
-    assert text.index("contradicted") < text.index("1 claim not run here")
+    assert text.index("depends on condition") < text.index("1 claim not run here")
     assert text.count("<details>") == 2
 
 
@@ -217,3 +245,23 @@ def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
         read_claims([other])
     with pytest.raises(UserError, match="no such file"):
         read_claims([tmp_path / "none.yaml"])
+
+
+def test_a_former_id_still_names_its_claim_and_cannot_be_taken(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump(), claim(id="old").model_dump()]))
+    with pytest.raises(UserError, match="claim old comes twice"):
+        read_claims([path])
+    path.write_text(yaml.safe_dump([claim(aliases=["old"]).model_dump()]))
+    (one,) = read_claims([path])
+    assert "called old before" in to_markdown(judge_of(one))
+
+
+def judge_of(one: Claim) -> list[Judged]:
+    settings = [
+        Setting(
+            "s", {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}, seeds
+        )
+        for seeds in [np.array([0.1, 0.2, 0.3])]
+    ]
+    return [Judged(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]

@@ -8,17 +8,18 @@ import synthetic
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from troll.analysis.figures import (
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.summaries import condition_order
+from troll.analysis.figures.results import (
     ablation_figure,
     final_figure,
     main_figure,
     projection_figure,
     task_figure,
 )
-from troll.analysis.panels import by_processor
-from troll.analysis.runs import read_directories
-from troll.analysis.style import Look, write_figure
-from troll.errors import UserError
+from troll.analysis.render.panels import by_processor
+from troll.analysis.render.style import Look, write_figure
+from troll.common.errors import UserError
 
 
 def thick(axes: mpl.axes.Axes) -> list[mpl.lines.Line2D]:
@@ -44,8 +45,13 @@ def test_main_figure_shows_the_means_of_every_setting(runs: pd.DataFrame) -> Non
     ]
     for line, name in ((clip, "clip"), (troll, "troll")):
         mean = rows[rows["trust_region"] == name].groupby("step")["value"].mean()
-        np.testing.assert_allclose(line.get_ydata(), mean)
-        np.testing.assert_allclose(line.get_xdata(), mean.index)
+        np.testing.assert_allclose(np.asarray(line.get_ydata())[:-1], mean)
+        np.testing.assert_allclose(np.asarray(line.get_xdata())[:-1], mean.index)
+        assert np.asarray(line.get_ydata())[-1] == pytest.approx(mean.iloc[-1]), "the last batch is held"
+        updates = runs.loc[(runs["source"] == "train") & (runs["condition"] == "stale"), "step"].max()
+        assert np.asarray(line.get_xdata())[-1] == updates > mean.index[-1], "until the last update"
+    assert clip.get_zorder() > troll.get_zorder(), "dashes lie on the solid line, which would hide them"
+    assert not [line for line in panel.lines if line.get_linestyle() == ":"], "no test number"
     assert clip.get_linestyle() == "--" and troll.get_linestyle() == "-", "clip dashed, troll solid"
     assert len([line for line in panel.lines if line.get_linewidth() == 0.5]) == 6, "a thin line per seed"
     assert panel.get_ylim()[0] == 0
@@ -53,12 +59,12 @@ def test_main_figure_shows_the_means_of_every_setting(runs: pd.DataFrame) -> Non
 
 def test_detailed_figures_have_a_row_per_setting(runs: pd.DataFrame) -> None:
     figure = task_figure(runs, "chains")
-    assert len(figure.axes) == 4 * 5
-    kl = figure.axes[2]
+    assert len(figure.axes) == 4 * 4, "two validations are no curve"
+    kl = figure.axes[1]
     assert kl.get_yscale() == "log"
-    lows = {axes.get_ylim() for axes in figure.axes[2::5]}
+    lows = {axes.get_ylim() for axes in figure.axes[1::4]}
     assert len(lows) == 1, "a column shares its axis"
-    tops = [max(line.get_ydata().max() for line in axes.lines) for axes in figure.axes[0::5]]
+    tops = [max(line.get_ydata().max() for line in axes.lines) for axes in figure.axes[0::4]]
     assert figure.axes[0].get_ylim()[1] >= max(tops), "nothing is cut off"
 
 
@@ -103,11 +109,34 @@ def test_ablation_figure_keeps_to_the_settings_with_variants(tmp_path: Path) -> 
     assert texts(ablation_figure(read_directories(dirs).runs)) == {"no runs"}
     dirs.append(synthetic.write_run(root, "chains", "troll-kl0.01", "grpo", "stale", 0, batches=2))
     figure = ablation_figure(read_directories(dirs).runs)
-    assert len(figure.axes) == 5
+    assert len(figure.axes) == 4, "one validation is no curve"
     assert len(thick(figure.axes[0])) == 2, "the default and its variant, not clip"
     dirs.append(synthetic.write_run(root, "chains", "clip-eps0.1", "grpo", "stale", 0, batches=2))
     figure = ablation_figure(read_directories(dirs).runs)
-    assert [len(thick(axes)) for axes in figure.axes] == [2] * 10, "a row for each rule"
+    assert [len(thick(axes)) for axes in figure.axes] == [2] * 8, "a row for each rule"
+    more = ("troll-kl0.25", "troll-k4", "troll-k16", "troll-k256")
+    dirs += [synthetic.write_run(root, "chains", name, "grpo", "stale", 0, batches=2) for name in more]
+    figure = ablation_figure(read_directories(dirs).runs)
+    shown = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[3::4]]
+    assert shown == [
+        ["clip", "clip-eps0.1"],
+        ["troll", "troll-k4", "troll-k16", "troll-k256"],
+        ["troll", "troll-kl0.01", "troll-kl0.25"],
+    ], "a row for each setting, doses by size"
+    colours = {line.get_color() for axes in figure.axes[::4] for line in thick(axes)}
+    assert len(colours) == 8, "no colour stands for two methods"
+    assert all(line.get_linewidth() > 1 for line in figure.axes[0].lines), "means alone"
+
+
+def test_bands_and_thin_lines_are_in_the_legend(runs: pd.DataFrame) -> None:
+    for figure in (main_figure(runs), task_figure(runs, "chains")):
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert labels[-2:] == ["one seed", "all seeds, least to largest"] and "base model" not in labels
+
+
+def test_doses_are_sorted_by_their_size() -> None:
+    names = ["steps48", "stale", "lr1e-3", "steps8", "lr1e-4"]
+    assert sorted(names, key=condition_order) == ["lr1e-4", "lr1e-3", "stale", "steps8", "steps48"]
 
 
 def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, runs: pd.DataFrame) -> None:
@@ -189,7 +218,7 @@ def test_many_estimators_get_a_row_for_each_condition(runs: pd.DataFrame) -> Non
     assert [axes.get_title() for axes in wide.axes[:4]] == [
         f"{condition} · {name}" for condition in ("gentle", "stale") for name in ("grpo", "dr-grpo")
     ]
-    figure = main_figure(pd.concat([plain, *more]), estimators=["grpo", "dr-grpo", "rloo", "gae"])
+    figure = main_figure(pd.concat([plain, *more]))
     titles = [axes.get_title() for axes in figure.axes[:16]]
     expected = [
         f"{condition} · {name}"

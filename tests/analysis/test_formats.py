@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from troll.analysis.formats import (
+from troll.analysis.render.formats import (
     Style,
     percent,
     points,
@@ -51,6 +51,11 @@ def test_markdown_merges_numbers_with_their_spread(table: pd.DataFrame) -> None:
         "",
         "50 % of _this_.",
     ]
+
+
+def test_a_cell_of_several_lines_stays_in_its_row() -> None:
+    frame = pd.DataFrame({"task": ["mbpp"], "answer": ["def f(x):\n    return x | 1\n"]})
+    assert to_markdown(frame).splitlines()[2] == "| mbpp | def f(x): return x \\| 1 |"
 
 
 def test_the_model_is_shown_when_there_are_several(table: pd.DataFrame) -> None:
@@ -119,6 +124,6 @@ def test_latex_brackets_at_the_start_of_a_row_are_no_argument() -> None:
 
 def test_given_numbers_and_own_styles_show_in_rows_without_runs() -> None:
     frame = pd.DataFrame({"status": ["not run"], "there": [0.5], "ours": [math.nan], "other": [math.nan]})
-    frame.attrs |= {"given": ["there"], "styles": {"there": Style("There (%)", percent)}}
+    frame.attrs |= {"quoted": ["there"], "styles": {"there": Style("There (%)", percent)}}
     assert to_markdown(frame).splitlines()[0] == "| There (%) | ours | other |"
     assert to_markdown(frame).splitlines()[2] == "| 50.0 | not run | – |"

@@ -5,12 +5,15 @@ import pytest
 import synthetic
 from test_audit_table import RESULT as AUDIT
 
-from troll.analysis.artefacts import FIGURES, TABLES, TASK_FIGURES, Evidence, make_figure
-from troll.analysis.claims import Claim, judge
-from troll.analysis.page import CAPTIONS, make_page, markdown_table
-from troll.analysis.runs import read_directories
-from troll.errors import UserError
-from troll.files import write_json
+from troll.analysis.captions import CAPTIONS
+from troll.analysis.claims.verdicts import Claim, judge
+from troll.analysis.data.results import Results
+from troll.analysis.data.runs import read_directories
+from troll.analysis.registry import ENTRIES
+from troll.analysis.report.make import make_figure
+from troll.analysis.report.page import make_page, markdown_table
+from troll.common.errors import UserError
+from troll.common.files import write_json
 
 
 class Headings(HTMLParser):
@@ -53,7 +56,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         for method in ("clip", "troll", "quatro")
         for _ in range(3)
     ]
-    given = Evidence(collected.runs, collected.items, expected=planned)
+    given = Results(collected.runs, collected.items, expected=planned)
     for name in ("final", "published_analysis"):
         make_figure(name, given, root / "figures" / name)
     (root / "public").mkdir()
@@ -67,7 +70,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         Claim.model_validate({"id": "no", "sentence": "GSPO wins", "method": "gspo"} | common),
     ]
     judged = judge(claims, given.runs, given.items)
-    make_page(given, judged, root, root / "report.html", commands=["make results"])
+    told = {"commands": ["make results"], "replication": ["Replicates: 1 of 2 settings", "  outside: <x>"]}
+    make_page(given, judged, root, root / "report.html", **told)
     return (root / "report.html").read_text()
 
 
@@ -95,17 +99,19 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
 
 def test_verdicts_and_sizes_are_told(text: str) -> None:
     top = text[: text.index("<h2>Tables</h2>")]
-    assert "✓ 1 supported" in top and "– 1 not run" in top
+    assert "<strong>Replicates: 1 of 2 settings.</strong>" in top and "outside: &lt;x&gt;" in top
+    assert top.index("Replicates") < top.index("✓ 1 supported everywhere")
+    assert "✓ 1 supported everywhere" in top and "– 1 not run" in top
     assert "<strong>TROLL wins.</strong>" in top
     assert top.index("TROLL wins") < top.index("GSPO wins")
     assert "6 of 9 planned runs: chains; stale; grpo; clip, troll; seeds 0, 1, 2." in top
 
 
 def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
-    assert "<details><summary>model families (0 of 11 run here)</summary>" in text
+    assert "<details><summary>Model families (0 of 11 run here)</summary>" in text
     assert '<td class="number">not run</td>' in text
     paper = text.index("<summary>the paper's figures</summary>")
-    assert text.index("<h2>Methods</h2>") > text.index('alt="analysis"') > paper
+    assert text.index("<h2>Methods</h2>") > text.index('alt="The paper&#x27;s analysis"') > paper
 
 
 def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:
@@ -128,12 +134,10 @@ def test_benchmarks_and_the_audit_are_shown(text: str) -> None:
     assert '<td class="text">dapo ‡</td>' in part and "<h3>Exceptions</h3>" in part
 
 
-def test_every_artefact_has_a_caption() -> None:
-    for kind, names in (("table", TABLES), ("figure", {**FIGURES, **TASK_FIGURES})):
-        missing = [name for name in names if not (CAPTIONS / f"{name}_{kind}.rst").exists()]
-        assert missing == [], kind
+def test_every_entry_has_a_caption() -> None:
+    assert [entry for entry in ENTRIES if not (CAPTIONS / entry.caption).exists()] == []
 
 
 def test_missing_captions_are_named(tmp_path: Path, runs, items) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"comparison_table\.rst: no such file"):
-        make_page(Evidence(runs, items), [], tmp_path, tmp_path / "report.html", captions=tmp_path)
+        make_page(Results(runs, items), [], tmp_path, tmp_path / "report.html", captions=tmp_path)

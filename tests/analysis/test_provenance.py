@@ -1,7 +1,7 @@
 import pytest
 
-from troll.analysis.provenance import check_digests
-from troll.errors import UserError
+from troll.analysis.data.provenance import check_digests
+from troll.common.errors import UserError
 
 
 def run(name: str, task: str = "chains", model: str = "tiny", **digests: str):

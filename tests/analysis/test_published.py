@@ -7,10 +7,11 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.formats import to_latex, to_markdown
-from troll.analysis.published import PUBLISHED, SECTIONS, published_table, read_published
-from troll.analysis.runs import Collected, read_directories
-from troll.errors import UserError
+from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.render.formats import to_latex, to_markdown
+from troll.analysis.tables.published import SECTIONS, published_table
+from troll.common.errors import UserError
+from troll.experiment.published import PUBLISHED, read_published
 
 
 def as_model(collected: Collected, model: str, task: str, **changes: str) -> Collected:
@@ -77,7 +78,8 @@ def test_ours_stands_beside_the_published(small: Collected) -> None:
     )
     assert (row["published_method"], row["method"]) == (0.759, pytest.approx(0.75))
     assert row["method_off"] == pytest.approx(0.75 - 0.759) and row["baseline_off"] == pytest.approx(0.5)
-    assert row["gain"] == pytest.approx(0.25) and row["gain_low"] < 0.25 < row["gain_high"]
+    assert row["gain"] == pytest.approx(0.25), "and both seeds gain the same"
+    assert row["gain_low"] == row["gain_high"] == pytest.approx(0.25)
     line = next(line for line in to_markdown(table).splitlines() if line.startswith("| Llama3.1-8B |"))
     assert "| 75.9 | 75.0 ± 0.0 | −0.9 | +75.9 | +25.0 [" in line
 
@@ -126,3 +128,15 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     path.write_text("- {model: x}")
     with pytest.raises(UserError, match="expected a list of numbers"):
         read_published(path)
+
+
+def test_a_baseline_without_its_partner_is_shown(small: Collected) -> None:
+    clip = Collected(*(frame[frame["trust_region"] == "clip"] for frame in (small.runs, small.items)))
+    collected = as_model(clip, "Qwen3-0.6B", "gsm8k")
+    table = published_table("families", collected.runs, collected.items)
+    (row,) = table[table["model"] == "Qwen3-0.6B"].to_dict("records")
+    assert row["status"] == "run" and row["seeds"] == 2 and row["baseline"] == pytest.approx(0.5)
+    assert math.isnan(row["method"]) and math.isnan(row["gain"])
+    shown = next(line for line in to_markdown(table).splitlines() if line.startswith("| Qwen3-0.6B"))
+    assert "50.0" in shown and "not run" not in shown
+    assert (table["status"] == "not run").sum() == len(table) - 1

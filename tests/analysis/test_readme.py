@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.aggregates import aggregate_table
-from troll.analysis.claims import Claim, judge
-from troll.analysis.readme import blocks, check, render, sentences, update
-from troll.analysis.runs import read_directories
-from troll.analysis.tables import main_table
-from troll.errors import UserError
+from troll.analysis.claims.verdicts import Claim, judge
+from troll.analysis.data.runs import read_directories
+from troll.analysis.report.readme import blocks, check, render, sentences, update
+from troll.analysis.tables.aggregates import aggregate_table
+from troll.analysis.tables.results import main_table
+from troll.common.errors import UserError
 
 TEXT = """# Title
 <!-- generated:results-table -->
@@ -47,7 +47,7 @@ def test_words_follow_from_the_numbers(tmp_path: Path) -> None:
         },
     )
     assert lines[0].endswith("(task × condition × estimator): higher in 1, no clear difference in 1.")
-    assert lines[1].startswith("- **gentle**: +25.0 points [+14.") and "base 33.3 %" in lines[1]
+    assert lines[1].startswith("- **gentle**: +25.0 points [+25.0, +25.0]") and "base 33.3 %" in lines[1]
     assert "late KL to the old policy" in lines[2]
     assert "- Against the base model, clip under stale ends below it in 1 of 1 setting." in lines
     assert "- Against the base model, troll under stale ends below it in 1 of 1 setting." in lines
@@ -121,8 +121,48 @@ def test_verdicts_are_a_block(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     ]
     generated = blocks(main_table(runs, items), items, judged=judge(claims, runs, items))
     text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
-    assert "| troll | **supported** | holds in all 8 settings; −" in text
+    assert "**supported everywhere**" in text
     assert "1 further claim of the ledger: **not run**." in text and "| gspo |" not in text
+
+
+def test_three_findings_are_taken_by_rule(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    entry = {"place": "P", "baseline": "clip", "metric": "kl"}
+    wanted = [("lost", "higher", "troll"), *((f"won{n}", "lower", "troll") for n in range(3))]
+    claims = [
+        Claim.model_validate(entry | {"id": name, "sentence": name, "direction": direction, "method": method})
+        for name, direction, method in [*wanted, ("absent", "lower", "gspo")]
+    ]
+    text = blocks(main_table(runs, items), items, judged=judge(claims, runs, items))["findings"]
+    lines = text.splitlines()
+    # What speaks against a claim is told in its turn.
+    assert [line.split(":")[0] for line in lines[:3]] == ["- lost", "- won0", "- won1"]
+    assert "**contradicted**" in lines[0] and "**supported everywhere**" in lines[1]
+    assert "nats on average" in lines[1] and lines[1].endswith("settings).")
+    assert lines[4] == (
+        "Of 4 claims with runs: 3 supported everywhere, 1 contradicted. 1 claim of the ledger waits for runs."
+    )
+    nothing = blocks(main_table(runs, items), items, judged=judge(claims[-1:], runs, items))["findings"]
+    assert nothing == "None of 1 claim has runs.\n"
+
+
+def test_the_top_of_the_board(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    assert blocks(main_table(runs, items), items)["board"] == "", "there is none yet"
+    rows = [
+        {"task": task, "trust_region": f"rule{n}", "seeds": 5, "difference": 0.1 if n != 7 else np.nan}
+        | {"pass@1": 0.9 - n / 100}
+        for task in ("locks", "programs")
+        for n in range(9)
+    ]
+    board = pd.DataFrame(rows)
+    for name in ("pass@1", "difference"):
+        board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
+    text = blocks(main_table(runs, items), items, board=board)["board"]
+    shown = [line.split("|")[1:4] for line in text.splitlines() if line.startswith(("| locks", "| programs"))]
+    places = ["1", "2", "3", "4", "5", "8"]
+    assert [tuple(cell.strip() for cell in row) for row in shown] == [
+        (task, place, f"rule{int(place) - 1}") for task in ("locks", "programs") for place in places
+    ]
+    assert "The first 5 of 9 rules" in text and "90.0 [89.0, 91.0]" in text
 
 
 def test_settings_of_a_condition_are_told_together(runs, items):

@@ -7,19 +7,20 @@ import pandas as pd
 import pytest
 import yaml
 
-from troll.analysis.report import (
+from troll.analysis.captions import CAPTIONS
+from troll.analysis.render.formats import to_html
+from troll.analysis.render.html import (
     Section,
     bullets,
     caption,
     figure_section,
     page,
-    table_section,
-    write_table_page,
+    paragraphs,
 )
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-CAPTIONS = sorted((ROOT / "workflow/report").glob("*.rst"))
+TEXTS = sorted(CAPTIONS.glob("*.rst"))
 
 
 class Balance(HTMLParser):
@@ -48,7 +49,7 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
         "A & B",
         [
             Section("Verdicts", bullets(["- **gentle**: 1 < 2"])),
-            table_section("Table", frame, "First ``x``.\n\nSecond."),
+            Section("Table", paragraphs("First ``x``.\n\nSecond.") + to_html(frame)),
             figure_section("Curves", image, "A caption."),
         ],
     )
@@ -62,16 +63,14 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
     assert "<title>A &amp; B</title>" in text
 
 
-def test_table_page_and_missing_image(tmp_path: Path) -> None:
-    write_table_page(pd.DataFrame({"pass@1": [0.5]}), tmp_path / "t.html", "Main table")
-    assert "50.0" in (tmp_path / "t.html").read_text()
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x\.png: no such file"):
         figure_section("Curves", tmp_path / "x.png")
     with pytest.raises(UserError, match=r"x\.rst: no such file"):
         caption(tmp_path / "x.rst")
 
 
-@pytest.mark.parametrize("path", CAPTIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 def test_captions_are_valid_and_plain(path: Path) -> None:
     text = caption(path)
     settings = {"halt_level": 2, "report_level": 2}
@@ -80,7 +79,7 @@ def test_captions_are_valid_and_plain(path: Path) -> None:
 
 
 def test_published_numbers_are_complete_and_within_their_ranges() -> None:
-    rows = yaml.safe_load((ROOT / "workflow/published/troll_iclr2026.yaml").read_text())
+    rows = yaml.safe_load((ROOT / "troll/experiment/published/troll_iclr2026.yaml").read_text())
     assert len(rows) > 80
     for row in rows:
         assert {"model", "dataset", "estimator", "method", "metric", "value", "source"} <= set(row)

@@ -9,10 +9,12 @@ import pytest
 import synthetic
 from typer.testing import CliRunner
 
-from troll.analysis.reproduction import compare_runs, describe, released_runs
-from troll.analysis.runs import collect, read_runs
-from troll.cli import app
-from troll.errors import UserError
+from troll.analysis.data.replication import replication_of
+from troll.analysis.data.reproduction import compare_runs, describe, released_runs
+from troll.analysis.data.runs import collect
+from troll.analysis.data.tidy import read_runs
+from troll.cli.app import app
+from troll.common.errors import UserError
 
 RUN = "tiny/chains/troll/grpo/stale/seed1"
 
@@ -123,9 +125,12 @@ def test_git_knows_what_was_there_before(directory, tmp_path):
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
     released = read_runs(table)
+    assert replication_of(place) == [], "the released runs themselves"
     change(released, "loss", lambda values: values + 1).to_parquet(table)
     pd.testing.assert_frame_equal(released_runs(place), released)
+    assert replication_of(directory) == [], "not in git"
     run = CliRunner().invoke
+    assert replication_of(place)[0].startswith("Replicates: 1 of 1 settings lie within")
     different, exact = run(app, ["compare", str(place)]), run(app, ["compare", str(place), "--exact"])
     assert (different.exit_code, exact.exit_code) == (0, 1)
     assert "4 of 5 equal the reference" in different.output

@@ -9,16 +9,9 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.runs import (
-    BASE,
-    ITEM_COLUMNS,
-    RUN_COLUMNS,
-    collect,
-    read_directories,
-    read_items,
-    read_runs,
-)
-from troll.errors import UserError
+from troll.analysis.data.runs import collect, read_directories
+from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_items, read_runs, write_parquet
+from troll.common.errors import UserError
 
 
 @pytest.fixture
@@ -63,7 +56,7 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
     assert (runs["digest_test_data"] == "7" * 64).all()
     assert not runs["mixed"].any()
     assert one(runs, metric="setting/trust_region/settings/kl_bound").value == synthetic.KL_BOUND
-    assert one(runs, metric="certificate/passed").value == 1
+    assert one(runs, metric="constraint_check/passed").value == 1
     assert one(runs, metric="wall_s").source == "manifest"
 
 
@@ -234,3 +227,20 @@ def test_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(UserError, match="column experiment is missing"):
         read_runs(path)
+
+
+def test_a_flipped_byte_of_a_table_is_refused_or_changes_nothing(collected, tmp_path):
+    path = tmp_path / "runs.parquet"
+    write_parquet(collected.runs.head(300), path, RUN_COLUMNS)
+    whole, refused = path.read_bytes(), 0
+    expected = read_runs(path).astype(str)
+    for place in range(0, len(whole), 23):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_runs(path).astype(str).equals(expected), place
+        except UserError as error:
+            assert str(error).startswith(str(path))
+            refused += 1
+    assert refused > 100

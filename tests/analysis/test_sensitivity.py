@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import synthetic
 
-from troll.analysis.runs import Collected, read_directories
-from troll.analysis.sensitivity import AXES, lines, recorded, sensitivity_figure
-from troll.analysis.summaries import cells
+from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.summaries import cells
+from troll.analysis.figures.sensitivity import AXES, lines, recorded, sensitivity_figure
 
 KL_BOUND, EPSILON, KEEP, STALENESS, LEARNING_RATE = AXES
 PLACE = ("tiny", "chains", "grpo")
@@ -63,7 +63,7 @@ def test_settings_come_from_training_and_rule(varied: Collected) -> None:
         "training/keep": 16,
         "training/learning_rate": 1e-4,
         "training/mini_batches": 32,
-        "training/passes": 1,
+        "training/num_iterations": 1,
         "trust_region/settings/kl_bound": 0.05,
     }
 

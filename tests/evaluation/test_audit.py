@@ -1,24 +1,36 @@
 """The audit passes on the real data, and fails when a grader does."""
 
+import ast
+import inspect
+
 import pytest
 
-from troll.analysis.audit_table import audit_tables, write_audit
-from troll.errors import UserError
-from troll.evaluation import audit as auditing
-from troll.evaluation.audit import audit, audit_hostile, require_passed
-from troll.evaluation.audit_cases import (
+from troll.analysis.tables.audit import audit_tables, write_audit
+from troll.common.errors import UserError
+from troll.common.files import write_json
+from troll.evaluation.audit import audit as auditing
+from troll.evaluation.audit import code_judges as judging
+from troll.evaluation.audit import pairs, paraphrases
+from troll.evaluation.audit.audit import audit, audit_hostile, require_passed
+from troll.evaluation.audit.cases import (
     EXPLANATIONS,
     MATH_CASES,
     WRONG,
     code_paraphrase,
     math_paraphrase,
     math_reference,
+    math_tiny,
     math_unboxed,
     math_wrong,
 )
-from troll.files import write_json
+from troll.evaluation.audit.code_judges import code_judges
+from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, WITH_FILES
+from troll.evaluation.audit.notations import audit_forms, audit_pairs
+from troll.evaluation.audit.pairs import PAIRS
+from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
+from troll.evaluation.evalplus.check import EvalplusVerdict
 from troll.tasks.datasets.load import Loaded, load
-from troll.tasks.sandbox import sandbox_available
+from troll.tasks.sandbox.pool import sandbox_available
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import CodeVerdict
 from troll.tasks.verifiers.extraction import extract_code
@@ -34,7 +46,7 @@ def number(task_id, answer):
 def sums():
     """Four little problems in place of a data set."""
     problems = tuple(number(str(k), str(k)) for k in range(4))
-    return Loaded("gsm8k", "test", problems, {"source": "here", "stand_in": False, "note": ""}, "0" * 64)
+    return Loaded("gsm8k", "test", problems, {"source": "here", "substitute": False, "note": ""}, "0" * 64)
 
 
 @pytest.fixture
@@ -49,16 +61,68 @@ def small(monkeypatch):
     fine = {"ok": True, "programs": 0, "scored": [], "infrastructure": [], "honest": 0, "statuses": {}}
     monkeypatch.setattr(auditing, "load", load)
     monkeypatch.setattr(auditing, "audit_hostile", lambda: {**fine, "seconds": 0})
+    monkeypatch.setattr(auditing, "code_judges", lambda data, hostile: [])
+    monkeypatch.setattr(auditing, "audit_pairs", list)
 
 
-@pytest.mark.parametrize(
-    "answer", ["7", "-3", "\\frac{3}{4}", "\\left( 3, \\frac{\\pi}{2} \\right)", "x^2+1"]
-)
+NUMBERS = ["7", "-3", "0", "1234", "4.5e33", "1e-8", "0.50", "\\frac{3}{4}", "-\\frac{1}{3}", "75\\%"]
+LISTS = ["\\left( 3, \\frac{\\pi}{2} \\right)", "[0,\\infty)", "(1,2)\\cup(3,4)"]
+ANSWERS = [*NUMBERS, *LISTS, "-1./3", "x^2+1", "2\\sqrt{3}"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
 def test_cases_are_what_they_claim(answer):
     problem = number("5", answer)
-    cases = (math_reference, math_paraphrase, math_wrong, math_unboxed)
-    statuses = judge_math([answer] * 4, [case(problem) for case in cases])
-    assert statuses == ["passed", "passed", "wrong", "wrong"]
+    cases = (math_reference, math_paraphrase, math_wrong, math_tiny, math_unboxed)
+    statuses = judge_math([answer] * 5, [case(problem) for case in cases], standard="reward")
+    assert statuses == ["passed", "passed", "wrong", "wrong", "wrong"]
+
+
+def test_every_notation_is_judged_right_by_rewards():
+    rows = audit_forms({"here": [number(str(k), answer) for k, answer in enumerate(ANSWERS)]}, 9)
+    assert len(rows) > 150 and [row for row in rows if row["reward"] != row["right"]] == []
+
+
+def test_forms_are_exact():
+    forms = right_forms("\\frac{1}{7}")
+    assert forms["period, bar"] == "0.\\overline{142857}" and forms["slash"] == "1/7"
+    forms = right_forms("4.5e3")
+    assert forms["digits"] == "4500" and forms["scientific"] == "4.5\\times 10^{3}"
+    assert wrong_forms("4e33")["Euler's number"] == "132e"
+    assert wrong_forms("\\text{odd}") == {}
+
+
+def test_forms_owe_nothing_to_the_code_that_is_audited():
+    for module in (paraphrases, pairs):
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
+        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        assert not [name for name in names if name.startswith("troll")]
+
+
+def test_rewards_judge_the_pairs_by_hand_right_and_evaluation_is_math_verify():
+    rows = audit_pairs()
+    assert len(rows) == sum(map(len, PAIRS.values())) > 100
+    assert [row for row in rows if row["reward"] != row["right"]] == []
+    published = {(row["reference"], row["answer"]): row["evaluation"] for row in rows}
+    assert published[("10", "10\\%")] and published[("\\frac13", "0.3333333")]
+    assert not published[("4i", "4 i")]
+    # in scientific notation math-verify as published would be wrong about nearly all
+    scientific = [row for row in rows if row["reference"] in ("4.5e33", "4e33", "1e-8")]
+    assert all(row["evaluation"] == row["right"] for row in scientific)
+
+
+def test_a_misjudged_notation_fails_the_audit():
+    pair = {"notation": "percent", "reference": "10", "answer": "10%", "right": False, "reward": True}
+    result = {
+        "ok": False,
+        "cases": [],
+        "exceptions": [],
+        "misjudged": [pair],
+        "hostile": {"ok": True},
+        "code_judges": [],
+    }
+    with pytest.raises(UserError, match=r"audit: failed for notations \(10% for 10\)"):
+        require_passed(result)
 
 
 def test_a_chat_answer_holds_the_whole_program():
@@ -76,8 +140,11 @@ def test_the_audit_lists_what_there_is_and_what_is_not(small):
         "answer": 1.0,
         "paraphrase": 1.0,
         "wrong": 0.0,
+        "tiny": 0.0,
         "unboxed": 0.0,
     }
+    same = [row for row in result["cases"] if row["case"] in ("answer", "unboxed")]
+    assert all(row["evaluation"] == row["rate"] for row in same)
     assert result["absent"]["math"] == "math: not here"
     require_passed(result)
 
@@ -86,8 +153,11 @@ def test_the_audit_lists_what_there_is_and_what_is_not(small):
 @pytest.mark.parametrize(
     ("judge", "failed"),
     [
-        (lambda answers, texts: ["passed"] * len(texts), "gsm8k wrong, gsm8k unboxed"),
-        (lambda answers, texts: ["wrong"] * len(texts), "gsm8k reference, gsm8k answer"),
+        (lambda answers, texts, **_: ["passed"] * len(texts), "gsm8k wrong, gsm8k tiny, gsm8k unboxed"),
+        (
+            lambda answers, texts, **_: ["wrong"] * len(texts),
+            "gsm8k reference, gsm8k answer, gsm8k paraphrase",
+        ),
     ],
 )
 def test_a_grader_that_errs_fails_the_audit(small, monkeypatch, judge, failed):
@@ -110,32 +180,68 @@ def test_a_grader_that_errs_fails_the_audit(small, monkeypatch, judge, failed):
     ],
 )
 def test_hostile_programs_that_score_or_break_the_sandbox_fail_the_audit(monkeypatch, verdict, field):
-    def judge(_, texts, limits):
+    def judge(_, texts, limits, workers):
         right = CodeVerdict(True, True, "passed")
         return [right if text.startswith(auditing._HONEST) else verdict for text in texts]
 
     monkeypatch.setattr(auditing, "verify_code", judge)
     result = audit_hostile()
-    assert not result["ok"] and len(result[field]) == result["programs"] >= 60
+    assert not result["ok"] and len(result[field]) == result["programs"] >= 150
+
+
+@needs_sandbox
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_no_honest_program_that_evalplus_accepts_is_refused():
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    (row,) = code_judges({}, hostile=False)
+    assert row["names"] == [] and row["ok"]
+    assert row["both"] == row["programs"] >= len(HONEST_PROGRAMS) - len(WITH_FILES) >= 40
+
+
+def test_a_refused_honest_program_fails_the_audit(small, monkeypatch):
+    refused = {"set": "unusual", "programs": 1, "both": 0, "troll": 0, "evalplus": 1, "neither": 0}
+    row = {**refused, "names": ["numpy"], "ok": False}
+    monkeypatch.setattr(auditing, "code_judges", lambda data, hostile: [row])
+    result = audit()
+    with pytest.raises(UserError, match="the judges of code on unusual \\(numpy\\)"):
+        require_passed(result)
+
+
+@pytest.mark.parametrize("accepts", [(True, False), (False, True)])
+def test_what_decides_between_the_judges_of_code(monkeypatch, accepts):
+    ours, theirs = accepts
+    verdict = CodeVerdict(ours, ours, "passed" if ours else "crash")
+    monkeypatch.setattr(judging, "verify_code", lambda records, texts: [verdict] * len(texts))
+    evalplus = EvalplusVerdict(theirs, theirs)
+    monkeypatch.setattr(
+        judging, "evalplus_verdicts", lambda dataset, records, samples: [evalplus] * len(samples)
+    )
+    monkeypatch.setattr(judging, "evalplus_version", lambda: "0")
+    honest, hostile = code_judges({}, hostile=True)
+    assert (honest["ok"], hostile["ok"]) == (ours, not ours)
+    assert honest["troll"] == (honest["programs"] if ours else 0)
 
 
 def test_every_explained_exception_is_one(real_data):
     for name, case, task_id in EXPLANATIONS:
         (problem,) = [problem for problem in load(name).problems if problem.task_id == task_id]
-        assert judge_math([problem.answer], [MATH_CASES[case](problem)]) == ["wrong"], (name, case, task_id)
+        (status,) = judge_math([problem.answer], [MATH_CASES[case](problem)], standard="reward")
+        assert status == "wrong", (name, case, task_id)
         assert case not in WRONG
 
 
 @needs_sandbox
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_audit_passes_on_the_real_data(tmp_path, real_data):
     result = audit()
     require_passed(result)
     assert set(result["absent"]) == {"eurus-math", "eurus-code"}
     assert len({row["set"] for row in result["cases"]}) == 14
-    assert result["hostile"]["ok"] and result["hostile"]["programs"] >= 60
-    assert all(row["exact_not_boxed"] == 0 for row in result["graders"])
+    assert result["hostile"]["ok"] and result["hostile"]["programs"] >= 150
+    assert result["misjudged"] == [] and result["differences"]
+    assert {row["set"] for row in result["cases"] if row["case"] == "tiny" and row["passed"]} == set()
     write_json(tmp_path / "audit.json", result)
     write_audit(result, tmp_path / "audit")
     cases = dict(audit_tables(result))["What the graders accept"].set_index("set")

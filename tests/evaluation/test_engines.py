@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer
 
-from troll.errors import UserError
-from troll.evaluation.engines import load_engine
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
+from troll.evaluation.engines.transformers import load_engine
 from troll.evaluation.sampling import sample
-from troll.files import read_jsonl
 
 from .conftest import Prompt
 

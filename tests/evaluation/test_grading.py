@@ -1,19 +1,25 @@
 import hashlib
 import random
+import time
 from collections import Counter
 
 import pytest
 
-from troll.errors import UserError
-from troll.evaluation import evalplus_check, lm_eval_replay
-from troll.evaluation.evalplus_check import EvalplusVerdict, evalplus_verdicts
+from troll.common.errors import UserError
+from troll.common.files import read_json, write_jsonl
+from troll.evaluation.evalplus import check as evalplus_check
+from troll.evaluation.evalplus.check import EvalplusVerdict, evalplus_verdicts
 from troll.evaluation.grading import grade
-from troll.evaluation.lm_eval_replay import replay
-from troll.files import read_json, write_jsonl
+from troll.evaluation.lm_eval import replay as lm_eval_replay
+from troll.evaluation.lm_eval.replay import replay
+from troll.evaluation.oracle import write_oracle
+from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
-from troll.tasks.sandbox import sandbox_available
+from troll.tasks.registry import get_task
+from troll.tasks.sandbox.pool import sandbox_available
 from troll.tasks.verifiers.math import judge_math
+from troll.tasks.write import write_problems
 
 needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
 
@@ -186,19 +192,24 @@ def test_what_cheats_evalplus_does_not_score_and_is_listed(tmp_path, cheat):
 
 
 @needs_sandbox
-def test_a_program_that_spoils_evalplus_costs_only_its_own_verdict():
+def test_a_program_can_neither_write_evalplus_report_nor_keep_it_waiting():
     forge = """import os
 for descriptor in range(3, 20):
     try: os.write(descriptor, b"garbage\\n")
     except OSError: pass
 def f(x): return 2 * x
 """
+    # Whether a process has ended, Python's multiprocessing reads from one of those descriptors.
+    stay = f"{forge.replace('return 2 * x', 'return g(x)')}def g(x):\n    while True:\n        try: g(x)\n"
+    stay += "        except BaseException: pass\n"
     right = "def f(x):\n    return 2 * x\n"
     record = doubling(0)
-    samples = [(record["task_id"], text) for text in (right, forge, right, forge, right)]
+    samples = [(record["task_id"], text) for text in (right, forge, right, stay, right)]
+    start = time.monotonic()
     verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples, workers=1)
-    passed, lost = EvalplusVerdict(True, True), EvalplusVerdict(None, None)
-    assert verdicts == [passed, lost, passed, lost, passed]
+    passed, failed = EvalplusVerdict(True, True), EvalplusVerdict(False, False)
+    assert verdicts == [passed, passed, passed, failed, passed]
+    assert time.monotonic() - start < evalplus_check._SAMPLE_S / 2
 
 
 @needs_sandbox
@@ -210,9 +221,19 @@ def f(x):
     denied = [libc.kill(os.getppid(), 9), libc.fork(), libc.socket(2, 1, 0), libc.unshare(0x10000000)]
     return 2 * x if denied == [-1] * 4 else None
 """
+    threads = """import threading, time
+threading.stack_size(1 << 16)
+alive = []
+try:
+    while len(alive) < 1000:
+        alive.append(threading.Thread(target=time.sleep, args=(1,), daemon=True)); alive[-1].start()
+except RuntimeError: pass
+def f(x): return 2 * x if 10 < len(alive) < 100 else None
+"""
     record = doubling(0)
-    (verdict,) = evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], attack)])
-    assert verdict == EvalplusVerdict(True, True)
+    samples = [(record["task_id"], text) for text in (attack, threads)]
+    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples)
+    assert verdicts == [EvalplusVerdict(True, True)] * 2
 
 
 @needs_sandbox
@@ -268,7 +289,7 @@ def test_unusable_samples_are_named(tmp_path, lines, message):
 
 
 def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
-    with pytest.raises(UserError, match="'chain'; valid: chains, functions, gsm8k"):
+    with pytest.raises(UserError, match="'chain'; valid: chains, functions, locks, programs, gsm8k"):
         grades(tmp_path, "chain")
 
 
@@ -280,7 +301,7 @@ def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
     lost = code.CodeVerdict(False, False, "infrastructure", "lost")
     monkeypatch.setattr(code, "verify_code", lambda records, texts: [lost] * len(texts))
     monkeypatch.setattr(evalplus_check, "evalplus_verdicts", lambda *_: [EvalplusVerdict(True, True)])
-    monkeypatch.setattr("troll.tasks.sandbox.sandbox_available", lambda: (True, ""))
+    monkeypatch.setattr("troll.tasks.sandbox.pool.sandbox_available", lambda: (True, ""))
     with pytest.raises(UserError, match=r"functions/test/0.*lost"):
         grades(tmp_path, "functions")
 
@@ -309,7 +330,9 @@ def test_every_mathematics_set_is_graded_by_name(tmp_path, real_data, task):
     assert [row["passed"] for row in result["problems"].values()] == [[True, False], [True], [True]]
     assert result["problems"][problems[0].task_id]["status"] == ["passed", "wrong"]
     assert result["metrics"] == {"pass@1": pytest.approx(2.5 / 3)}
-    assert result["data"]["stand_in"] is (task in ("dapo", "omni-math")) and len(result["data_sha256"]) == 64
+    assert (
+        result["data"]["substitute"] is (task in ("dapo", "omni-math")) and len(result["data_sha256"]) == 64
+    )
 
 
 def test_row_numbers_do_for_ids(tmp_path, real_data):
@@ -360,3 +383,15 @@ def test_a_file_as_published_is_read_too(tmp_path, real_data):
     write_jsonl(tmp_path / "samples.jsonl", [{"task_id": i, "completion": "\\boxed{1000}"} for i in range(2)])
     result = grades(tmp_path, "gsm8k")
     assert [row["passed"] for row in result["problems"].values()] == [[False], [True]]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", testbed.WORDY_TASKS)
+def test_generated_tasks_are_graded_by_their_kind_without_an_entry_of_their_own(name, tmp_path):
+    write_problems({"name": name, "test": 3}, tmp_path)
+    problems, samples = tmp_path / "test.jsonl", tmp_path / "samples.jsonl"
+    write_oracle(get_task(name), problems, samples)
+    grade(name, samples, problems, tmp_path / "grades.json")
+    found = read_json(tmp_path / "grades.json")
+    assert found["metrics"] == {"pass@1": 1.0}
+    assert len(found["problems"]) == 3

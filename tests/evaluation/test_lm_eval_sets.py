@@ -2,8 +2,8 @@
 
 import pytest
 
-from troll.evaluation.lm_eval_builtin import write_tasks
-from troll.evaluation.lm_eval_replay import TASKS
+from troll.evaluation.lm_eval.builtin import write_tasks
+from troll.evaluation.lm_eval.replay import TASKS
 from troll.tasks.datasets.catalogue import MATH_EVAL
 from troll.tasks.datasets.load import load
 

@@ -7,11 +7,12 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from troll.errors import UserError
-from troll.evaluation import decoding, sampling
-from troll.evaluation.decoding import decode_batch, draw_tokens, uniform_stream
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
+from troll.evaluation import sampling
+from troll.evaluation.engines import decoding
+from troll.evaluation.engines.decoding import decode_batch, draw_tokens, uniform_stream
 from troll.evaluation.sampling import sample
-from troll.files import read_jsonl
 
 from .conftest import Prompt
 

@@ -1,7 +1,7 @@
 import pytest
 
-from troll.evaluation.speed import speed
-from troll.tasks.sandbox import sandbox_available
+from troll.evaluation.audit.speed import speed
+from troll.tasks.sandbox.pool import sandbox_available
 
 
 @pytest.mark.slow

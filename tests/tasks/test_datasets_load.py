@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.tasks.datasets import hub, load
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 from troll.tasks.datasets.mirror import mirror_files, read_mirror
@@ -38,8 +38,8 @@ def test_every_set_has_one_form(real_data, name, split):
             assert {"prompt", "entry_point", "canonical_solution"} <= set(problem.record)
 
 
-def test_the_stand_ins_are_marked_and_only_they(real_data):
-    marked = {name for name, split in LOCAL if load.load(name, split).provenance["stand_in"]}
+def test_the_substitutes_are_marked_and_only_they(real_data):
+    marked = {name for name, split in LOCAL if load.load(name, split).provenance["substitute"]}
     assert marked == {"dapo", "omni-math"}
 
 
@@ -91,16 +91,19 @@ def test_every_file_of_the_mirror_is_what_it_must_be(real_data):
         assert len(read_mirror(real_data, name)) == entry.rows
 
 
-def test_a_mirror_is_never_completed_from_the_hub(real_data, tmp_path, monkeypatch):
-    def forbidden(*_):
-        raise AssertionError("the hub was asked")
+def test_a_data_set_comes_whole_from_the_mirror_or_whole_from_the_hub(tmp_path, monkeypatch):
+    def asked(part):
+        raise UserError(f"the hub was asked for {part.repository}")
 
-    monkeypatch.setattr(load, "read_hub", forbidden)
+    monkeypatch.setattr(load, "read_hub", asked)
     monkeypatch.setenv("TROLL_DATA_MIRROR", str(tmp_path))
+    for name, repository in (("gsm8k", "openai/gsm8k"), ("eurus-math", "PRIME-RL/Eurus-2-RL-Data")):
+        with pytest.raises(UserError, match=f"the hub was asked for {repository}"):
+            load.load(name)
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/train.jsonl.gz").write_bytes(b"")
     with pytest.raises(UserError, match=r"gsm8k/test.jsonl: No such file.*unset TROLL_DATA_MIRROR"):
         load.load("gsm8k")
-    with pytest.raises(UserError, match=r"eurus-math: the mirror has no such data"):
-        load.load("eurus-math")
     monkeypatch.setenv("TROLL_DATA_MIRROR", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"TROLL_DATA_MIRROR=.*none: no such directory"):
         load.load("gsm8k")
@@ -203,7 +206,7 @@ def test_hub_rows_become_problems(fake_hub, monkeypatch):
 
 
 def test_sets_are_tasks_beside_the_testbed():
-    assert {"chains", "functions", *DATA_SETS} == set(task_names())
+    assert {"chains", "functions", "locks", "programs", *DATA_SETS} == set(task_names())
     assert set(MATH_EVAL) <= set(task_names()) and len(MATH_EVAL) == 7
 
 
@@ -224,7 +227,7 @@ def test_splits_of_a_task_do_not_overlap_and_never_change(real_data):
 
 
 def test_written_problems_are_read_back(real_data, tmp_path):
-    from troll.files import write_jsonl
+    from troll.common.files import write_jsonl
 
     for name in ("gsm8k", "mbpp", "humaneval+"):
         task = get_task(name)

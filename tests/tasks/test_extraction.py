@@ -1,8 +1,10 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.tasks.verifiers.extraction import extract_code
+from troll.tasks.verifiers.extraction import extract_code, whole_program
 
 BODY = "    return x + 1\n"
 WHOLE = "def f(x):\n    return x + 1\n"
@@ -37,6 +39,9 @@ WHOLE = "def f(x):\n    return x + 1\n"
             f'    """\n    ```\n    f(1)\n    ```\n    """\n{BODY}',
         ),
         ("def fx(x): pass\n", "def fx(x): pass\n"),
+        # in a list a block is indented as a whole
+        ("1. Here:\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.", "\n" + WHOLE),
+        ("- a\n  - b\n\n    ```\n    def f(x):\n        return x + 1\n    ```\n", "\n" + WHOLE),
         (f"```python\n{WHOLE}```\n```python\ndef fx(x): pass\n```", "\n" + WHOLE),
     ],
 )
@@ -50,9 +55,32 @@ def test_without_a_name_the_last_block_counts():
 
 @given(st.text(alphabet="`~ \nabc#:()", max_size=60))
 def test_any_text_is_extracted_to_part_of_itself(text):
-    assert extract_code(text, "f").removeprefix("\n") in text
+    found, whole = (re.sub("^ +", "", part, flags=re.M) for part in (extract_code(text, "f"), text))
+    assert found.removeprefix("\n") in whole  # a block in a list loses its indentation
 
 
 @given(st.text().filter(lambda text: "```" not in text and "~~~" not in text and "</think" not in text))
 def test_text_without_fences_is_left_alone(text):
     assert extract_code(text, "f") == text
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from __future__ import annotations\n",
+        "# a\n\nfrom __future__ import division, annotations  # b\n",
+        '"""It says: import."""\nfrom __future__ import (\n    annotations,\n)\n',
+    ],
+)
+def test_imports_from_the_future_come_before_the_prompt(start):
+    prompt = '"""Add one."""\nimport math\n'
+    program = whole_program(prompt, f"```python\n{start}def f(x: Undefined):\n    return x + 1\n```", "f")
+    space = {}
+    exec(program, space)
+    assert space["f"](1) == 2 and space["math"]
+    assert program.count("__future__") == 1
+
+
+def test_a_long_start_takes_no_time():
+    for text in ("#\n" * 100_000, " \n" * 100_000 + "x", '"""' * 50_000, "from __future__ import (" * 20_000):
+        assert whole_program("p\n", text, "f") == "p\n" + text

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
-from troll.tasks.sandbox import Limits, sandbox_available
+from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.verifiers.code import verify_code
 
 pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
 
 LIMITS = Limits(cpu_s=0.3, wall_s=3)
-HONEST = "def f(x):\n    return x + x + x + 1\n"
+# Alive long enough to be hit: with six in flight, at least two honest programs run beside each attack.
+HONEST = "import time\ndef f(x):\n    time.sleep(0.03)\n    return x + x + x + 1\n"
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def verdicts():
     completions = [HONEST]
     for source in HOSTILE_PROGRAMS.values():
         completions += [source, HONEST + f"# {len(completions)}\n"]
-    found = verify_code([PROBLEM] * len(completions), completions, limits=LIMITS)
+    found = verify_code([PROBLEM] * len(completions), completions, limits=LIMITS, workers=6)
     return {"honest": found[::2], "hostile": dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))}
 
 
@@ -29,7 +30,7 @@ def verdicts():
 def test_no_attack_scores(verdicts, name):
     verdict = verdicts["hostile"][name]
     assert not verdict.base and not verdict.plus
-    assert verdict.status in ("wrong", "crash", "timeout", "memory", "rejected")
+    assert verdict.status in ("wrong", "crash", "timeout", "memory", "rejected", "incomparable")
 
 
 def test_neighbours_are_judged_as_ever(verdicts):
@@ -42,7 +43,7 @@ def test_nothing_was_written_outside(verdicts):
 
 
 def test_the_corpus_is_large_and_every_attack_differs():
-    assert len(HOSTILE_PROGRAMS) >= 60
+    assert len(HOSTILE_PROGRAMS) >= 150
     assert len(set(HOSTILE_PROGRAMS.values())) == len(HOSTILE_PROGRAMS)
 
 
@@ -56,7 +57,7 @@ def test_the_corpus_is_large_and_every_attack_differs():
         ("endless loop", {"timeout"}),
         ("sleep", {"timeout"}),
         ("memory bomb", {"memory"}),
-        ("huge text", {"rejected"}),
+        ("huge text", {"rejected", "timeout"}),  # by the speed of the machine
         ("kill parent", {"crash"}),
         ("claim an infrastructure failure", {"rejected", "crash"}),
         ("syntax error", {"crash"}),

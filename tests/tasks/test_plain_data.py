@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.tasks import plain_data
-from troll.tasks.plain_data import NotPlainError, decode, encode
+from troll.tasks.sandbox import plain_data
+from troll.tasks.sandbox.plain_data import NotPlainError, decode, encode
 
 hashables = st.recursive(
     st.none()

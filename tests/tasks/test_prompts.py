@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.tasks.prompts import encode, is_program
 
 # The parts of Qwen3's template that matter here: turns, and an empty thought where thinking is off.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.tasks.registry import check_settings, get_task
 from troll.tasks.testbed import chains, functions
 from troll.tasks.types import SPLITS

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from troll.errors import UserError
-from troll.evaluation.hostile_programs import HOSTILE_PROGRAMS
-from troll.tasks.sandbox import Limits, sandbox_available
+from troll.common.errors import UserError
+from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS
+from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.code import code_rewards, verify_code
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from troll.errors import UserError
-from troll.tasks.sandbox import Execution, Limits, Output, run_batch, sandbox_available
+from troll.common.errors import UserError
+from troll.tasks.sandbox.pool import Execution, Limits, Output, run_batch, sandbox_available
 from troll.tasks.verifiers import code, references
 from troll.tasks.verifiers.code import code_rewards, verify_code
 from troll.tasks.verifiers.comparison import outputs_match, values_match
@@ -107,7 +107,7 @@ def test_a_failing_sandbox_is_an_error_and_not_a_wrong_answer(monkeypatch):
     monkeypatch.setattr(references, "run_batch", lambda *_, **__: [reference])
     monkeypatch.setattr(references, "_REFERENCES", {})
     lost = Execution("infrastructure", detail="no more processes")
-    monkeypatch.setattr(code, "run_batch", lambda *_, **__: [lost])
+    monkeypatch.setattr(code, "run_batch", lambda *_, reduce, **__: [reduce(0, lost)])
     with pytest.raises(UserError, match=r"no more processes.*not counted as wrong"):
         code_rewards([SimpleNamespace(record=record())], ["    return 2\n"])
 

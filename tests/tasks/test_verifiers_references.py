@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from troll.tasks import plain_data
-from troll.tasks.sandbox import Output, run_batch, sandbox_available
+from troll.tasks.sandbox import plain_data
+from troll.tasks.sandbox.pool import Output, run_batch, sandbox_available
 from troll.tasks.verifiers import oracles, references
 from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.references import read_problem, reference_outputs

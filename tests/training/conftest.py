@@ -6,12 +6,22 @@ import pytest
 import torch
 from datasets import Dataset
 from run_cases import write_run
-from trainer_cases import PROMPTS, digits
+from trainer_cases import PROMPTS, configured, digits
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig
 
+from troll import warm
 from troll.tasks.write import write_problems
 from troll.training.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_commands():
+    """Commands of `run_cases.command` are forked from a warm server where one can be started."""
+    with pytest.MonkeyPatch.context() as patch:
+        if started := warm.start():
+            for name, value in (warm.ONE_THREAD | started).items():
+                patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +43,7 @@ def configure(repository):
 def make(tiny_base, tmp_path):
     """Builds a trainer of either kind on a fresh copy of the tiny model."""
 
-    def build(kind, *, steps=4, config=None, reward=digits, **ours):
+    def build(kind, *, steps=4, config=None, reward=digits, base=None, **ours):
         arguments = {
             "output_dir": str(tmp_path / kind.__name__),
             "per_device_train_batch_size": 4,
@@ -43,8 +53,6 @@ def make(tiny_base, tmp_path):
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
             "max_steps": steps,
-            "loss_type": "grpo",
-            "beta": 0.0,
             "gradient_checkpointing": False,
             "bf16": False,
             "use_cpu": True,
@@ -53,14 +61,17 @@ def make(tiny_base, tmp_path):
             "save_strategy": "no",
             "disable_tqdm": True,
             "seed": 11,
-        } | (config or {})
-        return kind(
-            AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32),
+        }
+        if "aggregation" not in ours and ours.get("estimator") != "dr-grpo":
+            arguments["loss_type"] = "grpo"
+        return configured(
+            kind,
+            AutoModelForCausalLM.from_pretrained(base or tiny_base, dtype=torch.float32),
             reward,
-            args=GRPOConfig(**arguments),
+            arguments | (config or {}),
+            ours,
             train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
             processing_class=load_tokenizer(tiny_base),
-            **ours,
         )
 
     return build

@@ -14,7 +14,7 @@ import run_cases
 import torch
 from forked_runs import finish, lines, start, wait_for
 
-from troll.signals import hold_signals
+from troll.common.signals import hold_signals
 from troll.training.checkpoints import COMPLETE
 from troll.training.trainer import TrustRegionTrainer
 
@@ -79,15 +79,15 @@ def nan_at(step):
     """Gives the loss of a step a value that is no number, before it is looked at."""
 
     def prepare():
-        from troll.training import trainer
+        from troll.training import policy_loss
 
-        right, calls = trainer.aggregate, []
+        right, calls = policy_loss.aggregate, []
 
         def wrong(*arguments, **settings):
             calls.append(1)
             return right(*arguments, **settings) * (torch.nan if len(calls) == step else 1.0)
 
-        trainer.aggregate = wrong
+        policy_loss.aggregate = wrong
 
     return prepare
 

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from troll.cli import main
+from troll.cli.app import main
 from troll.training import run  # noqa: F401 - loads them
 
 
@@ -46,7 +46,7 @@ def ended(process, seconds):
 
 def finish(process):
     """The exit status of a process."""
-    status = ended(process, 300)
+    status = ended(process, 900)
     if status is None:
         raise RuntimeError("a run takes too long")
     return status
@@ -72,4 +72,5 @@ def wait_for(process, out, count, before=None):
                     f"an attempt ended with status {status}: {(out / 'log').read_text()[-2000:]}"
                 )
             return False
+        time.sleep(0.001)
     return True

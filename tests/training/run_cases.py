@@ -1,12 +1,15 @@
 """What tests of whole runs share: the reduced experiment's runs with an estimator, and how to read them."""
 
 import json
+import os
 import sys
 
 import yaml
 
-from troll.experiment_files import parse_experiment, write_run_file
-from troll.experiments import resolve
+from troll.experiment.experiment import resolve
+from troll.experiment.files import parse_experiment, write_run_file
+from troll.experiment.run_config import RunConfig
+from troll.warm.client import VARIABLE
 
 # PPO-max with all its parts: critic, KL in the reward with a coefficient that adapts, running moments, ptx.
 PPO_MAX = {
@@ -30,14 +33,15 @@ def write_run(repository, out, estimator="grpo", trust_region="troll", **changes
         for run in experiment.runs()
         if (run.task, run.trust_region, run.estimator) == ("chains", trust_region, estimator)
     )
-    config = resolve(experiment, run)
+    config = resolve(experiment, run).model_dump()
     config["training"] |= {"rollout_batches": 8, "max_response_tokens": 12} | changes
-    write_run_file(out / "run.yaml", config)
+    write_run_file(out / "run.yaml", RunConfig.model_validate(config))
     return out
 
 
 def command(out, base, data, *options):
-    troll = [sys.executable, "-m", "troll.cli", "--log", str(out / "log"), "train", str(out / "run.yaml")]
+    troll = ["troll"] if VARIABLE in os.environ else [sys.executable, "-m", "troll.cli"]
+    troll += ["--log", str(out / "log"), "train", str(out / "run.yaml")]
     return [*troll, "--base", str(base), "--data", str(data), *options]
 
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from troll.algorithms.distributions import SparseLogProbs
 from troll.training.critic import ValueModel
 from troll.training.head import add_sparse_lm_head
 
@@ -44,7 +45,7 @@ def head_outputs(model, ids):
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mask": mask, "sparse_lm_head": True}
     with torch.no_grad():
         chosen = model(**inputs, keep=16, dropped_mass=0.0)
-    output = model(**inputs, support=chosen.token_ids)
+    output = model(**inputs, support=SparseLogProbs.from_batch(chosen).token_ids)
     (output.log_probs.sum() + output.support_log_probs.exp().square().sum()).backward()
     return {
         "log_probs": output.log_probs.detach(),

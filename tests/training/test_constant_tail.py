@@ -4,7 +4,6 @@ import torch
 
 from troll.algorithms.distributions import SparseLogProbs, align, constant_tail, sparsify
 from troll.algorithms.divergences import kl_divergence
-from troll.training.rollouts import OLD_KEYS
 from troll.training.trainer import TrustRegionTrainer
 
 
@@ -12,29 +11,29 @@ class Recording(TrustRegionTrainer):
     """Keeps what the rule was given, and the dense policy at that moment."""
 
     def _compute_loss(self, model, inputs):
-        rule, mask = self.trust_region, inputs["completion_mask"].bool()
+        rule, mask = self.policy_loss.trust_region, inputs["completion_mask"].bool()
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         with torch.no_grad():
             logits = model(input_ids=ids, attention_mask=attention).logits[:, -mask.shape[1] - 1 : -1]
 
-        def record(new, old, *rest):
+        def record(new, old, *rest, **seed):
             self.seen.append((new, old, inputs, logits[mask] / self.temperature))
-            return rule(new, old, *rest)
+            return rule(new, old, *rest, **seed)
 
-        self.trust_region = _Stand(rule, record)
+        self.policy_loss.trust_region = _Stand(rule, record)
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self.trust_region = rule
+            self.policy_loss.trust_region = rule
 
 
 class _Stand:
     def __init__(self, rule, call):
         self._rule, self._call = rule, call
 
-    def __call__(self, *arguments):
-        return self._call(*arguments)
+    def __call__(self, *arguments, **seed):
+        return self._call(*arguments, **seed)
 
     def __getattr__(self, name):
         return getattr(self._rule, name)
@@ -44,16 +43,15 @@ def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(ma
     trainer = make(Recording, trust_region="troll", tail="constant", keep=6, dropped_mass=0.05)
     trainer.seen = []
     trainer.train()
-    moved = 0
+    moved, least = 0, 1.0
     for new, old, inputs, logits in trainer.seen:
         mask = inputs["completion_mask"].bool()
         labels = inputs["completion_ids"][mask]
         dense = sparsify(logits, 6, 0.05, labels, tail="constant")
-        if "old_token_ids" in inputs:
-            ids, *rest = (inputs[key][mask] for key in OLD_KEYS)
-            kept = SparseLogProbs(ids.long(), *rest)
-        else:  # the first step after sampling: nothing has moved yet
-            kept = SparseLogProbs(dense.token_ids, dense.log_probs, dense.tail_log_prob)
+        # In the first step after sampling nothing has moved yet.
+        exact = sparsify(logits, 6, 0.05, labels)
+        kept = SparseLogProbs.from_batch(inputs, "old_").rows(mask) if "old_token_ids" in inputs else exact
+        least = min(least, float(kept.log_probs.double().exp().sum(-1).min()))
         expected_new, expected_old = align(dense, constant_tail(kept, logits.shape[-1]), missing="default")
         found = new.distribution.rows(mask), old.distribution.rows(mask)
         distance = kl_divergence(found[0].atoms().detach().double(), found[1].atoms().double())
@@ -61,6 +59,12 @@ def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(ma
         torch.testing.assert_close(distance, expected, rtol=1e-3, atol=1e-6)
         assert torch.equal(found[0].token_ids, found[1].token_ids)
         assert found[0].log_probs.requires_grad
+        for side in found:
+            total = side.atoms().detach().double().exp().sum(-1)
+            torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
         both = (found[0].token_ids >= 0).sum(-1)
         moved += int((both > (kept.token_ids >= 0).sum(-1)).sum())
+    # What the constant tail leaves out is reported, not what it pretends to leave.
+    logged = [row["kept_mass_min"] for row in trainer.state.log_history if "kept_mass_min" in row]
+    assert least < 0.9 and min(logged) <= least + 1e-5 and trainer.constraint_check.worst["kept_mass"] < 0.9
     assert moved, "no step in which the new policy keeps a token that the old one had dropped"

@@ -8,8 +8,8 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from troll.errors import UserError
-from troll.settings import Critic as CriticSettings
+from troll.common.errors import UserError
+from troll.experiment.settings import Critic as CriticSettings
 from troll.training.critic import Critic, explained_variance, value_loss
 
 GOOD, BAD, PROMPT = 40, 70, 5
@@ -181,3 +181,6 @@ def test_mistakes_are_named(make_critic, tmp_path):
     inputs["returns"] = torch.full_like(inputs["returns"], torch.inf)
     with pytest.raises(UserError, match=r"the critic's loss is inf.*critic\.learning_rate"):
         critic.update(inputs, inputs["completion_mask"])
+    torch.nn.init.constant_(critic.model.head.weight, torch.nan)
+    with pytest.raises(UserError, match=r"the critic's values are not finite.*critic\.learning_rate"):
+        critic.values(inputs, inputs["completion_mask"])

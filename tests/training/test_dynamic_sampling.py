@@ -6,8 +6,8 @@ import pytest
 import torch
 from trainer_cases import PROMPTS, digits
 
-from troll.errors import UserError
-from troll.settings import DynamicSampling
+from troll.common.errors import UserError
+from troll.experiment.settings import DynamicSampling
 from troll.training.checkpoints import CheckpointCallback
 from troll.training.trainer import TrustRegionTrainer
 
@@ -77,10 +77,11 @@ def test_joined_batches_hold_what_the_policy_said(make):
 
 def test_other_prompts_are_the_same_again_and_do_not_repeat(make):
     trainer = make(TrustRegionTrainer, **DAPO, dynamic_sampling=DynamicSampling())
-    first, again = trainer._other_prompts(1, 16), trainer._other_prompts(1, 16)
+    other = trainer.dynamic_sampler.other_prompts
+    first, again = other(1, 16, batch=0), other(1, 16, batch=0)
     assert first == again and len(first) == 16
     # The data set has 16 rows: three more batches of four prompts see the rest of them.
-    rows = [row["prompt"] for attempt in (1, 2, 3, 4) for row in trainer._other_prompts(attempt, 16)[::4]]
+    rows = [row["prompt"] for attempt in (1, 2, 3, 4) for row in other(attempt, 16, batch=0)[::4]]
     assert sorted(rows) == sorted(trainer.train_dataset["prompt"])
 
 

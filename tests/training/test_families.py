@@ -13,9 +13,9 @@ from transformers import (
 )
 from two_processes import trainer
 
+from troll.common.files import read_json, read_jsonl, write_jsonl
 from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
-from troll.files import read_json, read_jsonl, write_jsonl
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
 from troll.training.outputs import save_model
@@ -120,7 +120,7 @@ def test_a_family_trains_and_is_the_same_when_it_is_loaded_again(family, run_dat
         assert rows[0]["kl_to_old"] == pytest.approx(0, abs=1e-6) and rows[0]["kept_mass"] > 0.1
         assert rows[0]["grad_norm"] > 0 and rows[1]["kl_to_old"] > 1e-7
         if rule == "troll":
-            assert trained.certificate.summary()["worst_kl_violation"] <= 1e-5
+            assert trained.constraint_check.summary()["worst_kl_violation"] <= 1e-5
         moved[rule] = torch.cat([p.detach().flatten() for p in trained.model.parameters()]) - before
 
         tokenizer = load_tokenizer(family)

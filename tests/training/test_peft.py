@@ -7,8 +7,8 @@ import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig
 from trainer_cases import SeededGRPOTrainer
 
-from troll.errors import UserError
-from troll.settings import Critic
+from troll.common.errors import UserError
+from troll.experiment.settings import Critic
 from troll.training.trainer import TrustRegionTrainer
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_projected_adapter_is_saved_and_loaded(make, tmp_path, method):
     trainer.train()
     rows = [row for row in trainer.state.log_history if "loss" in row]
     assert max(row["kl_to_old"] for row in rows) > 1e-4
-    assert trainer.certificate.summary()["worst_kl_violation"] <= 1e-5
+    assert trainer.constraint_check.summary()["worst_kl_violation"] <= 1e-5
     assert all(torch.equal(p, base[name]) for name, p in trainer.model.named_parameters() if name in base)
 
     learnt = (

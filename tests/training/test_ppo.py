@@ -4,9 +4,9 @@ import pytest
 import torch
 from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
 
-from troll.errors import UserError
-from troll.settings import Critic as CriticSettings
-from troll.settings import Overlong, Pretraining, Regulariser
+from troll.common.errors import UserError
+from troll.experiment.settings import Critic as CriticSettings
+from troll.experiment.settings import Overlong, Pretraining, Regulariser
 from troll.training.trainer import TrustRegionTrainer
 
 GAE = {"trust_region": "clip", "estimator": "gae", "critic": CriticSettings(learning_rate=1e-3)}
@@ -38,7 +38,7 @@ def test_gae_through_the_trainer_is_its_definition(make):
         TrustRegionTrainer,
         **GAE,
         estimator_settings={"gamma": 0.9, "lam": 0.8, "whitened": False},
-        regulariser=Regulariser(estimate="k1", place="reward", coefficient=0.5),
+        regulariser=Regulariser(estimate="k1", applied_to="reward", coefficient=0.5),
     )
     torch.nn.init.normal_(trainer.critic.model.head.weight, generator=torch.Generator().manual_seed(1))
     disturb(trainer.model)
@@ -124,7 +124,7 @@ def test_a_kl_in_the_loss_ends_in_the_parameters_of_trl(make, weighted):
     config = {"beta": 0.3, "use_bias_correction_kl": weighted}
     theirs = make(SeededGRPOTrainer, steps=8, config=config)
     theirs.train()
-    regulariser = Regulariser(estimate="k3", place="loss", coefficient=0.3, importance_weighted=weighted)
+    regulariser = Regulariser(estimate="k3", applied_to="loss", coefficient=0.3, importance_weighted=weighted)
     for ours in ({"config": config}, {"regulariser": regulariser}):
         trainer = make(TrustRegionTrainer, steps=8, trust_region="clip", **ours)
         trainer.train()
@@ -135,17 +135,17 @@ def test_a_kl_in_the_loss_ends_in_the_parameters_of_trl(make, weighted):
 
 
 def test_an_adaptive_coefficient_moves_towards_its_target_and_is_saved(make):
-    settings = Regulariser(estimate="k3", place="reward", coefficient=0.1, target=1e-6, horizon=32)
+    settings = Regulariser(estimate="k3", applied_to="reward", coefficient=0.1, target=1e-6, horizon=32)
     trainer = make(TrustRegionTrainer, trust_region="clip", estimator="reinforce++", regulariser=settings)
     disturb(trainer.model)
     rollout(trainer)
     # 16 responses with a KL far over the target: 1 + 0.2 * 16 / 32.
-    assert trainer.controller.coefficient == pytest.approx(0.11)
+    assert trainer.reference_kl.controller.coefficient == pytest.approx(0.11)
     # The rollout batch was penalised with the coefficient it was measured under.
     assert trainer._metrics["train"]["kl_coefficient"] == [0.1]
     other = make(TrustRegionTrainer, trust_region="clip", estimator="reinforce++", regulariser=settings)
     other.load_method_state(trainer.method_state())
-    assert other.controller.coefficient == trainer.controller.coefficient
+    assert other.reference_kl.controller.coefficient == trainer.reference_kl.controller.coefficient
     assert other.generated_samples == trainer.generated_samples == 16
 
 
@@ -189,9 +189,9 @@ def test_the_pretraining_loss_is_the_likelihood_of_demonstrations(make):
         pretraining=Pretraining(coefficient=2.0, demonstrations=6),
         pretraining_rows=rows,
     )
-    ids, attention, learnt = trainer._pretraining._draw(torch.device("cpu"), step=3)
+    ids, attention, learnt = trainer.pretraining._draw(torch.device("cpu"), step=3)
     assert {tuple(r[m.bool()].tolist()) for r, m in zip(ids, learnt, strict=True)} == {(7, 8), (10,)}
-    loss = trainer._pretraining(trainer.model, torch.device("cpu"), step=3)
+    loss = trainer.pretraining(trainer.model, torch.device("cpu"), step=3)
     found = []
     for row, on, labels in zip(ids, attention.bool(), learnt, strict=True):
         logits = trainer.model(input_ids=row[on].unsqueeze(0)).logits[0].double().log_softmax(-1)
@@ -216,7 +216,7 @@ def test_the_pretraining_loss_raises_the_likelihood(make):
             pretraining_rows=rows,
         )
         trainer.train()
-        losses.append(trainer._pretraining(trainer.model, torch.device("cpu"), step=0).item())
+        losses.append(trainer.pretraining(trainer.model, torch.device("cpu"), step=0).item())
     assert losses[1] < losses[0] - 0.5
 
 
@@ -228,7 +228,7 @@ def test_the_pretraining_loss_raises_the_likelihood(make):
         ({"estimator": "grpo", "critic": CriticSettings()}, "'grpo' has no use for a critic"),
         ({"critic": CriticSettings()}, "has no use for a critic"),
         ({"overlong": Overlong()}, "overlong has no effect"),
-        ({"regulariser": Regulariser(place="reward")}, "a KL in the reward has no effect"),
+        ({"regulariser": Regulariser(applied_to="reward")}, "a KL in the reward has no effect"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(make, settings, message):

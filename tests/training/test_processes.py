@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from two_processes import ALIKE, train_alike
 
-from troll.errors import Stopped, UserError
-from troll.launch import CONFIGS, launch_command, numbers_of_gpus
+from troll.common.errors import Stopped, UserError
+from troll.training.launch import CONFIGS, launch_command, numbers_of_gpus
 
 HERE = Path(__file__).parent
 
@@ -75,8 +75,8 @@ def test_two_processes_learn_what_one_learns(two, tiny_base, tmp_path, name):
                 key,
                 here["step"],
             )
-    for key, value in alone["certificate"].items():
-        assert found["certificate"][key] == pytest.approx(value, rel=2e-3, abs=1e-6), key
+    for key, value in alone["constraint_check"].items():
+        assert found["constraint_check"][key] == pytest.approx(value, rel=2e-3, abs=1e-6), key
     ours, theirs = (load_file(place / "checkpoint-9/model.safetensors") for place in (tmp_path, out / name))
     start = load_file(tiny_base / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -99,7 +99,7 @@ def test_a_whole_run_of_two_processes_is_written_once(two):
     rows = run_cases.metrics(out)
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert rows[4]["generated_samples"] == 2 * 16
-    assert json.loads((out / "manifest.json").read_text())["certificate"]["steps"] == 24
+    assert json.loads((out / "manifest.json").read_text())["constraint_check"]["steps"] == 24
     assert (out / "checkpoint/model.safetensors").exists() and not (out / "trainer").exists()
 
 
@@ -109,7 +109,11 @@ def test_a_launched_run_is_warned_saves_and_goes_on(two, run_data, tiny_base, tm
     out.mkdir()
     (out / "run.yaml").write_bytes((left_alone / "run.yaml").read_bytes())
     command = run_cases.command(out, tiny_base, run_data)
-    settings = {"env": os.environ | {"HF_HUB_OFFLINE": "1"}, "stderr": subprocess.PIPE, "text": True}
+    if not torch.cuda.device_count():
+        refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        assert refused.returncode == 1 and "training.gpus is 2, but this machine shows none" in refused.stderr
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TROLL_ALLOW_CPU": "1"}
+    settings = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     launched = subprocess.Popen(command, **settings)
     deadline = time.monotonic() + 200
     while launched.poll() is None and not (out / "metrics.jsonl").exists():

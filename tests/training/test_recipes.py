@@ -5,9 +5,9 @@ import copy
 import pytest
 import yaml
 
-from troll.errors import UserError
-from troll.experiment_files import parse_experiment
-from troll.experiments import resolve
+from troll.common.errors import UserError
+from troll.experiment.experiment import resolve
+from troll.experiment.files import parse_experiment
 
 GAE = {"rule": "gae", "training": {"critic": {}}}
 
@@ -20,7 +20,7 @@ def data(repository):
 def training_of(data, estimator):
     experiment = parse_experiment(data, "x")
     run = next(run for run in experiment.runs() if run.estimator == estimator)
-    return resolve(experiment, run)["training"]
+    return resolve(experiment, run).training.model_dump()
 
 
 def gae(**changes):
@@ -96,7 +96,7 @@ def test_ppo_max_brings_its_recipe_and_every_part_can_be_switched(data):
     }
     paper, code, parts = (training_of(data, name) for name in data["estimators"])
     assert paper["critic"]["warmup_steps"] > 0 and paper["critic"]["value_clip"] == 0.2
-    assert (paper["regulariser"]["estimate"], paper["regulariser"]["place"]) == ("k1", "reward")
+    assert (paper["regulariser"]["estimate"], paper["regulariser"]["applied_to"]) == ("k1", "reward")
     assert paper["regulariser"]["coefficient"] == 0.05 and paper["pretraining"]["coefficient"] > 0
     assert code["critic"]["warmup_steps"] == 0 and code["pretraining"] is None
     assert code["regulariser"]["coefficient"] == 0.02
@@ -108,7 +108,7 @@ def test_ppo_max_brings_its_recipe_and_every_part_can_be_switched(data):
 def test_every_coordinate_overrides_training_and_conditions_have_the_last_word(data):
     before = training_of(copy.deepcopy(data), "grpo")
     data["models"]["tiny"]["training"] = {"learning_rate": 0.5, "keep": 1, "weight_decay": 0.125}
-    data["trust_regions"]["clip"]["training"] = {"learning_rate": 0.5, "keep": 3, "passes": 9}
+    data["trust_regions"]["clip"]["training"] = {"learning_rate": 0.5, "keep": 3, "num_iterations": 9}
     data["estimators"]["grpo"]["training"] = {"learning_rate": 0.5, "keep": 7}
     after = training_of(data, "grpo")
-    assert after == before | {"keep": 7, "passes": 9, "weight_decay": 0.125}
+    assert after == before | {"keep": 7, "num_iterations": 9, "weight_decay": 0.125}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig
 
-from troll.errors import UserError
-from troll.settings import Vllm
+from troll.common.errors import UserError
+from troll.experiment.settings import Vllm
+from troll.training.config import TrustRegionConfig
 from troll.training.run import vllm_options
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
@@ -42,7 +42,7 @@ class OtherEngine(TrustRegionTrainer):
 
 
 def run(base, out, *, shift, correct=True):
-    arguments = GRPOConfig(
+    arguments = TrustRegionConfig(
         output_dir=str(out),
         per_device_train_batch_size=4,
         steps_per_generation=2,
@@ -60,6 +60,7 @@ def run(base, out, *, shift, correct=True):
         vllm_importance_sampling_correction=correct,
         vllm_importance_sampling_mode="token_truncate",
         seed=4,
+        trust_region="troll",
     )
     trainer = OtherEngine(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
@@ -67,7 +68,6 @@ def run(base, out, *, shift, correct=True):
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["Start with 3.", "Take the number 8."] * 4}),
         processing_class=load_tokenizer(base),
-        trust_region="troll",
     )
     trainer.shift, trainer.use_vllm = shift, True
     trainer.train()

@@ -9,7 +9,7 @@ import accelerate.tracking
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.training.callbacks import MetricsCallback
 from troll.training.tracking import TrackingCallback, check_tracking
 from troll.training.trainer import TrustRegionTrainer
@@ -44,7 +44,7 @@ def test_a_run_is_the_same_with_tensorboard_which_shows_every_metric(make, tmp_p
         trainer = make(TrustRegionTrainer, trust_region="troll")
         trainer.add_callback(MetricsCallback(out / "metrics.jsonl", 4))
         if tracking:
-            config = {"run_id": "m/t/a/b/c/seed0", "experiment": "e"}
+            config = SimpleNamespace(run_id="m/t/a/b/c/seed0", experiment="e")
             trainer.add_callback(TrackingCallback("tensorboard", out / "metrics.jsonl", config))
         trainer.train()
         rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
@@ -64,7 +64,7 @@ def test_an_interrupted_run_shows_every_step_once(tmp_path):
 
     def train(kept, new):
         path.write_text("".join(line.format(*step) for step in kept))
-        callback = TrackingCallback("tensorboard", path, {"run_id": "r", "experiment": "e"})
+        callback = TrackingCallback("tensorboard", path, SimpleNamespace(run_id="r", experiment="e"))
         callback.on_train_begin(None, MAIN, None)
         for step in new:
             with path.open("a") as lines:
@@ -80,8 +80,8 @@ def test_an_interrupted_run_shows_every_step_once(tmp_path):
 def test_the_identity_of_a_run_does_not_know_its_tracker(repository):
     import yaml
 
-    from troll.experiment_files import parse_experiment
-    from troll.experiments import resolve
+    from troll.experiment.experiment import resolve
+    from troll.experiment.files import parse_experiment
 
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     plain, tracked = (parse_experiment(data | extra, "x") for extra in ({}, {"tracking": "wandb"}))
@@ -107,6 +107,8 @@ def test_a_tracker_that_does_not_start_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Refusing)
-    callback = TrackingCallback("wandb", tmp_path / "metrics.jsonl", {"run_id": "r", "experiment": "e"})
+    callback = TrackingCallback(
+        "wandb", tmp_path / "metrics.jsonl", SimpleNamespace(run_id="r", experiment="e")
+    )
     with pytest.raises(UserError, match=r"wandb does not start \(No API key configured\.\); `wandb login`"):
         callback.on_train_begin(None, MAIN, None)

@@ -1,9 +1,13 @@
 """What tests of the trainer share: prompts, a reward that varies, TRL's trainer with our seeds."""
 
-import torch
-from trl import GRPOTrainer
+import dataclasses
 
-from troll.seeding import derive_seed
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from troll.common.seeding import derive_seed
+from troll.training.config import TrustRegionConfig
+from troll.training.trainer import TrustRegionTrainer
 
 PROMPTS = ["Start with 3. Add 4.", "Begin with 5. Subtract 2. Add 3.", "Take the number 9.", "Start with 1."]
 
@@ -19,10 +23,21 @@ class SeededGRPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, batch):
         if self.model.training and self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
             every = self.args.steps_per_generation * self.num_iterations
-            step = self.state.global_step * self.args.gradient_accumulation_steps // every
-            seed = derive_seed(stream="rollout", batch=step, seed=self.args.seed, process=0)
+            parts = self.args.gradient_accumulation_steps
+            number = (self.state.global_step * parts + self._step % parts) // every
+            seed = derive_seed(stream="rollout", batch=number, seed=self.args.seed, process=0)
             torch.manual_seed(seed % 2**63)
         return super()._prepare_inputs(batch)
+
+
+def configured(kind, model, reward, arguments, ours, **rest):
+    """A trainer of either kind; of ``ours``, options go to our configuration and the rest to the trainer."""
+    if not issubclass(kind, TrustRegionTrainer):
+        return kind(model, reward, args=GRPOConfig(**arguments), **rest, **ours)
+    names = {field.name for field in dataclasses.fields(TrustRegionConfig)}
+    options = {name: value for name, value in ours.items() if name in names}
+    others = {name: value for name, value in ours.items() if name not in names}
+    return kind(model, reward, args=TrustRegionConfig(**arguments | options), **rest, **others)
 
 
 def parameters(trainer):

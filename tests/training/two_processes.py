@@ -9,13 +9,12 @@ import sharded
 import torch
 import torch.distributed as dist
 from datasets import Dataset
-from trainer_cases import PROMPTS, digits
+from trainer_cases import PROMPTS, configured, digits
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig
 
-from troll.experiment_files import read_run_file
-from troll.seeding import derive_seed
-from troll.settings import Critic, DynamicSampling, Overlong, Regulariser
+from troll.common.seeding import derive_seed
+from troll.experiment.files import read_run_file
+from troll.experiment.settings import Critic, DynamicSampling, Overlong, Regulariser
 from troll.training.prompts import completion_text, prompt_of
 from troll.training.run import train_run
 from troll.training.tokenizer import load_tokenizer
@@ -25,7 +24,7 @@ METHODS = {
     "ppo": {
         "estimator": "gae",
         "critic": Critic(learning_rate=1e-3, warmup_steps=2),
-        "regulariser": Regulariser(place="reward", coefficient=0.1, target=0.01, horizon=100),
+        "regulariser": Regulariser(applied_to="reward", coefficient=0.1, target=0.01, horizon=100),
     },
     "dapo": {
         "estimator": "remax",
@@ -38,6 +37,18 @@ ALIKE = {
     "clip": {"trust_region": "clip", "estimator": "grpo"},
     "troll": {"trust_region": "troll", "estimator": "grpo", "trust_region_settings": {"kl_bound": 1e-4}},
     "budget": {"trust_region": "troll", "estimator": "grpo", "micro_batch_tokens": 60},
+    "whole step": {
+        "trust_region": "m2po",
+        "trust_region_settings": {"threshold": 1e-6},
+        "estimator": "grpo",
+        "micro_batch_tokens": 60,
+    },
+    "lag": {
+        "trust_region": "troll",
+        "estimator": "grpo",
+        "policy_lag": 1,
+        "trust_region_anchor": "sampler",
+    },
     "gae": {"trust_region": "troll", "estimator": "gae", "critic": Critic(learning_rate=1e-3)},
 }
 
@@ -72,7 +83,6 @@ def trainer(kind, base, out, config, reward=reward, **method):
         "max_completion_length": 10,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
-        "beta": 0.0,
         "gradient_checkpointing": False,
         "bf16": False,
         "use_cpu": True,
@@ -81,13 +91,14 @@ def trainer(kind, base, out, config, reward=reward, **method):
         "disable_tqdm": True,
         "seed": 11,
     } | config
-    return kind(
+    return configured(
+        kind,
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         reward,
-        args=GRPOConfig(**arguments),
+        arguments,
+        method,
         train_dataset=Dataset.from_dict({"prompt": [prompt_of(tokenizer, text) for text in PROMPTS * 8]}),
         processing_class=tokenizer,
-        **method,
     )
 
 
@@ -98,7 +109,7 @@ def train_alike(base, out, name, processes):
     trained = trainer(FixedRollouts, base, out, config | {"max_steps": 9, "save_steps": 9}, **ALIKE[name])
     trained.train()
     rows = [row for row in trained.state.log_history if "loss" in row]
-    return {"rows": rows, "certificate": trained.certificate.summary()}
+    return {"rows": rows, "constraint_check": trained.constraint_check.summary()}
 
 
 def flat(model):

@@ -31,6 +31,11 @@ stop() {
             for _ in $(seq 50); do [ "$(began "$pid")" = "$then" ] || break; sleep 0.1; done
         done
     done
+    # Jobs that were cancelled may leave processes behind, which no daemon knows any more.
+    for process in /proc/[0-9]*; do
+        [ "${process#/proc/}" = $$ ] || ! tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -qxF "SLURM_CONF=$SLURM_CONF" ||
+            kill -KILL "${process#/proc/}" 2>/dev/null || true
+    done
     rm -f "$dir/started"
 }
 

@@ -17,7 +17,7 @@ TEMPLATE = "{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}<answ
 @pytest.fixture(scope="module")
 def models(tiny_base, tmp_path_factory):
     """A mirror with a random model that has no chat template, and another's tokenizer that has one."""
-    from troll.settings import ModelSettings
+    from troll.experiment.settings import ModelSettings
     from troll.training.base_model import new_model
     from troll.training.outputs import save_model
     from troll.training.tokenizer import load_tokenizer
@@ -25,7 +25,7 @@ def models(tiny_base, tmp_path_factory):
     mirror = tmp_path_factory.mktemp("mirror")
     tokenizer = load_tokenizer(tiny_base)
     sizes = {"vocabulary": 400, "layers": 1, "width": 64, "heads": 2, "key_value_heads": 1, "context": 4096}
-    model = new_model(ModelSettings(**sizes).model_dump(), tokenizer, seed=3)
+    model = new_model(ModelSettings(**sizes), tokenizer, seed=3)
     save_model(model, tokenizer, mirror / "example/plain")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(mirror / "example/chatty")

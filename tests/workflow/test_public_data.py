@@ -9,14 +9,14 @@ import sys
 import pandas as pd
 import pytest
 
-from troll.tasks.sandbox import sandbox_available
+from troll.tasks.sandbox.pool import sandbox_available
 
 pytestmark = [
     pytest.mark.snakemake,
     pytest.mark.slow,
     pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}"),
 ]
-TABLE = "results/public/public/benchmarks.html"
+TABLE = "results/public/public/benchmarks.csv"
 
 
 @pytest.fixture

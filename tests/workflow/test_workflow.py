@@ -15,10 +15,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from troll.tasks.sandbox import sandbox_available
+from troll.experiment.looks import write_looks
+from troll.tasks.sandbox.pool import sandbox_available
 
 pytestmark = pytest.mark.snakemake
-RAW = shutil.ignore_patterns("runs", "base", "data", "logs", "benchmarks", "report.html", "page.html")
+RAW = shutil.ignore_patterns("runs", "base", "data", "logs", "benchmarks", "page.html")
 
 
 @pytest.fixture
@@ -69,19 +70,43 @@ def test_a_second_run_in_the_same_directory_is_refused(checkout):
     ]
 
 
+def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout):
+    proof = checkout / "ran"
+    file = checkout / "evil.yaml"
+    code = (
+        f"__use_yte__: true\n__definitions__:\n  - import pathlib\n  - pathlib.Path({str(proof)!r}).touch()\n"
+    )
+    file.write_text(code + (checkout / "tests/workflow/reduced.yaml").read_text())
+    said = "evil.yaml: __use_yte__: Snakemake runs the code in such a file before anything can check it"
+    for option in (["--configfile", "evil.yaml"], ["--configfile=evil.yaml"], ["--configfiles", "evil.yaml"]):
+        command = [sys.executable, "workflow/run.py", "-n", *option, "--config", "seeds=[0]", "--", "all"]
+        result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+        assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
+    command = [sys.executable, "-m", "troll.cli", "check", "evil.yaml"]
+    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    assert result.returncode == 1 and said in result.stderr
+    assert not proof.exists()
+    result = snakemake(checkout, "-n", "--configfile", "evil.yaml")  # too late, but said
+    assert result.returncode == 1 and said in result.stderr and proof.exists()
+
+
 def test_the_default_graph_builds_and_is_the_testbed(checkout):
     result = snakemake(checkout, "-n", "--quiet", "rules")
     assert result.returncode == 0, result.stderr
     result = snakemake(checkout, "-n")
-    assert "results/testbed/report.html" in result.stdout + result.stderr
+    assert "results/testbed/page.html" in result.stdout + result.stderr
 
 
 def test_a_fresh_clone_trains_although_it_comes_with_released_results(checkout, repository):
     shutil.copytree(repository / "results/testbed", checkout / "results/testbed", ignore=RAW)
     result = snakemake(checkout, "-n")
     assert result.returncode == 0, result.stderr
-    assert planned(result, "train") == 32
+    assert planned(result, "train") == 48
     assert planned(result, "base_model") == 2
+    # Seeds that `make results` has asked for are planned by plain Snakemake too, unless seeds are named.
+    write_looks(checkout / "results/testbed", {"tiny/chains/troll/grpo/stale": [3]}, [], "")
+    assert planned(snakemake(checkout, "-n"), "train") == 49
+    assert planned(snakemake(checkout, "-n", "--config", "seeds=[0,1]"), "train") == 32
 
 
 def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkout):
@@ -107,6 +132,16 @@ def test_adding_a_seed_adds_only_its_runs(checkout):
     assert jobs("--config", "seeds=[0,1]") == (8, 2)
 
 
+def test_a_group_has_tables_figures_verdicts_and_a_page_of_its_own(checkout):
+    result = snakemake(checkout, "-n", "--configfile", "workflow/config/testbed-gpu.yaml", "--", "gentle")
+    assert result.returncode == 0, result.stderr
+    assert planned(result, "train") == 90
+    for rule in ("group_claims", "group_page", "group_figure_main", "group_figure_learning"):
+        assert planned(result, rule) == 1, rule
+    assert planned(result, "group_table") > 5
+    assert "groups/gentle/figures/learning_chains.png" in result.stdout + result.stderr
+
+
 def test_a_failure_ends_with_where_to_look(checkout):
     experiment = (checkout / "tests/workflow/reduced.yaml").read_text()
     greedy = experiment.replace("functions: {train: 32", "functions: {train: 300000")
@@ -114,7 +149,9 @@ def test_a_failure_ends_with_where_to_look(checkout):
     (checkout / "greedy.yaml").write_text(greedy)
     result = snakemake(checkout, "--configfile", "greedy.yaml", "--until", "problems")
     assert result.returncode == 1
+    assert "error: rule problems failed (problems of functions)" in result.stderr
     assert "task functions: 300000 train problems are wanted" in result.stderr
+    assert len(result.stderr.splitlines()) < 25, "what failed must not be searched for"
     assert "what is done, and what failed: troll status greedy.yaml" in result.stderr
     assert "claims.md" not in result.stderr
 
@@ -149,14 +186,44 @@ def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout
     assert all(path.stat().st_mtime_ns == then for path, then in base.items()), (
         "finished models were made again"
     )
-    assert "[train] tiny/chains/" in result.stderr, "no progress was shown"
+    check_what_is_shown(checkout, result.stderr)
     verdicts = (root / "claims.md").read_text().splitlines()[0]
     assert f"results/reduced/claims.md: {verdicts}" in result.stderr
     assert "everything on one page: results/reduced/page.html" in result.stderr
     check_outputs(root)
 
+    result = snakemake(checkout, *arguments, "--report", "report.html")
+    assert result.returncode == 0, result.stderr[-4000:]
+    report = (checkout / "report.html").read_text()
+    assert "main.png" in report and "main.csv" in report and "Success over training" in report
     result = snakemake(checkout, *arguments)
     assert "Nothing to be done" in result.stdout + result.stderr
+    check_archive(checkout, root, arguments)
+
+
+def check_what_is_shown(checkout: Path, shown: str) -> None:
+    """A few lines of progress, and a log with everything that Snakemake and its jobs have said."""
+    assert re.search(r"^\d+ %, \d+ of \d+ jobs, .+; now: ", shown, re.MULTILINE)
+    assert len(shown.splitlines()) < 60 and "Reason: " not in shown
+    (name,) = re.findall(r"^full log: (.+)$", shown, re.MULTILINE)
+    log = (checkout / name).read_text()
+    assert "Reason: Missing output files" in log and "steps (100%) done" in log
+    assert "[train] tiny/chains/" in log and "[train] tiny/" not in shown
+
+
+def check_archive(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
+    """Another machine restores what is archived, and makes what is not with the base models for it."""
+    archiving = (*arguments, "--config", "archive=true")
+    result = snakemake(checkout, *archiving)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert len(list(root.glob("archive/**/*.zip"))) == 6
+    for name in ("runs", "base", "data"):
+        shutil.rmtree(root / name)
+    result = snakemake(checkout, "-n", *archiving)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert (planned(result, "restore"), planned(result, "train"), planned(result, "base_model")) == (6, 0, 0)
+    result = snakemake(checkout, "-n", *archiving, "seeds=[0, 1]")
+    assert (planned(result, "restore"), planned(result, "train"), planned(result, "base_model")) == (4, 4, 2)
 
 
 def check_outputs(root: Path) -> None:
@@ -175,11 +242,9 @@ def check_outputs(root: Path) -> None:
         assert all(len(problem["passed"]) == 2 for problem in grades["problems"].values())
     for name in ("main.png", "main.pdf", "learning_chains.png", "learning_functions.pdf"):
         assert (root / "figures" / name).stat().st_size > 5000
-    for suffix in ("csv", "md", "tex", "html"):
+    for suffix in ("csv", "md", "tex"):
         assert "troll" in (root / f"tables/main.{suffix}").read_text()
-    report = (root / "report.html").read_text()
-    assert "main.png" in report
-    assert "Tables" in report
+    assert "Success over training" in (root / "page.html").read_text()
     # The same table gives the same bytes.
     figure = root / "figures/main.png"
     digest = hashlib.sha256(figure.read_bytes()).hexdigest()

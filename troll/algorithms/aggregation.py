@@ -10,8 +10,9 @@ micro-batch instead weighs tokens by the size of their micro-batch.
 * seq-mean-token-sum-norm: sum_i (sum_t m l) / (B C). Dr. GRPO, with C the maximum response length.
 
 Here l are losses [B, T], m is the mask, T_i the number of tokens of response i and B' the number of
-non-empty responses. The last name divides by all B responses, as TRL does (loss_type "dr_grpo"); older verl
-leaves that division out, so that its effective learning rate grows with B.
+non-empty responses, as in newer verl; TRL counts empty ones too, so that masking whole responses shrinks the
+gradient of the others. The last name divides by all B responses, as TRL does (loss_type "dr_grpo"); older
+verl leaves that division out, so that its effective learning rate grows with B.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import nearest
-from troll.errors import UserError
+from troll.common.errors import UserError, unknown
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
@@ -34,7 +34,7 @@ def check_aggregation(name: str) -> str:
         UserError: it is not; the message has the nearest name and all of them.
     """
     if name not in AGGREGATIONS:
-        raise UserError(f"aggregation: unknown name {name!r}{nearest(name, AGGREGATIONS)}")
+        raise UserError(f"aggregation: {unknown('name', name, AGGREGATIONS)}")
     return name
 
 
@@ -70,20 +70,19 @@ def aggregate(
         UserError: unknown name.
     """
     check_aggregation(name)
-    keep = mask.bool()
-    losses = per_token.masked_fill(~keep, 0.0)
+    mask = mask.bool()
+    losses = per_token.masked_fill(~mask, 0.0)
 
-    def count(given: Count | None, own: Count) -> Tensor:
-        return (
-            torch.as_tensor(own if given is None else given, device=losses.device).to(losses).clamp(min=1.0)
-        )
+    def count(of_mini_batch: Count | None, of_mask: Count) -> Tensor:
+        number = of_mask if of_mini_batch is None else of_mini_batch
+        return torch.as_tensor(number, device=losses.device).to(losses).clamp(min=1.0)
 
     if name == "token-mean":
-        return losses.sum() / count(tokens, keep.sum())
+        return losses.sum() / count(tokens, mask.sum())
     per_response = losses.sum(-1)
     if name == "seq-mean-token-sum-norm":
         longest = count(max_response_tokens, mask.shape[1])
         return per_response.sum() / (count(responses, mask.shape[0]) * longest)
     if name == "seq-mean-token-mean":
-        per_response = per_response / keep.sum(-1).clamp(min=1)
-    return per_response.sum() / count(sequences, keep.any(-1).sum())
+        per_response = per_response / mask.sum(-1).clamp(min=1)
+    return per_response.sum() / count(sequences, mask.any(-1).sum())

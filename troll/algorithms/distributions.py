@@ -20,18 +20,27 @@ number that is small when the update moves the dropped logits alike; see `tail_g
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number
 from troll.algorithms.divergences import kl_divergence, result_dtype, wide_dtype
-from troll.errors import UserError
+from troll.algorithms.ranges import Range
+from troll.common.errors import UserError
 
-# Log-probability of each dropped token in the paper's variant: log 1e-12 (configuration of its code).
+# log 1e-12: log-probability of each dropped token in the paper's variant (configuration of its code), and the
+# least mass of a tail where two policies are compared.
 DEFAULT_LOG_PROB = -27.631
+# The tensors of a distribution by their names in a batch, and what stands there in rows without a token: no
+# kept token and all mass in the tail, so that every row is a distribution.
+BATCH_PADDING: Mapping[str, float] = {
+    "token_ids": -1,
+    "support_log_probs": -torch.inf,
+    "tail_log_prob": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -42,14 +51,17 @@ class SparseLogProbs:
         token_ids: [..., K] int64, distinct within a row; -1 in unused slots.
         log_probs: [..., K]; -inf in unused slots.
         tail_log_prob: [...]; log of the total mass of all tokens that are not kept; -inf when none is left.
+        dropped_log_mass: [...]; log of the mass that was truly left out where tail_log_prob is not that (a
+            constant tail); None where it is.
     """
 
     token_ids: Tensor
     log_probs: Tensor
     tail_log_prob: Tensor
+    dropped_log_mass: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that the three shapes belong together.
+        """Check that the shapes belong together.
 
         Raises:
             UserError: shapes [..., K], [..., K], [...] do not hold.
@@ -63,13 +75,18 @@ class SparseLogProbs:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The leading axes [...] that all three tensors share."""
+        """The leading axes [...] that all tensors share."""
         return self.tail_log_prob.shape
 
     @property
     def keep(self) -> int:
         """K, the number of slots."""
         return self.log_probs.shape[-1]
+
+    def kept_mass(self) -> Tensor:
+        """Mass of the kept tokens in the whole distribution, [...], without gradient."""
+        dropped = self.tail_log_prob if self.dropped_log_mass is None else self.dropped_log_mass
+        return -torch.expm1(dropped.detach().clamp(max=0.0))
 
     def atoms(self) -> Tensor:
         """All atoms in one tensor, [..., K + 1]: the kept tokens, then the tail."""
@@ -79,16 +96,88 @@ class SparseLogProbs:
         """The same tokens with other log-probabilities, given as [..., K + 1] atoms."""
         return SparseLogProbs(self.token_ids, atoms[..., :-1], atoms[..., -1])
 
+    def _each(self, change: Callable[[Tensor, float], Tensor]) -> SparseLogProbs:
+        """Another with each tensor changed; `change` also gets what stands in rows without a token."""
+        tensors = (self.token_ids, self.log_probs, self.tail_log_prob)
+        ids, log_probs, tail = (
+            change(values, fill) for values, fill in zip(tensors, BATCH_PADDING.values(), strict=True)
+        )
+        dropped = None if self.dropped_log_mass is None else change(self.dropped_log_mass, 0.0)
+        return SparseLogProbs(ids, log_probs, tail, dropped)
+
     def detach(self) -> SparseLogProbs:
         """The same values without gradient."""
-        return SparseLogProbs(self.token_ids, self.log_probs.detach(), self.tail_log_prob.detach())
+        return self._each(lambda values, _: values.detach())
+
+    def cpu(self) -> SparseLogProbs:
+        """The same distribution in main memory."""
+        return self._each(lambda values, _: values.cpu())
+
+    def where(self, mask: Tensor) -> SparseLogProbs:
+        """The same rows where mask (bool, of batch shape) is true, `BATCH_PADDING` elsewhere."""
+        off = ~mask
+        return self._each(
+            lambda values, fill: values.masked_fill(
+                off if values.dim() == off.dim() else off.unsqueeze(-1), fill
+            )
+        )
 
     def rows(self, index: Tensor) -> SparseLogProbs:
         """Chosen rows [M, K] of the flattened batch, or those where a boolean mask of batch shape is true."""
         if index.dtype == torch.bool:
-            return SparseLogProbs(self.token_ids[index], self.log_probs[index], self.tail_log_prob[index])
-        flat = self.token_ids.reshape(-1, self.keep), self.log_probs.reshape(-1, self.keep)
-        return SparseLogProbs(flat[0][index], flat[1][index], self.tail_log_prob.reshape(-1)[index])
+            return self._each(lambda values, _: values[index])
+        batch = len(self.batch_shape)
+        return self._each(lambda values, _: values.reshape(-1, *values.shape[batch:])[index])
+
+    def scatter(self, mask: Tensor) -> SparseLogProbs:
+        """Rows [N, K] at the N places that mask [B, T] marks, padding (see `BATCH_PADDING`) elsewhere.
+
+        Differentiable even where N is 0.
+        """
+        places = mask.reshape(-1).nonzero().squeeze(-1)
+
+        def spread(values: Tensor, fill: float) -> Tensor:
+            full = values.new_full((mask.numel(), *values.shape[1:]), fill)
+            return full.index_copy(0, places, values).view(*mask.shape, *values.shape[1:])
+
+        return self._each(spread)
+
+    @classmethod
+    def cat(cls, parts: Sequence[SparseLogProbs]) -> SparseLogProbs:
+        """Distributions [B_i, ..., K] with exact tails one after the other, [sum B_i, ..., K]."""
+        return cls(
+            torch.cat([part.token_ids for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+            torch.cat([part.tail_log_prob for part in parts]),
+        )
+
+    def to_batch(self, prefix: str = "") -> dict[str, Tensor]:
+        """Its tensors by the names of `BATCH_PADDING`: how it travels in a batch of rows or a model's output.
+
+        Exact tails alone travel: `constant_tail` comes after `from_batch`.
+
+        Args:
+            prefix: of the names, as in ``old_token_ids``.
+
+        Returns:
+            Token ids as int32, which halves what a rollout batch of them takes.
+        """
+        tensors = (self.token_ids.int(), self.log_probs, self.tail_log_prob)
+        return {prefix + name: tensor for name, tensor in zip(BATCH_PADDING, tensors, strict=True)}
+
+    @classmethod
+    def from_batch(
+        cls, batch: Mapping[str, Any], prefix: str = "", device: torch.device | None = None
+    ) -> SparseLogProbs:
+        """What `to_batch` has put into a batch, shuffled, cut or padded as its other rows were.
+
+        Args:
+            batch: with the three tensors.
+            prefix: of their names.
+            device: where to move them; None leaves them.
+        """
+        token_ids, log_probs, tail = (batch[prefix + name].to(device=device) for name in BATCH_PADDING)
+        return cls(token_ids.long(), log_probs, tail)
 
 
 def _logsumexp(values: Tensor) -> Tensor:
@@ -102,7 +191,7 @@ def on_support(values: Tensor, token_ids: Tensor, *, normalised: bool = False) -
     """A dense distribution on given tokens, the rest pooled; differentiable in `values`.
 
     The reference path for small vocabularies: it works in float64 on all of [..., V].
-    `troll.algorithms.lm_head` computes the same from hidden states without ever holding V columns.
+    `troll.algorithms.lm_head.head` computes the same from hidden states without ever holding V columns.
 
     Args:
         values: [..., V] logits, or log-probabilities with `normalised`.
@@ -144,7 +233,7 @@ def sparsify(
         normalised: whether `values` are log-probabilities already.
         tail: "pooled" puts the exact remaining mass into the tail, so that the result is normalised.
             "constant" is the paper's variant: every dropped token gets `default_log_prob`, so that the tail
-            holds (V - kept) exp(default_log_prob) without gradient, and the sum is one only roughly.
+            holds (V - kept) exp(default_log_prob) without gradient, and the kept tokens share the rest.
         default_log_prob: log-probability of each dropped token under "constant".
 
     Returns:
@@ -156,7 +245,7 @@ def sparsify(
     vocabulary = values.shape[-1]
     if tail not in ("pooled", "constant"):
         raise UserError(f"sparsify: tail={tail!r} must be 'pooled' or 'constant'")
-    check_number("sparsify: dropped_mass", dropped_mass, 0.0, 1.0, "a number in [0, 1)")
+    Range(0.0, 1.0).check("sparsify: dropped_mass", dropped_mass)
     forced = values.new_empty((*values.shape[:-1], 0), dtype=torch.int64)
     if always_keep is not None:
         forced = always_keep.unsqueeze(-1) if always_keep.dim() == values.dim() - 1 else always_keep
@@ -183,25 +272,32 @@ def constant_tail(
 ) -> SparseLogProbs:
     """The same kept tokens with the paper's tail: each of the others has `default_log_prob`.
 
+    The kept tokens share what is left in their proportions, so that the whole sums to one: with the kept
+    probabilities as they were, the ratio of a projected token to its old probability would jump by 1 / (kept
+    mass) at the edge of the ball, because a projected policy sums to one.
+
     Args:
-        sparse: [..., K], with any tail.
+        sparse: [..., K], with its exact tail.
         vocabulary: V.
         default_log_prob: of each dropped token; the paper's is log 1e-12.
 
     Returns:
-        A distribution whose tail is a constant without gradient, and whose sum is one only roughly.
+        A distribution whose tail is a constant without gradient. It knows the mass that it has dropped.
     """
+    empty = (sparse.token_ids < 0).all(-1)
     dropped = vocabulary - (sparse.token_ids >= 0).sum(-1)
-    tail = (dropped.log() + default_log_prob).to(sparse.log_probs)
-    return SparseLogProbs(sparse.token_ids, sparse.log_probs, tail)
+    tail = (dropped.log() + default_log_prob).to(sparse.log_probs).masked_fill(empty, 0.0)
+    scale = (torch.log1p(-tail.exp()) - _logsumexp(sparse.log_probs)).masked_fill(empty, 0.0)
+    truly = sparse.tail_log_prob if sparse.dropped_log_mass is None else sparse.dropped_log_mass
+    return SparseLogProbs(sparse.token_ids, sparse.log_probs + scale.unsqueeze(-1), tail, truly.detach())
 
 
 def _matches(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """For each of `ids` [..., K]: whether it is among `others` [..., L], and at which place."""
     ordered, order = others.sort(dim=-1)
     place = torch.searchsorted(ordered.contiguous(), ids.contiguous()).clamp(max=others.shape[-1] - 1)
-    found = (ordered.gather(-1, place) == ids) & (ids >= 0)
-    return found, order.gather(-1, place)
+    shared = (ordered.gather(-1, place) == ids) & (ids >= 0)
+    return shared, order.gather(-1, place)
 
 
 def align(
@@ -217,7 +313,7 @@ def align(
       finest partition on which both are known, so a KL divergence on it is a true one and a lower bound.
     * "default": the atoms are the tokens that one of them keeps (the union, the paper's treatment); where a
       distribution lacks a token it has `default_log_prob` there, taken out of its constant tail. Meant for
-      the "constant" variant of `sparsify`.
+      the "constant" variant of `sparsify`; the sums stay one.
 
     Returns:
         Both distributions, with the same token_ids.
@@ -236,8 +332,8 @@ def align(
             )
             pooled.append(_logsumexp(rest))
         return (
-            SparseLogProbs(ids, a.log_probs.masked_fill(~in_b, -torch.inf), pooled[0]),
-            SparseLogProbs(ids, b_there.masked_fill(~in_b, -torch.inf), pooled[1]),
+            SparseLogProbs(ids, a.log_probs.masked_fill(~in_b, -torch.inf), pooled[0], a.dropped_log_mass),
+            SparseLogProbs(ids, b_there.masked_fill(~in_b, -torch.inf), pooled[1], b.dropped_log_mass),
         )
     only_a, only_b = (a.token_ids >= 0) & ~in_b, (b.token_ids >= 0) & ~in_a
     union = torch.cat([a.token_ids, b.token_ids.masked_fill(~only_b, -1)], dim=-1)
@@ -250,11 +346,10 @@ def align(
         tokens = (tail - default_log_prob).to(wide_dtype(tail.device)).exp().round() - taken
         return (tokens.clamp(min=0.0).log() + default_log_prob).to(tail)
 
+    ours, theirs = torch.cat([a.log_probs, a_extra], -1), torch.cat([b_first, b_extra], -1)
     return (
-        SparseLogProbs(
-            union, torch.cat([a.log_probs, a_extra], -1), rest_of(a.tail_log_prob, only_b.sum(-1))
-        ),
-        SparseLogProbs(union, torch.cat([b_first, b_extra], -1), rest_of(b.tail_log_prob, only_a.sum(-1))),
+        SparseLogProbs(union, ours, rest_of(a.tail_log_prob, only_b.sum(-1)), a.dropped_log_mass),
+        SparseLogProbs(union, theirs, rest_of(b.tail_log_prob, only_a.sum(-1)), b.dropped_log_mass),
     )
 
 
@@ -268,8 +363,7 @@ def kl(
     """KL(a || b) on the common atoms, [...]; never negative, differentiable in both.
 
     With pooled tails it is a lower bound of the KL divergence over the vocabulary, and off by at most
-    `tail_gap_bound` when both keep the same tokens. Different supports are aligned first, see `align`. Never
-    negative even for the unnormalised "constant" variant, see `troll.algorithms.divergences`.
+    `tail_gap_bound` when both keep the same tokens. Different supports are aligned first, see `align`.
     """
     if a.token_ids is not b.token_ids and not torch.equal(a.token_ids, b.token_ids):
         a, b = align(a, b, missing=missing, default_log_prob=default_log_prob)

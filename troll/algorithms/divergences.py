@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from troll.algorithms.autograd import differentiable_once
+
 # Rows are worked through in pieces of this many elements: float64 temporaries stay at 32 MiB each.
 CHUNK_ELEMENTS = 1 << 22
 
@@ -69,7 +71,7 @@ class _RowKL(torch.autograd.Function):
         return out.to(result_dtype(log_a, log_b))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once("kl_divergence")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Gradients d/dlog a = a (log a - log b) and d/dlog b = b - a."""
         log_a, log_b = (x.to(grad.dtype) for x in ctx.saved_tensors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 # Newton needs 2 to 5 evaluations, the heaviest tails seen 23; after this many the feasible end of the
 # bracket is returned and the residual tells.
@@ -26,7 +26,7 @@ class SolvedRows:
         log_pi: log pi, normalised; -inf outside the common support.
         log_p: log p, normalised.
         deviation: r - E_pi[r] on the common support, 0 elsewhere.
-        step: beta.
+        step_size: beta.
         inverse_variance: 1 / Var_pi[r]; 0 where the constraint is not tight, so that the step does not move.
         feasible: whether the ball can be met.
         evaluations: evaluations of the path.
@@ -36,7 +36,7 @@ class SolvedRows:
     log_pi: Tensor
     log_p: Tensor
     deviation: Tensor
-    step: Tensor
+    step_size: Tensor
     inverse_variance: Tensor
     feasible: Tensor
     evaluations: Tensor
@@ -108,10 +108,11 @@ def solve_steps(log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float) -
 
     remaining = bound + log_mass
     feasible = (remaining >= 0) & ~disjoint
-    solved = _newton(restricted, ratio, remaining.clamp(min=0.0), tolerance)
-    solved.step.masked_fill_(disjoint, 0.0)
+    ends = _ends_inside(restricted, ratio, remaining, ~whole | _unnormalised(log_q))
+    solved = _newton(restricted, ratio, remaining.clamp(min=0.0), tolerance, ends)
+    solved.step_size.masked_fill_(disjoint, 0.0)
     total_kl = solved.kl - log_mass
-    tight = solved.step < 1.0
+    tight = solved.step_size < 1.0
     distance = (total_kl - bound).abs()
     # A relative distance; absolute for a bound of zero, where p itself is the answer.
     residual = torch.where(bound > 0, distance / bound, distance).masked_fill_(~tight & feasible, 0.0)
@@ -120,7 +121,7 @@ def solve_steps(log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float) -
         log_pi=solved.log_pi,
         log_p=log_p,
         deviation=solved.deviation.masked_fill_(~common, 0.0),
-        step=solved.step,
+        step_size=solved.step_size,
         inverse_variance=torch.where(usable, 1.0 / solved.variance, 0.0),
         feasible=feasible,
         evaluations=solved.evaluations,
@@ -134,26 +135,44 @@ class _Root:
     deviation: Tensor
     variance: Tensor
     kl: Tensor
-    step: Tensor
+    step_size: Tensor
     evaluations: Tensor
 
 
-def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float) -> _Root:
+def _unnormalised(log_q: Tensor) -> Tensor:
+    return torch.logsumexp(log_q, dim=-1).abs() > 1e-3
+
+
+def _ends_inside(log_p: Tensor, ratio: Tensor, bound: Tensor, candidates: Tensor) -> Tensor:
+    """Whether the end of the path is inside the ball, [A]: no root to search for, the answer is step 1.
+
+    Rows come here because q is outside; so this takes a q that lost mass with its restriction to the common
+    support, or had too much to begin with, and the others need not be tried. A search would creep there.
+    """
+    inside = torch.zeros_like(candidates)
+    index = candidates.nonzero().squeeze(-1)
+    if index.numel():
+        end = _evaluate(log_p[index], ratio[index], torch.ones_like(bound[index]))
+        inside[index] = end.kl <= bound[index]
+    return inside
+
+
+def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends: Tensor) -> _Root:
     """Newton on log h = log sqrt(2 KL) in log beta, inside a bracket; finished rows leave the working set.
 
     A row whose miss has not halved takes a geometric bisection step instead: one-sided Newton creeps on
-    rows that turn steep suddenly (p nearly a point mass).
+    rows that turn steep suddenly (p nearly a point mass). Rows marked by `ends` are tried at step 1 at once.
     """
     rows, device = log_p.shape[0], log_p.device
     slack = torch.clamp(KL_ROUNDING / bound, min=tolerance, max=0.5)
     target = (2.0 * bound * (1.0 - 0.5 * slack)).sqrt()
-    step = _first_step(log_p, ratio, target).masked_fill_(bound == 0, 0.0)
+    step = _first_step(log_p, ratio, target).masked_fill_(ends, 1.0).masked_fill_(bound == 0, 0.0)
     root = _Root(
         log_pi=log_p.clone(),
         deviation=ratio.clone(),
         variance=torch.zeros_like(bound),
         kl=torch.zeros_like(bound),
-        step=torch.zeros_like(bound),
+        step_size=torch.zeros_like(bound),
         evaluations=torch.zeros(rows, dtype=torch.int64, device=device),
     )
     todo = torch.arange(rows, device=device)
@@ -171,7 +190,7 @@ def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float) -> _R
             place = todo[ended]
             root.log_pi[place], root.deviation[place] = at.log_pi[ended], at.deviation[ended]
             root.variance[place], root.kl[place] = at.variance[ended], at.kl[ended]
-            root.step[place], root.evaluations[place] = step[ended], number
+            root.step_size[place], root.evaluations[place] = step[ended], number
             if ended.numel() == todo.numel():
                 break
         h = (2.0 * at.kl).sqrt()

@@ -13,8 +13,8 @@ is trained), both over the same atoms; eps is the bound. Sums run over atoms.
 
 (The paper's eq. 4 is printed without the log of q; its code has it.)
 
-With the step beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the straight line
-from log p to log q, normalised:
+With the step size beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the straight
+line from log p to log q, normalised:
 
     log pi = log p + beta r - psi(beta),        psi(beta) = log sum p exp(beta r).
 
@@ -62,10 +62,12 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
+from troll.algorithms.autograd import differentiable_once
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import kl_terms, result_dtype, row_chunks, wide_dtype
 from troll.algorithms.path_solver import solve_steps
-from troll.errors import UserError
+from troll.algorithms.ranges import Range
+from troll.common.errors import UserError
 
 Distribution = TypeVar("Distribution", Tensor, SparseLogProbs)
 
@@ -76,7 +78,8 @@ class Projection(Generic[Distribution]):
 
     Attributes:
         log_probs: the projected policy, of the same kind as the input; at least float32.
-        step: beta in [0, 1]; 1 where nothing was moved, 0 where pi is the old policy (on the common support).
+        step_size: beta in [0, 1]; 1 where nothing was moved, 0 where pi is the old policy (on the common
+            support).
         eta: the multiplier 1 / beta - 1 in [0, inf].
         kl_before: KL(q || p).
         kl_after: KL(pi || p), measured on the returned (rounded) log-probabilities.
@@ -88,7 +91,7 @@ class Projection(Generic[Distribution]):
     """
 
     log_probs: Distribution
-    step: Tensor
+    step_size: Tensor
     eta: Tensor
     kl_before: Tensor
     kl_after: Tensor
@@ -102,7 +105,7 @@ class Projection(Generic[Distribution]):
 class _Report:
     """Per-row results that the autograd function hands out beside its differentiable output; [N]."""
 
-    step: Tensor
+    step_size: Tensor
     kl_before: Tensor
     kl_after: Tensor
     active: Tensor
@@ -129,7 +132,7 @@ class _ProjectRows(torch.autograd.Function):
         active = kl_before > bound
         index = active.nonzero().squeeze(-1)
         report = _Report(
-            step=torch.ones_like(kl_before),
+            step_size=torch.ones_like(kl_before),
             kl_before=kl_before,
             kl_after=kl_before.clone(),
             active=active,
@@ -145,33 +148,33 @@ class _ProjectRows(torch.autograd.Function):
             solved = solve_steps(log_q[chosen].to(wide), log_p[chosen].to(wide), bound[chosen], tolerance)
             rounded = solved.log_pi.to(out_dtype)
             out[chosen] = rounded
-            report.step[chosen] = solved.step
+            report.step_size[chosen] = solved.step_size
             report.kl_after[chosen] = kl_terms(rounded.to(wide), solved.log_p).sum(-1)
             report.feasible[chosen] = solved.feasible
             report.evaluations[chosen] = solved.evaluations
             report.residual[chosen] = solved.residual
-            saved += [rounded, solved.deviation.to(out_dtype), solved.step, solved.inverse_variance]
+            saved += [rounded, solved.deviation.to(out_dtype), solved.step_size, solved.inverse_variance]
             ctx.saved_pieces.append(piece)
         ctx.save_for_backward(*saved)
         box.append(report)
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once("project")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Apply beta [ g - pi G - pi (r - m) C / v ] on active rows, g itself on the others."""
         result = grad.to(ctx.input_dtype, copy=True)
         for number, piece in enumerate(ctx.saved_pieces):
-            log_pi, deviation, step, inverse_variance = ctx.saved_tensors[4 * number : 4 * number + 4]
+            log_pi, deviation, step_size, inverse_variance = ctx.saved_tensors[4 * number : 4 * number + 4]
             chosen = ctx.index[piece]
-            pi = log_pi.to(step.dtype).exp()
+            pi = log_pi.to(step_size.dtype).exp()
             # Atoms outside the common support have log pi = -inf, whatever q does.
-            upstream = grad[chosen].to(step.dtype).masked_fill_(pi == 0, 0.0)
-            deviation = deviation.to(step.dtype)
+            upstream = grad[chosen].to(step_size.dtype).masked_fill_(pi == 0, 0.0)
+            deviation = deviation.to(step_size.dtype)
             total = upstream.sum(-1, keepdim=True)
             covariance = (upstream * deviation).sum(-1, keepdim=True) * inverse_variance.unsqueeze(-1)
             upstream -= pi * (total + deviation * covariance)
-            result[chosen] = (upstream * step.unsqueeze(-1)).to(result.dtype)
+            result[chosen] = (upstream * step_size.unsqueeze(-1)).to(result.dtype)
         return result, None, None, None, None
 
 
@@ -234,7 +237,8 @@ def project(
     """Project each row of the new policy onto the KL ball around the old policy.
 
     Differentiable once in `log_probs`, by the closed form of the module docstring; `old_log_probs` and
-    `kl_bound` are constants. Half-precision inputs give float32 results.
+    `kl_bound` are constants; a gradient with create_graph=True is refused. Half-precision inputs give
+    float32 results.
 
     Args:
         log_probs: q, normalised log-probabilities, dense [..., V] or sparse [..., K]. -inf is allowed.
@@ -242,19 +246,21 @@ def project(
             the ball, so a normalisation error of p cannot empty the ball.
         kl_bound: eps >= 0 in nats, a number or a tensor that broadcasts to the batch shape; inf switches
             the projection off. The paper uses 0.05.
-        tolerance: relative width of the accepted window [eps (1 - tolerance), eps]. Default: 1e-10 for
-            float64 inputs, 2e-5 otherwise.
+        tolerance: relative width of the accepted window [eps (1 - tolerance), eps], in [0, 0.5]. Default:
+            1e-10 for float64 inputs, 2e-5 otherwise.
 
     Returns:
         The projected policy and the solver's report.
 
     Raises:
-        UserError: NaN or +inf in the inputs, a negative or NaN bound, shapes or supports that disagree.
+        UserError: NaN or +inf in the inputs, a negative or NaN bound, a tolerance out of its range, shapes or
+            supports that disagree.
     """
     new, old = _pair_of_atoms(log_probs, old_log_probs)
     shape = new.shape[:-1]
     if tolerance is None:
         tolerance = 1e-10 if torch.float64 in (new.dtype, old.dtype) else 2e-5
+    Range(0.0, 0.5, open_high=False).check("project: tolerance", tolerance)
     bound = _bound_rows(kl_bound, shape, new)
     width = new.shape[-1]
     box: list[_Report] = []
@@ -264,11 +270,11 @@ def project(
     projected: Tensor = rows.reshape(new.shape)
     report, dtype = box[0], result_dtype(new, old)
 
-    def give(value: Tensor) -> Tensor:
+    def per_row(value: Tensor) -> Tensor:
         return (value.to(dtype) if value.is_floating_point() else value).reshape(shape)
 
-    values = {name: give(value) for name, value in vars(report).items()}
-    values["eta"] = give(1.0 / report.step - 1.0)
+    values = {name: per_row(value) for name, value in vars(report).items()}
+    values["eta"] = per_row(1.0 / report.step_size - 1.0)
     if isinstance(log_probs, SparseLogProbs):
         return Projection(log_probs=log_probs.with_atoms(projected), **values)
     return Projection(log_probs=projected, **values)

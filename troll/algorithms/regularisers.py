@@ -14,16 +14,15 @@ Source: verl, core_algos.py (kl_penalty), and Schulman's note on approximating K
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number, nearest
 from troll.algorithms.divergences import result_dtype
-from troll.errors import UserError
+from troll.algorithms.ranges import Range
+from troll.common.errors import UserError, unknown
 
 REGULARISERS = ("k1", "k2", "k3", "k1+", "k3+")
 # As in verl: -x is cut at +-20 before the exponential, k3 at 10.
@@ -43,7 +42,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, name: st
         UserError: unknown name.
     """
     if name not in REGULARISERS:
-        raise UserError(f"KL regulariser: unknown name {name!r}{nearest(name, REGULARISERS)}")
+        raise UserError(f"KL regulariser: {unknown('name', name, REGULARISERS)}")
     masked, dtype = ~mask.bool(), result_dtype(log_probs, ref_log_probs)
     new = log_probs.masked_fill(masked, 0.0).to(dtype)
     x = new - ref_log_probs.detach().masked_fill(masked, 0.0).to(dtype)
@@ -82,9 +81,9 @@ class ReferenceKLController:
         adaptive: bool = False,
     ) -> None:
         where = "reference KL"
-        self.coefficient = check_number(f"{where}: coefficient", coefficient, 0.0, math.inf, ">= 0")
-        self.target = check_number(f"{where}: target", target, 0.0, math.inf, "> 0", open_low=True)
-        self.horizon = check_number(f"{where}: horizon", horizon, 0.0, math.inf, "> 0", open_low=True)
+        self.coefficient = Range(0.0).check(f"{where}: coefficient", coefficient)
+        self.target = Range(0.0, open_low=True).check(f"{where}: target", target)
+        self.horizon = Range(0.0, open_low=True).check(f"{where}: horizon", horizon)
         self.adaptive = adaptive
 
     def after_step(self, kl: float, samples: int) -> None:

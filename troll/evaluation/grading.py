@@ -10,16 +10,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from troll.errors import UserError
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl, write_json
+from troll.common.progress import say
 from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
-from troll.files import read_jsonl, write_json
+from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
-from troll.tasks.verifiers.extraction import extract_code
+from troll.tasks.registry import get_task
+from troll.tasks.verifiers.extraction import whole_program
 
-# The testbed's; the public data sets come on top.
-_KINDS: dict[str, str] = {"chains": "math", "functions": "code"}
-_KINDS |= {name: item.kind for name, item in DATA_SETS.items()}
 # Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
 _EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
 _PLUS = ("functions", "humaneval+", "mbpp+")
@@ -47,7 +47,7 @@ def grade(
         out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k),
             ``problems`` (by task_id: ``passed`` and ``status`` of each sample, in input order),
             ``disagreements`` between graders, ``missing`` (problems without a sample), ``versions``,
-            ``data`` (where the problems come from, and whether they are a stand-in) and ``data_sha256``.
+            ``data`` (where the problems come from, and whether they are a substitute) and ``data_sha256``.
         only_present: leave problems without a sample out; otherwise they are an error.
         split: of the data set; default ``test``, or ``all`` where the samples name problems outside it.
 
@@ -55,13 +55,14 @@ def grade(
         UserError: unknown task, unusable or unknown samples, problems without a sample, or a missing tool
             (for code: the sandbox; code is judged in no other way).
     """
-    if task not in _KINDS:
-        raise UserError(f"cannot grade task {task!r}; valid: {', '.join(_KINDS)}")
+    if task not in testbed.NAMES and task not in DATA_SETS:
+        raise UserError(f"cannot grade task {task!r}; valid: {', '.join((*testbed.NAMES, *DATA_SETS))}")
     samples = _read_samples(samples_path)
     data = _read_problems(task, problems_path, split, {task_id for task_id, _ in samples})
     completions, missing = _by_problem(samples_path, samples, data, only_present)
     present = {task_id: data.problems[task_id] for task_id in completions}
-    if _KINDS[task] == "code":
+    kind = DATA_SETS[task].kind if task in DATA_SETS else get_task(task).kind
+    if kind == "code":
         verdicts = _grade_code(task, present, completions)
     else:
         replayed = problems_path if task == "chains" and not missing else None
@@ -92,8 +93,8 @@ def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str
     if path is not None:
         rows = [_prepared(task, row, number) for number, row in enumerate(read_jsonl(path))]
         by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
-        notes = [str(row["stand_in"]) for row in rows if "stand_in" in row]
-        provenance = {"source": "file", "stand_in": bool(notes), "note": notes[0] if notes else ""}
+        notes = [str(row["substitute"]) for row in rows if "substitute" in row]
+        provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
         found = [_Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
     elif task not in DATA_SETS:
         raise UserError(
@@ -176,7 +177,7 @@ def _grade_math(
     metrics = _metrics(passed)
     disagreements = []
     if replayed is not None:
-        from troll.evaluation.lm_eval_replay import replay
+        from troll.evaluation.lm_eval.replay import replay
 
         theirs = replay(task, replayed, completions)
         disagreements = [
@@ -198,8 +199,8 @@ def _grade_math(
 def _grade_code(
     task: str, problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    from troll.evaluation.evalplus_check import evalplus_verdicts, evalplus_version
-    from troll.tasks.sandbox import sandbox_available
+    from troll.evaluation.evalplus.check import evalplus_verdicts, evalplus_version
+    from troll.tasks.sandbox.pool import sandbox_available
     from troll.tasks.verifiers import code
 
     dataset = _EVALPLUS.get(task)
@@ -211,7 +212,7 @@ def _grade_code(
     unique = list(dict.fromkeys((task_id, text) for task_id, texts in completions.items() for text in texts))
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
     programs = [
-        (task_id, str(records[task_id]["prompt"]) + extract_code(text, records[task_id]["entry_point"]))
+        (task_id, whole_program(str(records[task_id]["prompt"]), text, records[task_id]["entry_point"]))
         for task_id, text in unique
     ]
     with ThreadPoolExecutor(1) as side:
@@ -225,6 +226,13 @@ def _grade_code(
                 f"sandbox: failed while judging a sample of {task_id} ({verdict.detail}); "
                 f"nothing is graded, since that says nothing about the sample"
             )
+    incomparable = [
+        {"task_id": task_id, "completion": text, "reason": verdict.detail}
+        for (task_id, text), verdict in ours.items()
+        if verdict.status == "incomparable"
+    ]
+    if incomparable:
+        say(f"grade: {len(incomparable)} samples count as wrong unseen: {incomparable[0]['reason']}")
     disagreements = [
         {
             "task_id": key[0],
@@ -260,6 +268,7 @@ def _grade_code(
         **result,
         "problems": rows,
         "disagreements": disagreements,
+        "incomparable": incomparable,
         "versions": {**_versions(*packages), "bubblewrap": _bubblewrap_version()},
     }
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from troll.evaluation.audit_cases import code_reference, math_reference
-from troll.files import write_jsonl
+from troll.common.files import write_jsonl
+from troll.evaluation.audit.cases import code_reference, math_reference
 from troll.tasks.types import Task
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from troll.errors import UserError
-from troll.files import read_jsonl
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
+from troll.common.models import check_checkpoint, load_model
 from troll.tasks.types import Problem
 
 
@@ -29,11 +30,13 @@ def policy_pairs(
         old [N, V] and new [N, V] in float64, and the sampled tokens [N].
 
     Raises:
-        UserError: a file is missing, or the samples have fewer tokens.
+        UserError: a file is missing or damaged, or the samples have fewer tokens.
     """
+    for path in (old, new):
+        check_checkpoint(path)
     tokenizer = AutoTokenizer.from_pretrained(old)
     prompts = {problem.task_id: problem.prompt for problem in problems}
-    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in (old, new)]
+    models = [load_model(path, dtype=torch.float32).eval() for path in (old, new)]
     parts: list[list[Tensor]] = [[], []]
     labels: list[Tensor] = []
     for row in read_jsonl(samples):

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from troll.errors import UserError
-from troll.evaluation.engine_types import Engine, Request
-from troll.evaluation.engines import load_engine
-from troll.files import read_json, read_jsonl, write_json, write_jsonl
-from troll.seeding import derive_seed
+from troll.common.errors import UserError
+from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
+from troll.common.seeding import derive_seed
+from troll.evaluation.engines.transformers import load_engine
+from troll.evaluation.engines.types import Engine, Request
 from troll.tasks.prompts import encode
 
 _PROGRESS_S = 2.0

@@ -5,25 +5,26 @@ Files under ``suites/`` of a run or base model: ``<name>.samples.jsonl`` with ``
 them are there.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from troll.common.digests import sha256_of_file
+from troll.common.files import read_json, write_json
 from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
-from troll.files import read_json, write_json
+from troll.experiment.settings import Suite
 from troll.tasks.registry import get_task
 
 
 def sample_suites(
-    checkpoint: Path, suites: Mapping[str, Mapping[str, Any]], data: Path, out: Path, **options: Any
+    checkpoint: Path, suites: Mapping[str, Suite], data: Path, out: Path, **options: Any
 ) -> None:
     """Samples every data set; what an interrupted call has finished is not sampled again.
 
     Args:
         checkpoint: directory with model and tokenizer, beside its manifest.json.
-        suites: ``samples`` and ``temperature`` by name of the data set.
+        suites: how each data set is sampled, by its name.
         data: directory with ``<name>/test.jsonl`` for each.
         out: the directory ``suites/`` of the run.
         **options: as `troll.evaluation.sampling.sample` takes them, the engine among them.
@@ -31,23 +32,27 @@ def sample_suites(
     Raises:
         UserError: see `troll.evaluation.sampling.sample`.
     """
-    model = _sha256(checkpoint.parent / "manifest.json")
+    model = sha256_of_file(checkpoint.parent / "manifest.json")
     for name, settings in suites.items():
         problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
-        made_of = {"model": model, "problems": _sha256(problems), **settings, **options}
+        how = settings.model_dump(exclude={"test"})
+        made_of = {"model": model, "problems": sha256_of_file(problems), **how, **options}
         record = out / f"{name}.made_of.json"
         if path.exists() and record.exists() and read_json(record) == made_of:
             continue
         sample(
             checkpoint,
             get_task(name).load(problems),
-            samples_per_problem=settings["samples"],
-            temperature=settings["temperature"],
+            samples_per_problem=settings.samples,
+            temperature=settings.temperature,
             out=path,
             **options,
         )
         write_json(record, made_of)
-    write_json(out / "sampled.json", {name: dict(settings) for name, settings in suites.items()})
+    write_json(
+        out / "sampled.json",
+        {name: settings.model_dump(exclude={"test"}) for name, settings in suites.items()},
+    )
 
 
 def grade_suites(data: Path, out: Path) -> None:
@@ -67,7 +72,3 @@ def grade_suites(data: Path, out: Path) -> None:
         grade(name, out / f"{name}.samples.jsonl", data / name / "test.jsonl", path)
         found[name] = read_json(path)
     write_json(out / "graded.json", found)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 Chat = Literal["auto", "on", "off"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from troll.errors import UserError
-from troll.files import read_jsonl
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -60,6 +60,8 @@ class Task:
         generate: (split, count, seed, settings) to problems; splits never overlap.
         demonstrate: (count, seed, settings) to demonstrations on train problems.
         reward: the verifier used in training.
+        ranges: least and largest value of settings that have any; of a list, of its items.
+        shares: settings that are shares of one whole: each in [0, 1], and together not above 1.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Task:
     generate: Callable[[Split, int, int, Mapping[str, Any]], list[Problem]]
     demonstrate: Callable[[int, int, Mapping[str, Any]], list[Demonstration]]
     reward: Reward
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    shares: tuple[str, ...] = ()
 
     def load(self, path: Path) -> list[Problem]:
         """Reads problems that `Problem.as_row` wrote.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from troll.files import write_jsonl
+from troll.common.files import write_jsonl
 from troll.tasks.datasets.task import whole_split
 from troll.tasks.registry import check_settings, get_task
 from troll.tasks.types import SPLITS

@@ -5,9 +5,8 @@ and vLLM.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -19,9 +18,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from troll.files import write_json
-from troll.hub import chat_template, link, snapshot
-from troll.seeding import derive_seed
+from troll.common.digests import facts_of
+from troll.common.errors import UserError
+from troll.common.files import write_json
+from troll.common.hub import chat_template, link, snapshot
+from troll.common.seeding import derive_seed
+from troll.experiment.run_config import BaseConfig
+from troll.experiment.settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.callbacks import ProgressCallback
@@ -46,24 +49,25 @@ def encode(
     return rows
 
 
-def new_model(settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """A Qwen3 model with random weights.
 
     Args:
-        settings: see `troll.settings.ModelSettings`.
+        settings: see `troll.experiment.settings.FromScratch`.
         tokenizer: gives the ids of end and padding.
         seed: of the weights.
     """
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=settings["vocabulary"],
-        hidden_size=settings["width"],
-        intermediate_size=3 * settings["width"],
-        num_hidden_layers=settings["layers"],
-        num_attention_heads=settings["heads"],
-        num_key_value_heads=settings["key_value_heads"],
-        head_dim=settings["head_width"],
-        max_position_embeddings=settings["context"],
+        vocab_size=settings.vocabulary,
+        hidden_size=settings.width,
+        intermediate_size=3 * settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.key_value_heads,
+        head_dim=settings.head_width,
+        max_position_embeddings=settings.context,
+        initializer_range=settings.initializer_range,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -75,32 +79,33 @@ def new_model(settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, s
     return model
 
 
-def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path) -> None:
+def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
     """Trains a base model and saves it with its manifest.
 
     Args:
-        config: what `troll.experiments.resolve_base` gives.
+        config: what `troll.experiment.experiment.resolve_base` gives.
         tokenizer_path: the experiment's tokenizer.
         out: directory; gets checkpoint/ and, last, manifest.json.
     """
-    model_settings, task_settings = config["model"], config["task"]
-    supervised = model_settings["supervised"]
-    task, seeds = get_task(task_settings["name"]), config["seeds"]
+    task, seeds = get_task(config.task.name), config.seeds
+    if config.model.hub is not None:
+        raise UserError(f"{config.run_id}: is a model of the hub; `troll hub-model` links it")
+    supervised = config.model.supervised
     tokenizer = load_tokenizer(tokenizer_path)
-    count = supervised["steps"] * supervised["batch_size"]
-    demonstrations = task.demonstrate(count, seeds["data"], task_settings["settings"])
+    count = supervised.steps * supervised.batch_size
+    demonstrations = task.demonstrate(count, seeds.data, config.task.settings)
     arguments = TrainingArguments(
         output_dir=str(out / "trainer"),
-        max_steps=supervised["steps"],
-        per_device_train_batch_size=supervised["batch_size"],
-        learning_rate=supervised["learning_rate"],
-        weight_decay=supervised["weight_decay"],
+        max_steps=supervised.steps,
+        per_device_train_batch_size=supervised.batch_size,
+        learning_rate=supervised.learning_rate,
+        weight_decay=supervised.weight_decay,
         adam_beta2=_BETA2,
         lr_scheduler_type="cosine",
-        warmup_steps=max(1, supervised["steps"] // 20),
+        warmup_steps=max(1, supervised.steps // 20),
         max_grad_norm=1.0,
-        seed=seeds["model"],
-        data_seed=derive_seed(stream="base-order", seed=seeds["model"]) % 2**32,
+        seed=seeds.model,
+        data_seed=derive_seed(stream="base-order", seed=seeds.model) % 2**32,
         logging_steps=10,
         save_strategy="no",
         report_to="none",
@@ -109,37 +114,40 @@ def train_base_model(config: Mapping[str, Any], tokenizer_path: Path, out: Path)
         dataloader_pin_memory=False,
     )
     trainer = Trainer(
-        model=new_model(model_settings, tokenizer, seeds["model"]),
+        model=new_model(config.model, tokenizer, seeds.model),
         args=arguments,
         train_dataset=encode(tokenizer, demonstrations),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[ProgressCallback(config["run_id"], measure="loss", label="loss")],
+        callbacks=[ProgressCallback(config.run_id, measure="loss", label="loss")],
     )
     result = trainer.train()
     save_model(trainer.model, tokenizer, out / "checkpoint")
     write_json(
         out / "manifest.json",
         manifest_of(config, wall_s=result.metrics["train_runtime"], data={"tokenizer": tokenizer_path})
-        | {"final_loss": result.metrics["train_loss"]},
+        | {"final_loss": result.metrics["train_loss"], "checkpoint": facts_of(out / "checkpoint")},
     )
     shutil.rmtree(out / "trainer", ignore_errors=True)
 
 
-def link_base_model(config: Mapping[str, Any], out: Path) -> None:
+def link_base_model(config: BaseConfig, out: Path) -> None:
     """Puts a model of the hub where runs look for their base model, as links, with its manifest.
 
     Args:
-        config: what `troll.experiments.resolve_base` gives.
+        config: what `troll.experiment.experiment.resolve_base` gives.
         out: directory; gets checkpoint/ and, last, manifest.json.
 
     Raises:
         UserError: the model cannot be had, or is not what the lock file says.
     """
-    hub = config["model"]["hub"]
-    other = hub["chat_template_of"]
+    hub = config.model.hub
+    if hub is None:
+        raise UserError(f"{config.run_id}: is made from scratch; `troll base-model` makes it")
+    other = hub.chat_template_of
     template = chat_template(other) if other is not None else None
-    model = snapshot(hub["id"])
+    model = snapshot(hub.id)
     with fresh_directory(out / "checkpoint") as directory:
         link(model, directory, template)
     provenance = {**model.provenance, "chat_template_of": other}
-    write_json(out / "manifest.json", manifest_of(config, wall_s=0.0, data={}) | {"hub": provenance})
+    manifest = manifest_of(config, wall_s=0.0, data={}) | {"hub": provenance}
+    write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})

@@ -4,13 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-# What stands at padding; 0 where nothing is said. Rows of a support must stay distributions: all mass in the
-# tail.
-_FILL: Mapping[str, float] = {"old_token_ids": -1, "old_support_log_probs": -torch.inf, "tool_mask": 1}
+from troll.algorithms.distributions import BATCH_PADDING
+
+OLD = "old_"
+"""Prefix of the old policy's tensors in a rollout batch: see `SparseLogProbs.to_batch`."""
+
+# What stands at padding; 0 where nothing is said.
+_FILL: Mapping[str, float] = {OLD + name: value for name, value in BATCH_PADDING.items()} | {"tool_mask": 1}
 _LEFT = ("prompt_ids", "prompt_mask")
 _NO_TOKENS = ("group_rewards",)  # [B, G]
+
+
+def loss_mask(batch: Mapping[str, Any]) -> Tensor:
+    """[B, T]: 1 at tokens that the policy produced and that are learnt from."""
+    mask: Tensor = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def mixed_groups(rewards: Tensor, size: int) -> Tensor:
@@ -44,6 +55,45 @@ def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     """The rows that ``rows`` [B] (bool or indices) marks, of every tensor that has rows."""
     return {key: value[rows.to(value.device)] if _has_rows(value) else value for key, value in batch.items()}
+
+
+def step_counts(batches: Sequence[dict[str, Any]], window: int, accelerator: Accelerator) -> None:
+    """Adds to each micro-batch the tokens, non-empty responses and responses of its whole optimiser step.
+
+    The counts cover all processes. Where an optimiser step spans several generation batches they are not
+    known in advance, and the share of this batch is scaled up to the step.
+
+    Args:
+        batches: the micro-batches of a generation batch, in their order; get ``step_tokens``,
+            ``step_sequences`` and ``step_responses``.
+        window: micro-batches of an optimiser step.
+        accelerator: reduces over processes.
+    """
+    for start in range(0, len(batches), window):
+        group = batches[start : start + window]
+        masks = [loss_mask(batch) for batch in group]
+        counts = torch.stack(
+            [
+                torch.stack([mask.sum(), (mask.sum(1) > 0).sum(), mask.new_tensor(mask.shape[0]).sum()])
+                for mask in masks
+            ]
+        ).sum(0)
+        totals = accelerator.reduce(counts.double(), reduction="sum") * (window / len(group))
+        for batch in group:
+            batch["step_tokens"], batch["step_sequences"], batch["step_responses"] = totals.unbind()
+
+
+def scaled(batch: Mapping[str, Any], factor: float) -> dict[str, Tensor]:
+    """The counts of `step_counts` for an optimiser step of another size."""
+    return {name: batch[name] * factor for name in ("step_tokens", "step_sequences", "step_responses")}
+
+
+def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerator) -> list[dict[str, Any]]:
+    """A micro-batch in parts of at most ``budget`` tokens, padding included, as many in every process."""
+    lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
+    groups = cut_by_tokens(lengths, budget)
+    most = int(accelerator.gather(lengths.new_tensor([len(groups)])).max())
+    return [trim(take_rows(inputs, rows)) for rows in split_to(groups, most)]
 
 
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from troll.files import read_json, write_json, write_text
-from troll.progress import clock, say
+from troll.common.files import read_json, write_json, write_text
+from troll.common.progress import clock, say
 
 METRICS = "metrics.json"
 
@@ -45,6 +45,7 @@ class ProgressCallback(TrainerCallback):
         self._last = self._begun = 0.0
         self._first_step = 0
         self._shown = ""
+        self._over = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -67,8 +68,9 @@ class ProgressCallback(TrainerCallback):
         if logs and self._measure in logs and logs[self._measure] is not None:
             self._shown = f"{self._label} {float(logs[self._measure]):.3f}"
         now = time.monotonic()
-        if not state.is_world_process_zero or not self._shown:
-            return  # a validation before the first step has nothing to show
+        if not state.is_world_process_zero or not self._shown or self._over:
+            return  # a validation before the first step has nothing to show, one after the last nothing new
+        self._over = state.global_step >= state.max_steps
         if now - self._last < self._seconds and state.global_step < state.max_steps:
             return
         self._last = now

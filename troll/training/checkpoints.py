@@ -5,7 +5,7 @@ sizes and SHA-256. What has no such mark was interrupted while it was written; w
 damaged.
 """
 
-import hashlib
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,22 +13,38 @@ from typing import Any, Protocol
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from pydantic import TypeAdapter, ValidationError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from typing_extensions import TypedDict
 
-from troll.errors import UserError
-from troll.files import read_json, write_json
-from troll.progress import say
+from troll.common.digests import Facts, damage, digest_of_json, facts_of
+from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
+from troll.common.progress import say
 from troll.training.callbacks import MetricsCallback
 
 COMPLETE = "complete.json"
+_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-[0-9]+")
+
+
+class _Mark(TypedDict):
+    """What `COMPLETE` holds."""
+
+    config: str
+    method: dict[str, Any]
+    files: Facts
+    itself: str
+
+
+_MARK = TypeAdapter(_Mark)
 
 
 class HasMethodState(Protocol):
     """A trainer with a state of its own beside model, optimiser and scheduler."""
 
     def method_state(self) -> dict[str, Any]:
-        """Adaptive coefficients, running moments, certificate."""
+        """Adaptive coefficients, running moments, constraint check."""
         ...
 
     def load_method_state(self, state: Mapping[str, Any]) -> None:
@@ -76,14 +92,15 @@ class CheckpointCallback(TrainerCallback):
         mark = {
             "config": self._config_digest,
             "method": self._holder.method_state(),
-            "files": _files(directory),
+            "files": facts_of(directory, [COMPLETE]),
         }
-        write_json(directory / COMPLETE, mark)
+        write_json(directory / COMPLETE, mark | {"itself": digest_of_json(mark)})
         self._damaged.discard(directory)
         kept = 0
         for path in _checkpoints(directory.parent):
-            whole = self._mark(path) is not None and path not in self._damaged
-            good = whole and step_of(path) <= state.global_step
+            other = self._mark(path)
+            ours = other is not None and other["config"] == self._config_digest
+            good = ours and path not in self._damaged and step_of(path) <= state.global_step
             kept += good
             if not good or kept > self._keep:
                 _remove(path)
@@ -98,7 +115,9 @@ class CheckpointCallback(TrainerCallback):
         broadcast_object_list(chosen)
         path = chosen[0]
         if path is not None:
-            self._holder.load_method_state(read_json(path / COMPLETE)["method"])
+            mark = self._mark(path)
+            assert mark is not None
+            self._holder.load_method_state(mark["method"])
             if self._metrics is not None:
                 self._metrics.resume(path)
         return path
@@ -109,23 +128,35 @@ class CheckpointCallback(TrainerCallback):
                 _remove(path)
                 continue
             mark = self._mark(path)
-            if mark is None:
+            if mark is not None and mark["config"] != self._config_digest:
                 say(f"{path}: of another configuration; not used")
                 continue
-            damage = _damage(path, mark["files"])
-            if damage is None:
+            changed = f"the contents of {COMPLETE} have changed"
+            problem = changed if mark is None else damage(path, mark["files"])
+            if problem is None:
                 return path
             self._damaged.add(path)
-            say(f"warning: {path} is damaged ({damage}); looking for an older checkpoint")
+            say(f"warning: {path} is damaged ({problem}); looking for an older checkpoint")
         return None
 
-    def _mark(self, path: Path) -> Any:
-        """The checkpoint's mark; none if there is none, or it is of another configuration or version."""
+    def _mark(self, path: Path) -> _Mark | None:
+        """The checkpoint's mark; none if there is none, or not as it was written."""
         try:
-            mark = read_json(path / COMPLETE)
-        except UserError:
+            mark = _MARK.validate_python(read_json(path / COMPLETE))
+        except (UserError, ValidationError):
             return None
-        return mark if mark.get("config") == self._config_digest and "files" in mark else None
+        itself = digest_of_json({key: value for key, value in mark.items() if key != "itself"})
+        return mark if itself == mark["itself"] else None
+
+
+def expect_tied_weights(model: Any) -> None:
+    """Tells transformers that a checkpoint of a model with tied weights lacks the copies, which is no fault.
+
+    It warns of every weight that a checkpoint lacks, but for those that the model never saves; those are
+    tied again after loading.
+    """
+    if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        model._keys_to_ignore_on_save = set(getattr(model, "all_tied_weights_keys", ()))
 
 
 def step_of(path: Path) -> int:
@@ -135,38 +166,10 @@ def step_of(path: Path) -> int:
 
 def _checkpoints(directory: Path) -> list[Path]:
     """All checkpoints of a run, whole or not, newest first."""
-    return sorted(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of, reverse=True)
+    places = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return sorted((path for path in places if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
 def _remove(path: Path) -> None:
     (path / COMPLETE).unlink(missing_ok=True)  # first: what is half removed must not look whole
     shutil.rmtree(path)
-
-
-def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 of every file, by its path inside of the directory."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and path.name != COMPLETE:
-            found[path.relative_to(directory).as_posix()] = {
-                "bytes": path.stat().st_size,
-                "sha256": _sha256(path),
-            }
-    return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _damage(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What is wrong with the files of a checkpoint, if anything is; sizes are looked at first."""
-    for name, told in files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != told["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {told['bytes']}"
-    changed = (name for name, told in files.items() if _sha256(directory / name) != told["sha256"])
-    return next((f"the contents of {name} have changed" for name in changed), None)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from troll.algorithms.aggregation import aggregate
-from troll.errors import UserError
-from troll.files import atomic_path
-from troll.settings import Critic as CriticSettings
+from troll.common.errors import UserError
+from troll.common.files import atomic_path
+from troll.experiment.settings import Critic as CriticSettings
 
 FILE = "critic.pt"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -106,7 +106,7 @@ class Critic:
 
     Args:
         policy: the policy before any wrapping (DDP, FSDP); its backbone is copied.
-        settings: see `troll.settings.Critic`.
+        settings: see `troll.experiment.settings.Critic`.
         accelerator: the trainer's.
         chunk: responses in one forward pass of `values`.
         budget: tokens in one forward pass of `values`, padding included, instead of ``chunk``.
@@ -159,12 +159,22 @@ class Critic:
         Args:
             inputs: ``prompt_ids``, ``prompt_mask`` [B, L], ``completion_ids``, ``completion_mask`` [B, T].
             mask: [B, T], 1 at tokens that are learnt from.
+
+        Raises:
+            UserError: a value is not finite.
         """
         self.model.eval()
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         chunk = self._chunk if self._budget is None else max(1, self._budget // length)
         parts = [self._forward(inputs, slice(start, start + chunk)) for start in range(0, len(mask), chunk)]
-        return torch.cat(parts) * mask
+        # Where the mask is 0 nothing is learnt, so what a padded position gives does not matter.
+        values = torch.where(mask.bool(), torch.cat(parts), 0.0) * mask
+        if not torch.isfinite(values).all():
+            raise UserError(
+                "the critic's values are not finite; training stopped, the last checkpoint is intact. A "
+                "smaller critic.learning_rate may help"
+            )
+        return values
 
     def update(self, inputs: Mapping[str, Tensor], mask: Tensor, *, last: bool = True) -> dict[str, float]:
         """Learns from a micro-batch; takes the optimiser step with the last one of a mini-batch.

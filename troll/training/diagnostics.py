@@ -1,10 +1,13 @@
 """What every optimiser step reports, the same for every trust region."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+
+Report = Callable[[str, Tensor | float], None]
+"""Puts a number into the log of the next optimiser step."""
 
 # Which extremes are reported beside the mean over tokens: name of the metric, name in the log.
 _LARGEST: Mapping[str, str] = {
@@ -15,7 +18,7 @@ _LARGEST: Mapping[str, str] = {
     "solver_residual": "solver_residual_max",
 }
 _SMALLEST: Mapping[str, str] = {"kept_mass": "kept_mass_min"}
-_RENAMED: Mapping[str, str] = {"step": "step_size", "ratio": "ratio_mean"}
+_RENAMED: Mapping[str, str] = {"ratio": "ratio_mean"}
 
 
 class Diagnostics:
@@ -55,8 +58,8 @@ class Diagnostics:
         """The step's diagnostics; empties the accumulator.
 
         Returns:
-            Name to value: means over tokens under the metric's own name (``step`` as ``step_size``, ``ratio``
-            as ``ratio_mean``), extremes as ``<name>_max`` or ``<name>_min``.
+            Name to value: means over tokens under the metric's own name (``ratio`` as ``ratio_mean``),
+            extremes as ``<name>_max`` or ``<name>_min``.
         """
         if self._tokens is None:
             return {}

@@ -7,6 +7,7 @@ on a sparse support. Generation and TRL's own call are untouched.
 
 import functools
 import types
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.utils import ModelOutput
 
-from troll.algorithms.lm_head import lm_head
-from troll.errors import UserError
+from troll.algorithms.lm_head.head import lm_head
+from troll.common.errors import UserError
 
 
 @dataclass
 class SparseHeadOutput(ModelOutput):
     """What ``model(..., sparse_lm_head=True)`` returns, at the positions that ``mask`` marks; zero elsewhere.
 
+    The last three are those of `SparseLogProbs.to_batch`, which `SparseLogProbs.from_batch` reads.
+
     Attributes:
         log_probs: [B, T] of the labels.
         entropy: [B, T].
+        aux_loss: load-balancing loss of a mixture of experts, where it is asked for.
         token_ids: [B, T, K] the support; -1 in unused slots and where the mask is off.
         support_log_probs: [B, T, K]; -inf in unused slots and where the mask is off.
         tail_log_prob: [B, T]; zero where the mask is off, so that every row is a distribution.
@@ -33,6 +37,7 @@ class SparseHeadOutput(ModelOutput):
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
+    aux_loss: Tensor | None = None
     token_ids: Tensor | None = None
     support_log_probs: Tensor | None = None
     tail_log_prob: Tensor | None = None
@@ -53,24 +58,25 @@ def logit_scale_of(config: Any) -> float:
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
 
 
-def _scatter(values: Tensor, mask: Tensor, fill: float) -> Tensor:
-    """Puts [N, ...] values to the N places that mask [B, T] marks; differentiable even where N is 0."""
-    full = values.new_full((mask.numel(), *values.shape[1:]), fill)
+def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """Puts values [N] to the N places that mask [B, T] marks, 0 elsewhere; differentiable even at N = 0."""
     places = mask.reshape(-1).nonzero().squeeze(-1)
-    return full.index_copy(0, places, values).view(*mask.shape, *values.shape[1:])
+    return values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape)
 
 
-def add_sparse_lm_head(model: Any, temperature: float) -> None:
+def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) -> None:
     """Adds ``sparse_lm_head=True`` to ``model.forward``.
 
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
     and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``keep`` and
     ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
+    ``output_router_logits=True`` asks for the load-balancing loss of a mixture of experts.
 
     Args:
         model: a transformers causal language model, before any wrapping (DDP, FSDP); adapters of PEFT in its
             backbone are used.
         temperature: what logits are divided by, as in sampling.
+        fp32: multiply in float32 under autocast, too (``GRPOConfig.cast_lm_head_to_fp32``).
 
     Raises:
         UserError: PEFT trains a copy of the head, which would not be seen here. TRL refuses adapters on it.
@@ -95,7 +101,10 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
         length = mask.shape[1]
         labels = kwargs["input_ids"][:, -length:]
         # Looked up on each call: FSDP and PEFT replace backbone and head after patching.
-        hidden = self.base_model(*args, **kwargs, use_cache=False).last_hidden_state[:, -length - 1 : -1]
+        states = self.base_model(*args, **kwargs, use_cache=False)
+        hidden = states.last_hidden_state[:, -length - 1 : -1]
+        if fp32:
+            hidden = hidden.float()
         head = self.get_output_embeddings()
         weight, bias = head.weight, head.bias
         if isinstance(weight, DTensor):
@@ -111,18 +120,26 @@ def add_sparse_lm_head(model: Any, temperature: float) -> None:
             logit_scale=scale,
         )
         support = None if support is None else support[mask]
-        if keep is not None and torch.is_grad_enabled():
-            chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
-            assert chosen is not None
-            support, keep = chosen.token_ids, None
-        output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
+        with torch.autocast(hidden.device.type, enabled=False) if fp32 else nullcontext():
+            if keep is not None and torch.is_grad_enabled():
+                chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
+                assert chosen is not None
+                support, keep = chosen.token_ids, None
+            output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
         result = SparseHeadOutput(
-            log_probs=_scatter(output.label_log_probs, mask, 0.0), entropy=_scatter(output.entropy, mask, 0.0)
+            log_probs=_scatter(output.label_log_probs, mask), entropy=_scatter(output.entropy, mask)
         )
         if output.distribution is not None:
-            result.token_ids = _scatter(output.distribution.token_ids, mask, -1)
-            result.support_log_probs = _scatter(output.distribution.log_probs, mask, -torch.inf)
-            result.tail_log_prob = _scatter(output.distribution.tail_log_prob, mask, 0.0)
+            for name, value in output.distribution.scatter(mask).to_batch().items():
+                result[name] = value
+        if kwargs.get("output_router_logits"):
+            # The one that every family of mixtures of experts has (TRL, add_fused_lm_head).
+            from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+            attention = kwargs.get("attention_mask")
+            result.aux_loss = load_balancing_loss_func(
+                states.router_logits, config.num_experts, config.num_experts_per_tok, attention
+            )
         return result
 
     model.forward = types.MethodType(forward, model)

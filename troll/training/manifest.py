@@ -1,11 +1,10 @@
 """What a run was: written last, and read by the table step, which refuses to mix unlike runs."""
 
-import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -15,36 +14,48 @@ from typing import Any
 
 import torch
 
-from troll.files import sha256_of_files
+from troll.common.digests import digest_of_json, sha256_of_file, sha256_of_files
+from troll.experiment.run_config import BaseConfig, RunConfig
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets", "numpy", "math-verify")
 OPTIONAL = ("vllm",)
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-# What cannot change a trained model: reading results, helping people, and the command line (cli*.py).
-_NO_SOURCE = ("analysis", "support", "cli")
-
-
-def digest_of_json(value: Any) -> str:
-    """SHA-256 of a value as sorted JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+# What can change a run's numbers. Left out are analysis, benchmark and cli, which read results and help
+# people, and what of `experiment` only checks, counts or reads: validation, budget, files, published numbers.
+_NUMBERS = (
+    "common",
+    "algorithms",
+    "tasks",
+    "experiment/experiment.py",
+    "experiment/recipes.py",
+    "experiment/run_config.py",
+    "experiment/settings.py",
+    "training",
+    "evaluation",
+)
 
 
 def digest_of_path(path: Path) -> str:
     """SHA-256 of a file, or of all files of a directory by name and content."""
     if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256_of_file(path)
     return sha256_of_files([item for item in path.rglob("*") if item.is_file()], path)
 
 
-def source_digest() -> str:
-    """SHA-256 of the package's source, without the rooms that only read results."""
+def source_digest(root: Path = PACKAGE_ROOT) -> str:
+    """SHA-256 of the source that can change a run's numbers: what makes runs unlike, and unmixable.
+
+    Args:
+        root: the package.
+    """
+    paths = [root / name for name in _NUMBERS]
     files = [
         path
-        for path in PACKAGE_ROOT.rglob("*.py")
-        if path.relative_to(PACKAGE_ROOT).parts[0].removesuffix(".py").split("_")[0] not in _NO_SOURCE
-        and "__pycache__" not in path.parts
+        for item in paths
+        for path in ([item] if item.is_file() else item.rglob("*"))
+        if path.suffix in (".py", ".yaml")
     ]
-    return sha256_of_files(files, PACKAGE_ROOT)
+    return sha256_of_files(files, root)
 
 
 def versions() -> dict[str, str]:
@@ -55,23 +66,76 @@ def versions() -> dict[str, str]:
     }
 
 
+# What decides which code of ATen, MKL and oneDNN runs, and so how sums are rounded.
+_INSTRUCTION_SETS = (
+    "sse4_2",
+    "avx",
+    "fma",
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "amx_tile",
+)
+
+
 def hardware() -> dict[str, Any]:
-    """The machine, in words."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
-        ]
-        processor = names[0] if names else processor
+    """The machine, in words: what a reader needs to tell why numbers of two machines differ."""
     return {
-        "processor": processor,
+        **_processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "system": platform.system(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "blas": _blas(),
     }
+
+
+def _processor() -> dict[str, Any]:
+    """Name, maker, family, model and instruction sets of the first processor, as far as Linux tells."""
+    unknown = {"processor": platform.processor() or platform.machine()}
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return unknown
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = set(fields.get("flags", "").split())
+    return (
+        unknown
+        | {
+            ours: fields[name]
+            for ours, name in (
+                ("processor", "model name"),
+                ("vendor", "vendor_id"),
+                ("family", "cpu family"),
+                ("model", "model"),
+            )
+            if name in fields
+        }
+        | {"instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags]}
+    )
+
+
+def _blas() -> str:
+    """The library of linear algebra that torch was built with, and its version."""
+    lines = [line.strip(" -") for line in torch.__config__.show().splitlines()]
+    named = [line for line in lines if re.match(r"Intel\(R\) oneAPI Math Kernel Library|OpenBLAS", line)]
+    return named[0] if named else str(re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show())[:1])
+
+
+EXPERIMENT_FILE = "TROLL_EXPERIMENT_FILE"
+"""Set by the workflow: SHA-256 and path of the experiment file, with a space between them."""
+
+
+def experiment_file() -> dict[str, str] | None:
+    """The experiment file that a run belongs to, as the workflow read it; None outside of the workflow.
+
+    A commit alone does not say so: the file may have been another one, or changed.
+    """
+    digest, _, path = os.environ.get(EXPERIMENT_FILE, "").partition(" ")
+    return {"path": path, "sha256": digest} if path else None
 
 
 def git_commit() -> str | None:
@@ -101,7 +165,7 @@ def peak_gib() -> float:
     return float(peak / (2**30 if sys.platform == "darwin" else 2**20))
 
 
-def manifest_of(config: Mapping[str, Any], *, wall_s: float, data: Mapping[str, Path]) -> dict[str, Any]:
+def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[str, Path]) -> dict[str, Any]:
     """A manifest.
 
     Args:
@@ -113,10 +177,11 @@ def manifest_of(config: Mapping[str, Any], *, wall_s: float, data: Mapping[str, 
     read = {name: digest_of_path(path) for name, path in data.items()}
     base_model = read.pop("base_model", None)
     return {
-        "run_id": config["run_id"],
-        "config": dict(config),
-        "seeds": dict(config["seeds"]),
+        "run_id": config.run_id,
+        "config": config.model_dump(),
+        "seeds": config.seeds.model_dump(),
         "git_commit": git_commit(),
+        "experiment_file": experiment_file(),
         "digests": {
             "source": source_digest(),
             "environment": digest_of_json(environment),

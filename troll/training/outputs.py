@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from troll.common.files import by_umask
+
 
 @contextmanager
 def fresh_directory(path: Path) -> Iterator[Path]:
@@ -15,7 +17,7 @@ def fresh_directory(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield temporary
-        temporary.chmod(0o755)
+        temporary.chmod(by_umask(0o777))
         if path.exists():
             shutil.rmtree(path)
         temporary.rename(path)
@@ -35,6 +37,8 @@ def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] 
     with fresh_directory(path) as temporary:
         model.save_pretrained(temporary, state_dict=state)
         tokenizer.save_pretrained(temporary)
+        for file in temporary.iterdir():  # safetensors writes files that nobody else may read
+            file.chmod(by_umask(0o666))
 
 
 def whole_state(trainer: Any) -> dict[str, Any] | None:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from troll.errors import UserError
-from troll.seeding import derive_seed
-from troll.settings import Pretraining
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
+from troll.experiment.settings import Pretraining
 
 IGNORED = -100
 
@@ -20,7 +20,7 @@ class PretrainingLoss:
     its sampling temperature.
 
     Args:
-        settings: see `troll.settings.Pretraining`.
+        settings: see `troll.experiment.settings.Pretraining`.
         rows: ``input_ids`` and ``labels`` of each demonstration, -100 where a token is not learnt.
         pad_token_id: stands in unused places.
         seed: of the draws.
@@ -51,11 +51,11 @@ class PretrainingLoss:
         length = max(len(row["input_ids"]) for row in drawn)
         ids = torch.full((len(drawn), length), self._pad)
         attention, learnt = torch.zeros_like(ids), torch.zeros_like(ids)
-        for place, row in enumerate(drawn):
+        for index, row in enumerate(drawn):
             start = length - len(row["input_ids"])
-            ids[place, start:] = torch.tensor(row["input_ids"])
-            attention[place, start:] = 1
-            learnt[place, start:] = (torch.tensor(row["labels"]) != IGNORED).long()
+            ids[index, start:] = torch.tensor(row["input_ids"])
+            attention[index, start:] = 1
+            learnt[index, start:] = (torch.tensor(row["labels"]) != IGNORED).long()
         return ids.to(device), attention.to(device), learnt.to(device)
 
     def __call__(self, model: Any, device: torch.device, **coordinates: int) -> Tensor:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from troll.errors import UserError
-from troll.progress import say
+from troll.common.errors import UserError
+from troll.common.progress import say
 from troll.tasks.prompts import as_chat, encode, wants_chat
 from troll.tasks.types import Problem, Task
 

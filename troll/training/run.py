@@ -9,19 +9,22 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
-from trl import GRPOConfig
 
 from troll.algorithms.advantages import ESTIMATORS
-from troll.errors import UserError
-from troll.files import write_json
-from troll.settings import Training, Vllm
+from troll.common.digests import digest_of_json, facts_of
+from troll.common.errors import UserError
+from troll.common.files import write_json
+from troll.common.models import check_checkpoint, load_model
+from troll.common.seeding import derive_seed
+from troll.experiment.run_config import RunConfig
+from troll.experiment.settings import Vllm
 from troll.tasks.registry import get_task
 from troll.tasks.types import Problem, Task
 from troll.training.base_model import encode
 from troll.training.callbacks import MetricsCallback, ProgressCallback
-from troll.training.checkpoints import CheckpointCallback
-from troll.training.manifest import digest_of_json, manifest_of
+from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
+from troll.training.config import PARTS, TrustRegionConfig
+from troll.training.manifest import manifest_of
 from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
     THINKING,
@@ -37,18 +40,34 @@ from troll.training.trainer import TrustRegionTrainer
 PRETRAINING_ROWS = 2000
 
 
-def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
-    """TRL's configuration of a run.
+def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
+    """The trainer's configuration of a run.
 
     Args:
-        training: the resolved settings.
-        seed: of the order of prompts and of sampling.
+        config: the contents of run.yaml.
         out: directory of trainer checkpoints.
     """
+    training, seed = config.training, config.seeds.training
+    rule, estimator = config.trust_region, config.estimator
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     responses = training.prompts_per_batch * training.responses_per_prompt
     per_step = responses // training.mini_batches // processes
-    config = GRPOConfig(
+    blocks = training.model_dump(include=set(PARTS))
+    if not ESTIMATORS[estimator.rule].needs_values:
+        blocks["critic"] = None  # an experiment may give all its runs a critic; the others have no use for it
+    arguments = TrustRegionConfig(
+        trust_region=rule.rule,
+        trust_region_settings=rule.settings,
+        estimator=estimator.rule,
+        estimator_settings=estimator.settings,
+        aggregation=training.aggregation,
+        keep=training.keep,
+        dropped_mass=training.dropped_mass,
+        tail=training.tail,
+        policy_lag=training.policy_lag,
+        trust_region_anchor=training.trust_region_anchor,
+        micro_batch_tokens=training.micro_batch_tokens,
+        **blocks,
         output_dir=str(out),
         seed=seed,
         data_seed=seed,
@@ -56,7 +75,7 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         per_device_train_batch_size=per_step // training.micro_batches,
         gradient_accumulation_steps=training.micro_batches,
         steps_per_generation=training.mini_batches * training.micro_batches,
-        num_iterations=training.passes,
+        num_iterations=training.num_iterations,
         # TRL refuses groups of one, which a critic does not mind; its own number is put back below.
         num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
         max_completion_length=training.max_response_tokens,
@@ -67,14 +86,13 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         lr_scheduler_type="constant",
         weight_decay=training.weight_decay,
         max_grad_norm=training.gradient_clipping,
-        beta=0.0,
-        loss_type="dapo",
         logging_steps=1,
         save_strategy="steps",
         save_steps=training.checkpoint_every * training.steps_per_batch,
         eval_strategy="steps" if training.validate_every else "no",
         eval_steps=max(1, training.validate_every) * training.steps_per_batch,
         eval_on_start=bool(training.validate_every),
+        eval_loss=False,
         num_generations_eval=1,
         per_device_eval_batch_size=max(1, responses // processes),
         gradient_checkpointing=torch.cuda.is_available(),
@@ -86,8 +104,8 @@ def grpo_config(training: Training, seed: int, out: Path) -> GRPOConfig:
         disable_tqdm=True,
         **vllm_options(training.vllm),
     )
-    config.num_generations = training.responses_per_prompt
-    return config
+    arguments.num_generations = training.responses_per_prompt
+    return arguments
 
 
 def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
@@ -117,14 +135,29 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
     return options | mode
 
 
-def reward_function(task: Task, problems: Mapping[str, Problem]) -> Any:
-    """The task's verifier in the form that TRL calls."""
+def reward_function(task: Task, problems: Mapping[str, Problem], *, rehearsal: bool = False) -> Any:
+    """The task's verifier in the form that TRL calls.
+
+    Args:
+        task: whose verifier judges.
+        problems: by ``task_id``.
+        rehearsal: the verifier is called, and a coin decides: random models never succeed, so that without
+            it every gradient of a rehearsal would be zero.
+    """
 
     def success(completions: Sequence[Any], task_id: Sequence[str], **_: Any) -> list[float]:
         texts = [completion_text(completion) for completion in completions]
-        return task.reward([problems[name] for name in task_id], texts)
+        judged = task.reward([problems[name] for name in task_id], texts)
+        if not rehearsal:
+            return judged
+        return [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
 
     return success
+
+
+def coin(task_id: str, response: str) -> float:
+    """A verdict that depends on problem and response alone, so that a repeated run gets the same: 0 or 1."""
+    return float(derive_seed(stream="rehearsal", task_id=task_id, response=response) % 2)
 
 
 def _dataset(problems: Sequence[Problem], tokenizer: Any) -> Dataset:
@@ -132,15 +165,15 @@ def _dataset(problems: Sequence[Problem], tokenizer: Any) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def _pretraining_rows(training: Training, config: Mapping[str, Any], tokenizer: Any) -> Any:
+def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
     """The first demonstrations that the base model learnt from, where the pretraining loss asks for them."""
-    if training.pretraining is None:
+    if config.training.pretraining is None:
         return None
-    task = get_task(config["task"]["name"])
-    return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config["task"]["settings"]))
+    task = get_task(config.task.name)
+    return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
 
 
-def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, tracking: str = "none") -> None:
+def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: str = "none") -> None:
     """Trains one run; goes on from its newest checkpoint if it was interrupted.
 
     Args:
@@ -151,57 +184,48 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
         tracking: where else the metrics go: see `troll.training.tracking`.
 
     Raises:
-        UserError: a file is missing or broken, the loss is not finite, or the certificate is breached.
-        troll.errors.Stopped: a signal came (`troll.signals`); the state is saved.
+        UserError: a file is missing or broken, the loss is not finite, or the constraint check is breached.
+        troll.common.errors.Stopped: a signal came (`troll.common.signals`); the state is saved.
     """
-    training = Training.model_validate(config["training"])
-    task = get_task(config["task"]["name"])
+    training = config.training
+    task = get_task(config.task.name)
+    check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
     train, validation, overlong = read_problems(task, data, tokenizer, training.max_prompt_tokens)
     if len(train) < training.prompts_per_batch:
         raise UserError(
-            f"run {config['run_id']}: prompts_per_batch is {training.prompts_per_batch}, but task "
+            f"run {config.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task "
             f"{task.name} has {len(train)} train problems; raise tasks.{task.name}.train"
         )
     trainer_directory = out / "trainer"
     trainer = TrustRegionTrainer(
-        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
-        reward_function(task, {item.task_id: item for item in (*train, *validation)}),
-        args=grpo_config(training, config["seeds"]["training"], trainer_directory),
+        load_model(base, dtype=torch.float32),
+        reward_function(
+            task, {item.task_id: item for item in (*train, *validation)}, rehearsal=config.rehearsal
+        ),
+        args=trainer_config(config, trainer_directory),
         train_dataset=_dataset(train, tokenizer),
         eval_dataset=_dataset(validation, tokenizer),
         processing_class=tokenizer,
-        trust_region=config["trust_region"]["rule"],
-        trust_region_settings=config["trust_region"]["settings"],
-        estimator=config["estimator"]["rule"],
-        estimator_settings=config["estimator"]["settings"],
-        aggregation=training.aggregation,
-        keep=training.keep,
-        dropped_mass=training.dropped_mass,
-        tail=training.tail,
-        # An experiment may give all its runs a critic; the others have no use for it.
-        critic=training.critic if ESTIMATORS[config["estimator"]["rule"]].needs_values else None,
-        regulariser=training.regulariser,
-        dynamic_sampling=training.dynamic_sampling,
-        overlong=training.overlong,
-        micro_batch_tokens=training.micro_batch_tokens,
-        pretraining=training.pretraining,
-        pretraining_rows=_pretraining_rows(training, config, tokenizer),
+        pretraining_rows=_pretraining_rows(config, tokenizer),
     )
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
-    checkpoints = CheckpointCallback(digest_of_json(config), trainer, metrics, training.checkpoints_kept)
-    stop = StopOnSignal(config["run_id"], training.steps_per_batch, trainer.accelerator)
+    checkpoints = CheckpointCallback(
+        digest_of_json(config.model_dump()), trainer, metrics, training.checkpoints_kept
+    )
+    stop = StopOnSignal(config.run_id, training.steps_per_batch, trainer.accelerator)
     for callback in (
         metrics,
         checkpoints,
         stop,
-        ProgressCallback(config["run_id"], measure="reward", label="success"),
+        ProgressCallback(config.run_id, measure="reward", label="success"),
     ):
         trainer.add_callback(callback)
     if tracking != "none":
         trainer.add_callback(TrackingCallback(tracking, out / "metrics.jsonl", config))
     resume = checkpoints.newest(trainer_directory)
     if resume:
+        expect_tied_weights(trainer.model)
         trainer.args.eval_on_start = False  # its result is in the metrics, or waits in the checkpoint
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     stop.stop_if_asked()
@@ -212,6 +236,7 @@ def train_run(config: Mapping[str, Any], base: Path, data: Path, out: Path, trac
         read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
         manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
         manifest |= overlong if training.max_prompt_tokens is not None else {}
-        write_json(out / "manifest.json", manifest | {"certificate": trainer.certificate.summary()})
+        manifest |= {"constraint_check": trainer.constraint_check.summary()}
+        write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
         shutil.rmtree(trainer_directory, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()  # the launcher ends all processes when one of them has ended

@@ -6,12 +6,12 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from troll.errors import Stopped
-from troll.signals import held_signal
+from troll.common.errors import Stopped
+from troll.common.signals import held_signal
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves and stops where a rollout batch ends, once SIGUSR1 or SIGTERM waits; see `troll.signals`.
+    """Saves and stops where a rollout batch ends, once SIGUSR1 or SIGTERM waits; see `troll.common.signals`.
 
     A checkpoint inside of a rollout batch would lose its rollouts. Whoever sends the signal has to leave the
     time for the rest of the batch; a process that is killed earlier goes on from its last checkpoint.

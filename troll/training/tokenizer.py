@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.tasks.registry import check_settings, get_task
 from troll.training.outputs import fresh_directory
 

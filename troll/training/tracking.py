@@ -7,13 +7,13 @@ nothing is ever read back from it.
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from troll.errors import UserError
+from troll.common.errors import UserError
+from troll.experiment.run_config import RunConfig
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 DIRECTORY = "tensorboard"
@@ -31,7 +31,7 @@ def check_tracking(name: str) -> None:
         raise UserError(f"tracking: {name} is not installed; pip install {name}, or set tracking: none")
 
 
-def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
+def _new_tracker(name: str, config: RunConfig, out: Path) -> Any:
     """Accelerate's tracker of that name, started."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -39,9 +39,9 @@ def _new_tracker(name: str, config: Mapping[str, Any], out: Path) -> Any:
         tracker = LOGGER_TYPE_TO_CLASS[name](DIRECTORY, logging_dir=str(out))
     else:
         # One project for each experiment; an interrupted run goes on under its name.
-        run_id = config["run_id"].replace("/", "-")
+        run_id = config.run_id.replace("/", "-")
         same = {"id": run_id} if name == "wandb" else {}
-        tracker = LOGGER_TYPE_TO_CLASS[name](config["experiment"], name=run_id, resume="allow", **same)
+        tracker = LOGGER_TYPE_TO_CLASS[name](config.experiment, name=run_id, resume="allow", **same)
     try:
         tracker.start()
     except Exception as error:  # of libraries with classes of their own: no key, no network, no right
@@ -63,7 +63,7 @@ class TrackingCallback(TrainerCallback):
         UserError: the tracker's package is not installed.
     """
 
-    def __init__(self, name: str, metrics: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, metrics: Path, config: RunConfig) -> None:
         check_tracking(name)
         self._name, self._metrics, self._config = name, metrics, config
         self._read = 0

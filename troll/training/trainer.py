@@ -6,8 +6,9 @@ loss from a named trust region. PPO-clip runs through the same code and differs 
 
 Deviations from TRL 1.16, on purpose:
 
-* token-mean divides by the tokens of the optimiser step itself; TRL's ``dapo`` divides by the average number
-  of tokens in the generation batch.
+* means over tokens or responses are those of the whole optimiser step, however it is cut. TRL's ``dapo``
+  divides by the average number of tokens in the generation batch, its ``bnpo`` and ``grpo`` by those of each
+  micro-batch; where these are equal, so are the losses.
 * random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so that a resumed
   run repeats an uninterrupted one whatever ran before.
 """
@@ -16,307 +17,327 @@ import copy
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig
+from trl import GRPOTrainer
 
-from troll.algorithms.advantages import make_estimator
-from troll.algorithms.aggregation import aggregate
-from troll.algorithms.distributions import SparseLogProbs, align, constant_tail
-from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
-from troll.algorithms.trust_regions import (
-    Certificate,
-    GroupContext,
-    TokenPolicy,
-    TrustRegion,
-    make_trust_region,
-)
-from troll.errors import UserError
-from troll.settings import Critic as CriticSettings
-from troll.settings import DynamicSampling, Overlong, Pretraining, Regulariser
-from troll.training.batches import cut_by_tokens, split_to, take_rows, trim
+from troll.algorithms.trust_regions import ConstraintCheck
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
+from troll.training.batches import loss_mask, parts_within, scaled, step_counts
+from troll.training.config import TrustRegionConfig
 from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
+from troll.training.dynamic_sampling import BatchNotFilledError, DynamicSampler
+from troll.training.entropy_bonus import EntropyBonus
+from troll.training.greedy import greedy_rewards
 from troll.training.head import add_sparse_lm_head
+from troll.training.learning_signal import LearningSignal
+from troll.training.old_policy import LOG_PROBS, OldPolicy
+from troll.training.order import ResumableSampler
+from troll.training.policy_lag import PolicyLag
+from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
-from troll.training.rollouts import OLD_KEYS, TrustRegionRollouts, loss_mask
-
-TRL_AGGREGATIONS: Mapping[str, str] = {
-    "grpo": "seq-mean-token-mean",
-    "sapo": "seq-mean-token-mean",
-    "dapo": "token-mean",
-    "cispo": "token-mean",
-    "bnpo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-}
-"""How ``GRPOConfig.loss_type`` aggregates (TRL 1.16, grpo_trainer.py)."""
-
-# Options of GRPOConfig that change TRL's own loss and have no meaning here, with their neutral values.
-_UNSUPPORTED: Mapping[str, Any] = {
-    "top_entropy_quantile": 1.0,
-    "off_policy_mask_threshold": None,
-    "delta": None,
-    "use_liger_kernel": False,
-}
+from troll.training.reference_kl import ReferenceKL
+from troll.training.whole_step import LeaveBatch, WholeStep
 
 
-class TrustRegionTrainer(TrustRegionRollouts):
+class TrustRegionTrainer(GRPOTrainer):
     """A drop-in for `trl.GRPOTrainer` whose policy update is a named trust region.
 
     Args:
-        model: as for `trl.GRPOTrainer`.
+        model: as for `trl.GRPOTrainer`, a language model.
         reward_funcs: as for `trl.GRPOTrainer`.
-        args: a `trl.GRPOConfig`; ``loss_type`` chooses the aggregation unless ``aggregation`` does.
-        trust_region: a registered name (``troll``, ``clip``, ...) or a `TrustRegion`.
-        trust_region_settings: settings of the named rule.
-        estimator: a registered advantage estimator; none keeps TRL's advantages (``scale_rewards``).
-        estimator_settings: settings of the named estimator.
-        aggregation: see `troll.algorithms.aggregation`; none takes the trust region's own where it insists on
-            one, else the estimator's, else what ``args.loss_type`` means in TRL.
-        keep: K, tokens kept of each old distribution (paper: 64).
-        dropped_mass: delta, mass that may be left to the pooled tail (paper: 1e-5).
-        tail: ``pooled`` gives the tokens that are not kept their exact mass, as one atom. ``constant`` is the
-            paper's treatment: old and new policy each keep their own tokens, and where one of them has
-            dropped a token it has 1e-12 there. It takes one more pass of the head.
-        critic: settings of the value model; needed by estimators that use values, refused by others.
-        regulariser: KL to the frozen reference, which TRL loads from the model's own name; takes the place of
-            ``args.beta``.
-        dynamic_sampling: DAPO's, none for off.
-        overlong: DAPO's soft punishment, none for off.
-        micro_batch_tokens: cuts ``per_device_train_batch_size`` responses into parts of at most so many
-            tokens, padding included, each with passes of its own; the update stays the same. None: whole.
-        pretraining: PPO-ptx, none for off.
-        pretraining_rows: ``input_ids`` and ``labels`` of its demonstrations.
+        args: a `troll.TrustRegionConfig`: all of `trl.GRPOConfig`, the trust region, and what belongs to it.
+        pretraining_rows: with ``args.pretraining``: ``input_ids`` and ``labels`` of its demonstrations.
         **kwargs: as for `trl.GRPOTrainer`.
 
     Raises:
-        troll.errors.UserError: unknown trust region, estimator or setting; parts that do not go together.
-        ValueError: an option of GRPOConfig that a trust region cannot honour.
+        troll.common.errors.UserError: ``args`` of another kind, or what cannot work with them.
     """
 
     _tag_names = ["trl", "troll"]  # noqa: RUF012 - TRL's own declaration
+    control: Any  # transformers'
 
     def __init__(
         self,
         model: Any,
-        reward_funcs: Any,
-        args: GRPOConfig | None = None,
+        reward_funcs: Any = None,
+        args: TrustRegionConfig | None = None,
         *,
-        trust_region: str | TrustRegion = "troll",
-        trust_region_settings: Mapping[str, Any] | None = None,
-        estimator: str | None = None,
-        estimator_settings: Mapping[str, Any] | None = None,
-        aggregation: str | None = None,
-        keep: int = 64,
-        dropped_mass: float = 1e-5,
-        tail: Literal["pooled", "constant"] = "pooled",
-        critic: CriticSettings | None = None,
-        regulariser: Regulariser | None = None,
-        dynamic_sampling: DynamicSampling | None = None,
-        overlong: Overlong | None = None,
-        micro_batch_tokens: int | None = None,
-        pretraining: Pretraining | None = None,
         pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(trust_region, str):
-            trust_region = make_trust_region(trust_region, **(trust_region_settings or {}))
-        self.trust_region = trust_region
-        self.estimator = make_estimator(estimator, **(estimator_settings or {})) if estimator else None
-        self._check_critic(critic)
-        if regulariser is not None:
-            args = copy.copy(args or GRPOConfig("tmp_trainer"))
-            args.beta = regulariser.coefficient  # not 0: TRL then loads the reference and scores with it
-        super().__init__(model, reward_funcs, args=args, **kwargs)
-        if self.beta != 0.0 and is_peft_model(self.model):
-            raise ValueError("a KL to the reference is not supported with PEFT; set beta to 0")
-        for name, neutral in _UNSUPPORTED.items():
-            if getattr(self.args, name, neutral) != neutral:
-                raise ValueError(
-                    f"GRPOConfig.{name} is not supported by TrustRegionTrainer; leave it at {neutral}"
-                )
-        if self.args.loss_type not in TRL_AGGREGATIONS and aggregation is None:
-            raise ValueError(
-                f"GRPOConfig.loss_type={self.args.loss_type!r} has no aggregation here; "
-                f"valid: {', '.join(TRL_AGGREGATIONS)}, or pass aggregation="
+        if args is None:
+            name = model if isinstance(model, str) else model.config.name_or_path
+            args = TrustRegionConfig(f"{Path(name).name}-TrustRegion")
+        if not isinstance(args, TrustRegionConfig):
+            raise UserError(
+                f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
+                "takes the same options and those of the trust region"
             )
-        self.aggregation = (
-            self.trust_region.aggregation
-            or aggregation
-            or (self.estimator.aggregation if self.estimator else None)
-            or TRL_AGGREGATIONS[self.args.loss_type]
-        )
-        self.keep, self.dropped_mass, self.tail = keep, dropped_mass, tail
-        self.micro_batch_tokens = micro_batch_tokens
+        args.check()  # again: its fields may have been changed
+        parts = args.parts()
+        if parts.regulariser is not None:
+            args = copy.copy(args)
+            args.beta = (
+                parts.regulariser.coefficient
+            )  # not 0: TRL then loads the reference and scores with it
+        super().__init__(model, reward_funcs, args=args, **kwargs)
+        self.trust_region, self.estimator = args.make_trust_region(), args.make_estimator()
+        self.aggregation = args.aggregation_for(self.trust_region, self.estimator)
+        args.check_rollouts(self.train_dataset)
         self.diagnostics = Diagnostics(self.accelerator)
-        self.certificate = Certificate()
-        self._old_distribution = []
-        self.generated_samples = 0
-        self.regulariser, self.dynamic_sampling, self.overlong = regulariser, dynamic_sampling, overlong
-        self.controller = _controller(regulariser)
+        self.constraint_check = ConstraintCheck()
+        self.entropy_bonus = EntropyBonus(self)
+        self.old_policy = OldPolicy(self.accelerator, args.keep, args.dropped_mass)
+        self.policy_lag = PolicyLag(self, args.policy_lag, args.trust_region_anchor)
+        self.whole_step = WholeStep(self)
+        self.add_callback(LeaveBatch(self.trust_region))
         self.critic = None
-        if critic is not None:
+        if parts.critic is not None:
             policy = self.accelerator.unwrap_model(self.model)
-            chunk = self.args.per_device_train_batch_size
-            self.critic = Critic(policy, critic, self.accelerator, chunk, micro_batch_tokens)
-        self._check_rollouts()
-        self._pretraining = None
-        if pretraining is not None:
-            padding = self.processing_class.pad_token_id
-            self._pretraining = PretrainingLoss(pretraining, pretraining_rows, padding, self.args.seed)
+            chunk = args.per_device_train_batch_size
+            self.critic = Critic(policy, parts.critic, self.accelerator, chunk, args.micro_batch_tokens)
+        self.reference_kl = None
+        if parts.regulariser is not None:
+            self.reference_kl = ReferenceKL(parts.regulariser, self.accelerator, self._report)
+        self.dynamic_sampler = None
+        padding = self.processing_class.pad_token_id
+        if parts.dynamic_sampling is not None:
+            self.dynamic_sampler = DynamicSampler(
+                parts.dynamic_sampling.max_batches,
+                self.train_dataset,
+                self.num_generations,
+                self.accelerator,
+                padding,
+                args.seed,
+                self._report,
+            )
+        self.signal = LearningSignal(
+            self.estimator,
+            self.critic,
+            self.reference_kl,
+            parts.overlong,
+            self.max_completion_length,
+            self.trust_region.needs_context,
+            self.accelerator,
+            self._report,
+        )
+        self.pretraining = None
+        if parts.pretraining is not None:
+            self.pretraining = PretrainingLoss(parts.pretraining, pretraining_rows, padding, args.seed)
+        self.policy_loss = PolicyLoss(
+            self.args,
+            self.trust_region,
+            self.aggregation,
+            self.old_policy,
+            self.reference_kl,
+            self.entropy_bonus,
+            self.router_aux_loss_coef if self.aux_loss_enabled else 0.0,
+            self.get_high_entropy_mask,
+            self.diagnostics,
+            self.accelerator,
+            self._report,
+        )
+        self.generated_samples = 0
         self._learnt: list[dict[str, Any]] = []
-        add_sparse_lm_head(
-            self.model.get_base_model() if is_peft_model(self.model) else self.model, self.temperature
+        whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        add_sparse_lm_head(whole, self.temperature, fp32=args.cast_lm_head_to_fp32)
+
+    def _report(self, name: str, value: Tensor | float) -> None:
+        """Puts a number into the log of the next optimiser step; means over processes."""
+        value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
+        self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
+
+    # Rollouts
+
+    @property
+    def rollout_batch(self) -> int:
+        """Number of the rollout batch that is sampled or learnt from now, from 0."""
+        parts = self.args.gradient_accumulation_steps
+        return (self.state.global_step * parts + self._step % parts) // self._generate_every
+
+    @property
+    def _generate_every(self) -> int:
+        return self.args.steps_per_generation * self.num_iterations
+
+    @property
+    def _micro_batches(self) -> int:
+        """Micro-batches of this optimiser step, as transformers counts them: the last may have fewer."""
+        return getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        return ResumableSampler(sampler, lambda: int(self.state.epoch or 0))
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        training = self.model.training
+        fresh = training and (self._step % self._generate_every == 0 or self._buffered_inputs is None)
+        if fresh or not training:
+            stream = "rollout" if training else "validation"
+            coordinates = {"seed": self.args.seed, "process": self.accelerator.process_index}
+            torch.manual_seed(derive_seed(stream=stream, batch=self.rollout_batch, **coordinates) % 2**63)
+        if fresh:
+            self.policy_lag.start_batch(self.rollout_batch)
+            self.trust_region.start_batch()
+        inputs = super()._prepare_inputs(generation_batch)
+        if fresh:
+            step_counts(self._buffered_inputs, self.args.gradient_accumulation_steps, self.accelerator)
+        elif not training:
+            step_counts([inputs], 1, self.accelerator)
+        size = self._micro_batches / self.args.gradient_accumulation_steps
+        return inputs | scaled(inputs, size) if training and size != 1 else inputs
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if not self.model.training:
+            output = self._sample_now(inputs)
+            self.signal.add_groups(output, self.num_generations_eval)
+            return output
+        output = self._sample(inputs) if self.dynamic_sampler is None else self._fill(inputs)
+        if self.reference_kl is not None and LOG_PROBS not in output:
+            output |= self._score(output)
+        self.signal.add(output, self.num_generations)
+        self._metrics["train"]["generated_samples"] = [float(self.generated_samples)]
+        return output
+
+    def _fill(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Dynamic sampling; the state is saved where it gives up, unless there was no step yet."""
+        assert self.dynamic_sampler is not None
+        batch, step = self.rollout_batch, self.state.global_step
+        try:
+            return self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
+        except BatchNotFilledError:
+            if step:
+                self._save_checkpoint(self.model, trial=None)
+                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+            raise
+
+    def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch to learn from, sampled by the policy as it is or as it was."""
+        return self.policy_lag.sample(self._sample_now, inputs)
+
+    def _sample_now(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's sampling and scoring; adds ``rewards`` [B] and, where needed, ``greedy_rewards`` [B]."""
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        # TRL's own condition (grpo_trainer.py): else the policy that sampled is the one that the step trains.
+        scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
+        self.old_policy.expect(scored)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output |= self.old_policy.collect()
+        if "pixel_values" in output:
+            raise UserError("TrustRegionTrainer trains on text alone; leave images out of the data set")
+        output["rewards"] = self.total_rewards(len(inputs))
+        if self.model.training:
+            if "sampling_per_token_logps" in output and not corrected:  # where TRL corrects, it reports it
+                output |= {} if LOG_PROBS in output else self._score(output)
+                for name, value in self.old_policy.mismatch(output).items():
+                    self._metrics["train"][name].append(value)
+            self.generated_samples += len(inputs) * self.accelerator.num_processes
+            if self.estimator is not None and self.estimator.info.needs_greedy:
+                output["greedy_rewards"] = greedy_rewards(self, inputs)
+        return output
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        # TRL calls this for the old policy and for the reference, which with PEFT is the same model.
+        if not (self.model.training or self.args.eval_loss or self.use_vllm):
+            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        batch_size = self._rows_at_once(input_ids.shape[1], batch_size)
+        if model is self.model and self.old_policy.awaited:
+            scores = self.old_policy.score(model, input_ids, attention_mask, logits_to_keep, batch_size)
+            return scores, None, None
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
         )
 
-    def _check_critic(self, critic: CriticSettings | None) -> None:
-        needed = self.estimator is not None and self.estimator.info.needs_values
-        if needed and critic is None:
-            assert self.estimator is not None
-            raise UserError(
-                f"estimator {self.estimator.name!r} needs a critic; pass critic=troll.settings.Critic()"
-            )
-        if critic is not None and not needed:
-            name = self.estimator.name if self.estimator else None
-            raise UserError(f"estimator {name!r} has no use for a critic; leave it out")
+    def _rows_at_once(self, width: int, default: int | None) -> int | None:
+        budget = self.args.micro_batch_tokens
+        return default if budget is None else max(1, budget // width)
+
+    def _score(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """The policy as it is now, in the place of the old one: TRL scores only where they may differ."""
+        rows = self.args.per_device_train_batch_size
+        width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
+        return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(width, rows))
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+        self._rewards_per_function = rewards
+        return rewards
+
+    def total_rewards(self, rows: int) -> Tensor:
+        """Weighted rewards [B] of this process's ``rows`` responses that were scored last."""
+        per_function = self._rewards_per_function
+        rewards: Tensor = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
+        start = rows * self.accelerator.process_index
+        return rewards[start : start + rows]
 
     # Loss
 
-    def _new_policy(self, model: Any, inputs: dict[str, Any], support: Tensor) -> TokenPolicy:
-        """The policy being trained, at the response tokens; its tail decides on which tokens.
-
-        They are those of the given support [B, T, K] with a pooled tail, else the policy's own.
-        """
-        mask = inputs["completion_mask"]
-        own = {"keep": self.keep, "dropped_mass": self.dropped_mass}
-        with self.accelerator.autocast():
-            output = model(
-                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-                attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
-                mask=mask,
-                sparse_lm_head=True,
-                **({"support": support} if self.tail == "pooled" else own),
-            )
-        distribution = SparseLogProbs(output.token_ids, output.support_log_probs, output.tail_log_prob)
-        return TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
-
-    def _old_policy(self, inputs: dict[str, Any]) -> TokenPolicy:
-        """The policy that sampled, from the rollout batch; on policy TRL stores none: it is the new one."""
-        if "old_token_ids" not in inputs:
-            inputs = inputs | self._score_old(inputs)
-        device = inputs["completion_ids"].device
-        token_ids, support, tail = (inputs[key].to(device) for key in OLD_KEYS)
-        distribution = SparseLogProbs(token_ids.long(), support, tail)
-        return TokenPolicy(inputs["old_per_token_logps"], distribution, None)
-
-    def _constant_tails(self, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
-        """Both policies on the tokens that one of them keeps, the others with the paper's constant."""
-        assert new.distribution is not None and old.distribution is not None
-        vocabulary = self.accelerator.unwrap_model(self.model).get_output_embeddings().weight.shape[0]
-        ours, theirs = align(
-            constant_tail(new.distribution, vocabulary),
-            constant_tail(old.distribution, vocabulary),
-            missing="default",
-        )
-        return replace(new, distribution=ours), replace(old, distribution=theirs)
-
     def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """A micro-batch in parts of at most ``micro_batch_tokens``, as many in every process."""
-        if self.micro_batch_tokens is None or not self.model.training:
-            return [inputs]
-        lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-        groups = cut_by_tokens(lengths, self.micro_batch_tokens)
-        most = int(self.accelerator.gather(lengths.new_tensor([len(groups)])).max())
-        return [trim(take_rows(inputs, rows)) for rows in split_to(groups, most)]
+        budget = self.args.micro_batch_tokens if self.model.training else None
+        return [inputs] if budget is None else parts_within(inputs, budget, self.accelerator)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch; TRL takes the gradient of its last part, the others have theirs here."""
-        *first, last = self._parts(inputs)
+        *first, last = self.whole_step.add(model, self._parts(inputs))
         before = torch.zeros((), device=self.accelerator.device)
+        micro_batches = self._micro_batches if self.model.training else 1
+        tokens = loss_mask(inputs).sum().clamp(min=1) * micro_batches
+
+        def share(part: dict[str, Any]) -> Tensor | float:
+            return loss_mask(part).sum() / tokens if first else 1.0 / micro_batches
+
         # Sharded gradients are added up part by part: keeping them whole until the last would take memory.
         sharded = self.accelerator.is_fsdp2
         for part in first:
             with nullcontext() if sharded else self.accelerator.no_sync(model):
-                loss = self._part_loss(model, part)
+                loss = self._part_loss(model, part, share(part))
                 self.accelerator.backward(loss)
             before += loss.detach()
-        loss = before + self._part_loss(model, last)
+        loss = before + self._part_loss(model, last, share(last))
         if self.model.training:
             if self.accelerator.sync_gradients:
                 self._finish_step()
             self._learnt = [*first, last]
-            if self._pretraining is not None:
+            if self.pretraining is not None:
                 loss = loss + self._pretraining_loss(model)
         return loss
 
-    def _part_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mask = loss_mask(inputs).float()
-        old = self._old_policy(inputs)
-        assert old.distribution is not None
-        new = self._new_policy(model, inputs, old.distribution.token_ids)
-        advantages = inputs["advantages"]
-        if advantages.dim() == 1:
-            advantages = advantages.unsqueeze(1).expand_as(mask)
-        context = None
-        if self.trust_region.needs_context:
-            context = GroupContext(inputs["rewards"], inputs["group_rewards"])
-        compared = (new, old) if self.tail == "pooled" else self._constant_tails(new, old)
-        losses = self.trust_region(*compared, advantages, mask, context)
-        per_token = losses.per_token
-        if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
-            per_token = per_token * inputs["importance_sampling_ratio"]
-        if "ref_per_token_logps" in inputs:
-            per_token = per_token + self._reference_loss(new, old, inputs["ref_per_token_logps"], mask)
-        loss = aggregate(
-            per_token,
-            mask,
-            self.aggregation,
-            tokens=inputs["step_tokens"],
-            sequences=inputs["step_sequences"],
-            responses=inputs["step_responses"],
-            max_response_tokens=self.max_completion_length,
-        )
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"loss is {loss.item()} at optimiser step {self.state.global_step + 1}; training stopped, "
-                "the last checkpoint is intact. A smaller learning_rate may help"
-            )
-        if self.model.training:
-            assert new.entropy is not None
-            kept = (old.distribution.token_ids >= 0).sum(-1)
-            metrics = {"entropy": new.entropy.detach(), "kept_tokens": kept, **losses.metrics}
-            self.diagnostics.add(metrics, mask)
-        # DDP averages gradients over processes, the normalisers already count all of them.
-        return loss * self.accelerator.num_processes
-
-    def _reference_loss(self, new: TokenPolicy, old: TokenPolicy, reference: Tensor, mask: Tensor) -> Tensor:
-        """The weighted KL to the reference [B, T]: the regulariser's, else TRL's ``beta``."""
-        if self.regulariser is None:  # k3 without limits, as in TRL
-            log_ratio = reference - new.log_probs
-            kl, weight = torch.exp(log_ratio) - log_ratio - 1, self.beta
-            weighted = self.args.use_bias_correction_kl
-        elif self.regulariser.place == "loss":
-            kl = kl_estimate(new.log_probs, reference, mask, self.regulariser.estimate)
-            weight, weighted = self.kl_coefficient, self.regulariser.importance_weighted
-        else:
-            return torch.zeros_like(mask)
-        return weight * (kl * torch.exp(new.log_probs - old.log_probs) if weighted else kl)
+    def _part_loss(self, model: Any, inputs: dict[str, Any], share: Tensor | float) -> Tensor:
+        """The loss of a part; on policy TRL has stored no old policy: it is the new one."""
+        if LOG_PROBS not in inputs:
+            inputs = inputs | self._score(inputs)
+        return self.policy_loss(model, inputs, share, step=self.state.global_step + 1)
 
     def _pretraining_loss(self, model: Any) -> Tensor:
         """The weighted loss of this micro-batch's demonstrations."""
-        assert self._pretraining is not None
-        parts = self.args.gradient_accumulation_steps
-        place = {"micro_batch": self._step % parts, "process": self.accelerator.process_index}
-        device = self.accelerator.device
-        loss = self._pretraining(model, device, step=self.state.global_step, **place)
+        assert self.pretraining is not None
+        device, number = self.accelerator.device, self._step % self.args.gradient_accumulation_steps
+        where = {"micro_batch": number, "process": self.accelerator.process_index}
+        loss = self.pretraining(model, device, step=self.state.global_step, **where)
         self._report("pretraining_loss", loss.detach())
-        return self._pretraining.coefficient * loss / parts
+        return self.pretraining.coefficient * loss / self._micro_batches
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loss of a validation batch, unless only its rewards are wanted."""
+        if self.args.eval_loss:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        self._prepare_inputs(inputs)
+        return None, None, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """A micro-batch of the policy and of the critic; of the critic alone while it warms up."""
@@ -338,31 +359,36 @@ class TrustRegionTrainer(TrustRegionRollouts):
         return loss
 
     def _finish_step(self) -> None:
-        """Reports the optimiser step, and lets adaptive trust regions and the certificate see it."""
+        """Reports the optimiser step, and lets what adapts and the constraint check see it."""
         summary = self.diagnostics.summary()
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
+        self.entropy_bonus.finish_step()
         self.trust_region.after_step(summary)
-        self.certificate.update(summary)
+        if self.trust_region.may_stop:
+            self._metrics["train"]["update_skipped"].append(float(self.trust_region.stopped))
+        self.constraint_check.update(summary)
+
+    # Checkpoints
+
+    def _stateful(self) -> dict[str, Any]:
+        parts = {
+            "trust_region": self.trust_region,
+            "estimator": self.estimator,
+            "constraint_check": self.constraint_check,
+            "controller": self.reference_kl,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def method_state(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimiser and scheduler; plain data."""
-        return {
-            "trust_region": self.trust_region.state_dict(),
-            "estimator": self.estimator.state_dict() if self.estimator else {},
-            "certificate": self.certificate.state_dict(),
-            "controller": self.controller.state_dict() if self.controller else {},
-            "generated_samples": self.generated_samples,
-        }
+        states = {name: part.state_dict() for name, part in self._stateful().items()}
+        return states | {"generated_samples": self.generated_samples}
 
     def load_method_state(self, state: Mapping[str, Any]) -> None:
         """Takes up what `method_state` gave."""
-        self.trust_region.load_state_dict(state["trust_region"])
-        if self.estimator:
-            self.estimator.load_state_dict(state["estimator"])
-        self.certificate.load_state_dict(state["certificate"])
-        if self.controller:
-            self.controller.load_state_dict(state["controller"])
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
         self.generated_samples = state["generated_samples"]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -370,6 +396,7 @@ class TrustRegionTrainer(TrustRegionRollouts):
         directory = Path(self._get_output_dir(trial=trial)) / name
         try:
             super()._save_checkpoint(model, trial)
+            self.policy_lag.save(directory)
             if self.critic is not None:
                 self.critic.save(directory)
         except Exception:
@@ -380,17 +407,10 @@ class TrustRegionTrainer(TrustRegionRollouts):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
+        if checkpoint is not None:
+            self.policy_lag.load(Path(checkpoint))
         if self.critic is not None:
             self.critic.prepare()
             if checkpoint is not None:
                 self.critic.load(Path(checkpoint))
         return prepared
-
-
-def _controller(regulariser: Regulariser | None) -> ReferenceKLController | None:
-    if regulariser is None:
-        return None
-    settings: dict[str, Any] = {"horizon": regulariser.horizon, "coefficient": regulariser.coefficient}
-    if regulariser.target is not None:
-        settings |= {"target": regulariser.target, "adaptive": True}
-    return ReferenceKLController(**settings)

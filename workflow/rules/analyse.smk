@@ -1,25 +1,7 @@
-# Everything below is a function of the tidy table, and of nothing else.
+# Everything below is a function of the tidy table, and of nothing else. Which tables and figures there are is told by
+# troll/analysis/registry.py.
 
-TABLES = [
-    "main",
-    "comparison",
-    "aggregate",
-    "test",
-    "certificate",
-    "speed",
-    "stability",
-    "power",
-    "training_cost",
-]
-FIGURES = ["main", "final", "hours"]
-if has_variants():
-    TABLES.append("ablation")
-    FIGURES += ["ablation", "sensitivity"]
-if EXPERIMENT.published:
-    TABLES += published_names("table")
-    FIGURES += published_names("figure")
-TASK_FIGURES = ["learning", "projection"]
-TASKS = list(dict.fromkeys(run.task for run in RUNS))
+TASKS = tasks_of(RUNS)
 
 
 # The tidy table is tracked by git, and the runs behind it are not: the mark among the runs, which is not tracked
@@ -35,27 +17,31 @@ rule collect:
         mark=touch(f"{ROOT}/runs/collected"),
     log:
         f"{ROOT}/logs/collect.log",
+    localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
-        directories=[f"{ROOT}/{place}" for place in places_of(RUNS)],
+        directories=[
+            directory_of(checkpoint_dir) for checkpoint_dir in checkpoint_dirs_of(RUNS)
+        ],
         out=lambda wildcards, output: os.path.dirname(output.runs),
-        expected=as_json([{**vars(run)} for run in EXPERIMENT.runs()]),
+        expected=planned(EXPERIMENT.runs()),
         skipped=as_json(SKIPPED),
+        looks=as_json(looks()),
         mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
     message:
         "collect {output.runs}"
     shell:
         "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed}"
-        " --expected {params.expected:q} --skipped {params.skipped:q}"
+        " --expected {params.expected:q} --skipped {params.skipped:q} --looks {params.looks:q}"
 
 
 # A caption belongs to a rule, so that every table and figure gets a rule of its own.
-for _name in TABLES:
+for _entry in entries_of("table", RUNS):
 
     rule:
         name:
-            f"table_{_name}"
+            f"table_{_entry.name}"
         input:
             runs=rules.collect.output.runs,
             problems=rules.collect.output.problems,
@@ -63,18 +49,19 @@ for _name in TABLES:
             mark=rules.collect.output.mark,
         output:
             report(
-                f"{ROOT}/tables/{_name}.html",
-                caption=f"../report/{_name}_table.rst",
+                f"{ROOT}/tables/{_entry.name}.csv",
+                caption=CAPTIONS / _entry.caption,
                 category="Tables",
-                labels={"table": _name},
+                labels={"table": _entry.title},
             ),
-            multiext(f"{ROOT}/tables/{_name}", ".csv", ".md", ".tex"),
+            multiext(f"{ROOT}/tables/{_entry.name}", ".md", ".tex"),
         log:
-            f"{ROOT}/logs/table/{_name}.log",
+            f"{ROOT}/logs/table/{_entry.name}.log",
+        localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
-            name=_name,
+            name=_entry.name,
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
             results=lambda wildcards, input: os.path.dirname(input.runs),
         message:
@@ -83,11 +70,12 @@ for _name in TABLES:
             "troll --log {log:q} table {params.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-for _name in FIGURES:
+for _entry in entries_of("figure", RUNS):
+    _stem = f"{_entry.name}_{{task}}" if _entry.per_task else _entry.name
 
     rule:
         name:
-            f"figure_{_name}"
+            f"figure_{_entry.name}"
         input:
             runs=rules.collect.output.runs,
             problems=rules.collect.output.problems,
@@ -95,58 +83,32 @@ for _name in FIGURES:
             mark=rules.collect.output.mark,
         output:
             report(
-                f"{ROOT}/figures/{_name}.png",
-                caption=f"../report/{_name}_figure.rst",
+                f"{ROOT}/figures/{_stem}.png",
+                caption=CAPTIONS / _entry.caption,
                 category="Figures",
-                labels={"figure": _name},
+                labels=(
+                    {"figure": _entry.title, "task": "{task}"}
+                    if _entry.per_task
+                    else {"figure": _entry.title}
+                ),
             ),
-            f"{ROOT}/figures/{_name}.pdf",
+            f"{ROOT}/figures/{_stem}.pdf",
         log:
-            f"{ROOT}/logs/figure/{_name}.log",
-        conda:
-            "../../envs/analyse.yaml"
-        params:
-            name=_name,
-            stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-            results=lambda wildcards, input: os.path.dirname(input.runs),
-        message:
-            "figure {params.name}"
-        shell:
-            "troll --log {log:q} figure {params.name:q} --results {params.results:q} --out {params.stem:q}"
-
-
-for _name in TASK_FIGURES:
-
-    rule:
-        name:
-            f"task_figure_{_name}"
-        input:
-            runs=rules.collect.output.runs,
-            problems=rules.collect.output.problems,
-            plan=rules.collect.output.plan,
-            mark=rules.collect.output.mark,
-        output:
-            report(
-                f"{ROOT}/figures/{_name}_{{task}}.png",
-                caption=f"../report/{_name}_figure.rst",
-                category="Figures",
-                labels={"figure": _name, "task": "{task}"},
-            ),
-            f"{ROOT}/figures/{_name}_{{task}}.pdf",
-        log:
-            f"{ROOT}/logs/task_figure/{_name}_{{task}}.log",
+            f"{ROOT}/logs/figure/{_stem}.log",
         wildcard_constraints:
-            task="|".join(TASKS),
+            task=one_of(TASKS),
+        localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
-            name=_name,
+            name=_entry.name,
+            task="--task {task}" if _entry.per_task else "",
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
             results=lambda wildcards, input: os.path.dirname(input.runs),
         message:
-            "figure {params.name} of {wildcards.task}"
+            "figure {output[0]}"
         shell:
-            "troll --log {log:q} figure {params.name:q} --task {wildcards.task:q} --results {params.results:q}"
+            "troll --log {log:q} figure {params.name:q} {params.task} --results {params.results:q}"
             " --out {params.stem:q}"
 
 
@@ -156,17 +118,18 @@ rule claims:
         problems=rules.collect.output.problems,
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
-        ledger=EXPERIMENT.claims,
+        ledger=CLAIMS,
     output:
         report(
             f"{ROOT}/claims.md",
-            caption="../report/claims.rst",
+            caption=CAPTIONS / "claims.rst",
             category="Verdicts",
             labels={"table": "claims"},
         ),
         f"{ROOT}/claims.json",
     log:
         f"{ROOT}/logs/claims.log",
+    localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
@@ -182,12 +145,12 @@ rule claims:
 rule cost:
     output:
         report(
-            f"{ROOT}/cost/cost.html",
-            caption="../report/cost_table.rst",
+            f"{ROOT}/cost/cost.csv",
+            caption=CAPTIONS / "cost_table.rst",
             category="Cost",
             labels={"table": "cost"},
         ),
-        multiext(f"{ROOT}/cost/cost", ".csv", ".md", ".tex", ".json"),
+        multiext(f"{ROOT}/cost/cost", ".md", ".tex", ".json"),
     log:
         f"{ROOT}/logs/cost.log",
     conda:
@@ -215,12 +178,12 @@ rule cost:
 rule cost_step:
     output:
         report(
-            f"{ROOT}/cost/cost_step.html",
-            caption="../report/cost_step_table.rst",
+            f"{ROOT}/cost/cost_step.csv",
+            caption=CAPTIONS / "cost_step_table.rst",
             category="Cost",
             labels={"table": "cost of a step"},
         ),
-        multiext(f"{ROOT}/cost/cost_step", ".csv", ".md", ".tex"),
+        multiext(f"{ROOT}/cost/cost_step", ".md", ".tex"),
     log:
         f"{ROOT}/logs/cost_step.log",
     conda:
@@ -240,11 +203,34 @@ rule cost_step:
         " --device cpu --threads {threads}"
 
 
+# What the base models leave to learn; nothing else needs it: `snakemake difficulty`.
+rule difficulty:
+    input:
+        [path for model, task in BASES for path in grades_of(f"{BASE}/{model}/{task}")],
+    output:
+        multiext(f"{ROOT}/difficulty", ".csv", ".md", ".tex"),
+    log:
+        f"{ROOT}/logs/difficulty.log",
+    conda:
+        "../../envs/train.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=60,
+    params:
+        bases=[f"{ROOT}/{BASE}/{model}/{task}" for model, task in BASES],
+        out=lambda wildcards, output: os.path.splitext(output[0])[0],
+    message:
+        "difficulty of the tasks"
+    shell:
+        "troll --log {log:q} difficulty {params.bases:q} --out {params.out:q}"
+
+
 rule approximation_zipf:
     output:
         report(
             f"{ROOT}/approximation/zipf/approximation.png",
-            caption="../report/approximation_figure.rst",
+            caption=CAPTIONS / "approximation_figure.rst",
             category="Approximation",
             labels={"policies": "Zipf-like"},
         ),
@@ -271,7 +257,7 @@ rule approximation_task:
     output:
         report(
             f"{ROOT}/approximation/task/{{task}}/approximation.png",
-            caption="../report/approximation_figure.rst",
+            caption=CAPTIONS / "approximation_figure.rst",
             category="Approximation",
             labels={"policies": "{task}"},
         ),
@@ -299,13 +285,11 @@ rule approximation_task:
 
 ARTEFACTS = [
     f"{ROOT}/claims.md",
-    *([f"{ROOT}/cost/cost.html"] if EXPERIMENT.cost else []),
-    *([f"{ROOT}/cost/cost_step.html"] if step_cost_options() else []),
+    *([f"{ROOT}/cost/cost.csv"] if EXPERIMENT.cost else []),
+    *([f"{ROOT}/cost/cost_step.csv"] if step_cost_options() else []),
     *approximation_figures(),
     *public_outputs(),
-    *collect(f"{ROOT}/tables/{{name}}.html", name=TABLES),
-    *collect(f"{ROOT}/figures/{{name}}.png", name=FIGURES),
-    *collect(f"{ROOT}/figures/{{name}}_{{task}}.png", name=TASK_FIGURES, task=TASKS),
+    *outputs_of(ROOT, RUNS),
 ]
 
 
@@ -314,41 +298,23 @@ rule artefacts:
         ARTEFACTS,
 
 
-# Snakemake makes its report from the records of finished jobs; this job asks it for the report of everything but
-# itself, so that the page is a target like any other.
-rule report:
-    input:
-        ARTEFACTS,
-    output:
-        f"{ROOT}/report.html",
-    log:
-        f"{ROOT}/logs/report.log",
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        configuration=as_json(config),
-    message:
-        "report {output}"
-    shell:
-        "troll --log {log:q} report --config {params.configuration:q} --out {output:q} {input:q}"
-
-
-# The same evidence as one page that opens without Snakemake: verdicts first.
+# All of it as one page that opens without Snakemake: verdicts first. `snakemake --report` makes Snakemake's own.
 rule page:
     input:
         artefacts=ARTEFACTS,
         runs=rules.collect.output.runs,
         mark=rules.collect.output.mark,
-        ledger=EXPERIMENT.claims,
+        ledger=CLAIMS,
     output:
         f"{ROOT}/page.html",
     log:
         f"{ROOT}/logs/page.log",
+    localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
         results=lambda wildcards, input: os.path.dirname(input.runs),
-        ledger=[f"--ledger {path}" for path in EXPERIMENT.claims],
+        ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
     message:
         "page {output}"
     shell:

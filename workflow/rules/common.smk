@@ -8,18 +8,35 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
-from troll.errors import UserError
-from troll.experiment_files import parse_experiment
-from troll.experiments import BASE, resolve, resolve_base
-from troll.files import unwritable
-from troll.support.doctor import VLLM_ENVIRONMENT
+from troll.analysis.captions import CAPTIONS
+from troll.analysis.claims.packaged import claims_file
+from troll.analysis.registry import stems, variants_of, wanted
+from troll.common.digests import sha256_of_file
+from troll.common.errors import UserError
+from troll.experiment.files import parse_experiment, read_configuration
+from troll.experiment.looks import with_further_seeds
+from troll.experiment.experiment import BASE, resolve, resolve_base, run_seeds
+from troll.experiment.resources import FIXED, sampling_request, training_request
+from troll.common.files import unwritable
+from troll.cli.doctor import VLLM_ENVIRONMENT
+from troll.cli import progress_line
 from troll.tasks import testbed
+from troll import warm
 
 _source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
 if _source.is_relative_to(Path.cwd()):  # as it was written
     _source = _source.relative_to(Path.cwd())
 try:
+    for (
+        _file
+    ) in workflow.configfiles:  # as it stands: Snakemake's own reading is less strict
+        read_configuration(Path(_file))
     EXPERIMENT = parse_experiment(config, str(_source))
+    # Seeds that were named beforehand are all there is: none are added, and none of an earlier run count.
+    if "seeds" in workflow.config_settings.config:
+        EXPERIMENT = EXPERIMENT.model_copy(update={"more_seeds": None})
+    EXPERIMENT = with_further_seeds(EXPERIMENT, Path("results", EXPERIMENT.experiment))
+    CLAIMS = [str(claims_file(name)) for name in EXPERIMENT.claims]
 except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
@@ -33,12 +50,31 @@ if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
     )
     sys.exit(1)
 
+SHOWN = progress_line.show(workflow, EXPERIMENT, Path(ROOT))
+
 # Not a parameter of the rule: where metrics are followed is no reason to train a run again.
 _prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
+if (
+    _source.exists()
+):  # for the manifests, and no parameter either: a comment in the file repeats nothing
+    _prefix += f"export TROLL_EXPERIMENT_FILE={quote(f'{sha256_of_file(_source)} {_source}')}; "
+# What jobs say of themselves goes to Snakemake's log file where the terminal has one line for all of them.
+if SHOWN.log:
+    _prefix += f"export {progress_line.TERMINAL}={quote(str(SHOWN.log))}; "
 # Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
 if not workflow.deployment_settings.deployment_method:
     _prefix += f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
 shell.prefix(_prefix)
+
+
+# Jobs on this machine are forked from a process that has loaded the libraries, where that gives the same.
+onstart:
+    if (
+        workflow.is_main_process
+        and workflow.local_exec
+        and not workflow.deployment_settings.deployment_method
+    ):
+        shell.prefix(_prefix + warm.shell_prefix())
 
 
 wildcard_constraints:
@@ -48,7 +84,7 @@ wildcard_constraints:
     estimator=r"[^/]+",
     condition=r"[^/]+",
     seed=r"\d+",
-    place=r"(runs|base)/.+",
+    checkpoint_dir=r"(runs|base)/.+",
 
 
 SUITES = {
@@ -61,7 +97,7 @@ SUITES = {
 def skipped_tasks():
     """Tasks that this machine cannot run, with the reason; every table repeats it."""
     from troll.tasks.registry import get_task
-    from troll.tasks.sandbox import sandbox_available
+    from troll.tasks.sandbox.pool import sandbox_available
 
     names = dict.fromkeys([*EXPERIMENT.tasks, *SUITES])
     code = [task for task in names if get_task(task).kind == "code"]
@@ -81,7 +117,7 @@ GROUPS = {
 }
 HUB_MODELS = [name for name, model in EXPERIMENT.models.items() if model.hub]
 if HUB_MODELS and workflow.is_main_process:
-    from troll.budget import budget_lines
+    from troll.experiment.budget import budget_lines
 
     print("\n".join(budget_lines(EXPERIMENT)), file=sys.stderr)
 
@@ -113,9 +149,18 @@ def closing_words():
     """For people: the verdicts that this invocation has written, and where everything is to be seen."""
     claims = [Path(ROOT, "claims.md"), *sorted(Path(ROOT).glob("groups/*/claims.md"))]
     words = [f"{path}: {path.open().readline()}" for path in claims if _new(path)]
+    if words:
+        words = [*_replication(), *words]
     if _new(page := Path(ROOT, "page.html")):
         words.append(f"everything on one page: {page}\n")
     return "".join(words)
+
+
+def _replication():
+    """Whether new results are as git's release of the same experiment predicts; nothing where there is none."""
+    from troll.analysis.data.replication import replication_of
+
+    return [f"{line}\n" for line in replication_of(Path(ROOT))]
 
 
 def _new(path):
@@ -133,7 +178,7 @@ def as_json(value):
 
 def run_config(wildcards):
     """Everything that defines a run; a change of it, and of nothing else, repeats the run."""
-    return as_json(resolve(EXPERIMENT, EXPERIMENT.run(run_id(wildcards))))
+    return as_json(resolve(EXPERIMENT, EXPERIMENT.run(run_id(wildcards))).model_dump())
 
 
 def run_id(wildcards):
@@ -146,23 +191,24 @@ def gpus_of(wildcards):
     return EXPERIMENT.training_of(EXPERIMENT.run(run_id(wildcards))).gpus
 
 
-def threads_of(wildcards):
-    """One for each process of a tiny model, which more would slow down; four of a large one."""
+def training(wildcards, attempt=1):
+    """What the job of a run asks for."""
     hub = EXPERIMENT.models[wildcards.model].hub
-    return max(1, (4 if hub else 1) * gpus_of(wildcards))
+    return training_request(hub, gpus_of(wildcards), attempt)
+
+
+def threads_of(wildcards):
+    return training(wildcards).threads
 
 
 def memory_of(wildcards, attempt):
-    """Main memory in MB: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint."""
-    hub = EXPERIMENT.models[wildcards.model].hub
-    size = (
-        1000 * (hub.billions or 8) * (4 * max(1, gpus_of(wildcards)) + 12) if hub else 0
-    )
-    return round((2000 + size) * attempt)
+    return training(wildcards, attempt).memory_mb
 
 
 def base_config(wildcards):
-    return as_json(resolve_base(EXPERIMENT, wildcards.model, wildcards.task))
+    return as_json(
+        resolve_base(EXPERIMENT, wildcards.model, wildcards.task).model_dump()
+    )
 
 
 def task_config(wildcards):
@@ -172,15 +218,11 @@ def task_config(wildcards):
 
 
 def tokenizer_config(wildcards):
-    """The same texts, whatever an experiment trains on: its base models are then those of every other.
-
-    Names are an exception: they are there to fill a larger vocabulary.
-    """
+    """The texts, size and number of demonstrations of a model's tokenizer."""
     model = EXPERIMENT.models[wildcards.model]
-    tasks = {name: {} for name in testbed.TOKENIZER_TASKS}
-    for name in tasks.keys() & EXPERIMENT.tasks.keys():
-        if names := EXPERIMENT.tasks[name].settings.get("names"):
-            tasks[name] = {"names": names}
+    tasks = testbed.tokenizer_texts(
+        {name: task.settings for name, task in EXPERIMENT.tasks.items()}
+    )
     return as_json(
         {
             "tasks": tasks,
@@ -192,50 +234,63 @@ def tokenizer_config(wildcards):
 
 def task_of(wildcards):
     """The task of a place: runs/<model>/<task>/... or base/<model>/<task>."""
-    return wildcards.place.split("/")[2]
+    return wildcards.checkpoint_dir.split("/")[2]
 
 
 @cache
-def longest_responses():
-    """The longest response by place: of a run its own, of a base model that of the runs from it."""
+def most(setting):
+    """The largest value of a training setting by place: of a run its own, of a base model that of the runs from it."""
     found = {}
     for run in RUNS:
-        longest = EXPERIMENT.training_of(run).max_response_tokens
-        for place in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
-            found[place] = max(longest, found.get(place, 0))
+        value = getattr(EXPERIMENT.training_of(run), setting)
+        for checkpoint_dir in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
+            found[checkpoint_dir] = max(value, found.get(checkpoint_dir, 0))
     return found
 
 
 def max_tokens_of(wildcards):
     """The longest response that the place's model was trained to give."""
-    return longest_responses()[wildcards.place]
+    return most("max_response_tokens")[wildcards.checkpoint_dir]
 
 
-def suites_of(place):
+def suites_of(checkpoint_dir):
     """Further data sets that the models of a place's task are evaluated on."""
-    suites = EXPERIMENT.tasks[place.split("/")[2]].evaluate_on
+    suites = EXPERIMENT.tasks[checkpoint_dir.split("/")[2]].evaluate_on
     return {name: suite for name, suite in suites.items() if name not in SKIPPED}
 
 
 def suite_config(wildcards):
     """What is sampled of each further data set."""
-    suites = suites_of(wildcards.place)
+    suites = suites_of(wildcards.checkpoint_dir)
     return as_json(
         {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
     )
 
 
 def suite_problems(wildcards):
-    return [f"{ROOT}/suites/{name}/test.jsonl" for name in suites_of(wildcards.place)]
+    return [
+        f"{ROOT}/suites/{name}/test.jsonl"
+        for name in suites_of(wildcards.checkpoint_dir)
+    ]
 
 
-def grades_of(place):
+def grades_of(checkpoint_dir):
     """Files that say that a place is graded."""
-    names = ["grades.json", *(["suites/graded.json"] if suites_of(place) else [])]
-    return [f"{ROOT}/{place}/{name}" for name in names]
+    names = [
+        "grades.json",
+        *(["suites/graded.json"] if suites_of(checkpoint_dir) else []),
+    ]
+    return [f"{directory_of(checkpoint_dir)}/{name}" for name in names]
 
 
-def places_of(runs):
+def directory_of(checkpoint_dir):
+    """Where a finished run or base model lies: made here, or restored from the archive."""
+    return (
+        f"{ROOT}/{'restored/' if checkpoint_dir in RESTORABLE else ''}{checkpoint_dir}"
+    )
+
+
+def checkpoint_dirs_of(runs):
     """Places of some runs and of the base models that they start from."""
     bases = dict.fromkeys(f"{BASE}/{run.model}/{run.task}" for run in runs)
     return [*(f"runs/{run.run_id}" for run in runs), *bases]
@@ -243,19 +298,23 @@ def places_of(runs):
 
 def files_of(runs):
     """Everything that the table of these runs is made from."""
-    manifests = [f"{ROOT}/runs/{run.run_id}/manifest.json" for run in runs]
-    return manifests + [path for place in places_of(runs) for path in grades_of(place)]
+    manifests = [f"{directory_of(f'runs/{run.run_id}')}/manifest.json" for run in runs]
+    return manifests + [
+        path
+        for checkpoint_dir in checkpoint_dirs_of(runs)
+        for path in grades_of(checkpoint_dir)
+    ]
 
 
 def hub_of(wildcards):
     """The hub's model that a place is of; none for one made from scratch."""
-    return EXPERIMENT.models[wildcards.place.split("/")[1]].hub
+    return EXPERIMENT.models[wildcards.checkpoint_dir.split("/")[1]].hub
 
 
 def sampling_gpus(wildcards):
-    """A model of the hub is sampled on a GPU, or on those that share it."""
+    """A model of the hub that trains on GPUs is sampled on one, or on those that share it."""
     shared = EXPERIMENT.evaluation.engine_options.get("tensor_parallel_size", 1)
-    return shared if hub_of(wildcards) else 0
+    return shared if hub_of(wildcards) and most("gpus")[wildcards.checkpoint_dir] else 0
 
 
 def engine_options():
@@ -271,56 +330,65 @@ def engine_options():
     ]
 
 
+def sampling(wildcards, attempt=1):
+    """What a job that samples asks for."""
+    return sampling_request(hub_of(wildcards), sampling_gpus(wildcards), attempt)
+
+
 def sampling_memory(wildcards, attempt):
-    """Main memory in MB: the weights pass through it."""
-    hub = hub_of(wildcards)
-    return round((2000 + (6000 * (hub.billions or 8) if hub else 0)) * attempt)
+    return sampling(wildcards, attempt).memory_mb
 
 
 def sampling_minutes(wildcards):
-    return 1440 if hub_of(wildcards) else 30
+    return sampling(wildcards).minutes
 
 
 def sample_seed(wildcards):
     """Seeds of evaluation do not depend on the method, so that methods can be compared sample by sample."""
-    kind, name = wildcards.place.split("/", 1)
-    return (
-        resolve(EXPERIMENT, EXPERIMENT.run(name))["seeds"]["evaluation"]
-        if kind == "runs"
-        else 0
-    )
+    kind, name = wildcards.checkpoint_dir.split("/", 1)
+    return run_seeds(EXPERIMENT.run(name)).evaluation if kind == "runs" else 0
 
 
-def has_variants():
-    """Whether the experiment varies settings of one rule: names such as troll-kl0.01 beside troll."""
-    from troll.analysis.summaries import variant_of
-
-    return any(variant_of(run.trust_region) for run in RUNS)
+def rule_of(run):
+    """The trust region's rule, whatever the experiment calls it."""
+    return EXPERIMENT.trust_regions[run.trust_region].rule
 
 
-def published_names(kind):
-    """The tables or figures that put the paper's numbers beside the runs."""
-    from troll.analysis import artefacts
+def planned(runs):
+    """Coordinates of runs as JSON, for tables that say what was not run."""
+    return as_json([vars(run) | {"rule": rule_of(run)} for run in runs])
 
-    known = artefacts.TABLES if kind == "table" else artefacts.FIGURES
-    return [name for name in known if name.startswith("published_")]
+
+def looks():
+    """Seeds at the first and the last look, where seeds are added after looking."""
+    more = EXPERIMENT.more_seeds
+    return {"first": len(set(EXPERIMENT.seeds)), "most": more.most} if more else None
+
+
+def tasks_of(runs):
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def entries_of(kind, runs, group=None):
+    """The tables or figures that an experiment, or a group of its runs, has."""
+    varied = variants_of({run.trust_region: rule_of(run) for run in runs})
+    published = EXPERIMENT.published
+    return wanted(kind, variants=bool(varied), published=published, group=group)
+
+
+def outputs_of(directory, runs, group=None):
+    """One file of each table and figure below a directory."""
+    tables, figures = (entries_of(kind, runs, group) for kind in ("table", "figure"))
+    return [
+        *(f"{directory}/tables/{entry.name}.csv" for entry in tables),
+        *(f"{directory}/figures/{stem}.png" for stem in stems(figures, tasks_of(runs))),
+    ]
 
 
 def step_cost_options():
     """Options of `troll cost-step`; none where the experiment does not ask for it."""
     step = EXPERIMENT.cost.step if EXPERIMENT.cost else None
     return [f"--{key} {value}" for key, value in step] if step else []
-
-
-def group_tables(group):
-    """Tables of a group: the general ones, and the published one of its name."""
-    from troll.analysis.published import SECTIONS
-
-    section = group.removeprefix("paper_").removesuffix("_matrix")
-    own = (
-        [f"published_{section}"] if EXPERIMENT.published and section in SECTIONS else []
-    )
-    return ["main", "stability", *own]
 
 
 def first_run_of(task):
@@ -336,10 +404,13 @@ def approximation_figures():
         return []
     places = [
         "zipf",
-        *(f"task/{task}" for task in dict.fromkeys(run.task for run in RUNS)),
+        *(f"task/{task}" for task in tasks_of(RUNS)),
     ]
-    return [f"{ROOT}/approximation/{place}/approximation.png" for place in places]
+    return [
+        f"{ROOT}/approximation/{checkpoint_dir}/approximation.png"
+        for checkpoint_dir in places
+    ]
 
 
 def final_outputs():
-    return [f"{ROOT}/report.html", f"{ROOT}/page.html", *ARTEFACTS]
+    return [f"{ROOT}/page.html", *ARTEFACTS, *archives_of(RUNS)]

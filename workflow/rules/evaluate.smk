@@ -6,14 +6,14 @@ include: "public_data.smk"
 
 rule sample:
     input:
-        manifest=f"{ROOT}/{{place}}/manifest.json",
+        manifest=f"{ROOT}/{{checkpoint_dir}}/manifest.json",
         problems=lambda wildcards: f"{ROOT}/data/{task_of(wildcards)}/test.jsonl",
     output:
-        f"{ROOT}/{{place}}/samples.jsonl",
+        f"{ROOT}/{{checkpoint_dir}}/samples.jsonl",
     log:
-        f"{ROOT}/logs/sample/{{place}}.log",
+        f"{ROOT}/logs/sample/{{checkpoint_dir}}.log",
     benchmark:
-        f"{ROOT}/benchmarks/sample/{{place}}.jsonl"
+        f"{ROOT}/benchmarks/sample/{{checkpoint_dir}}.jsonl"
     conda:
         SAMPLING_ENVIRONMENT
     threads: 1
@@ -32,12 +32,12 @@ rule sample:
         engine=engine_options(),
         troll=SAMPLING_TROLL,
     message:
-        "sample {wildcards.place}"
+        "sample {wildcards.checkpoint_dir}"
     shell:
         "{params.troll} --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
         " --task {params.task:q} --samples {params.samples} --temperature {params.temperature}"
         " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} {params.engine:q}"
-        " --out {output:q}"
+        " --gpus {resources.gpu} --out {output:q}"
 
 
 rule grade:
@@ -45,21 +45,21 @@ rule grade:
         samples=rules.sample.output[0],
         problems=lambda wildcards: f"{ROOT}/data/{task_of(wildcards)}/test.jsonl",
     output:
-        f"{ROOT}/{{place}}/grades.json",
+        f"{ROOT}/{{checkpoint_dir}}/grades.json",
     log:
-        f"{ROOT}/logs/grade/{{place}}.log",
+        f"{ROOT}/logs/grade/{{checkpoint_dir}}.log",
     benchmark:
-        f"{ROOT}/benchmarks/grade/{{place}}.jsonl"
+        f"{ROOT}/benchmarks/grade/{{checkpoint_dir}}.jsonl"
     conda:
         "../../envs/evaluate.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        mem_mb=FIXED["grade"].memory_mb,
+        runtime=FIXED["grade"].minutes,
     params:
         task=task_of,
     message:
-        "grade {wildcards.place}"
+        "grade {wildcards.checkpoint_dir}"
     shell:
         "troll --log {log:q} grade --task {params.task:q} --samples {input.samples:q}"
         " --problems {input.problems:q} --out {output:q}"
@@ -157,12 +157,12 @@ rule benchmarks:
         ],
     output:
         report(
-            f"{ROOT}/public/benchmarks.html",
-            caption="../report/benchmarks_table.rst",
+            f"{ROOT}/public/benchmarks.csv",
+            caption=CAPTIONS / "benchmarks_table.rst",
             category="Public data",
             labels={"table": "benchmarks"},
         ),
-        multiext(f"{ROOT}/public/benchmarks", ".csv", ".md", ".tex"),
+        multiext(f"{ROOT}/public/benchmarks", ".md", ".tex"),
     log:
         f"{ROOT}/logs/public/benchmarks.log",
     conda:
@@ -181,12 +181,12 @@ rule benchmarks:
 rule audit:
     output:
         report(
-            f"{ROOT}/audit/audit.html",
-            caption="../report/audit_table.rst",
+            f"{ROOT}/audit/audit.csv",
+            caption=CAPTIONS / "audit_table.rst",
             category="Public data",
             labels={"table": "audit of the graders"},
         ),
-        multiext(f"{ROOT}/audit/audit", ".csv", ".md", ".tex", ".json"),
+        multiext(f"{ROOT}/audit/audit", ".md", ".tex", ".json"),
     log:
         f"{ROOT}/logs/audit.log",
     conda:

@@ -56,8 +56,8 @@ rule hub_model:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        mem_mb=4000,
-        runtime=240,
+        mem_mb=FIXED["hub_model"].memory_mb,
+        runtime=FIXED["hub_model"].minutes,
     params:
         config=base_config,
         out=lambda wildcards, output: os.path.dirname(output.manifest),

@@ -11,7 +11,7 @@ def public_skipped():
     if PUBLIC is None:
         return {}
     from troll.tasks.datasets.catalogue import DATA_SETS
-    from troll.tasks.sandbox import sandbox_available
+    from troll.tasks.sandbox.pool import sandbox_available
 
     wanted = [*PUBLIC.benchmarks, *(["audit"] if PUBLIC.audit != "none" else [])]
     try:
@@ -66,5 +66,5 @@ def benchmark_answers():
 
 def public_outputs():
     """What the report shows of public data; nothing where the experiment does not ask for it."""
-    table = [f"{ROOT}/public/benchmarks.html"] if PUBLIC else []
-    return table + ([f"{ROOT}/audit/audit.html"] if with_audit() else [])
+    table = [f"{ROOT}/public/benchmarks.csv"] if PUBLIC else []
+    return table + ([f"{ROOT}/audit/audit.csv"] if with_audit() else [])

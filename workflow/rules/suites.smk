@@ -23,14 +23,14 @@ rule suite_problems:
 
 rule sample_suites:
     input:
-        manifest=f"{ROOT}/{{place}}/manifest.json",
+        manifest=f"{ROOT}/{{checkpoint_dir}}/manifest.json",
         problems=suite_problems,
     output:
-        f"{ROOT}/{{place}}/suites/sampled.json",
+        f"{ROOT}/{{checkpoint_dir}}/suites/sampled.json",
     log:
-        f"{ROOT}/logs/sample_suites/{{place}}.log",
+        f"{ROOT}/logs/sample_suites/{{checkpoint_dir}}.log",
     benchmark:
-        f"{ROOT}/benchmarks/sample_suites/{{place}}.jsonl"
+        f"{ROOT}/benchmarks/sample_suites/{{checkpoint_dir}}.jsonl"
     conda:
         SAMPLING_ENVIRONMENT
     threads: 1
@@ -49,11 +49,11 @@ rule sample_suites:
         engine=engine_options(),
         troll=SAMPLING_TROLL,
     message:
-        "sample further data sets, {wildcards.place}"
+        "sample further data sets, {wildcards.checkpoint_dir}"
     shell:
         "{params.troll} --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
         " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
-        " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q}"
+        " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q} --gpus {resources.gpu}"
 
 
 rule grade_suites:
@@ -61,19 +61,19 @@ rule grade_suites:
         sampled=rules.sample_suites.output[0],
         problems=suite_problems,
     output:
-        f"{ROOT}/{{place}}/suites/graded.json",
+        f"{ROOT}/{{checkpoint_dir}}/suites/graded.json",
     log:
-        f"{ROOT}/logs/grade_suites/{{place}}.log",
+        f"{ROOT}/logs/grade_suites/{{checkpoint_dir}}.log",
     conda:
         "../../envs/evaluate.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=120,
+        mem_mb=FIXED["grade_suites"].memory_mb,
+        runtime=FIXED["grade_suites"].minutes,
     params:
         data=f"{ROOT}/suites",
         out=lambda wildcards, output: os.path.dirname(output[0]),
     message:
-        "grade further data sets, {wildcards.place}"
+        "grade further data sets, {wildcards.checkpoint_dir}"
     shell:
         "troll --log {log:q} grade-suites --data {params.data:q} --out {params.out:q}"

@@ -43,8 +43,7 @@ rule train:
     resources:
         gpu=gpus_of,
         mem_mb=memory_of,
-        # A run that needs longer goes on in another job: see workflow/profiles/slurm.
-        runtime=lambda wildcards: 1440 if EXPERIMENT.models[wildcards.model].hub else 30,
+        runtime=lambda wildcards: training(wildcards).minutes,
         on_limit="exit",
     params:
         troll=TRAINING_TROLL,

@@ -8,19 +8,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number
 from troll.algorithms.advantages.types import Advantages, RewardBatch, whiten
-from troll.errors import UserError
+from troll.algorithms.ranges import Positive, Share
+from troll.common.errors import UserError
 
 
-def gae(batch: RewardBatch, *, gamma: float = 1.0, lam: float = 1.0, whitened: bool = True) -> Advantages:
+def gae(batch: RewardBatch, *, gamma: Share = 1.0, lam: Share = 1.0, whitened: bool = True) -> Advantages:
     """GAE: A_t = sum (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t.
 
     Source: GAE, arXiv 1506.02438; gamma = lam = 1 and whitening over the batch's response tokens as in verl.
     Returns A + V are taken before whitening. Masked tokens inside a response (tool output) are no steps.
     """
-    check_number("estimator 'gae': gamma", gamma, 0.0, 1.0, "a number in [0, 1]")
-    check_number("estimator 'gae': lam", lam, 0.0, 1.0, "a number in [0, 1]")
     if batch.values is None:
         raise UserError("estimator 'gae' needs the critic's values [B, T]")
     rewards, values, mask = batch.per_token(), batch.values, batch.mask
@@ -66,9 +64,9 @@ def ppo_max(
     moments: RunningMoments,
     *,
     reward_norm: Literal["mean-std", "std", "none"] = "mean-std",
-    reward_clip: float | None = 0.8,
-    gamma: float = 1.0,
-    lam: float = 0.95,
+    reward_clip: Positive | None = 0.8,
+    gamma: Share = 1.0,
+    lam: Share = 0.95,
     whitened: bool = False,
 ) -> Advantages:
     """PPO-max: outcome rewards normalised by running moments and clipped, then GAE.
@@ -83,6 +81,5 @@ def ppo_max(
     if reward_norm != "none":
         rewards = (rewards - (moments.mean if reward_norm == "mean-std" else 0.0)) / moments.std
     if reward_clip is not None:
-        check_number("estimator 'ppo-max': reward_clip", reward_clip, 0.0, 1e9, "> 0, or null", open_low=True)
         rewards = rewards.clamp(-reward_clip, reward_clip)
     return gae(replace(batch, rewards=rewards), gamma=gamma, lam=lam, whitened=whitened)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number
 from troll.algorithms.advantages.types import Advantages, RewardBatch, whiten
-from troll.errors import UserError
+from troll.algorithms.ranges import Positive, Share
+from troll.common.errors import UserError
 
 
 def _returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -20,7 +20,7 @@ def _returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return result * mask
 
 
-def grpo(batch: RewardBatch, *, epsilon: float = 1e-6) -> Advantages:
+def grpo(batch: RewardBatch, *, epsilon: Positive = 1e-6) -> Advantages:
     """GRPO: (R - mean) / (std + epsilon) within the group.
 
     Source: GRPO, arXiv 2402.03300. The standard deviation is the unbiased one (n - 1), as in verl
@@ -51,12 +51,13 @@ def rloo(batch: RewardBatch) -> Advantages:
     return Advantages(batch.spread(batch.centred() * scale))
 
 
-def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages:
+def reinforce_plus_plus(batch: RewardBatch, *, gamma: Share = 1.0) -> Advantages:
     """REINFORCE++: discounted returns-to-go, whitened over all response tokens of the batch; no groups.
 
     Source: REINFORCE++, arXiv 2501.03262, as in verl; its token-level KL penalty comes in `token_rewards`.
+    Masked tokens inside a response (tool output) pass the return on to the tokens before them; verl sets it
+    to zero there, and leaves those tokens without any.
     """
-    check_number("estimator 'reinforce++': gamma", gamma, 0.0, 1.0, "a number in [0, 1]")
     returns = _returns_to_go(batch.per_token(), batch.mask, gamma)
     return Advantages(whiten(returns, batch.mask), None)
 

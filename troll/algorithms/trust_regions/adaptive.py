@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number
 from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.ranges import Limit, NotNegative, Positive, Range
 from troll.algorithms.trust_regions.projected import troll
-from troll.algorithms.trust_regions.registry import scatter_rows
-from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, compared_rows, log_ratio
-from troll.errors import UserError
+from troll.algorithms.trust_regions.types import (
+    TokenLosses,
+    TokenPolicy,
+    compared_rows,
+    log_ratio,
+    scatter_rows,
+)
+from troll.common.errors import UserError
 
 
 def kl_penalty(
-    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, coefficient: float = 1.0
+    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, coefficient: NotNegative = 1.0
 ) -> TokenLosses:
     """PPO's other variant: -A r + coefficient KL(old || new), the coefficient adapted between steps.
 
     Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail where the
     distributions are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
     """
-    difference = log_ratio(new, old, mask)
+    difference = log_ratio(new, old)
     ratio = difference.exp()
     if new.distribution is not None and old.distribution is not None:
-        rows = kl_divergence(compared_rows(old, mask).detach().atoms(), compared_rows(new, mask).atoms())
+        rows = kl_divergence(compared_rows(old, mask).atoms(), compared_rows(new, mask).atoms())
         divergence = scatter_rows(rows, mask)
     else:
         divergence = ratio - 1.0 - difference
     per_token = -advantages * ratio + coefficient * divergence
-    return TokenLosses(per_token, {"penalty_kl": divergence.detach()})
+    return TokenLosses(per_token, {"penalty_kl": divergence})
 
 
 def _metric(metrics: Mapping[str, float], name: str, rule: str) -> float:
@@ -58,11 +63,10 @@ class PenaltyController:
     # Keeps a long run in one regime from reaching 0 or infinity, from where it could not come back.
     LIMITS = (1e-6, 1e6)
 
-    def __init__(self, *, coefficient: float = 1.0, target_kl: float = 0.01, adaptive: bool = True) -> None:
-        where = "trust region 'kl-penalty'"
-        self.coefficient = check_number(f"{where}: coefficient", coefficient, 0.0, math.inf, ">= 0")
-        self.target_kl = check_number(f"{where}: target_kl", target_kl, 0.0, math.inf, "> 0", open_low=True)
-        self.adaptive = adaptive
+    def __init__(
+        self, *, coefficient: NotNegative = 1.0, target_kl: Positive = 0.01, adaptive: bool = True
+    ) -> None:
+        self.coefficient, self.target_kl, self.adaptive = float(coefficient), float(target_kl), adaptive
 
     def values(self) -> dict[str, float]:
         """The coefficient as it is now."""
@@ -93,16 +97,15 @@ def troll_adaptive(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: float = 0.05,
-    regression_weight: float = 1.0,
+    kl_bound: Limit = 0.05,
+    regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL whose kl_bound follows a schedule or a controller, which its authors leave to future work.
 
     The loss is that of `troll`. Metrics: those of `troll` and kl_bound.
     """
     losses = troll(new, old, advantages, mask, kl_bound=kl_bound, regression_weight=regression_weight)
-    bound = torch.full_like(losses.metrics["step"], kl_bound).masked_fill(~mask, 0.0)
-    return losses.with_metrics(kl_bound=bound)
+    return losses.with_metrics(kl_bound=torch.full_like(losses.metrics["step_size"], kl_bound))
 
 
 class BoundController:
@@ -132,31 +135,28 @@ class BoundController:
     def __init__(
         self,
         *,
-        kl_bound: float = 0.05,
+        kl_bound: Positive = 0.05,
         follow: Literal["projected", "kl", "schedule"] = "projected",
-        target: float | None = None,
-        rate: float = 1.1,
-        kl_bound_min: float = 1e-3,
-        kl_bound_max: float = 1.0,
+        target: Positive | None = None,
+        rate: Annotated[float, Range(1.0, open_low=True)] = 1.1,
+        kl_bound_min: Positive = 1e-3,
+        kl_bound_max: Positive = 1.0,
         schedule: Literal["linear", "cosine"] = "linear",
-        kl_bound_final: float = 0.01,
-        schedule_steps: int = 1000,
+        kl_bound_final: Positive = 0.01,
+        schedule_steps: Annotated[int, Range(1)] = 1000,
     ) -> None:
-        where = "trust region 'troll-adaptive'"
-        self.kl_bound_min = check_number(
-            f"{where}: kl_bound_min", kl_bound_min, 0.0, math.inf, "> 0", open_low=True
+        where, limits = "trust region 'troll-adaptive'", Range(kl_bound_min, kl_bound_max, open_high=False)
+        if kl_bound_max < kl_bound_min:
+            raise UserError(
+                f"{where}: kl_bound_max is {kl_bound_max!r}, must be >= kl_bound_min = {kl_bound_min!r}"
+            )
+        self.start = limits.check(f"{where}: kl_bound (between kl_bound_min and kl_bound_max)", kl_bound)
+        self.final = limits.check(
+            f"{where}: kl_bound_final (between kl_bound_min and kl_bound_max)", kl_bound_final
         )
-        high = f">= kl_bound_min = {kl_bound_min:g}"
-        self.kl_bound_max = check_number(f"{where}: kl_bound_max", kl_bound_max, kl_bound_min, math.inf, high)
-        inside = f"in [kl_bound_min, kl_bound_max] = [{kl_bound_min:g}, {kl_bound_max:g}]"
-        self.start = check_number(f"{where}: kl_bound", kl_bound, kl_bound_min, kl_bound_max, inside)
-        self.final = check_number(
-            f"{where}: kl_bound_final", kl_bound_final, kl_bound_min, kl_bound_max, inside
-        )
-        self.rate = check_number(f"{where}: rate", rate, 1.0, math.inf, "> 1", open_low=True)
-        goal = self._TARGETS[follow] if target is None else target
-        self.target = check_number(f"{where}: target", goal, 0.0, math.inf, "> 0", open_low=True)
-        self.steps = check_number(f"{where}: schedule_steps", schedule_steps, 1, math.inf, ">= 1")
+        self.kl_bound_min, self.kl_bound_max = float(kl_bound_min), float(kl_bound_max)
+        self.rate, self.steps = float(rate), float(schedule_steps)
+        self.target = float(self._TARGETS[follow] if target is None else target)
         self.follow, self.schedule = follow, schedule
         self.kl_bound, self.step = self.start, 0
 
@@ -165,7 +165,7 @@ class BoundController:
         return {"kl_bound": self.kl_bound}
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Move the bound, from the step's means of `outside` or `kl_to_old`."""
+        """Move the bound, from the step's means of `clip_fraction` or `kl_to_old`."""
         self.step += 1
         if self.follow == "schedule":
             done = min(self.step / self.steps, 1.0)
@@ -173,7 +173,7 @@ class BoundController:
             self.kl_bound = self.start + share * (self.final - self.start)
             return
         if self.follow == "projected":
-            factor = _metric(metrics, "outside", "troll-adaptive") / self.target
+            factor = _metric(metrics, "clip_fraction", "troll-adaptive") / self.target
         else:
             factor = self.target / max(_metric(metrics, "kl_to_old", "troll-adaptive"), 1e-12)
         bound = self.kl_bound * min(max(factor, 1.0 / self.rate), self.rate)

@@ -1,9 +1,9 @@
 """DPPO: tokens that have moved too far in probability get no gradient.
 
-Source: DPPO, arXiv 2602.04879, as in TRL's trainer and a verl fork. The divergence between the old policy mu
-and the new policy pi is measured on the sampled token against all others (binary), or on the kept tokens and
-the tail (top-K). The loss is -A sg(min(r, ratio_max)) M log pi, where M = 0 for tokens that move in the
-direction of their advantage and whose divergence exceeds the threshold.
+Source: DPPO, arXiv 2602.04879, and its authors' fork of verl (sail-sg/Stable-RL); TRL 1.16 has none. The
+divergence between the old policy mu and the new policy pi is measured on the sampled token against all others
+(binary), or on the kept tokens and the tail (top-K). The loss is -A sg(min(r, ratio_max)) M log pi, where
+M = 0 for tokens that move in the direction of their advantage and whose divergence exceeds the threshold.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence, wide_dtype
-from troll.algorithms.trust_regions.registry import Rule, scatter_rows
-from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, compared_rows, log_ratio
+from troll.algorithms.ranges import Limit
+from troll.algorithms.trust_regions.types import (
+    Rule,
+    TokenLosses,
+    TokenPolicy,
+    compared_rows,
+    log_ratio,
+    scatter_rows,
+)
 
 
 def _binary(log_probs: Tensor) -> Tensor:
@@ -37,9 +44,9 @@ def _rule(*, binary: bool, total_variation: bool, threshold: float, doc: str) ->
         advantages: Tensor,
         mask: Tensor,
         *,
-        threshold_low: float = threshold,
-        threshold_high: float = threshold,
-        ratio_max: float = 20.0,
+        threshold_low: Limit = threshold,
+        threshold_high: Limit = threshold,
+        ratio_max: Limit = 20.0,
     ) -> TokenLosses:
         with torch.no_grad():
             new_atoms, old_atoms = _atoms(new, mask, binary), _atoms(old, mask, binary)
@@ -47,15 +54,15 @@ def _rule(*, binary: bool, total_variation: bool, threshold: float, doc: str) ->
                 rows = 0.5 * (new_atoms.exp() - old_atoms.exp()).abs().sum(-1)
             else:
                 rows = kl_divergence(old_atoms, new_atoms)
-            difference = log_ratio(new, old, mask)
+            difference = log_ratio(new, old)
             divergence = scatter_rows(rows.to(difference.dtype), mask)
             up = (advantages > 0) & (difference > 0) & (divergence > threshold_high)
-            # verl and TRL write A <= 0; with A = 0 there is no gradient to mask.
+            # verl writes A <= 0; with A = 0 there is no gradient to mask.
             down = (advantages < 0) & (difference < 0) & (divergence > threshold_low)
             outside = up | down
             weight = difference.exp().clamp(max=ratio_max).masked_fill(outside, 0.0)
-        per_token = -advantages * weight * new.log_probs.masked_fill(~mask, 0.0)
-        return TokenLosses(per_token, {"outside": outside.float(), "divergence": divergence})
+        per_token = -advantages * weight * new.log_probs
+        return TokenLosses(per_token, {"clip_fraction": outside.float(), "divergence": divergence})
 
     dppo.__doc__ = doc
     return dppo
@@ -65,13 +72,13 @@ binary_tv = _rule(
     binary=True,
     total_variation=True,
     threshold=0.15,
-    doc="DPPO with the total variation |pi(a) - mu(a)| of the sampled token; thresholds 0.15 as in TRL.",
+    doc="DPPO with the total variation |pi(a) - mu(a)| of the sampled token; thresholds 0.15.",
 )
 binary_kl = _rule(
     binary=True,
     total_variation=False,
     threshold=0.05,
-    doc="DPPO with the binary KL(mu || pi) of the sampled token; thresholds 0.05 as in TRL's documentation.",
+    doc="DPPO with the binary KL(mu || pi) of the sampled token; thresholds 0.05.",
 )
 topk_tv = _rule(
     binary=False,
@@ -85,3 +92,37 @@ topk_kl = _rule(
     threshold=0.05,
     doc="DPPO with KL(mu || pi) on the kept tokens and the tail; K is the run's keep (20 in the paper).",
 )
+
+
+def predictive(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    threshold: Limit = 0.15,
+    ratio_max: Limit = 5.0,
+) -> TokenLosses:
+    """DPPO, predictive: drops tokens outside whose own update would take the whole distribution farther.
+
+    -A sg(min(r, ratio_max)) M log pi, where M = 0 if KL(mu || pi) > threshold on the kept tokens and the
+    tail, and A d > 0: d is the derivative of that KL when the logits move along the gradient of the sampled
+    token's log pi, d = (pi(a) - mu(a)) + sum_i pi_i (mu_i - pi_i).
+
+    Source: the loss mode dppo_topk_kl_predictive of a public fork of slime (0.15, 5, 20 kept tokens, the tail
+    as one bucket); the paper behind it was not found, so this follows the code. K is the run's keep.
+
+    Metrics: clip_fraction (dropped tokens), divergence, predicted_change (d).
+    """
+    with torch.no_grad():
+        pi, mu = (_atoms(policy, mask, binary=False) for policy in (new, old))
+        divergence = kl_divergence(mu, pi)
+        rest = (pi.exp() * (mu.exp() - pi.exp())).sum(-1)
+        difference = log_ratio(new, old)
+        sampled = (new.log_probs.to(difference.dtype).exp() - old.log_probs.to(difference.dtype).exp())[mask]
+        rows = torch.stack([divergence.to(difference.dtype), sampled + rest.to(difference.dtype)])
+        distance, change = (scatter_rows(row, mask) for row in rows)
+        outside = (distance > threshold) & (advantages * change > 0)
+        weight = difference.exp().clamp(max=ratio_max).masked_fill(outside, 0.0)
+    metrics = {"clip_fraction": outside.float(), "divergence": distance, "predicted_change": change}
+    return TokenLosses(-advantages * weight * new.log_probs, metrics)

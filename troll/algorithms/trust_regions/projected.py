@@ -9,14 +9,15 @@ from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
+from troll.algorithms.ranges import Limit, NotNegative
 from troll.algorithms.trust_regions.ratio import sequence_weight
-from troll.algorithms.trust_regions.registry import scatter_rows
 from troll.algorithms.trust_regions.types import (
     LOG_RATIO_LIMIT,
     TokenLosses,
     TokenPolicy,
     compared_rows,
     sampled_slots,
+    scatter_rows,
 )
 
 # Least log-probability of a projected token in the regression, where the old policy has none at all.
@@ -34,7 +35,7 @@ class _Projected:
 
 def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
     """Project at the response tokens only: masked positions are never read."""
-    q, p = compared_rows(new, mask), compared_rows(old, mask).detach()
+    q, p = compared_rows(new, mask), compared_rows(old, mask)
     slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
     projection = project(q, p, kl_bound)
     pi = projection.log_probs
@@ -48,8 +49,8 @@ def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound:
         "kl_to_old": projection.kl_before,
         "kl_projected": projection.kl_after,
         "kl_violation": (projection.kl_after - kl_bound).clamp(min=0.0),
-        "step": projection.step,
-        "outside": projection.active.float(),
+        "step_size": projection.step_size,
+        "clip_fraction": projection.active.float(),
         "solver_residual": projection.residual,
         "solver_evaluations": projection.evaluations.float(),
         "regression": regression.detach(),
@@ -67,18 +68,18 @@ def troll(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: float = 0.05,
-    regression_weight: float = 1.0,
+    kl_bound: Limit = 0.05,
+    regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL: -A pi(a) / p(a) + alpha KL(q || sg pi), with pi the projection of q onto the KL ball around p.
 
     Source: TROLL, arXiv 2510.03817, and its code (core_algos.py); eps = 0.05 and alpha = 1 in all its
     experiments. No clip and no minimum; the gradient of the first term runs through the projection, its
     multiplier included. The KL bound holds for pi; the network q is pulled towards pi by the second term,
-    whose gradient equals that of a KL(q || p) penalty of weight alpha (1 - step) per token.
+    whose gradient equals that of a KL(q || p) penalty of weight alpha (1 - step_size) per token.
 
-    Metrics: outside (projected), step, kl_projected, kl_violation, solver_residual, solver_evaluations,
-    regression, kl_to_old.
+    Metrics: clip_fraction (projected), step_size, kl_projected, kl_violation, solver_residual,
+    solver_evaluations, regression, kl_to_old.
     """
     projected = _project_sampled(new, old, mask, kl_bound)
     per_token = -advantages * projected.log_ratio.exp() + regression_weight * projected.regression
@@ -91,8 +92,8 @@ def troll_seq(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: float = 0.05,
-    regression_weight: float = 1.0,
+    kl_bound: Limit = 0.05,
+    regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL for GSPO: token-wise projection as in `troll`, sequence-wise importance weight.
 

@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_number
 from troll.algorithms.divergences import wide_dtype
 from troll.algorithms.projection import project
+from troll.algorithms.ranges import Positive
 from troll.algorithms.trust_regions.types import (
     LOG_RATIO_LIMIT,
     GroupContext,
@@ -57,8 +57,8 @@ def solve_duals(
     shifted = (rewards - centre).masked_fill(~present, -torch.inf)
     uniform = torch.zeros_like(shifted).masked_fill(~present, -torch.inf).log_softmax(-1)
     tilted = (shifted / multiplier_min).log_softmax(-1)
-    step = project(tilted, uniform, kl_bound).step
-    multiplier = (multiplier_min / step).clamp(max=multiplier_max)
+    step_size = project(tilted, uniform, kl_bound).step_size
+    multiplier = (multiplier_min / step_size).clamp(max=multiplier_max)
     log_z = (
         torch.logsumexp(shifted / multiplier.unsqueeze(-1) + uniform, dim=-1)
         + centre.squeeze(-1) / multiplier
@@ -76,9 +76,7 @@ def _parts(
     multiplier_min: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log w, lambda, log Z and A, each broadcastable to [B, T]; lambda is 0 for groups without signal."""
-    check_number("quatro: kl_bound", kl_bound, 0.0, torch.inf, "> 0", open_low=True)
-    check_number("quatro: multiplier_min", multiplier_min, 0.0, torch.inf, "> 0", open_low=True)
-    token = log_ratio(new, old, mask)
+    token = log_ratio(new, old)
     if log_weight == "token":
         statistic = token
     else:
@@ -102,9 +100,9 @@ def quatro_gradient(
     mask: Tensor,
     context: GroupContext,
     *,
-    kl_bound: float = 0.05,
+    kl_bound: Positive = 0.05,
     log_weight: LogWeight = "mean",
-    multiplier_min: float = 1e-2,
+    multiplier_min: Positive = 1e-2,
 ) -> TokenLosses:
     """QUATRO, RECONSTRUCTED, gradient form: -sg(w (A - lambda (log w + log Z))) log w.
 
@@ -115,7 +113,7 @@ def quatro_gradient(
     value = log_w.detach()
     effective = torch.where(multiplier > 0, rewards - multiplier * (value + log_z), 0.0)
     per_token = -(value.exp() * effective) * log_w
-    return TokenLosses(per_token.masked_fill(~mask, 0.0), _metrics(multiplier, effective, mask))
+    return TokenLosses(per_token, _metrics(multiplier, effective))
 
 
 def quatro_regression(
@@ -125,9 +123,9 @@ def quatro_regression(
     mask: Tensor,
     context: GroupContext,
     *,
-    kl_bound: float = 0.05,
+    kl_bound: Positive = 0.05,
     log_weight: LogWeight = "mean",
-    multiplier_min: float = 1e-2,
+    multiplier_min: Positive = 1e-2,
 ) -> TokenLosses:
     """QUATRO, RECONSTRUCTED, regression form: (lambda / 2) (log w - (A / lambda - log Z))^2.
 
@@ -140,11 +138,8 @@ def quatro_regression(
     miss = log_w - (rewards / safe - log_z)
     per_token = torch.where(signal, 0.5 * safe * miss.square(), 0.0)
     effective = torch.where(signal, -safe * miss.detach(), 0.0)
-    return TokenLosses(per_token.masked_fill(~mask, 0.0), _metrics(multiplier, effective, mask))
+    return TokenLosses(per_token, _metrics(multiplier, effective))
 
 
-def _metrics(multiplier: Tensor, effective: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    return {
-        "multiplier": multiplier.expand_as(effective).masked_fill(~mask, 0.0),
-        "effective_advantage": effective.masked_fill(~mask, 0.0),
-    }
+def _metrics(multiplier: Tensor, effective: Tensor) -> dict[str, Tensor]:
+    return {"multiplier": multiplier.expand_as(effective), "effective_advantage": effective}

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
+from troll.algorithms.ranges import Limit, Positive, Range
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
 
 # GSPO's and troll-seq's log-weights are cut off above here, as in verl (core_algos.py, gspo).
 SEQUENCE_LOG_WEIGHT_LIMIT = 10.0
 
+DualClip = Annotated[float, Range(1.0, open_low=True)]
+"""Largest ratio with a gradient where A < 0 (arXiv 1912.09729)."""
+
 
 def policy_gradient(new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor) -> TokenLosses:
     """Plain policy gradient, -A log pi: no trust region and no correction for staleness (verl: gpg)."""
-    return TokenLosses(-advantages * new.log_probs.masked_fill(~mask, 0.0))
+    return TokenLosses(-advantages * new.log_probs)
 
 
 def importance_weighted(new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor) -> TokenLosses:
     """Importance-weighted policy gradient, -A r: no trust region."""
-    return TokenLosses(-advantages * log_ratio(new, old, mask).exp())
+    return TokenLosses(-advantages * log_ratio(new, old).exp())
 
 
 def clip(
@@ -27,9 +33,9 @@ def clip(
     advantages: Tensor,
     mask: Tensor,
     *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    dual_clip: float | None = None,
+    epsilon_low: Limit = 0.2,
+    epsilon_high: Limit = 0.2,
+    dual_clip: DualClip | None = None,
 ) -> TokenLosses:
     """PPO's clipped surrogate on token ratios, asymmetric bounds and dual clip included.
 
@@ -38,31 +44,51 @@ def clip(
     (arXiv 1912.09729) the loss of tokens with A < 0 is capped at -A c; verl has it on at c = 3, TRL off, the
     TROLL paper's baseline uses c = 10.
 
-    Metrics: outside, and clipped_up / clipped_down by the sign of the advantage.
+    Metrics: clip_fraction, and clipped_up / clipped_down by the sign of the advantage.
     """
-    ratio = log_ratio(new, old, mask).exp()
+    ratio = log_ratio(new, old).exp()
     per_token, up, down = clipped_surrogate(ratio, advantages, epsilon_low, epsilon_high)
-    if dual_clip is not None:
-        capped = (advantages < 0) & (ratio.detach() > dual_clip)
-        per_token = torch.where(capped, -advantages * dual_clip, per_token)
-        down = down | capped
-    return TokenLosses(per_token, _clip_metrics(up, down))
+    per_token, down = dual_clipped(per_token, down, ratio, advantages, dual_clip)
+    return TokenLosses(per_token, clip_metrics(up, down))
+
+
+def dual_clipped(
+    per_token: Tensor, down: Tensor, ratio: Tensor, advantages: Tensor, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """Cap the loss at -A limit where A < 0; returns it, and where A < 0 and no gradient is left."""
+    if limit is None:
+        return per_token, down
+    capped = (advantages < 0) & (ratio.detach() > limit)
+    return torch.where(capped, -advantages * limit, per_token), down | capped
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The pessimistic maximum, and where it cuts the gradient: (loss, A > 0 and r high, A < 0 and r low)."""
-    clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    """`clipped_between` 1 - epsilon_low and 1 + epsilon_high."""
+    return clipped_between(ratio, advantages, 1.0 - epsilon_low, 1.0 + epsilon_high)
+
+
+def clipped_between(
+    ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pessimistic maximum, and where it cuts the gradient: (loss, A > 0 and r high, A < 0 and r low).
+
+    Args:
+        ratio: [B, T].
+        advantages: [B, T].
+        low: lower bound of the ratio, one or [B, T]; constant.
+        high: upper bound; a number if low is one.
+    """
+    clipped = ratio.clamp(low, high)  # type: ignore[arg-type]
     per_token = torch.maximum(-advantages * ratio, -advantages * clipped)
     value = ratio.detach()
-    up = (advantages > 0) & (value > 1.0 + epsilon_high)
-    down = (advantages < 0) & (value < 1.0 - epsilon_low)
-    return per_token, up, down
+    return per_token, (advantages > 0) & (value > high), (advantages < 0) & (value < low)
 
 
-def _clip_metrics(up: Tensor, down: Tensor) -> dict[str, Tensor]:
-    return {"outside": (up | down).float(), "clipped_up": up.float(), "clipped_down": down.float()}
+def clip_metrics(up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """Where the gradient is cut, by the sign of the advantage."""
+    return {"clip_fraction": (up | down).float(), "clipped_up": up.float(), "clipped_down": down.float()}
 
 
 def sequence_weight(token_log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -82,8 +108,8 @@ def gspo_clip(
     advantages: Tensor,
     mask: Tensor,
     *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    epsilon_low: Limit = 0.2,
+    epsilon_high: Limit = 0.2,
 ) -> TokenLosses:
     """GSPO: the clipped surrogate on the length-normalised sequence ratio.
 
@@ -91,22 +117,22 @@ def gspo_clip(
     paper's baseline configuration (0.2, in effect unclipped), `gspo-clip-tight` those of the GSPO paper
     (3e-4 and 4e-4). Belongs to seq-mean-token-mean.
     """
-    weight = sequence_weight(log_ratio(new, old, mask), mask)
+    weight = sequence_weight(log_ratio(new, old), mask)
     per_token, up, down = clipped_surrogate(weight, advantages, epsilon_low, epsilon_high)
-    return TokenLosses(per_token, _clip_metrics(up, down))
+    return TokenLosses(per_token, clip_metrics(up, down))
 
 
 def cispo(
-    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, ratio_max: float = 5.0
+    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, ratio_max: Limit = 5.0
 ) -> TokenLosses:
     """CISPO in TRL's convention, -A sg(min(r, ratio_max)) log pi: weights are cut, no token is dropped.
 
     Source: MiniMax-M1, arXiv 2506.13585; TRL calls the bound epsilon_high and applies it to r itself, with
     5.0 recommended (ScaleRL). The convention of verl is `cispo-verl`.
     """
-    weight = log_ratio(new, old, mask).detach().exp()
-    per_token = -advantages * weight.clamp(max=ratio_max) * new.log_probs.masked_fill(~mask, 0.0)
-    return TokenLosses(per_token, {"outside": ((weight > ratio_max) & mask).float()})
+    weight = log_ratio(new, old).detach().exp()
+    per_token = -advantages * weight.clamp(max=ratio_max) * new.log_probs
+    return TokenLosses(per_token, {"clip_fraction": (weight > ratio_max).float()})
 
 
 def cispo_verl(
@@ -115,17 +141,17 @@ def cispo_verl(
     advantages: Tensor,
     mask: Tensor,
     *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    epsilon_low: Limit = 0.2,
+    epsilon_high: Limit = 0.2,
 ) -> TokenLosses:
     """CISPO in verl's convention, -A sg(clip(r, 1 - low, 1 + high)) log pi.
 
     Source: verl, core_algos.py, with its generic defaults of 0.2; near plain REINFORCE at those values.
     """
-    weight = log_ratio(new, old, mask).detach().exp()
+    weight = log_ratio(new, old).detach().exp()
     low, high = 1.0 - epsilon_low, 1.0 + epsilon_high
-    per_token = -advantages * weight.clamp(low, high) * new.log_probs.masked_fill(~mask, 0.0)
-    return TokenLosses(per_token, {"outside": (((weight > high) | (weight < low)) & mask).float()})
+    per_token = -advantages * weight.clamp(low, high) * new.log_probs
+    return TokenLosses(per_token, {"clip_fraction": ((weight > high) | (weight < low)).float()})
 
 
 def sapo(
@@ -134,21 +160,19 @@ def sapo(
     advantages: Tensor,
     mask: Tensor,
     *,
-    temperature_positive: float = 1.0,
-    temperature_negative: float = 1.05,
+    temperature_positive: Positive = 1.0,
+    temperature_negative: Positive = 1.05,
 ) -> TokenLosses:
     """SAPO: a soft gate, -A (4 / tau) sigmoid(tau (r - 1)), instead of a hard clip.
 
     Source: SAPO, arXiv 2511.20347, defaults 1.0 (A > 0) and 1.05 (A <= 0). The gradient weight on
     r grad log pi is 4 s (1 - s) <= 1 with s = sigmoid(tau (r - 1)), and 1 at r = 1; the loss itself is
-    2 / tau there. Belongs to seq-mean-token-mean. Metrics: gate (that weight), outside (gate below one half).
+    2 / tau there. Belongs to seq-mean-token-mean. Metrics: gate (that weight), clip_fraction
+    (gate below one half).
     """
-    ratio = log_ratio(new, old, mask).exp()
+    ratio = log_ratio(new, old).exp()
     tau = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)
     soft = torch.sigmoid(tau * (ratio - 1.0))
     gate = 4.0 * soft.detach() * (1.0 - soft.detach())
     per_token = -advantages * soft * 4.0 / tau
-    return TokenLosses(
-        per_token.masked_fill(~mask, 0.0),
-        {"gate": gate.masked_fill(~mask, 0.0), "outside": ((gate < 0.5) & mask).float()},
-    )
+    return TokenLosses(per_token, {"gate": gate, "clip_fraction": (gate < 0.5).float()})

@@ -4,34 +4,36 @@ A rule is one function
 
     rule(new, old, advantages, mask, *, setting=default, ...) -> TokenLosses
 
-and one `register` line. Its keyword-only parameters are its settings. A parameter named `context` (the fifth)
-asks for the rewards of each prompt's group.
+and one `register` line. Its keyword-only parameters are its settings; their annotations say what is allowed
+(see `troll.algorithms.ranges`). A parameter named `context` asks for the rewards of each prompt's group, one
+named `step` for all tokens of the optimiser step. A rule need not mind masks: what it gets at masked
+positions is empty, and what it leaves there is cut off.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from troll.algorithms._names import check_settings, keyword_settings, nearest
-from troll.algorithms.aggregation import check_aggregation
-from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.registry import Entry, Registry, keyword_settings
+from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
 from troll.algorithms.trust_regions.types import (
     GroupContext,
+    Rule,
+    StepTokens,
     TokenLosses,
     TokenPolicy,
     compared_rows,
     log_ratio,
+    scatter_rows,
 )
-from troll.errors import UserError
-
-Rule = Callable[..., TokenLosses]
+from troll.common.errors import UserError
 
 
 class Controller(Protocol):
@@ -54,66 +56,51 @@ class Controller(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchStopper(Controller, Protocol):
+    """A controller that may end the updates on a rollout batch early."""
+
+    def start_batch(self) -> None:
+        """A new rollout batch begins."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there are no more updates on this rollout batch, that of the step at hand included."""
+        ...
+
+
 @dataclass(frozen=True)
-class Setting:
-    """One setting of a rule: default, type as text, and the allowed values if they are a fixed few."""
-
-    default: Any
-    type: str
-    choices: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class RuleInfo:
-    """What is known of a registered rule.
+class RuleInfo(Entry):
+    """What is known of a registered rule; see `Entry`.
 
     Attributes:
-        name: the name users write.
-        rule: the function.
-        summary: first line of its docstring.
-        settings: by name, with defaults and types, those of the controller included.
         needs_distribution: whether new and old distributions must be given.
         needs_context: whether a `GroupContext` must be given.
-        aggregation: the aggregation the rule insists on; None leaves it to the estimator or the user.
+        needs_step: whether the rule decides over all tokens of an optimiser step, see `StepTokens`.
         reconstruction: True where the published formulas were not available and the rule is our reading.
         controller: makes the controller from its settings; None for rules with fixed settings.
     """
 
-    name: str
-    rule: Rule
-    summary: str
-    settings: Mapping[str, Setting]
-    needs_distribution: bool
-    needs_context: bool
-    aggregation: str | None
-    reconstruction: bool
+    needs_distribution: bool = False
+    needs_context: bool = False
+    needs_step: bool = False
+    reconstruction: bool = False
     controller: Callable[..., Controller] | None = field(repr=False, default=None)
 
 
-_REGISTRY: dict[str, RuleInfo] = {}
-
-
-class _Registry(Mapping[str, RuleInfo]):
-    """A read-only view of the registered rules."""
+class _TrustRegions(Registry[RuleInfo]):
+    """Rules by name; one in a file of its own is registered when it is first asked for."""
 
     def __getitem__(self, name: str) -> RuleInfo:
-        return _REGISTRY[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_REGISTRY)
-
-    def __len__(self) -> int:
-        return len(_REGISTRY)
+        if name not in self._entries and names_a_file(name):
+            rule, module = load_rule(name)
+            distribution = bool(getattr(module, "NEEDS_DISTRIBUTION", False))
+            register(name, rule, needs_distribution=distribution)
+        return super().__getitem__(name)
 
 
-TRUST_REGIONS: Mapping[str, RuleInfo] = _Registry()
-
-
-def _setting(parameter: inspect.Parameter, default: Any) -> Setting:
-    annotation = parameter.annotation
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-    choices = get_args(annotation) if text.startswith("Literal") else ()
-    return Setting(default, text, choices)
+TRUST_REGIONS: Registry[RuleInfo] = _TrustRegions("trust region")
 
 
 def register(
@@ -137,21 +124,17 @@ def register(
         controller: a class with keyword-only settings; the settings it moves are no longer the user's.
         **defaults: defaults that differ from the function's.
     """
-    parameters = keyword_settings(rule)
-    check_settings(f"register({name!r})", defaults, parameters)
-    settings = {key: _setting(p, defaults.get(key, p.default)) for key, p in parameters.items()}
-    if controller is not None:
-        settings |= {key: _setting(p, p.default) for key, p in keyword_settings(controller).items()}
-    _REGISTRY[name] = RuleInfo(
-        name=name,
-        rule=rule,
-        summary=(inspect.getdoc(rule) or "").partition("\n")[0],
-        settings=settings,
+    TRUST_REGIONS.add(
+        RuleInfo,
+        name,
+        rule,
+        defaults=defaults,
+        controller=controller,
+        aggregation=aggregation,
         needs_distribution=needs_distribution,
         needs_context="context" in inspect.signature(rule).parameters,
-        aggregation=None if aggregation is None else check_aggregation(aggregation),
+        needs_step="step" in inspect.signature(rule).parameters,
         reconstruction=reconstruction,
-        controller=controller,
     )
 
 
@@ -172,7 +155,7 @@ class TrustRegion:
         if info.controller is not None:
             own = keyword_settings(info.controller)
             self._controller = info.controller(**{key: self.settings[key] for key in own})
-        self._rule_settings = keyword_settings(info.rule)
+        self._rule_settings = keyword_settings(info.function)
 
     @property
     def needs_distribution(self) -> bool:
@@ -183,6 +166,11 @@ class TrustRegion:
     def needs_context(self) -> bool:
         """Whether a `GroupContext` must be given."""
         return self.info.needs_context
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether the rule decides over all tokens of an optimiser step."""
+        return self.info.needs_step
 
     @property
     def aggregation(self) -> str | None:
@@ -201,12 +189,20 @@ class TrustRegion:
         advantages: Tensor,
         mask: Tensor,
         context: GroupContext | None = None,
+        step: StepTokens | None = None,
+        *,
+        seed: int = 0,
     ) -> TokenLosses:
         """Per-token losses [B, T] with the rule's own and the common metrics.
 
+        Masked positions and gradients are dealt with here, once for all rules: the rule gets policies and
+        advantages that are empty where masked, an old policy and advantages without gradient, and its losses
+        and metrics are 0 where masked.
+
         Common metrics, each [B, T], the same measure for every rule: `ratio` new / old of the sampled token,
-        `log_ratio_abs`, `outside` (1 where the rule clipped, masked or projected), `kl_to_old_sampled` (an
-        unbiased estimate of KL(new || old) from the sampled token: r log r - r + 1), and with distributions
+        `log_ratio_abs`, `clip_fraction` (1 where the rule clipped, masked or projected), `kl_to_old_sampled`
+        (an unbiased estimate of KL(new || old) from the sampled token: r log r - r + 1), and with
+        distributions
         `kl_to_old` (exact KL(new || old) on the kept tokens and the tail) and `kept_mass` (mass of the kept
         tokens under the old policy).
 
@@ -216,50 +212,84 @@ class TrustRegion:
             advantages: [B, T]; constant.
             mask: [B, T], 1 at response tokens.
             context: rewards of each prompt's group, for the rules that need it.
+            step: all tokens of the optimiser step, for the rules that decide over them; left out, the step
+                is this batch.
+            seed: of random choices where step is left out.
 
         Raises:
-            UserError: the rule needs distributions or a context that are not given.
+            UserError: the rule needs distributions or a context that are not given, or does not
+                return `TokenLosses` of the shape of the mask.
         """
         if self.needs_distribution and (new.distribution is None or old.distribution is None):
             raise UserError(
                 f"trust region {self.name!r} needs the distributions of the new and the old policy"
             )
-        keep = mask.bool()
-        weights = advantages.detach().masked_fill(~keep, 0.0)
-        arguments: tuple[Any, ...] = (new, old, weights, keep)
+        mask = mask.bool()
+        new, old = new.where(mask), old.detach().where(mask)
+        advantages = advantages.detach().masked_fill(~mask, 0.0)
+        more: dict[str, Any] = {}
         if self.needs_context:
             if context is None:
                 raise UserError(
                     f"trust region {self.name!r} needs the rewards of each prompt's group (context)"
                 )
-            arguments += (context,)
-        losses = self.info.rule(*arguments, **self.current_settings())
+            more["context"] = context
+        if self.needs_step:
+            more["step"] = StepTokens.of(new, old, advantages, mask, seed) if step is None else step
+        losses = self.info.function(new, old, advantages, mask, **more, **self.current_settings())
+        if not isinstance(losses, TokenLosses):
+            raise UserError(
+                f"trust region {self.name!r}: must return TokenLosses, not {type(losses).__name__}"
+            )
         with torch.no_grad():
-            return losses.with_metrics(**self._common_metrics(new, old, keep, losses.metrics))
+            losses = losses.with_metrics(**self._common_metrics(new, old, mask, losses.metrics))
+        for name, value in {"losses": losses.per_token, **losses.metrics}.items():
+            if value.shape != mask.shape:
+                raise UserError(
+                    f"trust region {self.name!r}: {name} must be of the shape of the mask "
+                    f"{tuple(mask.shape)}, not {tuple(value.shape)}"
+                )
+        metrics = {name: value.detach().masked_fill(~mask, 0.0) for name, value in losses.metrics.items()}
+        return TokenLosses(losses.per_token.masked_fill(~mask, 0.0), metrics)
 
     @staticmethod
     def _common_metrics(
-        new: TokenPolicy, old: TokenPolicy, keep: Tensor, known: Mapping[str, Tensor]
+        new: TokenPolicy, old: TokenPolicy, mask: Tensor, known: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        difference = log_ratio(new, old, keep)
+        difference = log_ratio(new, old)
         ratio = difference.exp()
         metrics = {
-            "ratio": ratio.masked_fill(~keep, 0.0),
+            "ratio": ratio,
             "log_ratio_abs": difference.abs(),
-            "kl_to_old_sampled": (ratio * (difference - 1.0) + 1.0).masked_fill(~keep, 0.0),
-            "outside": torch.zeros_like(ratio),
+            "kl_to_old_sampled": ratio * (difference - 1.0) + 1.0,
+            "clip_fraction": torch.zeros_like(ratio),
         }
         if new.distribution is not None and old.distribution is not None:
-            metrics["kept_mass"] = kept_mass(old.distribution, keep)
+            metrics["kept_mass"] = old.distribution.kept_mass()
             if "kl_to_old" not in known:
-                rows = kl_divergence(compared_rows(new, keep).atoms(), compared_rows(old, keep).atoms())
-                metrics["kl_to_old"] = scatter_rows(rows, keep)
+                rows = kl_divergence(compared_rows(new, mask).atoms(), compared_rows(old, mask).atoms())
+                metrics["kl_to_old"] = scatter_rows(rows, mask)
         return metrics
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         """Tell an adaptive rule the means of one optimiser step; others ignore it."""
         if self._controller is not None:
             self._controller.after_step(metrics)
+
+    def start_batch(self) -> None:
+        """Tell a rule that may leave a rollout batch early that a new one begins; others ignore it."""
+        if isinstance(self._controller, BatchStopper):
+            self._controller.start_batch()
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the rule may end the updates on a rollout batch early."""
+        return isinstance(self._controller, BatchStopper)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there are no more updates on this rollout batch, that of the step at hand included."""
+        return isinstance(self._controller, BatchStopper) and self._controller.stopped
 
     def state_dict(self) -> dict[str, Any]:
         """State of the adaptive settings; empty for rules without."""
@@ -271,30 +301,10 @@ class TrustRegion:
             self._controller.load_state_dict(state)
 
 
-def scatter_rows(rows: Tensor, keep: Tensor) -> Tensor:
-    """Values [M] of the positions where keep [B, T] is true, back in their places; 0 elsewhere."""
-    return rows.new_zeros(keep.shape).masked_scatter(keep, rows)
-
-
-def kept_mass(old: SparseLogProbs, keep: Tensor) -> Tensor:
-    """Mass of the kept tokens, 1 - exp(tail), [B, T]; 0 where masked."""
-    return (-torch.expm1(old.tail_log_prob.detach().clamp(max=0.0))).masked_fill(~keep, 0.0)
-
-
 def make_trust_region(name: str, **settings: Any) -> TrustRegion:
     """A registered rule with settings.
 
     Raises:
-        UserError: unknown name, unknown setting, or a value outside the setting's choices.
+        UserError: unknown name or setting, or a value that the setting does not allow.
     """
-    if name not in TRUST_REGIONS:
-        raise UserError(f"trust region: unknown name {name!r}{nearest(name, TRUST_REGIONS)}")
-    info = TRUST_REGIONS[name]
-    check_settings(f"trust region {name!r}", settings, info.settings)
-    for key, value in settings.items():
-        choices = info.settings[key].choices
-        if choices and value not in choices:
-            raise UserError(
-                f"trust region {name!r}: {key}={value!r} is not one of {', '.join(map(repr, choices))}"
-            )
-    return TrustRegion(info, settings)
+    return TrustRegion(TRUST_REGIONS.find(name, settings), settings)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
 from troll.algorithms.divergences import result_dtype
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
 LOG_RATIO_LIMIT = 20.0
-# Least mass of a tail: 1e-12, which the paper gives to each dropped token (its code's configuration,
-# default_log_prob -27.631). An old tail rounded off to zero must not forbid what the new policy has there.
-TAIL_FLOOR = -27.631
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,24 @@ class TokenPolicy:
     distribution: SparseLogProbs | None = None
     entropy: Tensor | None = None
     token_ids: Tensor | None = None
+
+    def where(self, mask: Tensor) -> TokenPolicy:
+        """The same policy at the tokens that mask [B, T] (bool) marks; zeros, and empty rows, elsewhere."""
+        return TokenPolicy(
+            self.log_probs.masked_fill(~mask, 0.0),
+            None if self.distribution is None else self.distribution.where(mask),
+            None if self.entropy is None else self.entropy.masked_fill(~mask, 0.0),
+            None if self.token_ids is None else self.token_ids.masked_fill(~mask, 0),
+        )
+
+    def detach(self) -> TokenPolicy:
+        """The same policy without gradient."""
+        return TokenPolicy(
+            self.log_probs.detach(),
+            None if self.distribution is None else self.distribution.detach(),
+            None if self.entropy is None else self.entropy.detach(),
+            self.token_ids,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,8 +83,54 @@ class GroupContext:
 
 
 @dataclass(frozen=True)
+class StepTokens:
+    """All response tokens of an optimiser step, for rules that decide over the whole of it.
+
+    A mini-batch may be cut into micro-batches and spread over processes; a rule is called for each part, and
+    every call gets the same step, so that its decisions do not depend on how the step was cut.
+
+    Attributes:
+        log_probs: [N] of the policy being trained.
+        log_ratio: [N], see `log_ratio`.
+        advantages: [N].
+        start: number of the first of these tokens that belongs to the part at hand; its tokens follow in the
+            order of their responses.
+        seed: of this step's random choices.
+    """
+
+    log_probs: Tensor
+    log_ratio: Tensor
+    advantages: Tensor
+    start: int = 0
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, seed: int = 0
+    ) -> StepTokens:
+        """The step that consists of one part.
+
+        Args:
+            new: policy being trained.
+            old: the policy it is compared with.
+            advantages: [B, T].
+            mask: [B, T] bool.
+            seed: of this step's random choices.
+        """
+        difference = log_ratio(new, old).detach()[mask]
+        log_probs = new.log_probs.detach()[mask].to(difference.dtype)
+        return cls(log_probs, difference, advantages.detach()[mask].to(difference.dtype), seed=seed)
+
+    def own(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Values [N] of the step's tokens at those of the part [B, T] that mask (bool) marks; 0 elsewhere."""
+        return scatter_rows(values[self.start : self.start + int(mask.sum())], mask)
+
+
+@dataclass(frozen=True)
 class TokenLosses:
     """Per-token losses and what to report about them.
+
+    A rule may leave anything at masked positions and gradients in its metrics: `TrustRegion` removes both.
 
     Attributes:
         per_token: [B, T] loss to minimise, before aggregation; 0 at masked positions.
@@ -83,22 +145,25 @@ class TokenLosses:
         return replace(self, metrics={**extra, **self.metrics})
 
 
-def log_ratio(new: TokenPolicy, old: TokenPolicy, mask: Tensor) -> Tensor:
-    """Log-ratio log new - log old of the sampled tokens [B, T], clamped to +-20, and 0 where masked.
+Rule = Callable[..., TokenLosses]
 
-    Masked positions are cut off before the subtraction: NaN or inf there reaches neither value nor gradient.
-    """
-    masked = ~mask.bool()
+
+def log_ratio(new: TokenPolicy, old: TokenPolicy) -> Tensor:
+    """Log-ratio log new - log old of the sampled tokens [B, T], at least float32, clamped to +-20."""
     dtype = result_dtype(new.log_probs, old.log_probs)
-    new_log = new.log_probs.masked_fill(masked, 0.0).to(dtype)
-    old_log = old.log_probs.detach().masked_fill(masked, 0.0).to(dtype)
-    return (new_log - old_log).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (new.log_probs.to(dtype) - old.log_probs.to(dtype)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
+    """Values [M] of the positions that mask [B, T] (bool) marks, back in their places; 0 elsewhere."""
+    return rows.new_zeros(mask.shape).masked_scatter(mask, rows)
 
 
 def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
     """The distribution at the response tokens [M, K], as all divergences between policies see it.
 
-    Masked positions are left out, and tails are floored at TAIL_FLOOR.
+    Masked positions are left out. No tail has less than exp(DEFAULT_LOG_PROB): an old tail that was rounded
+    off to zero must not forbid what the new policy has there.
 
     Raises:
         UserError: the policy came without its distribution.
@@ -106,7 +171,7 @@ def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
     if policy.distribution is None:
         raise UserError("this trust region needs the distributions of the new and the old policy")
     rows = policy.distribution.rows(mask)
-    return SparseLogProbs(rows.token_ids, rows.log_probs, rows.tail_log_prob.clamp(min=TAIL_FLOOR))
+    return SparseLogProbs(rows.token_ids, rows.log_probs, rows.tail_log_prob.clamp(min=DEFAULT_LOG_PROB))
 
 
 def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tensor) -> Tensor:
@@ -129,7 +194,7 @@ def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tenso
         raise UserError(
             "TokenPolicy.token_ids is missing: rules that read the distribution need the sampled ids"
         )
-    found, slot = (ids == sampled[chosen].unsqueeze(-1)).max(-1)
-    if not bool(found.all()):
+    kept, slot = (ids == sampled[chosen].unsqueeze(-1)).max(-1)
+    if not bool(kept.all()):
         raise UserError("a sampled token is not among the kept ones; keep it always (sparsify: always_keep)")
     return slot

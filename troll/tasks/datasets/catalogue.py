@@ -46,7 +46,7 @@ class DataSet:
         convert: (row, number) to a problem.
         parts: by split.
         evalplus: which release of evalplus holds it, if it comes from there instead of the hub.
-        stand_in: what the mirror has in place of the paper's own set; None where it is the same.
+        substitute: what the mirror has in place of the paper's own set; None where it is the same.
     """
 
     name: str
@@ -55,7 +55,7 @@ class DataSet:
     convert: convert.Convert
     parts: Mapping[str, Part] = field(default_factory=dict)
     evalplus: str | None = None
-    stand_in: str | None = None
+    substitute: str | None = None
 
 
 _SUBJECTS = (
@@ -130,7 +130,7 @@ _SETS: Sequence[DataSet] = (
             "test": Part(None, (HubPart("philippbecker/troll_data", "test"),), rows=1024),
             "all": Part("dapo_math_17k/dapo_math_17k.jsonl.gz", (), rows=17917),
         },
-        stand_in="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
+        substitute="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
     ),
     DataSet(
         "aime24",
@@ -173,7 +173,7 @@ _SETS: Sequence[DataSet] = (
         "math",
         convert.answered,
         {"test": _simple("omni_math_rule/test.jsonl.gz", "KbsdJames/Omni-MATH-Rule", 2821)},
-        stand_in="the 2,821 rule-checkable problems; the authors' aligned and de-duplicated copy is not here",
+        substitute="the 2,821 rule-checkable problems; not the authors' aligned and de-duplicated copy",
     ),
     _eurus("eurus-math", "math", convert.eurus_math),
     _eurus("eurus-code", "code", convert.eurus_code),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.math import last_boxed
 

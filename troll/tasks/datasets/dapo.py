@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from troll.seeding import derive_seed
+from troll.common.seeding import derive_seed
 from troll.tasks.types import Problem
 
 HELD_OUT = 1024  # as many as the authors hold out

@@ -1,4 +1,4 @@
-"""Data from the Hugging Face hub, pinned by the lock file (`troll.pins`)."""
+"""Data from the Hugging Face hub, pinned by the lock file (`troll.common.lock_file`)."""
 
 import hashlib
 import json
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from troll import pins
-from troll.errors import UserError
+from troll.common import lock_file
+from troll.common.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,20 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
     Raises:
         UserError: the hub cannot be reached, or the content is not what the lock file or the row count says.
     """
-    revision = pins.pinned(part.repository).get("revision") or _resolve(part.repository)
+    revision = lock_file.pinned(part.repository).get("revision") or _resolve(part.repository)
     rows = _download(part, revision)
     where = f"{part.repository} ({part.key}) at revision {revision}"
     if part.rows is not None and len(rows) != part.rows:
         raise UserError(f"{where}: {len(rows)} rows, expected {part.rows}")
     found: dict[str, dict[str, int | str]] = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
-    pins.pin(part.repository, revision, "parts", found)
+    lock_file.pin(part.repository, revision, "parts", found)
     return rows, revision
 
 
 def _unreachable(repository: str, error: Exception) -> UserError:
-    return pins.unreachable(repository, error, "go online once, or name a local mirror in TROLL_DATA_MIRROR")
+    return lock_file.unreachable(
+        repository, error, "go online once, or name a local mirror in TROLL_DATA_MIRROR"
+    )
 
 
 def _resolve(repository: str) -> str:
@@ -69,7 +71,7 @@ def _resolve(repository: str) -> str:
         revision = HfApi().dataset_info(repository).sha
     except Exception as error:  # its errors come from several libraries below it
         raise _unreachable(repository, error) from None
-    return pins.named_revision(repository, revision)
+    return lock_file.named_revision(repository, revision)
 
 
 def _download(part: HubPart, revision: str) -> list[dict[str, Any]]:

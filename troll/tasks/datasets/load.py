@@ -1,15 +1,19 @@
-"""Loads data sets: from the mirror if the environment names one, else from the hub; never from both."""
+"""Loads data sets: from the mirror that the environment names where it holds them, else from the hub.
+
+A data set is never put together from both: a mirror that holds some of its files must hold them all.
+"""
 
 import functools
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from troll.errors import UserError
-from troll.files import read_jsonl
-from troll.pins import lock_path
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
+from troll.common.lock_file import lock_path
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
 from troll.tasks.datasets.dapo import split_dapo
@@ -18,6 +22,9 @@ from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mir
 from troll.tasks.types import Problem
 
 Row = Mapping[str, Any]
+
+STAND_INS = "TROLL_REHEARSAL_ROWS"
+"""Names the directory of the rows that stand in for data sets in a rehearsal (`troll rehearse`)."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +35,8 @@ class Loaded:
         name: of the data set.
         split: of the data set.
         problems: in the order of the source.
-        provenance: ``source`` (mirror, hub or evalplus), what it was read from with digests, ``stand_in``
-            (whether it stands in for the set that the paper used) and ``note``.
+        provenance: ``source`` (mirror, hub, evalplus or rehearsal), what it was read from with digests,
+            ``substitute`` (whether it stands in for the set that the paper used) and ``note``.
         sha256: of the problems as canonical JSON lines.
     """
 
@@ -55,13 +62,26 @@ def load(name: str, split: str = "test") -> Loaded:
     item = DATA_SETS[name]
     if split not in item.parts:
         raise UserError(f"data set {name} has no split {split!r}; valid: {', '.join(item.parts)}")
-    return _load(name, split, mirror(), lock_path())
+    return _load(name, split, mirror_of(item), lock_path())
+
+
+def mirror_of(item: DataSet) -> Path | None:
+    """The mirror's directory if it holds this data set, or a part of it; None: the hub has to be asked.
+
+    Raises:
+        UserError: the environment names a mirror that is no directory.
+    """
+    root = mirror()
+    files = [part.file for part in item.parts.values() if part.file is not None]
+    if item.name == "humaneval":  # its tests are those of HumanEval+
+        files += [part.file for part in DATA_SETS["humaneval+"].parts.values() if part.file is not None]
+    return root if root is not None and any((root / file).exists() for file in files) else None
 
 
 @functools.lru_cache(maxsize=64)
 def _load(name: str, split: str, root: Path | None, _lock: Path) -> Loaded:
     item = DATA_SETS[name]
-    if name == "dapo" and root is not None and split != "all":
+    if name == "dapo" and root is not None and split != "all" and _stand_ins(name, split) is None:
         whole = _load(name, "all", root, _lock)
         splits, facts = split_dapo(whole.problems)
         return _loaded(name, split, splits[split], {**whole.provenance, "split": facts})
@@ -82,27 +102,34 @@ def _loaded(name: str, split: str, problems: Sequence[Problem], provenance: Mapp
         if problem.task_id in seen:
             raise UserError(f"data set {name}: task_id {problem.task_id!r} occurs twice in split {split}")
         seen.add(problem.task_id)
-    expected = DATA_SETS[name].parts[split].rows
+    expected = None if provenance["source"] == "rehearsal" else DATA_SETS[name].parts[split].rows
     if expected is not None and len(problems) != expected:
         raise UserError(f"data set {name}: {len(problems)} problems in split {split}, expected {expected}")
     digest = rows_digest(problem.as_row() for problem in problems)
     return Loaded(name, split, tuple(problems), provenance, digest)
 
 
+def _stand_ins(name: str, split: str) -> Path | None:
+    """The file of rows that stand in for a split; none outside of a rehearsal, or where it has the data."""
+    directory = os.environ.get(STAND_INS)
+    path = Path(directory, name, f"{split}.jsonl") if directory else None
+    return path if path is not None and path.exists() else None
+
+
 def _rows(item: DataSet, split: str, root: Path | None) -> tuple[list[Row], dict[str, Any]]:
     part = item.parts[split]
+    if (stand_ins := _stand_ins(item.name, split)) is not None:
+        note = {"source": "rehearsal", "substitute": True, "note": "built-in rows of a rehearsal"}
+        return [row for row in read_jsonl(stand_ins) if part.keep(row)], note
     if root is not None:
         if part.file is None:
-            raise UserError(
-                f"data set {item.name}: the mirror has no such data ({VARIABLE}={root}); unset {VARIABLE} to "
-                f"read it from the hub"
-            )
+            raise UserError(f"data set {item.name}: split {split!r} is on the hub only; unset {VARIABLE}")
         provenance = {
             "source": "mirror",
             "file": part.file,
             "sha256": mirror_files()[part.file].sha256,
-            "stand_in": item.stand_in is not None,
-            "note": item.stand_in or "",
+            "substitute": item.substitute is not None,
+            "note": item.substitute or "",
         }
         return [row for row in read_mirror(root, part.file) if part.keep(row)], provenance
     if item.evalplus is not None:
@@ -122,7 +149,7 @@ def _hub_rows(part: Part) -> tuple[list[Row], dict[str, Any]]:
         "source": "hub",
         "repository": part.hub[0].repository,
         "revision": revision,
-        "stand_in": False,
+        "substitute": False,
         "note": "",
     }
     return rows, provenance
@@ -156,6 +183,6 @@ def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
         "source": "evalplus",
         "version": version,
         "sha256": digest,
-        "stand_in": False,
+        "substitute": False,
         "note": "",
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from troll.errors import UserError
+from troll.common.errors import UserError
 
 VARIABLE = "TROLL_DATA_MIRROR"
 

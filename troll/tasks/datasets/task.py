@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from troll.errors import UserError
-from troll.seeding import derive_seed
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.tasks.datasets.load import load
 from troll.tasks.types import Demonstration, Problem, Split, Task
@@ -29,8 +29,8 @@ def whole_split(name: str, split: Split) -> list[Problem]:
         raise UserError(f"data set {item.name} has no {split} problems; it has {', '.join(item.parts)}")
     loaded = load(item.name, source)
     problems = list(loaded.problems)
-    if loaded.provenance["stand_in"]:  # said in every problem, so that it is known wherever its file goes
-        note = {"stand_in": loaded.provenance["note"]}
+    if loaded.provenance["substitute"]:  # said in every problem, so that it is known wherever its file goes
+        note = {"substitute": loaded.provenance["note"]}
         problems = [replace(problem, record={**problem.record, **note}) for problem in problems]
     if "validation" not in item.parts and split in ("train", "validation"):
         order = list(range(len(problems)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from troll.seeding import derive_seed
+from troll.common.seeding import derive_seed
 from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
@@ -163,4 +163,6 @@ TASK = Task(
     generate=generate,
     demonstrate=demonstrate,
     reward=math_rewards,
+    ranges={"operations": (1, 50), "guess_right": (0, 1), "names": (0, len(_SYLLABLES) ** 2)},
+    shares=("guess", "stop_early"),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from troll.seeding import derive_seed
+from troll.common.seeding import derive_seed
 from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
@@ -193,4 +193,7 @@ TASK = Task(
     generate=generate,
     demonstrate=demonstrate,
     reward=code_rewards,
+    # There are 41 different arguments of a function of x.
+    ranges={"levels": (min(_FAMILIES), max(_FAMILIES)), "base_inputs": (1, 20), "plus_inputs": (0, 20)},
+    shares=("print", "other"),
 )

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from troll.errors import UserError
-from troll.seeding import derive_seed
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
 from troll.tasks.types import Split
 
 Item = TypeVar("Item")
@@ -35,7 +35,7 @@ def draw_distinct(
         identity: what it asks, as text, whatever the wording.
         split: the split wanted.
         count: how many.
-        **coordinates: names the random stream (see `troll.seeding.derive_seed`).
+        **coordinates: names the random stream (see `troll.common.seeding.derive_seed`).
 
     Raises:
         UserError: the task has too few different problems.

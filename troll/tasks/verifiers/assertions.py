@@ -1,21 +1,22 @@
 """Judges programs by a data set's own tests: MBPP's assertions, Eurus' calls and standard input.
 
 No test runs where the candidate is. Of ``assert f(2) == 4`` only ``f(2)`` is evaluated beside the candidate;
-``4`` is evaluated in a sandbox of its own, and the two are compared here, as plain data. So a program can
-neither read an expected value nor forge a verdict.
+``4`` is evaluated in a sandbox of its own, and the two are compared elsewhere (``judge.py``), as plain data.
+So a program can neither read an expected value nor forge a verdict.
 """
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from troll.errors import UserError
-from troll.tasks import plain_data
-from troll.tasks.sandbox import Execution, Limits, Output, Program, run_batch
-from troll.tasks.verifiers.comparison import values_match
-from troll.tasks.verifiers.extraction import extract_code
+from troll.common.errors import UserError
+from troll.tasks.sandbox import plain_data
+from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
+from troll.tasks.verifiers.extraction import whole_program
+from troll.tasks.verifiers.judge import Rule, compare
 from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 # Names that no candidate has reason to use; redefining it changes nothing, since ours comes last.
@@ -61,18 +62,19 @@ def verify_assertions(
     tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
     programs = [
         _program(
-            record["prompt"] + extract_code(text, record["entry_point"]),
+            whole_program(record["prompt"], text, record["entry_point"]),
             test.setup,
             test.questions,
             limits or _LIMITS,
         )
         for record, text, test in zip(records, completions, tests, strict=True)
     ]
-    verdicts = []
-    for test, execution in zip(tests, run_batch(programs, workers=workers), strict=True):
-        outputs = [Output("value", text) for text in test.expected]
-        verdicts.append(_judge(execution, outputs, exact=True))
-    return verdicts
+
+    def judged(number: int, execution: Execution) -> CodeVerdict:
+        outputs = [Output("value", text) for text in tests[number].expected]
+        return _judge(execution, outputs, "exact", (limits or _LIMITS).cpu_s)
+
+    return run_batch(programs, workers=workers, reduce=judged)
 
 
 def _program(source: str, setup: str, questions: Sequence[str], limits: Limits | None) -> Program:
@@ -138,25 +140,26 @@ def verify_stdio(
         UserError: the sandbox cannot start, or a record's inputs are no plain data.
     """
     programs: list[Program] = []
-    places: list[range] = []
+    judges: list[Callable[[Execution], CodeVerdict]] = []
+    own: list[range] = []
+    cpu_s = (limits or Limits()).cpu_s
     for record, text in zip(records, completions, strict=True):
         name, start = record["entry_point"], len(programs)
-        source = record["prompt"] + extract_code(text, name or None)
+        source = whole_program(record["prompt"], text, name or None)
         if name:
-            programs.append(Program(source, name, plain_data.encode(_calls(record)), limits=limits))
-        else:
-            programs += [Program(source, stdin=str(stdin), limits=limits) for stdin in record["inputs"]]
-        places.append(range(start, len(programs)))
-    executions = run_batch(programs, workers=workers)
-    verdicts = []
-    for record, place in zip(records, places, strict=True):
-        found = [executions[number] for number in place]
-        if record["entry_point"]:
             outputs = [Output("value", plain_data.encode(_json(item))) for item in record["outputs"]]
-            verdicts.append(_judge(found[0], outputs, exact=False))
+            programs.append(Program(source, name, plain_data.encode(_calls(record)), limits=limits))
+            judges.append(partial(_judge, expected=outputs, rule="lists", cpu_s=cpu_s))
         else:
-            verdicts.append(_judge_texts(found, [str(text) for text in record["outputs"]]))
-    return verdicts
+            for number, (stdin, wanted) in enumerate(zip(record["inputs"], record["outputs"], strict=True)):
+                programs.append(Program(source, stdin=str(stdin), limits=limits))
+                judges.append(partial(_judge_text, expected=str(wanted), number=number))
+        own.append(range(start, len(programs)))
+    verdicts = run_batch(
+        programs, workers=workers, reduce=lambda number, execution: judges[number](execution)
+    )
+    right = CodeVerdict(True, True, "passed")
+    return [next((verdicts[i] for i in numbers if not verdicts[i].passed), right) for numbers in own]
 
 
 def _json(value: Any) -> Any:
@@ -177,12 +180,11 @@ def _calls(record: Mapping[str, Any]) -> list[list[Any]]:
     return calls
 
 
-def _judge_texts(executions: Sequence[Execution], expected: Sequence[str]) -> CodeVerdict:
-    for number, (execution, text) in enumerate(zip(executions, expected, strict=True)):
-        if execution.status != "finished":
-            return CodeVerdict(False, False, unfinished(execution), execution.detail)
-        if _lines(execution.stdout) != _lines(text):
-            return CodeVerdict(False, False, "wrong", f"input {number}")
+def _judge_text(execution: Execution, expected: str, number: int) -> CodeVerdict:
+    if execution.status != "finished":
+        return CodeVerdict(False, False, unfinished(execution), execution.detail)
+    if _lines(execution.stdout) != _lines(expected):
+        return CodeVerdict(False, False, "wrong", f"input {number}")
     return CodeVerdict(True, True, "passed")
 
 
@@ -190,34 +192,17 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _judge(execution: Execution, expected: Sequence[Output], *, exact: bool) -> CodeVerdict:
+def _judge(execution: Execution, expected: Sequence[Output], rule: Rule, cpu_s: float) -> CodeVerdict:
     if execution.status in ("infrastructure", "rejected"):
         return CodeVerdict(False, False, unfinished(execution), execution.detail)
-    for number, (output, wanted) in enumerate(zip(execution.outputs, expected, strict=False)):
+    comparison = compare(execution.outputs, expected, rule=rule, cpu_s=cpu_s)
+    for number, (output, matched) in enumerate(zip(execution.outputs, comparison.matched, strict=True)):
         if output.kind == "opaque":
             return CodeVerdict(False, False, "rejected", output.text)
-        if output.kind == "value" and not _matches(output, wanted, exact):
+        if number in comparison.reasons:
+            return CodeVerdict(False, False, "incomparable", f"input {number} {comparison.reasons[number]}")
+        if output.kind == "value" and not matched:
             return CodeVerdict(False, False, "wrong", f"input {number}")
     if execution.status != "finished" or len(execution.outputs) != len(expected):
         return CodeVerdict(False, False, unfinished(execution), execution.detail)
     return CodeVerdict(True, True, "passed")
-
-
-def _matches(output: Output, expected: Output, exact: bool) -> bool:
-    if output.text == expected.text:
-        return True
-    try:
-        value, wanted = output.value, expected.value
-        if exact:
-            return bool(value == wanted)
-        return values_match(_lists(value), _lists(wanted), 0)
-    except (plain_data.NotPlainError, RecursionError):
-        return False
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _lists(item) for key, item in value.items()}
-    return value

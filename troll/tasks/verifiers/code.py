@@ -1,17 +1,19 @@
 """Judges function bodies by evalplus-like records: base and plus inputs, the reference's outputs.
 
 Both the reference solution and the candidates run in the sandbox; only encoded inputs go in and only encoded
-outputs come out, and the comparison happens here, where no candidate's object ever is.
+outputs come out, and the comparison happens elsewhere, where no candidate's object ever is (``judge.py``).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from troll.errors import UserError
-from troll.tasks.sandbox import Execution, Limits, Program, run_batch
+from troll.common.errors import UserError
+from troll.common.progress import say
+from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
-from troll.tasks.verifiers.extraction import extract_code
+from troll.tasks.verifiers.extraction import whole_program
+from troll.tasks.verifiers.judge import compare
 from troll.tasks.verifiers.references import CodeProblem, Reference, read_problem, reference_outputs
 from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
@@ -43,6 +45,9 @@ def code_rewards(problems: Sequence[_HasRecord], completions: Sequence[str]) -> 
             raise UserError(
                 f"sandbox: failed while judging a program ({verdict.detail}); not counted as wrong"
             )
+    unsure = [verdict.detail for verdict in verdicts if verdict.status == "incomparable"]
+    if unsure:
+        say(f"verifier: {len(unsure)} of {len(verdicts)} programs count as wrong unseen: {unsure[0]}")
     return [float(verdict.passed) for verdict in verdicts]
 
 
@@ -59,9 +64,9 @@ def verify_code(
         records: one per completion; those with ``test_list`` are judged by their assertions, those with
             ``outputs`` by `verify_stdio`. All others are evalplus-like, with prompt, entry_point,
             canonical_solution, base_input, plus_input (lists of argument lists) and atol.
-        completions: the program is the prompt and what `extract_code` finds in the completion.
-        limits: of one program over all its inputs; default `troll.tasks.sandbox.Limits`. A program always
-            gets four times the CPU time of its problem's reference.
+        completions: see `troll.tasks.verifiers.extraction.whole_program`.
+        limits: of one program over all its inputs; default `troll.tasks.sandbox.pool.Limits`. A program
+            always gets four times the CPU time of its problem's reference.
         workers: programs in flight.
 
     Raises:
@@ -94,17 +99,19 @@ def _verify_evalplus(
     references = reference_outputs(problems, workers=workers)
     unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
     programs = [_program(references[digest], text, limits or Limits()) for digest, text in unique]
-    executions = run_batch(programs, workers=workers)
-    verdicts = {
-        (digest, text): _judge(execution, references[digest])
-        for (digest, text), execution in zip(unique, executions, strict=True)
-    }
+    of_program = [references[digest] for digest, _ in unique]
+
+    def judged(number: int, execution: Execution) -> CodeVerdict:
+        return _judge(execution, of_program[number], (programs[number].limits or Limits()).cpu_s)
+
+    found = run_batch(programs, workers=workers, reduce=judged)
+    verdicts = dict(zip(unique, found, strict=True))
     return [verdicts[item.digest, text] for item, text in zip(problems, completions, strict=True)]
 
 
 def _program(reference: Reference, completion: str, limits: Limits) -> Program:
     problem = reference.problem
-    source = problem.prompt + extract_code(completion, problem.entry_point)
+    source = whole_program(problem.prompt, completion, problem.entry_point)
     return Program(source, problem.entry_point, problem.inputs, limits=_limits_for(limits, reference))
 
 
@@ -120,21 +127,27 @@ def _limits_for(limits: Limits, reference: Reference) -> Limits:
     )
 
 
-def _judge(execution: Execution, reference: Reference) -> CodeVerdict:
+def _judge(execution: Execution, reference: Reference, cpu_s: float) -> CodeVerdict:
+    if execution.status in ("infrastructure", "rejected"):
+        # Whoever wrote more than the runner asked for has shown what it is after, whatever would match.
+        return CodeVerdict(False, False, unfinished(execution), execution.detail)
     item = reference.problem
-    matched = [
-        item.matches(number, output, wanted)
-        for number, (output, wanted) in enumerate(zip(execution.outputs, reference.outputs, strict=False))
-    ]
-    matched += [False] * (len(reference.outputs) - len(matched))
+    comparison = compare(
+        execution.outputs,
+        reference.outputs,
+        rule=item.oracle or "evalplus",
+        tolerance=item.tolerance,
+        arguments=item.arguments if item.oracle else None,
+        cpu_s=cpu_s,
+    )
+    matched = comparison.matched + [False] * (len(reference.outputs) - len(comparison.matched))
     base, plus = all(matched[: item.base_count]), all(matched[item.base_count :])
-    if execution.status == "infrastructure":
-        return CodeVerdict(False, False, "infrastructure", execution.detail)
-    if execution.status == "rejected" or (base and plus):
-        # Whoever wrote more than the runner asked for has shown what it is after, whatever matched.
+    if base and plus:
         passed = execution.status == "finished"
         return CodeVerdict(passed, passed, "passed" if passed else unfinished(execution), execution.detail)
     first = matched.index(False)
+    if first in comparison.reasons:
+        return CodeVerdict(base, plus, "incomparable", f"input {first} {comparison.reasons[first]}")
     if first < len(execution.outputs):
         output = execution.outputs[first]
         if output.kind == "opaque":

@@ -7,8 +7,8 @@ not-a-number equals itself here, while evalplus' answer depends on object identi
 
 from typing import Any
 
-from troll.tasks.plain_data import NotPlainError
-from troll.tasks.sandbox import Output
+from troll.tasks.sandbox.plain_data import NotPlainError, encode
+from troll.tasks.sandbox.program import Output
 
 # evalplus: numpy.allclose's relative tolerance, and the absolute one for floats of problems that name none
 _RELATIVE_TOLERANCE = 1e-7
@@ -31,6 +31,41 @@ def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
         return values_match(output.value, expected.value, tolerance)
     except (NotPlainError, RecursionError):
         return False
+
+
+def equal(output: Output, expected: Output) -> bool:
+    """Tells whether two outputs are equal values, as an assertion would."""
+    if output.kind != "value" or expected.kind != "value":
+        return False
+    try:
+        return bool(output.value == expected.value)
+    except (NotPlainError, RecursionError):
+        return False
+
+
+def equal_as_lists(output: Output, expected: Output) -> bool:
+    """Tells whether two outputs are equal where JSON is the measure: tuples count as lists, keys as text."""
+    if output.kind != "value" or expected.kind != "value":
+        return False
+    try:
+        return values_match(_lists(output.value), _lists(expected.value), 0)
+    except (NotPlainError, RecursionError):
+        return False
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {_key(key): _lists(item) for key, item in value.items()}
+    return value
+
+
+def _key(key: Any) -> str:
+    try:
+        return str(key)
+    except ValueError:  # an integer of more digits than Python writes
+        return encode(key)
 
 
 def values_match(value: Any, expected: Any, tolerance: float) -> bool:

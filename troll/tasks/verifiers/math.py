@@ -1,7 +1,11 @@
 r"""Judges answers in ``\boxed{}``.
 
-The last box of a completion is compared with the reference answer, plain integers directly and everything
-else by math-verify (https://github.com/huggingface/Math-Verify). A completion without a box is wrong.
+The last box of a completion is compared with the reference answer. A completion without a box is wrong. There
+are two standards. Evaluation compares by math-verify as published
+(https://github.com/huggingface/Math-Verify), so that its figures are comparable with those of others. Rewards
+ask for the exact value of the whole answer, since a policy learns whatever math-verify lets pass. References
+in scientific notation (``4.5e33``), which math-verify reads as multiples of e, get the standard of rewards in
+both.
 
 math-verify runs in processes of its own (``math_worker.py``), each bounded in memory and in the CPU time of a
 comparison, so that a busy machine turns no right answer into a wrong one. Its own timeouts are signals that
@@ -23,8 +27,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
-from troll.errors import UserError
+from troll.common.errors import UserError
+from troll.tasks.verifiers.notation import is_scientific, same_number
 
+Standard = Literal["evaluation", "reward"]
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
 
 TIMEOUT_S = 5.0  # math-verify's own default per operation
@@ -35,6 +41,11 @@ _CACHE_SIZE = 100_000
 # Longer answers are no answers, and parsing is not linear.
 _MAX_ANSWER_CHARACTERS = 2_000
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
+# The answer stands at the end; what a policy repeats without end before it is not searched.
+_MAX_SEARCHED_CHARACTERS = 200_000
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# An escaped character, which is no brace, or a brace.
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 class _HasAnswer(Protocol):
@@ -53,13 +64,14 @@ def math_rewards(problems: Sequence[_HasAnswer], completions: Sequence[str]) -> 
         UserError: math-verify is not installed and an answer needs it.
     """
     answers = [problem.answer for problem in problems]
-    return [float(status == "passed") for status in judge_math(answers, completions)]
+    return [float(status == "passed") for status in judge_math(answers, completions, standard="reward")]
 
 
 def judge_math(
     answers: Sequence[str],
     completions: Sequence[str],
     *,
+    standard: Standard = "evaluation",
     timeout_s: float = TIMEOUT_S,
     extraction: Literal["box", "text"] = "box",
 ) -> list[MathStatus]:
@@ -68,6 +80,7 @@ def judge_math(
     Args:
         answers: reference answers (the content of the box, without ``\boxed{}``).
         completions: texts, one per answer.
+        standard: ``evaluation`` is math-verify as published, ``reward`` the exact value; see above.
         timeout_s: CPU seconds for one comparison; beyond, the worker is killed and the status is ``timeout``.
         extraction: ``box`` is the convention above. With ``text`` everything is left to math-verify: it
             looks for an answer anywhere in the completion, and decides all pairs itself.
@@ -79,12 +92,14 @@ def judge_math(
         UserError: math-verify is not installed and an answer needs it.
     """
     pairs = [
-        (answer.strip(), completion, "text") if extraction == "text" else _boxed_pair(answer, completion)
+        ("text", answer.strip(), completion)
+        if extraction == "text"
+        else _boxed_pair(standard, answer, completion)
         for answer, completion in zip(answers, completions, strict=True)
     ]
-    verdicts: dict[tuple[str, ...], MathStatus] = {}
+    verdicts: dict[_Pair, MathStatus] = {}
     for pair in pairs:
-        if pair is not None and len(pair) == 2 and pair not in verdicts:
+        if pair is not None and pair[0] != "text" and pair not in verdicts:
             quick = _quick(*pair)
             if quick is not None:
                 verdicts[pair] = quick
@@ -96,36 +111,44 @@ def judge_math(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None if none."""
-    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
-        depth = 1
-        position = start
-        while position < len(text):
-            character = text[position]
-            if character == "\\":
-                position += 1  # an escaped brace does not count
-            elif character == "{":
-                depth += 1
-            elif character == "}":
-                depth -= 1
-                if depth == 0:
-                    return text[start:position]
-            position += 1
-    return None
+    r"""The content of the last complete ``\boxed{...}`` or ``\fbox{...}``, braces balanced; None if none.
+
+    Takes time linear in the text, and looks at its last 200,000 characters only.
+    """
+    text = text[-_MAX_SEARCHED_CHARACTERS:]
+    starts = {match.end() for match in _BOX.finditer(text)}
+    opened: list[int] = []
+    last = (-1, -1)
+    for match in _BRACE.finditer(text) if starts else ():
+        if match[0] == "{":
+            opened.append(match.end())
+        elif match[0] == "}" and opened:
+            start = opened.pop()
+            if start in starts and start > last[0]:
+                last = (start, match.start())
+    return None if last[0] < 0 else text[slice(*last)]
 
 
-def _boxed_pair(answer: str, completion: str) -> tuple[str, ...] | None:
+_Pair = tuple[str, str, str]  # standard, reference answer, answer
+
+
+def _boxed_pair(standard: Standard, answer: str, completion: str) -> _Pair | None:
     box = last_boxed(completion)
-    return None if box is None or not box.strip() else (answer.strip(), box.strip())
+    if box is None or not box.strip():
+        return None
+    return ("reward" if is_scientific(answer) else standard, answer.strip(), box.strip())
 
 
-def _quick(answer: str, box: str) -> MathStatus | None:
+def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
     """Decides pairs that need no algebra; None for the others."""
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(box):
         return "passed" if int(answer) == int(box) else "wrong"
     if answer == box:
         return "passed"
-    return "wrong" if len(box) > _MAX_ANSWER_CHARACTERS else None
+    if len(box) > _MAX_ANSWER_CHARACTERS:
+        return "wrong"
+    same = same_number(answer, box) if standard == "reward" else None
+    return None if same is None else "passed" if same else "wrong"
 
 
 class _Worker:
@@ -145,7 +168,7 @@ class _Worker:
         self.ready = False
         self.item: int | None = None
 
-    def ask(self, item: int, pair: tuple[str, ...], timeout_s: float) -> None:
+    def ask(self, item: int, pair: _Pair, timeout_s: float) -> None:
         self.item, self.deadline = item, time.monotonic() + _WALL_FACTOR * timeout_s
         self._input.write(json.dumps([timeout_s, *pair]).encode() + b"\n")
         self._input.flush()
@@ -173,7 +196,7 @@ class _Pool:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def judge(self, pairs: Sequence[tuple[str, ...]], timeout_s: float) -> list[MathStatus]:
+    def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> list[MathStatus]:
         with self._lock:
             known = [self._cache.get((*pair, timeout_s)) for pair in pairs]
             todo = [i for i, status in enumerate(known) if status is None]
@@ -185,9 +208,7 @@ class _Pool:
                 self._cache.popitem(last=False)
         return [found[i] for i in range(len(pairs))]
 
-    def _run(
-        self, pairs: Sequence[tuple[str, ...]], todo: Iterable[int], timeout_s: float
-    ) -> dict[int, MathStatus]:
+    def _run(self, pairs: Sequence[_Pair], todo: Iterable[int], timeout_s: float) -> dict[int, MathStatus]:
         waiting = list(reversed(list(todo)))
         found: dict[int, MathStatus] = {}
         total = len(waiting)

@@ -1,7 +1,7 @@
-r"""A process that runs math-verify: [CPU seconds, reference, answer] per line in, true or false out.
+r"""A process that compares answers: [CPU seconds, standard, reference, answer] per line in, a verdict out.
 
-Before the pair comes the CPU time that the comparison may take, in seconds; after it may come "text", which
-says that the answer is somewhere in a whole text.
+The standard says how: ``reward`` by exact value (``equality.py``), ``evaluation`` by math-verify as
+published, ``text`` likewise, where the answer is somewhere in a whole text. The verdict is true or false.
 
 It bounds its own memory and CPU time, since ``9^{9^{9}}`` is a short answer: the timer's signal ends the
 process, whatever it is doing.
@@ -17,6 +17,8 @@ import signal
 import sys
 from typing import Any
 
+from troll.tasks.verifiers.notation import with_powers_of_ten
+
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _MEMORY_BYTES = 2 * 2**30
 
@@ -27,6 +29,8 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not look like an answer
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+    from troll.tasks.verifiers.equality import equal_answers
+
     with contextlib.suppress(ValueError, OSError):  # some systems have no such limit
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     configs = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -34,15 +38,23 @@ def main() -> None:
     @functools.lru_cache(maxsize=1024)
     def expression(text: str) -> Any:
         # As inline mathematics: math-verify finds percentages there, but not inside a box.
-        return parse(f"${_DOLLAR.sub('', text)}$", extraction_config=configs, parsing_timeout=None)
+        plain = with_powers_of_ten(_DOLLAR.sub("", text))
+        return parse(f"${plain}$", extraction_config=configs, parsing_timeout=None)
+
+    def equal(standard: str, reference: str, text: str) -> bool:
+        if standard == "reward":
+            return equal_answers(reference, text)
+        answer = parse(text, parsing_timeout=None) if standard == "text" else expression(text)
+        return bool(verify(expression(reference), answer, timeout_seconds=None))
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        cpu_s, reference, text, *mode = json.loads(line)
+        cpu_s, standard, reference, text = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        gold = expression(reference)
-        answer = parse(text, parsing_timeout=None) if mode else expression(text)
-        verdict = bool(verify(gold, answer, timeout_seconds=None))
+        try:
+            verdict = equal(standard, reference, text)
+        except Exception:  # no answer may end the process; it is wrong, as for math-verify
+            verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=answers, flush=True)
 

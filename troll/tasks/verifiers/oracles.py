@@ -7,8 +7,8 @@ and MBPP(+) only. Where evalplus computes a second answer, its own function is c
 from collections.abc import Callable
 from typing import Any
 
-from troll.tasks.plain_data import NotPlainError, refuse_colliding
-from troll.tasks.sandbox import Output
+from troll.tasks.sandbox.plain_data import NotPlainError, encode, refuse_colliding
+from troll.tasks.sandbox.program import Output
 from troll.tasks.verifiers.comparison import outputs_match, values_match
 
 Oracle = Callable[[list[Any], Output, Output, float], bool]
@@ -26,6 +26,8 @@ SET_EQUAL = (
     "find_dissimilar",
     "Diff",
 )
+# A zero is less than 1 + the largest ratio of coefficients; powers of larger integers would take minutes.
+_MAX_ZERO_BITS = 1024
 OPAQUE_ALLOWED = ("check_str", "text_match_three", "text_starta_endb")
 
 
@@ -45,10 +47,16 @@ def special_oracle(dataset: str, entry_point: str) -> Oracle | None:
     }.get(entry_point)
 
 
+def load_second_answers(dataset: str, entry_point: str) -> None:
+    """Imports evalplus where a rule calls it, which takes longer than any comparison may."""
+    if dataset == "mbpp" and entry_point in ("surface_Area", "digit_distance_nums"):
+        import evalplus.eval._special_oracle  # noqa: F401
+
+
 def _is_zero(arguments: list[Any], output: Output, _: Output, tolerance: float) -> bool:
     """HumanEval/32: any zero of the polynomial will do."""
     value = _number(output)
-    if value is None:
+    if value is None or (isinstance(value, int) and value.bit_length() > _MAX_ZERO_BITS):
         return False
     try:
         total = sum(coefficient * value**power for power, coefficient in enumerate(arguments[0]))
@@ -86,7 +94,7 @@ def _or_padded_distance(arguments: list[Any], output: Output, expected: Output, 
 def _same_set(_: list[Any], output: Output, expected: Output, __: float) -> bool:
     """Order and repetition do not count."""
     try:
-        items = list({repr(item): item for item in output.value}.values())
+        items = list({encode(item): item for item in output.value}.values())
         refuse_colliding(items)
         return set(items) == set(expected.value)
     except (NotPlainError, TypeError):

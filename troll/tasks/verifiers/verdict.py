@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from troll.tasks.sandbox import Execution
+from troll.tasks.sandbox.pool import Execution
 
-Status = Literal["passed", "wrong", "timeout", "memory", "crash", "rejected", "infrastructure"]
+Status = Literal[
+    "passed", "wrong", "timeout", "memory", "crash", "rejected", "incomparable", "infrastructure"
+]
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class CodeVerdict:
     Attributes:
         base: all base inputs gave the expected outputs.
         plus: all plus inputs did.
-        status: ``passed`` when both; otherwise what went wrong first, in input order.
+        status: ``passed`` when both; otherwise what went wrong first, in input order. ``incomparable``: an
+            output could not be compared with the expected one within the program's limits.
         detail: a few words more.
     """
 

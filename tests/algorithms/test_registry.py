@@ -1,0 +1,153 @@
+"""Settings of rules and estimators: what their annotations allow, and the one line that refuses the rest."""
+
+import math
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from troll.algorithms.advantages import ESTIMATORS, make_estimator
+from troll.algorithms.ranges import Limit, NotNegative, Positive, Range, Share
+from troll.algorithms.registry import Entry, Registry
+from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
+from troll.common.errors import UserError
+
+NUMBERS = [
+    (registry.kind, name, key)
+    for registry in (TRUST_REGIONS, ESTIMATORS)
+    for name, info in registry.items()
+    for key, setting in info.settings.items()
+    if setting.range is not None
+]
+MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
+
+
+@pytest.mark.parametrize(
+    ("rule", "setting", "value", "right"),
+    [
+        ("troll", "kl_bound", -1, "a number >= 0 or infinity"),
+        ("troll", "kl_bound", math.nan, "a number >= 0 or infinity"),
+        ("troll", "regression_weight", -0.1, "a number >= 0"),
+        ("troll", "regression_weight", math.inf, "a number >= 0"),
+        ("clip", "dual_clip", 0.5, "a number > 1, or none"),
+        ("clip", "dual_clip", 1, "a number > 1, or none"),
+        ("clip", "epsilon_low", -0.2, "a number >= 0 or infinity"),
+        ("gspo-clip-tight", "epsilon_high", -3e-4, "a number >= 0 or infinity"),
+        ("cispo", "ratio_max", True, "a number >= 0 or infinity"),
+        ("sapo", "temperature_negative", 0.0, "a number > 0"),
+        ("dppo-topk-kl", "threshold_low", None, "a number >= 0 or infinity"),
+        ("quatro-recon-gradient", "log_weight", "men", "one of 'mean', 'sum', 'token'"),
+        ("kl-penalty", "adaptive", "no", "true or false"),
+        ("kl-penalty", "target_kl", 0, "a number > 0"),
+        ("troll-adaptive", "rate", 1.0, "a number > 1"),
+        ("troll-adaptive", "schedule_steps", 2.5, "an integer >= 1"),
+    ],
+)
+def test_what_a_trust_region_refuses(rule, setting, value, right):
+    with pytest.raises(UserError) as error:
+        make_trust_region(rule, **{setting: value})
+    assert str(error.value) == f"trust region {rule!r}: {setting} is {value!r}, must be {right}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "setting", "value", "right"),
+    [
+        ("grpo", "epsilon", -1e-6, "a number > 0"),
+        ("reinforce++", "gamma", 1.01, r"a number in [0, 1]"),
+        ("ppo-max", "lam", -0.1, r"a number in [0, 1]"),
+        ("ppo-max", "reward_clip", 0, "a number > 0, or none"),
+        ("ppo-max", "reward_norm", "men", "one of 'mean-std', 'std', 'none'"),
+        ("gae", "whitened", 1, "true or false"),
+    ],
+)
+def test_what_an_estimator_refuses(rule, setting, value, right):
+    with pytest.raises(UserError) as error:
+        make_estimator(rule, **{setting: value})
+    assert str(error.value) == f"estimator {rule!r}: {setting} is {value!r}, must be {right}"
+
+
+def test_a_number_that_yaml_reads_as_text_gets_a_hint():
+    with pytest.raises(UserError, match=r"kl_bound is '5e-2', must be a number >= 0 or infinity; it is text"):
+        make_trust_region("troll", kl_bound="5e-2")
+    with pytest.raises(UserError, match=r"must be a number >= 0 or infinity$"):
+        make_trust_region("troll", kl_bound="small")
+
+
+@pytest.mark.parametrize(("kind", "name", "key"), NUMBERS)
+def test_no_setting_takes_nan_text_or_a_flag(kind, name, key):
+    for value in (math.nan, "0.1", True, [0.1]):
+        with pytest.raises(UserError, match=f"{key} is .*, must be "):
+            MAKE[kind](name, **{key: value})
+
+
+def test_bounds_of_a_moving_bound_agree():
+    with pytest.raises(UserError, match=r"kl_bound_max is 0.01, must be >= kl_bound_min = 0.1"):
+        make_trust_region("troll-adaptive", kl_bound_min=0.1, kl_bound_max=0.01)
+    with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in \[0.001, 1\]"):
+        make_trust_region("troll-adaptive", kl_bound=2.0)
+
+
+def test_a_rule_without_annotations_is_held_to_the_type_of_its_defaults():
+    registry = Registry("rule")
+
+    def rule(batch, *, number=1, flag=False, word="a", anything=None):
+        """Nothing."""
+
+    registry.add(Entry, "mine", rule, defaults={"number": 2})
+    assert registry["mine"].settings["number"].default == 2
+    registry.find("mine", {"number": 0.5, "flag": True, "word": "b", "anything": [1]})
+    for wrong in ({"number": "1"}, {"number": math.nan}, {"number": True}, {"flag": 1}, {"word": 1}):
+        with pytest.raises(UserError, match="rule 'mine'"):
+            registry.find("mine", wrong)
+
+
+def test_a_registration_is_held_to_the_same():
+    registry = Registry("rule")
+
+    def rule(batch, *, bound: Positive = 1.0, mode: Literal["a", "b"] = "a"):
+        """Nothing."""
+
+    def incomplete(batch, *, bound: Positive):
+        """Nothing."""
+
+    with pytest.raises(UserError, match=r"rule 'mine': bound is -1.0, must be"):
+        registry.add(Entry, "mine", rule, defaults={"bound": -1.0})
+    with pytest.raises(UserError, match=r"register\('mine'\): unknown setting 'bond'; valid: bound, mode"):
+        registry.add(Entry, "mine", rule, defaults={"bond": 1.0})
+    with pytest.raises(UserError, match="unknown name 'mean'"):
+        registry.add(Entry, "mine", rule, defaults={}, aggregation="mean")
+    with pytest.raises(UserError, match="setting 'bound' has no default"):
+        registry.add(Entry, "mine", incomplete, defaults={})
+    assert not registry and "mine" not in registry
+
+
+@pytest.mark.parametrize(
+    ("annotation", "inside", "outside", "words"),
+    [
+        (Positive, [1e-300, 1, 1e300], [0, -1, math.inf], "a number > 0"),
+        (NotNegative, [0, 0.0, 5], [-1e-300, math.inf], "a number >= 0"),
+        (Limit, [0, 3, math.inf], [-1, -math.inf], "a number >= 0 or infinity"),
+        (Share, [0, 0.5, 1], [-0.1, 1.1, math.inf], "a number in [0, 1]"),
+        (Annotated[float, Range(0.0, 1.0)], [0, 0.999], [1, 1.0], "a number in [0, 1)"),
+        (Annotated[float, Range()], [-1e300, 0], [math.inf, -math.inf], "a number"),
+    ],
+)
+def test_ranges(annotation, inside, outside, words):
+    (allowed,) = annotation.__metadata__
+    assert all(value in allowed for value in inside)
+    assert not any(value in allowed for value in [*outside, math.nan, True, "1", None])
+    assert allowed.words() == words
+
+
+@given(st.floats(allow_nan=True), st.floats(-5, 5), st.floats(0, 5), st.booleans(), st.booleans())
+def test_a_range_holds_what_its_ends_say(value, low, width, open_low, open_high):
+    allowed = Range(low, low + width, open_low, open_high)
+    above = value > low if open_low else value >= low
+    below = value < low + width if open_high else value <= low + width
+    assert (value in allowed) == (above and below)
+    if value in allowed:
+        assert allowed.check("x", value) == value
+    else:
+        with pytest.raises(UserError, match=r"x is .*, must be a number in"):
+            allowed.check("x", value)

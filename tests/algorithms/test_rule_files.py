@@ -1,0 +1,92 @@
+"""Trust regions in files of their own: found by path and function, told apart by content."""
+
+import hashlib
+
+import pytest
+import torch
+from policy_cases import make_case
+
+from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
+from troll.common.errors import UserError
+from troll.experiment.experiment import resolve
+from troll.experiment.files import parse_experiment
+
+RULE = '''"""Rules of mine."""
+
+from troll.algorithms.ranges import NotNegative
+from troll.algorithms.trust_regions import TokenLosses, log_ratio
+
+
+def soft_wall(new, old, advantages, mask, *, coefficient: NotNegative = 1.0):
+    """Soft wall: a pull back that grows with the distance."""
+    difference = log_ratio(new, old)
+    return TokenLosses(-advantages * difference.exp() + 0.5 * coefficient * difference.square())
+
+
+def helper(x):
+    return x
+'''
+
+
+@pytest.fixture(autouse=True)
+def rules(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rules.py").write_text(RULE)
+    yield tmp_path / "my_rules.py"
+    for name in [name for name in TRUST_REGIONS if ".py:" in name]:
+        TRUST_REGIONS._entries.pop(name)
+
+
+def test_a_rule_in_a_file_is_a_trust_region_with_settings():
+    rule = make_trust_region("my_rules.py:soft_wall", coefficient=0.5)
+    assert rule.settings == {"coefficient": 0.5}
+    case = make_case(seed=3)
+    losses = rule(case.new, case.old, case.advantages, case.mask)
+    difference = (case.new.log_probs - case.old.log_probs).double().clamp(-20, 20)
+    expected = -case.advantages * difference.exp() + 0.25 * difference.square()
+    mask = case.mask.bool()
+    torch.testing.assert_close(losses.per_token[mask].double(), expected[mask], rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match=r"coefficient is -1, must be a number >= 0"):
+        make_trust_region("my_rules.py:soft_wall", coefficient=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("no_rules.py:soft_wall", None, r"trust region: no_rules\.py: no such file in /"),
+        ("my_rules.py:soft_walls", None, r"trust region: my_rules\.py: .*soft_walls.*soft_wall"),
+        ("my_rules.py:helper", None, r"my_rules\.py: helper\(x\) is no rule; a rule takes \(new, old, adv"),
+        ("bad.py:f", "def f(:\n", r"trust region: bad\.py:1: SyntaxError: "),
+        ("bad.py:f", "import math\n\nmath.nothing\n", r"trust region: bad\.py:3: AttributeError: "),
+        ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", r"setting 'a' has no default"),
+        ("dir.py:f", "", r"dir\.py: .*f"),
+    ],
+)
+def test_mistakes_are_one_line(rules, name, text, message):
+    if text is not None:
+        (rules.parent / name.split(":")[0]).write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        make_trust_region(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_changed_file_is_another_configuration(rules):
+    data = {
+        "experiment": "mine",
+        "seeds": [0],
+        "tasks": {"chains": {"train": 8, "validation": 4, "test": 4}},
+        "models": {"tiny": {"vocabulary": 512}},
+        "trust_regions": {"mine": {"rule": "my_rules.py:soft_wall"}, "clip": {"rule": "clip"}},
+        "estimators": {"grpo": {"rule": "grpo"}},
+        "conditions": {"stale": {}},
+    }
+
+    def digests():
+        experiment = parse_experiment(data, "x")
+        return {
+            run.trust_region: resolve(experiment, run).trust_region.file_sha256 for run in experiment.runs()
+        }
+
+    assert digests() == {"mine": hashlib.sha256(RULE.encode()).hexdigest(), "clip": None}
+    rules.write_text(RULE + "\n# another\n")
+    assert digests()["mine"] == hashlib.sha256((RULE + "\n# another\n").encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""One family of comparisons: each once, corrected for all of them, and read by the corrected p-value."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from statsmodels.stats.multitest import multipletests
+
+from troll.analysis.data.runs import Collected
+from troll.analysis.tables.comparisons import ALONE, READING, comparison_family, read_in_family
+from troll.analysis.tables.results import main_table
+
+
+@pytest.fixture(scope="module")
+def twice(collected: Collected) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The experiment and, below it, another one that shares all stale runs and has gentle ones of its own."""
+    runs, items = (frame.assign(experiment="again") for frame in (collected.runs, collected.items))
+    own = (runs["metric"] == "setting/training/learning_rate") & (runs["condition"] == "gentle")
+    runs.loc[own, "value"] *= 3
+    both = ((collected.runs, runs), (collected.items, items))
+    found = [pd.concat(pair, ignore_index=True) for pair in both]
+    return found[0], found[1]
+
+
+def test_shared_runs_count_once_and_all_are_one_family(
+    collected: Collected, twice: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    family = comparison_family(*twice)
+    counts = family.groupby(["experiment", "condition"]).size().to_dict()
+    assert counts == {("testbed", "gentle"): 4, ("testbed", "stale"): 4, ("again", "gentle"): 4}
+    assert family["p_holm"].to_numpy() == pytest.approx(multipletests(family["p"], method="holm")[1])
+    sure = family["p_holm"] < 0.05
+    assert (sure == family["reading"].isin(["higher", "lower"])).all()
+    assert (
+        family.loc[sure, "reading"] == np.where(family.loc[sure, "difference"] > 0, "higher", "lower")
+    ).all()
+    # The same ten runs have the same p-value wherever they stand.
+    alone = main_table(collected.runs, collected.items).dropna(subset=["p"])
+    assert family["p"].iloc[:8].to_numpy() == pytest.approx(alone["p"].to_numpy())
+
+
+def test_a_main_table_can_be_read_in_its_family(
+    collected: Collected, twice: tuple[pd.DataFrame, pd.DataFrame]
+) -> None:
+    main, family = main_table(collected.runs, collected.items), comparison_family(*twice)
+    found = read_in_family(main, family)
+    compared = main["p"].notna()
+    assert list(found.loc[compared, "reading"]) == list(family["reading"].iloc[:8])
+    assert "p" not in found and READING in found.attrs["notes"][0] and ALONE not in found.attrs["notes"][0]
+    assert set(found.loc[~compared, "reading"]) == {""}

@@ -1,0 +1,71 @@
+"""The figure of all differences: its numbers are those of the comparisons and of the verdicts."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
+
+from troll.analysis.data.results import read_tables
+from troll.analysis.figures.forest import averages, forest_figure, forest_lines
+from troll.analysis.registry import entries
+from troll.analysis.tables.comparisons import comparison_family
+
+ROOT = Path(__file__).parents[2] / "results"
+RELEASED = [ROOT / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
+
+
+def diamonds(figure: Figure) -> list[mpl.patches.Patch]:
+    return [patch for patch in figure.axes[0].patches if isinstance(patch, Polygon)]
+
+
+def test_it_is_the_first_figure() -> None:
+    assert next(iter(entries("figure"))) == "forest"
+
+
+def test_a_line_for_each_setting_and_a_diamond_for_each_condition(
+    runs: pd.DataFrame, items: pd.DataFrame
+) -> None:
+    figure = forest_figure(runs, items)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:6] == [
+        "gentle",
+        "chains · grpo",
+        "chains · dr-grpo",
+        "functions · grpo",
+        "functions · dr-grpo",
+        "average",
+    ]
+    assert len(labels) == 12 and len(diamonds(figure)) == 2
+    family = comparison_family(runs, items)
+    bars = sorted(tuple(line.get_xdata()) for line in figure.axes[0].lines if line.get_linewidth() == 1.6)
+    np.testing.assert_allclose(
+        bars, sorted(zip(family["difference_low"], family["difference_high"], strict=True))
+    )
+
+
+def test_the_same_runs_in_two_experiments_are_one_line(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    twice = [pd.concat([frame, frame.assign(experiment="copy")]) for frame in (runs, items)]
+    assert len(forest_lines(*twice)) == len(forest_lines(runs, items)) == 8
+
+
+def test_few_settings_have_one_average_or_none(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    lines = forest_lines(runs, items)
+    two = [line for line in lines if line.cell.task == "chains"]
+    assert list(averages(two, "troll")) == [""], "two in each condition: all together"
+    assert averages(two[:2], "troll") == {}
+    assert {text.get_text() for text in forest_figure(runs[:0], items[:0]).axes[0].texts} == {"no runs"}
+
+
+@pytest.mark.slow
+def test_released_averages_are_those_of_the_verdicts() -> None:
+    found = averages(forest_lines(*read_tables(RELEASED)), "troll")
+    stale, gentle = found["stale"], found["gentle"]
+    told = [stale.estimate, stale.low, stale.high, stale.predicted_low, stale.predicted_high]
+    np.testing.assert_allclose(told, [0.200, 0.161, 0.240, 0.127, 0.274], atol=6e-4)
+    np.testing.assert_allclose(
+        [gentle.estimate, gentle.low, gentle.high], [0.0016, -0.0004, 0.0036], atol=6e-4
+    )

@@ -1,0 +1,77 @@
+"""The whole plan of paper.yaml with made-up numbers: only panels with runs, and images that still open."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from troll.analysis.figures.results import final_figure, main_figure, projection_figure, task_figure
+from troll.analysis.render.style import MOST_PIXELS, write_figure
+from troll.experiment.files import load_experiment
+
+PAPER = Path(__file__).parents[2] / "workflow/config/paper.yaml"
+METRICS = (
+    "success",
+    "kl_to_old",
+    "entropy",
+    "response_length",
+    "clip_fraction",
+    "kl_to_old_max",
+    "kept_mass",
+)
+TABLES = tuple[pd.DataFrame, pd.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def planned() -> TABLES:
+    experiment = load_experiment(PAPER)
+    runs, items = [], []
+    for run in experiment.runs():
+        rule = experiment.trust_regions[run.trust_region].rule
+        place = vars(run) | {"experiment": "paper", "run_id": run.run_id, "rule": rule}
+        runs += [
+            place
+            | {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
+            | {"metric": metric, "value": 0.1 * step}
+            for step in (1, 2, 3)
+            for metric in METRICS
+        ]
+        items += [place | {"task_id": str(index), "n": 4, "c": index} for index in range(5)]
+    names = ["task", "model", "estimator", "condition", "trust_region", "metric", "source", "run_id"]
+    return pd.DataFrame(runs).astype(dict.fromkeys(names, "category")), pd.DataFrame(items)
+
+
+def shown(figure: Figure) -> int:
+    """Panels that are not blank."""
+    return sum(axes.axison for axes in figure.axes)
+
+
+def test_only_settings_with_runs_have_a_panel(planned: TABLES) -> None:
+    runs, _ = planned
+    settings = runs[["model", "task", "condition", "estimator"]].drop_duplicates()
+    figure = main_figure(runs)
+    assert shown(figure) == len(settings) == 68
+    assert not [text for axes in figure.axes for text in axes.texts], "none says that it is empty"
+    of_task = settings[settings["task"] == "dapo"]
+    figure = task_figure(runs, "dapo")
+    columns = len({axes.get_title() for axes in figure.axes} - {""})
+    assert shown(figure) == columns * len(of_task)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda runs, items: main_figure(runs),
+        lambda runs, items: projection_figure(runs, "gsm8k"),
+        lambda runs, items: final_figure(runs, items),
+    ],
+    ids=["main", "projection", "final"],
+)
+def test_images_stay_within_the_limit(planned: TABLES, tmp_path: Path, draw: Callable[..., Figure]) -> None:
+    write_figure(draw(*planned), tmp_path / "figure")
+    with Image.open(tmp_path / "figure.png") as image:
+        assert 1500 < max(image.size) <= MOST_PIXELS

@@ -1,0 +1,430 @@
+"""The leaderboard's protocol: as many trials for every rule, the best by validation, fresh seeds."""
+
+import itertools
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.analysis.data.results import Results
+from troll.analysis.data.runs import read_directories
+from troll.analysis.leaderboard.board import board_table, performance_profile, profile_figure
+from troll.analysis.leaderboard.own_rule import own_board, places
+from troll.analysis.leaderboard.protocol import (
+    Protocol,
+    among,
+    choose,
+    expected_best,
+    final_experiments,
+    read_protocol,
+    trial_scores,
+    trials_experiment,
+    tried,
+    with_rule,
+)
+from troll.analysis.render.formats import write_table
+from troll.analysis.render.style import write_figure
+from troll.cli.app import app
+from troll.cli.rank import rank
+from troll.common.errors import UserError
+from troll.experiment.experiment import resolve
+from troll.experiment.files import load_experiment, parse_experiment
+
+PROTOCOL: dict[str, Any] = {
+    "name": "board",
+    "trials": 4,
+    "tuning_seeds": [100, 101],
+    "seeds": [0, 1, 2],
+    "learning_rates": [1e-4, 3e-4],
+    "baseline": "clip",
+    "rules": {
+        "clip": {
+            "rule": "clip",
+            "settings": {"dual_clip": 10.0},
+            "space": {"epsilon_low, epsilon_high": [0.1, 0.2]},
+        },
+        "troll": {"rule": "troll", "space": {"kl_bound": [0.05, 0.2]}},
+        "none": {"rule": "none", "learning_rates": [1e-5, 3e-5, 1e-4, 3e-4]},
+    },
+    "experiment": {
+        "tasks": {
+            "chains": {"train": 8, "validation": 4, "test": 4},
+            "functions": {"train": 8, "validation": 4, "test": 4},
+        },
+        "models": {"tiny": {"vocabulary": 512}},
+        "estimators": {"grpo": {"rule": "grpo"}},
+        "conditions": {"tuned": {"mini_batches": 8, "num_iterations": 3}},
+    },
+}
+
+
+@pytest.fixture
+def protocol() -> Protocol:
+    return Protocol.model_validate(PROTOCOL)
+
+
+def validation(protocol: Protocol, score) -> pd.DataFrame:
+    """The tidy rows of all trials, each with a success on validation that falls before it ends."""
+    rows = [
+        {
+            "run_id": f"tiny/{task}/{variant}/grpo/tuned/seed{seed}",
+            "model": "tiny",
+            "task": task,
+            "trust_region": variant,
+            "source": "validation",
+            "metric": "validation_success",
+            "step": step,
+            "value": value,
+        }
+        for task in ("chains", "functions")
+        for variant, trial in protocol.trials_by_variant.items()
+        for seed in protocol.tuning_seeds
+        for step, value in ((4, 0.9), (12, score(task, trial, seed)))
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_trials_are_an_experiment_with_the_same_budget_for_every_rule(protocol):
+    experiment = parse_experiment(trials_experiment(protocol), "trials")
+    assert len(experiment.trust_regions) == 12
+    assert len(experiment.runs()) == 12 * 2 * 2
+    configs = [resolve(experiment, run) for run in experiment.runs()]
+    clips = {
+        (
+            config.training.learning_rate,
+            config.trust_region.settings["epsilon_low"],
+            config.trust_region.settings["epsilon_high"],
+        )
+        for config in configs
+        if config.trust_region.rule == "clip"
+    }
+    assert clips == {(rate, size, size) for rate in (1e-4, 3e-4) for size in (0.1, 0.2)}
+    assert {config.seed for config in configs} == {100, 101}
+
+
+def test_the_best_by_validation_goes_on_by_task_and_on_fresh_seeds(protocol):
+    def score(task, trial, seed):
+        wanted = 3 if task == "chains" else 2
+        return 0.5 + 0.1 * (trial.number == wanted) + (0.01 if seed == 100 else -0.01)
+
+    best = choose(trial_scores(validation(protocol, score), protocol), protocol)
+    assert {trial.number for (task, _), trial in best.items() if task == "chains"} == {3}
+    files = final_experiments(protocol, best)
+    assert set(files) == {"chains", "functions"}
+    experiment = parse_experiment(files["chains"], "final")
+    assert experiment.experiment == "board-chains" and list(experiment.tasks) == ["chains"]
+    assert experiment.seeds == [0, 1, 2] and set(experiment.trust_regions) == {"clip", "troll", "none"}
+    run = next(run for run in experiment.runs() if run.trust_region == "troll")
+    config = resolve(experiment, run)
+    assert (config.training.learning_rate, config.trust_region.settings["kl_bound"]) == (3e-4, 0.05)
+
+
+def test_of_equal_trials_the_first_goes_on(protocol):
+    best = choose(trial_scores(validation(protocol, lambda *_: 0.5), protocol), protocol)
+    assert {trial.number for trial in best.values()} == {1}
+
+
+def test_missing_trials_are_named(protocol):
+    rows = validation(protocol, lambda *_: 0.5)
+    rows = rows[rows["run_id"] != "tiny/functions/troll.2/grpo/tuned/seed101"]
+    with pytest.raises(UserError, match=r"trial troll\.2 on functions has 1 of 2 runs"):
+        trial_scores(rows, protocol)
+
+
+def test_the_board_grows_rule_by_rule(protocol):
+    rows = validation(protocol, lambda *_: 0.5)
+    part = rows[rows["trust_region"].isin({trial.variant for trial in protocol.trials_of("clip")})]
+    assert tried(part, protocol) == ["clip"] and tried(rows, protocol) == list(protocol.rules)
+    clip = among(protocol, tried(part, protocol))
+    assert set(trial_scores(part, clip)["rule"]) == {"clip"}
+    assert set(trials_experiment(clip)["trust_regions"]) < set(trials_experiment(protocol)["trust_regions"])
+    assert trials_experiment(clip)["experiment"] == "board-trials"  # one experiment, whatever it holds so far
+    with pytest.raises(UserError, match="clip must be among the rules"):
+        among(protocol, ["troll"])
+    with pytest.raises(UserError, match="has no rule klip; it has clip, "):
+        among(protocol, ["clip", "klip"])
+
+
+def test_the_released_protocol_is_fair_and_has_every_rule(repository):
+    protocol = read_protocol(repository / "workflow/config/leaderboard.yaml")
+    rules = {candidate.rule for candidate in protocol.rules.values()}
+    # Another name, another default, and one whose bound is no constant.
+    # Other tests register rules of their own, some of them without a module.
+    own = {name for name, rule in TRUST_REGIONS.items() if str(rule.function.__module__).startswith("troll.")}
+    assert own - rules == {"pg-is", "gspo-clip-tight", "troll-adaptive"}
+    parse_experiment(trials_experiment(protocol), "trials")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": [0, 100]}, "seeds: 100 is a tuning seed too"),
+        ({"baseline": "klip"}, "baseline: 'klip' is none of the rules"),
+        ({"trials": 6}, r"rules\.clip: 4 trials \(2 learning rates x 2 settings\), and every rule gets 6"),
+        ({"trial": 6}, "trial: "),
+        ({"tuning_seeds": []}, "tuning_seeds: "),
+    ],
+)
+def test_an_unfair_protocol_is_refused_in_one_line(tmp_path, change, message):
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(PROTOCOL | change))
+    with pytest.raises(UserError, match=message) as error:
+        read_protocol(path)
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+
+
+def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, monkeypatch):
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(PROTOCOL))
+    result = CliRunner().invoke(app, ["leaderboard", "trials", str(path), "--out", str(tmp_path / "t.yaml")])
+    assert result.exit_code == 0, result.output
+    assert load_experiment(tmp_path / "t.yaml").experiment == "board-trials"
+    rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
+    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+    command = [
+        "leaderboard",
+        "final",
+        str(path),
+        "--results",
+        "results/board-trials",
+        "--out",
+        str(tmp_path / "f"),
+    ]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    experiment = load_experiment(tmp_path / "f/functions.yaml")
+    assert experiment.trust_regions["troll"].settings == {"kl_bound": 0.2}
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_expected_best_is_the_mean_over_all_subsets(scores, data):
+    budget = data.draw(st.integers(1, len(scores)))
+    subsets = [max(subset) for subset in itertools.combinations(scores, budget)]
+    assert math.isclose(expected_best(scores, budget), float(np.mean(subsets)), abs_tol=1e-12)
+
+
+def test_expected_best_of_all_is_the_best_and_of_too_many_an_error():
+    assert expected_best([0.1, 0.7, 0.3], 3) == 0.7
+    with pytest.raises(UserError, match="budget is 4, must be 1 to 3"):
+        expected_best([0.1, 0.7, 0.3], 4)
+
+
+# --- the board ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The board of synthetic runs, with what it was made from."""
+    protocol = Protocol.model_validate(PROTOCOL)
+    best = choose(trial_scores(validation(protocol, _trial_score), protocol), protocol)
+    root = tmp_path_factory.mktemp("results")
+    final = []
+    for task in ("chains", "functions"):
+        directory = root / f"board-{task}"
+        runs, bases = synthetic.write_experiment(
+            directory,
+            tasks=[task],
+            conditions=["stale"],
+            estimators=["grpo"],
+            methods=["clip", "troll", "none"],
+            batches=9,
+            problems=20,
+        )
+        collected = read_directories(runs, bases)
+        final.append(Results(collected.runs, collected.items))
+    scores = trial_scores(validation(protocol, _trial_score), protocol)
+    return board_table(final, scores, best, protocol), final
+
+
+def _trial_score(task, trial, seed):
+    return 0.1 * trial.number + (0.05 if trial.name == "troll" else 0.0)
+
+
+def test_the_board_has_every_rule_once_per_task_best_first(board):
+    table, _ = board
+    assert list(table.groupby("task")["trust_region"].agg(sorted)) == [["clip", "none", "troll"]] * 2
+    for _, group in table.groupby("task"):
+        assert group["pass@1"].is_monotonic_decreasing
+    clip = table[table["trust_region"] == "clip"]
+    assert clip[["difference", "p_holm", "improvement"]].isna().all(axis=None)
+    assert set(clip["settings"]) == {"epsilon_low 0.2, epsilon_high 0.2"} and set(clip["learning_rate"]) == {
+        3e-4
+    }
+
+
+def test_the_numbers_of_the_board_are_those_of_the_runs(board):
+    table, final = board
+    row = table[(table["task"] == "chains") & (table["trust_region"] == "troll")].iloc[0]
+    items = final[0].items
+    rate = items[items["trust_region"] != "base"].assign(rate=lambda frame: frame["c"] / frame["n"])
+    by_seed = rate.pivot_table(index="seed", columns="trust_region", values="rate", observed=True)
+    assert row["pass@1"] == pytest.approx(by_seed["troll"].mean())
+    assert row["difference"] == pytest.approx((by_seed["troll"] - by_seed["clip"]).mean())
+    above = [a > b for a in by_seed["troll"] for b in by_seed["clip"]]
+    assert row["improvement"] == pytest.approx(np.mean(above))
+    success = final[0].runs.query("metric == 'success'")
+    curves = success.pivot_table(
+        index="rollout_batch", columns=["trust_region", "seed"], values="value", observed=True
+    )
+    last = curves.iloc[-1:].T.groupby("trust_region").mean().max().item()  # a tenth of nine batches is one
+    reached = [np.flatnonzero(curves["troll"][seed] >= 0.9 * last) for seed in curves["troll"]]
+    assert row["rollouts"] == np.median([one[0] + 1 if one.size else math.inf for one in reached])
+    assert row["all"] == pytest.approx(0.45) and row["few"] == row["all"], (
+        "four trials are all that there are"
+    )
+    assert table["p_holm"].dropna().between(0, 1).all()
+
+
+def test_profiles_count_the_tasks_within_a_ratio_of_the_quickest():
+    board = pd.DataFrame(
+        {
+            "task": ["a", "a", "a", "b", "b", "b"],
+            "model": "tiny",
+            "trust_region": ["x", "y", "z"] * 2,
+            "rollouts": [2.0, 4.0, math.inf, 6.0, 3.0, math.inf],
+        }
+    )
+    profile = performance_profile(board, [1.0, 2.0, 4.0])
+    assert profile.loc["x"].tolist() == [0.5, 1.0, 1.0]
+    assert profile.loc["y"].tolist() == [0.5, 1.0, 1.0]
+    assert profile.loc["z"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_table_and_profile_are_written(board, tmp_path):
+    table, _ = board
+    write_table(table, tmp_path / "board")
+    text = (tmp_path / "board.md").read_text()
+    assert "| chains |" in text and "Test pass@1" in text and "corrected by Holm over the whole table" in text
+    write_figure(profile_figure(table), tmp_path / "profile")
+    assert (tmp_path / "profile.png").stat().st_size > 5000
+
+
+# --- a rule of one's own ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranked(board, tmp_path_factory):
+    """The board with a rule more, whose runs were made apart from the released ones."""
+    _, final = board
+    protocol = with_rule(Protocol.model_validate(PROTOCOL), "soft-wall", "my_rules.py:soft_wall", {})
+    root, own = tmp_path_factory.mktemp("own"), []
+    for task in ("chains", "functions"):
+        directory = root / task
+        runs, bases = synthetic.write_experiment(
+            directory,
+            tasks=[task],
+            conditions=["stale"],
+            estimators=["grpo"],
+            methods=["soft-wall"],
+            batches=9,
+            problems=20,
+        )
+        collected = read_directories(runs, bases)
+        own.append(Results(collected.runs, collected.items))
+    scores = trial_scores(validation(protocol, _trial_score), protocol)
+    finals = dict(zip(("chains", "functions"), zip(final, own, strict=True), strict=True))
+    return own_board(protocol, "soft-wall", scores, finals), own
+
+
+def test_the_own_rule_stands_between_the_released_ones_and_says_where_it_was_made(board, ranked):
+    table, own = ranked
+    assert len(table) == len(board[0]) + 2
+    mine = table[table["trust_region"] == "soft-wall"]
+    assert set(mine["runs"]) == {"here"} and set(table.drop(mine.index)["runs"]) == {"released"}
+    items = own[0].items
+    rates = items[items["trust_region"] == "soft-wall"].assign(rate=lambda frame: frame["c"] / frame["n"])
+    row = mine[mine["task"] == "chains"].iloc[0]
+    assert row["pass@1"] == pytest.approx(rates["rate"].mean())
+    released = table[table["runs"] == "released"].set_index(["task", "trust_region"])["pass@1"]
+    before = board[0].set_index(["task", "trust_region"])["pass@1"]
+    pd.testing.assert_series_equal(released, before, check_like=True)
+    assert any(note.startswith("Base models of chains: ") for note in table.attrs["notes"])
+
+
+def test_the_place_of_the_own_rule_is_told_for_each_task(ranked):
+    table, _ = ranked
+    for line, (task, group) in zip(
+        places(table, "soft-wall"), table.groupby("task", sort=False), strict=True
+    ):
+        number = list(group["trust_region"]).index("soft-wall") + 1
+        assert line.startswith(f"{task} (tiny): soft-wall is number {number} of 4, test pass@1 ")
+
+
+def test_the_own_rule_gets_the_same_number_of_trials():
+    known = Protocol.model_validate(PROTOCOL)
+    alone = with_rule(known, "mine", "m.py:mine", {})
+    assert [trial.learning_rate for trial in alone.trials_of("mine")] == [1e-4, 1.44e-4, 2.08e-4, 3e-4]
+    spaced = with_rule(known, "mine", "m.py:mine", {"coefficient": [1, 10]})
+    assert [(t.learning_rate, t.settings["coefficient"]) for t in spaced.trials_of("mine")] == [
+        (1e-4, 1),
+        (1e-4, 10),
+        (3e-4, 1),
+        (3e-4, 10),
+    ]
+    with pytest.raises(UserError, match=r"rules\.mine: 6 trials .* and every rule gets 4"):
+        with_rule(known, "mine", "m.py:mine", {"coefficient": [1, 2, 3]})
+    with pytest.raises(UserError, match="has a rule clip already"):
+        with_rule(known, "clip", "m.py:clip", {})
+    experiment = trials_experiment(alone, "mine")
+    assert experiment["experiment"] == "board-mine-trials"
+    assert list(experiment["trust_regions"]) == ["mine.1", "mine.2", "mine.3", "mine.4"]
+
+
+@pytest.fixture
+def own_rules(tmp_path, repository, monkeypatch):
+    """A file of rules and a protocol; the working directory is a checkout, as `troll rank` wants it."""
+    (tmp_path / "my_rules.py").write_text(RULES)
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
+    monkeypatch.chdir(repository)
+    return tmp_path / "my_rules.py"
+
+
+@pytest.mark.parametrize(
+    ("rule", "space", "message"),
+    [
+        ("soft_wall", [], "rank: 'soft_wall' names no file; expected my_rules.py:my_function"),
+        ("none.py:soft_wall", [], "trust region: none.py: no such file in "),
+        ("{rules}:sot_wall", [], "unknown function 'sot_wall'; valid: soft_wall, careless; did you mean"),
+        ("{rules}:soft_wall", ["coefficient"], "rank: --space 'coefficient': expected name=1,2,3"),
+    ],
+)
+def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, space, message):
+    monkeypatch.setattr("troll.cli.rank._check_contract", lambda rule: None)
+    with pytest.raises(UserError) as error:
+        rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_rule_that_breaks_the_contract_is_one_line(own_rules):
+    arguments = [f"{own_rules}:careless", "--protocol", own_rules.with_name("protocol.yaml")]
+    command = [sys.executable, "-m", "troll.cli", "rank", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert "careless breaks the contract of rules (test_" in result.stderr
+
+
+RULES = """
+from troll.algorithms.trust_regions import TokenLosses, log_ratio
+
+
+def soft_wall(new, old, advantages, mask, *, coefficient=1.0):
+    \"\"\"Ratio with a square penalty.\"\"\"
+    distance = log_ratio(new, old)
+    return TokenLosses(-advantages * distance.exp() + coefficient * distance.square())
+
+
+def careless(new, old, advantages, mask):
+    \"\"\"Rewards what it should punish.\"\"\"
+    return TokenLosses(advantages * log_ratio(new, old).exp())
+"""

@@ -1,0 +1,122 @@
+"""Claims that are looked at after every seed, and the seeds that they ask for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from troll.analysis.claims.further import Wanted, affordable, closing_lines, look_record, nth_seed, wanted
+from troll.analysis.claims.ledger import to_html, to_markdown
+from troll.analysis.claims.looks import look_again
+from troll.analysis.claims.rule import Setting, Side, decide
+from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.data.results import looks_of, write_plan
+from troll.analysis.sequential import Looks
+from troll.common.errors import UserError
+
+LOOKS = Looks(first=3, most=6)
+HIGHER = Side("higher", 0.0)
+CLAIM = {"id": "c", "sentence": "S", "place": "P", "method": "troll", "baseline": "clip"}
+
+
+def setting(name: str, differences: Sequence[float]) -> Setting:
+    names = {"model": "tiny", "task": name, "condition": "stale", "estimator": "grpo", "method": "troll"}
+    return Setting(name, names, np.asarray(differences))
+
+
+CLEAR = [0.30, 0.31, 0.29, 0.30, 0.30, 0.31]
+NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
+
+
+def judged(*settings: Setting, **changes: object) -> Judged:
+    claim = Claim.model_validate(CLAIM | {"metric": "pass@1", "direction": "higher"} | changes)
+    return Judged(claim, *look_again(HIGHER, settings, 3, LOOKS), LOOKS)
+
+
+def test_a_clear_claim_is_decided_at_the_first_look_whatever_comes_later() -> None:
+    decision, seen = look_again(HIGHER, [setting("a", CLEAR[:3]), setting("b", CLEAR[:3])], 3, LOOKS)
+    assert (decision.verdict, seen.seeds, seen.decided) == ("supported everywhere", 3, True)
+    later = [setting("a", [*CLEAR[:3], -0.9, -0.9]), setting("b", CLEAR[:3])]
+    assert look_again(HIGHER, later, 3, LOOKS)[0].verdict == "supported everywhere"
+
+
+def test_only_the_silent_settings_get_seeds_and_the_others_stay_as_they_were() -> None:
+    decision, seen = look_again(HIGHER, [setting("a", CLEAR), setting("b", NOISY[:3])], 3, LOOKS)
+    assert (decision.verdict, seen.seeds, seen.missing) == ("inconclusive", 3, (1,))
+    decision, seen = look_again(HIGHER, [setting("a", CLEAR), setting("b", NOISY)], 3, LOOKS)
+    assert seen.decided and seen.seeds > 3
+    assert [one.seeds for one in decision.settings] == [3, seen.seeds]
+    assert [one.level for one in decision.settings] == [LOOKS.level_at(3), LOOKS.level_at(seen.seeds)]
+
+
+def test_a_look_waits_until_all_of_its_seeds_are_there() -> None:
+    _, seen = look_again(HIGHER, [setting("a", NOISY[:4]), setting("b", NOISY[:3])], 3, LOOKS)
+    assert (seen.seeds, seen.missing, seen.last) == (3, (1,), False)
+    decision, seen = look_again(HIGHER, [setting("a", CLEAR[:2])], 2, LOOKS)
+    assert (decision.verdict, seen.seeds, seen.missing) == ("inconclusive", 0, (0,))
+    decision, seen = look_again(HIGHER, [], 3, LOOKS)
+    assert (decision.verdict, seen.decided, seen.missing) == ("not run", False, ())
+
+
+def test_an_undecided_claim_ends_with_the_last_look() -> None:
+    _, seen = look_again(HIGHER, [setting("a", [0.3, -0.3, 0.1, -0.2, 0.2, 0.0])], 3, LOOKS)
+    assert (seen.seeds, seen.decided, seen.last) == (6, False, True)
+
+
+def test_one_planned_look_is_the_rule_itself() -> None:
+    known = [setting("a", NOISY[:3]), setting("b", CLEAR[:3]), setting("d", NOISY[3:])]
+    plain = decide(HIGHER, known, 3)
+    again, _ = look_again(HIGHER, known, 3, Looks(first=3, most=3))
+    assert again.verdict == plain.verdict and again.held == plain.held
+    assert again.pooled is not None and plain.pooled is not None
+    assert again.pooled.low == pytest.approx(plain.pooled.low)
+
+
+def test_the_ledger_tells_looks_only_where_there_are_some() -> None:
+    one, other = judged(setting("a", CLEAR[:3])), judged(setting("b", NOISY[:3]), id="d")
+    text = to_markdown([one, other])
+    assert "| Claim | Verdict | Why | Decided | Place |" in text
+    assert "| at 3 seeds |" in text and "| not by 3 seeds, lacks a seed more in 1 setting |" in text
+    assert "(interval of 96.9 %: one of several looks)" in text
+    assert "Decided: at 3 seeds" in to_html([one])
+    fixed = to_markdown([Judged(one.claim, decide(HIGHER, [setting("a", CLEAR)], 3))])
+    assert "Decided" not in fixed and "several looks" not in fixed
+
+
+def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
+    known = [judged(setting("a", CLEAR[:3])), judged(setting("b", NOISY[:3]), id="d")]
+    (want,) = wanted(known, [0, 1, 2])
+    assert want.claim == "d"
+    assert want.runs == (("tiny/b/troll/grpo/stale", 3), ("tiny/b/clip/grpo/stale", 3))
+    (alone,) = wanted([judged(setting("b", NOISY[:3]), baseline="base")], [0, 1, 2])
+    assert [path for path, _ in alone.runs] == ["tiny/b/troll/grpo/stale"]
+    assert [nth_seed([5, 1, 2], number) for number in (1, 3, 4, 5)] == [1, 5, 6, 7]
+    lines = closing_lines(known, [0, 1, 2], "48 runs; the minutes are spent")
+    assert lines[0].startswith("supported everywhere   c (at 3 seeds)")
+    assert lines[2] == "1 of 2 claims decided; 48 runs; the minutes are spent"
+    assert lines[3].startswith(
+        "missing for d: seed3 of 2 runs (tiny/b/troll/grpo/stale, tiny/b/clip/grpo/stale)"
+    )
+    record = look_record(known, 12.34, 48)
+    assert record["minutes"] == 12.3 and record["claims"]["c"]["decided"] is True
+
+
+def test_a_look_that_does_not_fit_is_left_out_whole() -> None:
+    runs = [("x", 3), ("y", 3), ("z", 3)]
+    seconds = dict.fromkeys(runs, 10.0)
+    wants = [Wanted("a", (runs[0], runs[1]), 4), Wanted("b", tuple(runs), 5), Wanted("c", (runs[2],), None)]
+    assert affordable(wants, seconds, 29.0) == runs[:2]
+    assert affordable(wants, seconds, 30.0) == runs
+    assert affordable(wants, seconds, 19.0) == []
+    assert affordable(wants[2:], seconds, 100.0) == [], "more seeds would not decide it"
+
+
+def test_the_plan_keeps_the_looks(tmp_path: Path) -> None:
+    write_plan(tmp_path, [], {}, looks=LOOKS)
+    assert json.loads((tmp_path / "plan.json").read_text())["looks"] == {"first": 3, "most": 6}
+    assert looks_of({"first": 3, "most": 6}, "x") == LOOKS
+    for wrong in ({"first": 3}, {"first": 7, "most": 6}, [3, 6]):
+        with pytest.raises(UserError, match=r"^plan\.json: looks: "):
+            looks_of(wrong, "plan.json: looks")

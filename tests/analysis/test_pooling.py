@@ -1,0 +1,117 @@
+"""Averages over settings: against published numbers, definitions and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.meta_analysis import combine_effects
+
+from troll.analysis.pooling import clears, moderator_p, pool, reml, seeds_to_decide
+
+# Thirteen trials of the BCG vaccine (Colditz et al. 1994): cases and others among vaccinated and controls.
+TRIALS = np.array(
+    [
+        [4, 119, 11, 128],
+        [6, 300, 29, 274],
+        [3, 228, 11, 209],
+        [62, 13536, 248, 12619],
+        [33, 5036, 47, 5761],
+        [180, 1361, 372, 1079],
+        [8, 2537, 10, 619],
+        [505, 87886, 499, 87892],
+        [29, 7470, 45, 7232],
+        [17, 1699, 65, 1600],
+        [186, 50448, 141, 27197],
+        [5, 2493, 3, 2338],
+        [27, 16886, 29, 17825],
+    ],
+    dtype=float,
+)
+
+
+def bcg() -> tuple[np.ndarray, np.ndarray]:
+    a, b, c, d = TRIALS.T
+    return np.log(a / (a + b)) - np.log(c / (c + d)), 1 / a - 1 / (a + b) + 1 / c - 1 / (c + d)
+
+
+def test_reml_and_the_interval_are_those_that_metafor_publishes() -> None:
+    # Viechtbauer 2010, "Conducting meta-analyses in R with the metafor package": rma(yi, vi, data = dat).
+    effects, variances = bcg()
+    assert reml(effects, variances) == pytest.approx(0.3132, abs=5e-5)
+    found = pool(effects, variances)
+    assert found.estimate == pytest.approx(-0.7145, abs=5e-5)
+    assert found.between == pytest.approx(math.sqrt(0.3132), abs=5e-5)
+
+
+def test_hartung_and_knapp_are_statsmodels_where_tau_is_the_same() -> None:
+    effects, variances = bcg()
+    between = reml(effects, variances)
+    theirs = combine_effects(effects, variances + between, method_re="dl")  # all the spread in the variances
+    scale = theirs.scale_hksj_fe
+    half = stats.t.ppf(0.975, 12) * theirs.sd_eff_w_fe * math.sqrt(max(scale, 1))
+    found = pool(effects, variances)
+    assert (found.low, found.high) == pytest.approx((found.estimate - half, found.estimate + half))
+
+
+def test_settings_that_agree_better_than_chance_do_not_narrow_the_interval() -> None:
+    found = pool([0.2, 0.2, 0.2, 0.2], [0.01] * 4)
+    assert found.between == pytest.approx(0, abs=1e-9)
+    assert found.high - found.estimate == pytest.approx(stats.t.ppf(0.975, 3) * 0.1 / 2)
+    assert found.predicted_high - found.estimate == pytest.approx(stats.t.ppf(0.975, 2) * 0.1 / 2)
+
+
+def test_seeds_that_agree_to_the_last_digit_are_no_division_by_zero() -> None:
+    found = pool([0.1, 0.2, 0.3], [0.0, 0.0, 0.0])
+    assert found.estimate == pytest.approx(0.2) and found.between == pytest.approx(0.1, rel=1e-3)
+    with pytest.raises(ValueError, match="at least two"):
+        pool([0.1], [0.1])
+
+
+@pytest.mark.parametrize("between", [0.0, 0.05])
+def test_the_interval_of_the_average_covers_the_truth(between: float) -> None:
+    rng, hits, trials = np.random.default_rng(1), 0, 300
+    spreads = np.array([0.06, 0.02, 0.1, 0.15, 0.03, 0.06, 0.08])
+    for _ in range(trials):
+        seeds = rng.normal(0, between, (7, 1)) + spreads[:, None] * rng.normal(size=(7, 5))
+        found = pool(seeds.mean(axis=1), seeds.var(axis=1, ddof=1) / 5)
+        hits += found.low <= 0 <= found.high
+    assert hits / trials > 0.88
+
+
+def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not() -> None:
+    rng = np.random.default_rng(2)
+    tasks, estimators = ["a", "b"] * 6, ["x", "x", "y", "y"] * 3
+    effects = np.where(np.array(tasks) == "a", 0.3, -0.1) + rng.normal(0, 0.03, 12)
+    assert (
+        moderator_p(effects, [0.001] * 12, tasks)
+        < 1e-4
+        < 0.05
+        < moderator_p(effects, [0.001] * 12, estimators)
+    )
+    assert math.isnan(moderator_p(effects, [0.001] * 12, ["a"] * 11 + ["b"])), "one setting is no level"
+    # With two levels and no tau² the test is Student's on the two means.
+    y, levels = np.array([1.0, 2.0, 4.0, 6.0]), ["a", "a", "b", "b"]
+    assert moderator_p(y, [0.01] * 4, levels) == pytest.approx(stats.ttest_ind(y[:2], y[2:]).pvalue, rel=0.02)
+
+
+def test_false_dependence_is_as_rare_as_it_should_be() -> None:
+    rng, trials = np.random.default_rng(3), 300
+    levels = ["a", "a", "a", "a", "b", "b", "b", "b"]
+    found = 0
+    for _ in range(trials):
+        seeds = rng.normal(0, 0.05, (8, 1)) + 0.1 * rng.normal(size=(8, 5))
+        found += moderator_p(seeds.mean(axis=1), seeds.var(axis=1, ddof=1) / 5, levels) < 0.05
+    assert found / trials < 0.09
+
+
+def test_seeds_that_would_decide_do_decide() -> None:
+    def above(average: float, error: float, df: int) -> float:
+        return clears(average, error, df)
+
+    needed = seeds_to_decide([0.1], [0.2], above, least=3)
+    assert needed is not None
+    draws = np.random.default_rng(4).normal(0.1, 0.2, (20_000, needed))
+    assert float((stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean()) == pytest.approx(0.8, abs=0.03)
+    # Settings that differ much are not decided by seeds.
+    assert seeds_to_decide([0.5, -0.4, 0.1, -0.1], [0.1] * 4, above, least=3) is None

@@ -1,0 +1,61 @@
+"""The released tables say what an independent recomputation of them said, by the present rule."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from troll.analysis.claims.ledger import average, levels
+from troll.analysis.claims.packaged import DEFAULT, claims_file
+from troll.analysis.claims.verdicts import Judged, judge, read_claims
+from troll.analysis.data.results import read_tables
+
+ROOT = Path(__file__).parents[2]
+RELEASES = [ROOT / "results" / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, Judged]:
+    # Late: several seconds for three experiments, but only once.
+    tables: tuple[pd.DataFrame, pd.DataFrame] = read_tables(RELEASES)
+    claims = read_claims([claims_file(DEFAULT)])
+    return {one.claim.id.removeprefix("testbed-"): one for one in judge(claims, *tables)}
+
+
+AVERAGES = {
+    "stale-better": "+20.0 [+16.1, +24.0] points on average, a further setting within [+12.7, +27.4]",
+    "stale-more-stable": "−15.8 [−20.9, −10.8] points on average, ",
+    "faster": "+9.3 [+4.6, +14.0] points on average, ",
+    "small-time-overhead": "−2.0 [−8.0, +4.0] % on average, ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "text"), AVERAGES.items())
+def test_averages_over_unique_settings(judged: dict[str, Judged], name: str, text: str) -> None:
+    assert average(judged[name]).startswith(text)
+
+
+@pytest.mark.slow
+def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, Judged]) -> None:
+    counts = {name: len(one.decision.settings) for name, one in judged.items()}
+    assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
+    assert counts["faster"] == counts["kl-controlled"] == counts["entropy-kept"] == 18
+
+
+@pytest.mark.slow
+def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
+    gentle, entropy = (judged[name].decision.pooled for name in ("gentle-not-worse", "entropy-kept"))
+    assert gentle is not None and entropy is not None
+    found = 100 * np.array([gentle.estimate, gentle.low, gentle.high])
+    assert found == pytest.approx([0.16, -0.04, 0.36], abs=0.005)
+    assert [entropy.estimate, entropy.low, entropy.high] == pytest.approx([-0.037, -0.071, -0.002], abs=5e-4)
+    assert sum(setting.effect < 0 for setting in judged["entropy-kept"].decision.settings) == 16
+    assert judged["entropy-kept"].verdict == "contradicted"
+
+
+@pytest.mark.slow
+def test_where_the_sign_differs_by_task(judged: dict[str, Judged]) -> None:
+    assert judged["clip-stale-falls"].decision.label == "depends on task"
+    assert levels(judged["clip-stale-falls"]).startswith("chains −28.2, functions +8.2 points")

@@ -1,0 +1,72 @@
+"""The rule of the verdicts on settings whose differences are known."""
+
+import numpy as np
+import pytest
+
+from troll.analysis.claims.rule import Decision, Setting, Side, decide
+from troll.analysis.statistics import paired_power
+
+ABOVE = Side("higher", 0.0)
+
+
+def settings(
+    *effects: float, spread: float = 0.02, seeds: int = 5, **coordinates: list[str]
+) -> list[Setting]:
+    """Settings with these mean differences; the spread over seeds is exact."""
+    noise = np.linspace(-1, 1, seeds)
+    noise *= spread / noise.std(ddof=1)
+    names = {name: ["x"] * len(effects) for name in ("task", "estimator", "model", "condition", "method")}
+    names |= coordinates
+    return [
+        Setting(f"s{index}", {name: values[index] for name, values in names.items()}, effect + noise)
+        for index, effect in enumerate(effects)
+    ]
+
+
+def judged(*effects: float, side: Side = ABOVE, least: int = 3, **given) -> Decision:
+    return decide(side, settings(*effects, **given), least)
+
+
+def test_every_setting_has_to_hold_for_everywhere() -> None:
+    assert judged(0.1, 0.2, 0.3).label == "supported everywhere"
+    one_out = judged(0.1, 0.12, 0.11, 0.1, 0.01)
+    assert one_out.label == "supported on average" and one_out.held == (True, True, True, True, False)
+    assert one_out.pooled is not None and one_out.pooled.low > 0
+
+
+def test_an_average_on_the_other_side_contradicts() -> None:
+    found = judged(-0.02, -0.03, -0.01, -0.02, -0.025)
+    assert found.label == "contradicted" and not any(found.held)
+    assert judged(0.01, 0.02, 0.0, 0.01, side=Side("equivalent", 0.03)).verdict == "supported on average"
+    assert judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)).verdict == "contradicted"
+    assert judged(0.05, 0.06, 0.05, side=Side("higher", 0.1)).verdict == "contradicted"
+
+
+def test_a_sign_that_differs_by_task_is_no_average() -> None:
+    tasks = ["a", "a", "a", "a", "b", "b"]
+    found = judged(0.3, 0.31, 0.29, 0.3, -0.05, -0.04, task=tasks, spread=0.05)
+    assert found.label == "depends on task" and found.p < 0.001
+    assert found.levels == {"a": pytest.approx(0.3), "b": pytest.approx(-0.045)}
+    # The same sign everywhere is an average, however much the size differs.
+    assert judged(0.3, 0.31, 0.29, 0.3, 0.01, 0.02, task=tasks, spread=0.05).verdict == "supported on average"
+
+
+def test_single_settings_that_show_both_depend_on_what_separates_them() -> None:
+    conditions = ["gentle", "gentle", "stale", "stale"]
+    assert judged(0.3, 0.2, -0.3, -0.2, condition=conditions).label == "depends on condition"
+    mixed = judged(0.3, -0.3, 0.3, -0.3, condition=["a", "a", "b", "b"])
+    assert mixed.label == "depends on setting"
+
+
+def test_one_clear_exception_without_any_support_contradicts() -> None:
+    assert judged(-0.3, 0.01, 0.02, 0.015).label == "contradicted"
+
+
+def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
+    few = judged(0.3, 0.3, 0.3, seeds=2)
+    assert few.label == "inconclusive" and few.seeds == 3 and few.pooled is None
+    one = judged(0.03, spread=0.05)
+    assert one.label == "inconclusive" and one.seeds is not None
+    assert paired_power(0.05, 0.03, one.seeds) >= 0.8 > paired_power(0.05, 0.03, one.seeds - 2)
+    assert judged(0.4, -0.4, 0.1, -0.1, spread=0.5).seeds is None, "settings differ more than seeds"
+    assert decide(ABOVE, [], 3).label == "not run"

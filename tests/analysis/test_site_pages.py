@@ -1,0 +1,168 @@
+"""Markdown of the repository on the site: anchors, links and tables; and which pages there are."""
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+
+from troll.analysis.site.build import write_site
+from troll.analysis.site.links import Links, relative
+from troll.analysis.site.markdown import Anchors, adapt, anchor, inline, sort_key, table
+from troll.common.errors import UserError
+
+TABLE = """| Task | Claim | Δ (points) | p |
+| --- | --- | ---: | ---: |
+| chains | **not run** | −0.4 [−1.6, +0.8] | <0.001 |
+| chains | a \\| b | – | 1,024 |
+"""
+
+
+def none(_):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("cell", "key"),
+    [
+        ("82.4 ± 1.9", "82.4"),
+        ("−0.4 [−1.6, +0.8]", "-0.4"),
+        ("+17.4 [+7.3, +27.6]", "+17.4"),
+        ("6.8e-5 ± 2.8e-5", "6.8e-5"),
+        ("<0.001", "0.001"),
+        ("1,024", "1024"),
+        ("–", ""),
+        ("", ""),
+        ("not run", ""),
+    ],
+)
+def test_columns_of_numbers_are_sorted_by_the_first_number(cell, key):
+    assert sort_key(cell) == key
+    assert not key or float(key) is not None
+
+
+def test_rows_have_anchors_of_their_own_and_cells_their_keys():
+    found = table(TABLE.splitlines(), "main", Anchors({"main-chains-a-b"}), none)
+    assert re.findall(r'<tr id="([^"]+)"', found) == ["main-chains-not-run", "main-chains-a-b-1"]
+    assert re.findall(r'class="number" data-sort="([^"]*)"', found) == ["-0.4", "0.001", "", "1024"]
+    assert '<span class="verdict open">not run</span>' in found and "a | b" in found
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("Seeds where they decide", "seeds-where-they-decide"),
+        ("`make results`, and more", "make-results-and-more"),
+        ("TRL's own: [link](x.md)", "trls-own-link"),
+    ],
+)
+def test_headings_have_the_anchors_that_github_gives_them(title, name):
+    assert anchor(title) == name
+    assert adapt(f"## {title}\n\n## {title}", lambda target: target).count(f"{{#{name}") == 2
+    assert f"{{#{name}-1}}" in adapt(f"## {title}\n\n## {title}", none)
+
+
+def test_code_is_left_alone():
+    text = "```text\n# no heading\n| a |\n| --- |\n[x](y.md)\n```\n\n`[x](y.md)` and [x](y.md)\n"
+    assert adapt(text, lambda _: "z.html") == text.replace("and [x](y.md)", "and [x](z.html)")
+    assert inline("`<a> [x](y)` <b>", none) == "<code>&lt;a&gt; [x](y)</code> &lt;b&gt;"
+
+
+def test_a_list_may_follow_a_paragraph_at_once():
+    assert adapt("These:\n- one\n- two\n  more\n- three", none) == "These:\n\n- one\n- two\n  more\n- three\n"
+
+
+def test_a_number_at_the_start_of_a_line_begins_no_list_unless_it_is_one():
+    assert adapt("ICLR\n2026) is a year", none) == "ICLR\n2026) is a year\n"
+    assert adapt("These:\n1. one\n2. two", none) == "These:\n\n1. one\n2. two\n"
+
+
+def test_an_image_by_itself_is_a_figure_in_a_box():
+    found = adapt("![Differences](a.png)", lambda _: "b.svg")
+    assert '<div class="picture"><a href="b.svg"' in found and 'src="b.svg" alt="Differences"' in found
+    assert adapt("an ![icon](a.png) in text", lambda _: "b.svg") == "an ![icon](b.svg) in text\n"
+
+
+def test_links_may_run_over_the_end_of_a_line_and_stand_in_html():
+    assert adapt("See [a\npage](b.md), `[c](d)`.", lambda _: "x.html") == "See [a\npage](x.html), `[c](d)`.\n"
+    assert adapt('<img src="a.png">', lambda _: "b.svg") == '<img src="b.svg">\n'
+    assert adapt("[![badge](a.png)](b.md)", lambda target: f"x/{target}") == "[![badge](x/a.png)](x/b.md)\n"
+
+
+def test_links_lead_to_pages_to_copies_or_to_the_repository():
+    tracked = frozenset({"README.md", "docs/a.md", "results/t/x.csv", "troll/x.py"})
+    known = {
+        "README.md": "index.md",
+        "docs/a.md": "docs/a.md",
+        "results/t/tables/m.md": "results/t/index.md#m",
+    }
+    links = Links(tracked, known, {}, "https://example.org/troll")
+    resolve = links.of("docs/a.md", "docs/a.md")
+    assert resolve("../README.md#top") == "../index.html#top"
+    assert resolve("../results/t/tables/m.md") == "../results/t/index.html#m"
+    assert resolve("../results/t/x.csv") == "../results/t/x.csv" and links.copied == {"results/t/x.csv"}
+    assert resolve("../troll/x.py") == "https://example.org/troll/blob/main/troll/x.py"
+    assert resolve("../troll") == "https://example.org/troll/tree/main/troll"
+    assert resolve("https://arxiv.org") == "https://arxiv.org" and resolve("#here") == "#here"
+    assert Links(tracked, known, {}).of("docs/a.md", "docs/a.md")("../troll/x.py") is None
+    assert adapt("[code](../troll/x.py)", none) == "code\n"
+    assert relative("index.md", "docs/a.md#b") == "docs/a.html#b"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository that has a README, a page and no results yet."""
+    root = tmp_path / "checkout"
+    (root / "docs").mkdir(parents=True)
+    (root / "README.md").write_text("# Home\n\nSee [a page](docs/page.md#part) and [code](x.py).\n")
+    (root / "docs/page.md").write_text("# A page\n\n## Part\n\nBack [home](../README.md).\n")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    track(root)
+    return root
+
+
+def track(root):
+    subprocess.run(["git", "add", "-A"], cwd=root, check=True)
+
+
+def titles(out):
+    navigation = tomllib.loads((out / "zensical.toml").read_text())["project"]["nav"]
+    return str(navigation)
+
+
+def test_pages_are_those_of_tracked_files(checkout, tmp_path):
+    out = tmp_path / "site"
+    (checkout / "docs/draft.md").write_text("# A draft\n")
+    write_site(checkout, out)
+    assert "A page" in titles(out) and "draft" not in titles(out)
+    assert "[a page](docs/page.html#part) and code." in (out / "pages/index.md").read_text()
+    track(checkout)
+    write_site(checkout, out)
+    assert "A draft" in titles(out)
+
+
+def test_a_board_has_a_page_as_soon_as_it_is_tracked(checkout, tmp_path):
+    out, board = tmp_path / "site", checkout / "results/leaderboard"
+    write_site(checkout, out)
+    assert "Leaderboard" not in titles(out)
+    board.mkdir(parents=True)
+    (board / "board.csv").write_text("task,trust_region,pass@1\nlocks,troll,0.5\n")
+    (board / "board.md").write_text(
+        "| Task | Trust region | pass@1 (%) |\n| --- | --- | ---: |\n| locks | troll | 50.0 |\n"
+    )
+    write_site(checkout, out)
+    assert "Leaderboard" not in titles(out), "not tracked yet"
+    track(checkout)
+    write_site(checkout, out)
+    assert "Leaderboard" in titles(out)
+    page = (out / "pages/results/leaderboard/index.md").read_text()
+    assert '<tr id="board-locks-troll">' in page and "(board.csv)" in page
+    assert (out / "pages/results/leaderboard/board.csv").exists()
+
+
+def test_directories_of_others_are_left_alone(checkout, tmp_path):
+    (tmp_path / "mine/pages").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"mine/pages: there already, and not written by `troll site`"):
+        write_site(checkout, tmp_path / "mine")
+    with pytest.raises(UserError, match="no checkout of the repository"):
+        write_site(tmp_path / "mine", tmp_path / "site")

@@ -1,0 +1,129 @@
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from troll.algorithms.distributions import sparsify
+from troll.benchmark.update import run_cost, summarise, verdicts
+from troll.benchmark.update_variants import VARIANTS, Batch, projected_share
+from troll.common.errors import UserError
+
+
+def make_batch(tokens=24, width=12, vocab=40, keep=40, dtype=torch.float64):
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=random, dtype=dtype)
+
+    weight, old_hidden = normal(vocab, width), normal(tokens, width)
+    log_probs = (old_hidden @ weight.T).log_softmax(-1)
+    labels = torch.multinomial(log_probs.exp(), 1, generator=random)
+    old = sparsify(log_probs, keep, 0.0, labels.squeeze(1), normalised=True)
+    hidden = old_hidden + 0.3 * normal(tokens, width) * (torch.arange(tokens) % 2).unsqueeze(1)
+    advantages = normal(tokens)
+    return Batch(hidden, weight, labels.squeeze(1), advantages, log_probs.gather(1, labels).squeeze(1), old)
+
+
+def loss_and_gradients(variant, batch):
+    batch = batch.first(len(batch.labels))
+    loss = VARIANTS[variant](batch)
+    return loss.detach(), torch.autograd.grad(loss, (batch.hidden, batch.weight))
+
+
+@pytest.mark.parametrize("family", ["clip", "TROLL"])
+def test_variants_compute_the_same_loss(family):
+    # In float32, for TRL's head; with K = V the naive TROLL has nothing to approximate.
+    batch = make_batch(dtype=torch.float32)
+    assert 0.2 < projected_share(batch) < 0.8, "both cases of the projection occur"
+    losses = {name: loss_and_gradients(name, batch) for name in VARIANTS if name.startswith(family)}
+    (base, gradients), *others = losses.values()
+    assert others
+    for loss, other_gradients in others:
+        # The bisection of the naive variant stops within 1e-3 of the bound.
+        torch.testing.assert_close(loss, base, rtol=1e-3, atol=1e-4)
+        if family == "clip":  # the naive TROLL freezes the multiplier: another gradient, on purpose
+            for a, b in zip(gradients, other_gradients, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def measurements(ours_seconds=1.0, ours_bytes=100.0, solver_seconds=0.001, disturbed=1.05):
+    rows = []
+    for repeat in range(3):
+        for name, seconds, size in (
+            ("clip, full logits", 2.0, 400.0),
+            ("clip, our head", 1.0, 100.0),
+            ("TROLL, our head", ours_seconds, ours_bytes),
+        ):
+            # The second repeat is disturbed: ratios must not see it.
+            row = {"width": 8, "variant": name, "repeat": repeat, "peak_bytes": size * 2**20}
+            row |= {"seconds": seconds * (disturbed if repeat == 1 else 1), "processor_seconds": seconds}
+            rows.append(row | ({"solver_seconds": solver_seconds} if name.startswith("TROLL") else {}))
+    return pd.DataFrame(rows)
+
+
+ORDER = ["clip, full logits", "clip, our head", "TROLL, our head"]
+
+
+def test_summary_takes_ratios_to_clip_on_full_logits():
+    table = summarise(measurements(), ORDER).set_index("variant")
+    assert table["time_ratio"].tolist() == [1.0, 0.5, 0.5]
+    assert table["memory_ratio"].tolist() == [1.0, 0.25, 0.25]
+    assert table.loc["TROLL, our head", "solver_percent"] == pytest.approx(0.1)
+    assert table.loc["clip, our head", ["seconds", "seconds_low", "seconds_high"]].tolist() == [
+        1.0,
+        1.0,
+        1.05,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("worse", "missed"),
+    [
+        ({}, "Met: time, memory, solver."),
+        (
+            {"ours_seconds": 1.03, "disturbed": 6.0},
+            "Met: memory, solver. Time is not judged: repeats differ by 500 %",
+        ),
+        ({"ours_seconds": 1.03}, "Missed: time."),
+        ({"ours_bytes": 102.0}, "Missed: memory."),
+        ({"solver_seconds": 0.02}, "Missed: solver."),
+    ],
+    ids=str,
+)
+def test_verdict_names_the_missed_goals(worse, missed):
+    (said,) = verdicts(summarise(measurements(**worse), ORDER))
+    assert said.startswith("D = 8:") and missed in said
+
+
+def test_bad_requests(tmp_path):
+    for options, message in (
+        ({"variants": ["clip"]}, "no variant 'clip'; there are clip, full logits, "),
+        ({"device": "tpu"}, "device 'tpu' is not available"),
+        ({"repeats": 0}, "repeats must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_cost(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_measures_each_variant_in_a_process_of_its_own(tmp_path):
+    logits = 512 * 20_000 * 4 / 2**20
+    table = run_cost(
+        tmp_path,
+        tokens=512,
+        widths=(8,),
+        vocab=20_000,
+        keep=8,
+        repeats=1,
+        threads=1,
+        variants=["clip, our head", "TROLL, our head", "old policy, top-K"],
+    ).set_index("variant")
+    assert table["peak_mib"]["clip, full logits"] > 1.9 * logits
+    for name in ("clip, our head", "TROLL, our head", "top-K"):
+        assert table["peak_mib"][name] < logits, name
+    assert (tmp_path / "cost.md").read_text().count("\n| 8 |") == 4
+    raw = json.loads((tmp_path / "cost.json").read_text())
+    assert raw["measurements"][0]["variant"] == "clip, full logits"
+    assert 0 < raw["projected_share"]["8"] < 0.5

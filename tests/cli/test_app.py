@@ -1,0 +1,150 @@
+"""The command line: mistakes are one line, help is short, nothing is half-written."""
+
+import errno
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from troll import __version__
+from troll.cli.app import app
+from troll.common.machine_errors import in_a_line
+
+
+def _flat(group, *before):
+    """Every command by its words: ("train",), ("benchmark", "oracle")."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _flat(command, *before, name)
+        else:
+            yield (*before, name), command
+
+
+COMMANDS = dict(_flat(typer.main.get_command(app)))
+
+
+def troll(*arguments, **settings):
+    command = [sys.executable, "-m", "troll.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
+
+
+def test_version_and_help():
+    runner = CliRunner()
+    assert runner.invoke(app, ["--version"]).stdout.strip() == f"troll {__version__}"
+    text = runner.invoke(app, ["--help"]).stdout
+    assert len(text.splitlines()) <= 60
+    for command in COMMANDS:
+        assert command[0] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command):
+    text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "100"}).stdout
+    assert len(text.splitlines()) <= 40, "shorten it"
+    example = inspect.getdoc(COMMANDS[command].callback).partition("Example: ")[2]
+    example = re.split(r"&&|;|\band\b", example)[0].split()
+    assert set(command) <= set(example), "its docstring shows no example"
+    options = {name for option in COMMANDS[command].params for name in option.opts}
+    assert {word for word in example if word.startswith("--")} <= options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "none.yaml"], "none.yaml: no such experiment file"),
+        (["problems", "--config", "{", "--out", "o"], "--config: not JSON"),
+        (["problems", "--config", '{"name": "chain"}', "--out", "o"], "unknown task 'chain'; valid: chains"),
+        (["table", "main", "--results", "no", "--out", "o/t"], "no/runs.parquet"),
+        (
+            ["grade", "--task", "chains", "--samples", "no.jsonl", "--problems", "no.jsonl", "--out", "o"],
+            "no.jsonl: no such file",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(arguments, message, tmp_path):
+    result = troll(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
+    log = tmp_path / "log"
+    program = (
+        "import troll.tasks.write, troll.cli.app\n"
+        "def write_problems(config, out): return config['missing']\n"
+        "troll.tasks.write.write_problems = write_problems\n"
+        "troll.cli.app.main()\n"
+    )
+    arguments = ["--log", str(log), "problems", "--config", '{"name": "chains"}', "--out", str(tmp_path)]
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines() == [f"error: KeyError: 'missing' (log: {log})"]
+    assert "Traceback" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "said"),
+    [
+        ("tokenizer", {}, "--config: tasks: is missing"),
+        (
+            "problems",
+            {"name": "chains", "trian": 3},
+            "--config: trian: unknown key 'trian'; valid: name, train",
+        ),
+        ("sample-suites", {"math500": {"tests": 3}}, "math500.tests: unknown key 'tests'; valid: samples, "),
+        ("base-model", {"run_id": "a"}, "--config: experiment: is missing"),
+        ("configure", {"run_id": "a", "training": {"passes": 1}}, "it is now called num_iterations"),
+    ],
+)
+def test_settings_that_the_workflow_would_not_write_are_one_line(command, config, said, tmp_path):
+    more = {"base-model": ["--tokenizer", "t"], "sample-suites": ["--checkpoint", "c", "--data", "d"]}
+    result = troll(
+        command, "--config", json.dumps(config), *more.get(command, []), "--out", str(tmp_path / "out")
+    )
+    assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_check_shows_the_matrix_and_lists_the_runs(repository, tmp_path):
+    path = str(repository / "workflow/config/testbed.yaml")
+    table = troll("check", path, cwd=tmp_path).stdout.splitlines()
+    assert len(table) == 1 + 16 + 2
+    assert table[-1].startswith("48 runs from 2 base models; time unknown")
+    names = troll("check", path, "--names").stdout.splitlines()
+    assert len(names) == len(set(names)) == 48
+    assert "tiny/chains/troll/grpo/stale/seed0" in names
+
+
+def test_the_long_version_holds_what_a_report_needs_and_no_names():
+    result = troll("--version", "--verbose")
+    assert result.returncode == 0
+    shown = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert {"troll", "commit", "python", "platform", "torch", "trl", "snakemake", "bubblewrap"} <= set(shown)
+    assert str(Path.home()) not in result.stdout
+
+
+def test_no_command_is_one_line():
+    assert troll("--log", "/dev/null").stderr.startswith("error: no command given; `troll --help` lists them")
+
+
+def test_a_place_that_cannot_be_written_is_one_line():
+    config = '{"name": "chains", "train": 4, "validation": 2, "test": 2}'
+    result = troll("problems", "--config", config, "--out", "/dev/null/p")
+    assert result.returncode == 1
+    where = "/dev/null/p/train.jsonl"
+    assert result.stderr == f"error: {where}: cannot be written (Not a directory); name another place\n"
+
+
+def test_a_full_disk_is_one_line():
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert in_a_line(error) == "no space left on the disk; free some, and give the same command again"
+    assert in_a_line(OSError(errno.EIO, "broken")) is None

@@ -1,0 +1,96 @@
+"""`troll check`: the matrix, and times that come from earlier runs only."""
+
+import json
+
+import pytest
+import yaml
+
+from troll.cli.plan import earlier_runs, estimate, plan, processor
+from troll.experiment.experiment import resolve
+from troll.experiment.files import parse_experiment
+
+
+@pytest.fixture
+def data(repository):
+    return yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+
+
+def finish(results, experiment, run, wall_s, *, machine=None, jobs=None):
+    """Leaves behind what a finished run leaves."""
+    root = results / experiment.experiment
+    directory = root / "runs" / run.run_id
+    directory.mkdir(parents=True)
+    hardware = {"processor": machine or processor(), "gpus": []}
+    manifest = {
+        "run_id": run.run_id,
+        "config": resolve(experiment, run).model_dump(),
+        "hardware": hardware,
+        "wall_s": wall_s,
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    for job, seconds in (jobs or {}).items():
+        name = run.run_id if job == "train" else f"runs/{run.run_id}"
+        path = root / "benchmarks" / job / f"{name}.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"s": seconds}) + "\n")
+
+
+def find(experiment, task, rule):
+    return next(run for run in experiment.runs() if (run.task, run.trust_region) == (task, rule))
+
+
+def time_of(experiment, run, results):
+    return estimate(experiment, run, experiment.training_of(run), list(earlier_runs(results)))
+
+
+def test_without_earlier_runs_every_time_is_unknown(data, tmp_path):
+    lines = plan(parse_experiment(data, "x"), tmp_path / "none")
+    assert lines[0].startswith("model  task       trust region  estimator  condition  seeds  steps  time")
+    assert [line.split() for line in lines[1:5]] == [
+        ["tiny", task, rule, "grpo", "stale", "1", "8", "unknown"]
+        for task in ("chains", "functions")
+        for rule in ("clip", "troll")
+    ]
+    assert lines[-1] == (
+        f"4 runs from 2 base models; time unknown: no finished run of this kind from this machine under "
+        f"{tmp_path / 'none'}/"
+    )
+
+
+def test_times_come_from_the_run_most_like_it(data, tmp_path):
+    experiment = parse_experiment(data, "x")
+    clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
+    finish(tmp_path, experiment, clip, 20.0)
+    assert time_of(experiment, clip, tmp_path) == 20.0
+    assert time_of(experiment, troll, tmp_path) == 20.0, "another rule is the next best"
+    finish(tmp_path, experiment, troll, 30.0, jobs={"train": 35.0, "sample": 4.0, "grade": 1.0})
+    assert time_of(experiment, troll, tmp_path) == 40.0, "with the start of Python, samples and grades"
+    assert time_of(experiment, clip, tmp_path) == 20.0
+    assert time_of(experiment, find(experiment, "functions", "clip"), tmp_path) is None
+    lines = plan(experiment, tmp_path)
+    assert "about 0:20" in lines[1]
+    assert "about 1:00 of one core after one another" in lines[-1]
+    assert lines[-1].endswith("; 2 unknown")
+
+
+def test_time_grows_with_rollout_batches_and_nothing_else_is_guessed(data, tmp_path):
+    experiment = parse_experiment(data, "x")
+    clip = find(experiment, "chains", "clip")
+    finish(tmp_path, experiment, clip, 20.0)
+    data["training"]["rollout_batches"] = 20
+    assert time_of(parse_experiment(data, "x"), clip, tmp_path) == 200.0
+    data["training"]["max_response_tokens"] = 48
+    assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
+    data["training"]["max_response_tokens"] = 24
+    data["models"]["tiny"]["width"] = 64
+    assert time_of(parse_experiment(data, "x"), clip, tmp_path) is None
+
+
+def test_other_machines_and_broken_manifests_do_not_count(data, tmp_path):
+    experiment = parse_experiment(data, "x")
+    clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
+    finish(tmp_path, experiment, clip, 20.0, machine="another")
+    finish(tmp_path, experiment, troll, 20.0)
+    path = tmp_path / "reduced/runs" / troll.run_id / "manifest.json"
+    path.write_text(path.read_text()[:100])
+    assert not list(earlier_runs(tmp_path))

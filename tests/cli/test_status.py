@@ -1,0 +1,167 @@
+"""`troll status`: what is done, what lives, what broke and why; from files alone."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from troll.cli.status import RunStatus, is_held, show, status_of
+from troll.common.errors import UserError
+from troll.common.files import only_writer
+from troll.experiment.files import parse_experiment, read_experiment
+
+RUN = "tiny/chains/{}/grpo/stale/seed0"
+
+
+@pytest.fixture
+def experiment(repository):
+    return read_experiment(repository / "tests/workflow/reduced.yaml")
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Results of the reduced experiment in which nothing was done yet."""
+    return tmp_path / "results"
+
+
+def write_run(results, rule, *, steps=0, manifest=False, grades=False, log="", stage="train"):
+    """A run's files: `steps` lines of metrics a second apart, success 0.25 at the first step of a batch."""
+    directory = results / "reduced/runs" / RUN.format(rule)
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"step": n, "time": {"wall_s": 10.0 + n}} | ({"success": 0.25} if n % 4 == 1 else {})
+        for n in range(1, steps + 1)
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, wanted in (("manifest.json", manifest), ("grades.json", grades)):
+        if wanted:
+            (directory / name).write_text("{}")
+    place = "train" if stage == "train" else f"{stage}/runs"
+    path = results / "reduced/logs" / place / f"{RUN.format(rule)}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(log)
+    return directory
+
+
+def of(statuses, rule):
+    return next(status for status in statuses if status.name == RUN.format(rule))
+
+
+def test_nothing_done_is_all_missing(experiment, results):
+    found = status_of(experiment, results)
+    assert len(found) == 2 + 4
+    assert {status.state for status in found} == {"missing"}
+    assert show(found, "reduced")[0] == "reduced: 4 runs: 4 missing"
+    assert not results.exists(), "reading makes nothing"
+
+
+def test_a_run_goes_from_missing_to_done(experiment, results):
+    write_run(results, "clip", steps=4)
+    assert of(status_of(experiment, results), "clip") == RunStatus(
+        RUN.format("clip"), "stopped", 4, 8, success=0.25
+    )
+    write_run(results, "clip", steps=8, manifest=True)
+    assert of(status_of(experiment, results), "clip").state == "trained"
+    write_run(results, "clip", steps=8, manifest=True, grades=True)
+    assert of(status_of(experiment, results), "clip").state == "done"
+
+
+def test_a_living_run_has_its_step_and_the_time_left(experiment, results):
+    directory = write_run(results, "troll", steps=5)
+    with (directory / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 6, "ti')  # being written
+    with only_writer(directory):
+        status = of(status_of(experiment, results), "troll")
+        assert is_held(directory)
+    assert (status.state, status.step, status.steps, status.left_s) == ("running", 5, 8, 3.0)
+    assert "running       5/8      0:03 left     25 %  " + RUN.format("troll") in show([status], "x")[1]
+    assert not is_held(directory), "the lock dies with its holder"
+
+
+def test_a_living_run_without_news_says_so(experiment, results):
+    directory = write_run(results, "troll", steps=5)
+    then = time.time() - 1000
+    os.utime(directory / "metrics.jsonl", (then, then))
+    with only_writer(directory):
+        assert "no new step for 16:4" in of(status_of(experiment, results), "troll").reason
+
+
+def test_looking_does_not_keep_a_writer_waiting(results):
+    directory = write_run(results, "clip")
+    with only_writer(directory):
+        pass
+    for _ in range(20):
+        assert not is_held(directory)
+        with only_writer(directory) as waited:
+            assert not waited
+
+
+def test_a_broken_run_gives_the_reason_and_the_log(experiment, results):
+    log = "warming up\nerror: loss is nan at step 3 (log: results/x.log)\n"
+    directory = write_run(results, "clip", steps=3, log=log)
+    status = of(status_of(experiment, results), "clip")
+    assert (status.state, status.step, status.reason) == ("failed", 3, "loss is nan at step 3")
+    text = "\n".join(show([status], "reduced"))
+    assert "loss is nan" in text
+    assert f"log: {status.log}" in text
+    assert status.log.read_text() == log
+    with only_writer(directory):  # the next attempt lives: the old error is history
+        assert of(status_of(experiment, results), "clip").state == "running"
+
+
+def test_a_failure_after_training_names_its_stage(experiment, results):
+    write_run(results, "clip", steps=8, manifest=True, log="error: disk full\n", stage="grade")
+    status = of(status_of(experiment, results), "clip")
+    assert (status.state, status.reason) == ("failed", "grade: disk full")
+
+
+def test_a_failed_base_model_is_shown(experiment, results):
+    path = results / "reduced/logs/base_model/tiny/chains.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("error: no space left\n")
+    lines = show(status_of(experiment, results), "reduced")
+    assert "base/tiny/chains" in lines[1]
+    assert lines[2].strip() == "no space left"
+
+
+def test_it_needs_no_torch_and_takes_other_seeds(repository, tmp_path):
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom troll.cli.app import app\n"
+        "app(['status', sys.argv[1], '--seeds', '0,1,2'])"
+    )
+    path = repository / "tests/workflow/reduced.yaml"
+    command = [sys.executable, "-c", code, str(path)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "reduced: 12 runs: 12 missing"
+
+
+def test_a_wrong_list_of_seeds_is_one_line(repository, tmp_path):
+    command = [sys.executable, "-m", "troll.cli", "status", str(repository / "tests/workflow/reduced.yaml")]
+    result = subprocess.run([*command, "--seeds", "0;1"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "error: --seeds: '0;1' is no list of whole numbers; write for instance 0,1,2\n"
+
+
+def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    assert parse_experiment(data, "x") == read_experiment(repository / "tests/workflow/reduced.yaml")
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(data | {"sseeds": [0]}))
+    with pytest.raises(Exception, match=r"unknown key 'sseeds'.*did you mean 'seeds'"):
+        read_experiment(tmp_path / "wrong.yaml")
+
+
+def test_groups_are_shown_alone(repository, tmp_path):
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]
+    grouped = parse_experiment(data | {"matrix": blocks}, "x")
+    assert {status.name for status in status_of(grouped, tmp_path, ["mine"]) if status.steps} == {
+        "tiny/chains/troll/grpo/stale/seed0",
+        "tiny/functions/troll/grpo/stale/seed0",
+    }
+    with pytest.raises(UserError, match="no group 'min'; valid: mine, rest"):
+        status_of(grouped, tmp_path, ["min"])

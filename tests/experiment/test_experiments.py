@@ -1,0 +1,337 @@
+"""Experiment files: every mistake is one line that names file, field, value and what would be right."""
+
+import copy
+import re
+
+import pytest
+import yaml
+
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
+from troll.experiment.experiment import resolve
+from troll.experiment.files import load_experiment, parse_experiment, read_run_file, write_run_file
+from troll.experiment.names import RULES
+
+TESTBED = "workflow/config/testbed.yaml"
+
+
+@pytest.fixture
+def data(repository):
+    return yaml.safe_load((repository / TESTBED).read_text())
+
+
+def _set(data, path, value):
+    *parents, last = path
+    for key in parents:
+        data = data[key]
+    data[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("seeds",), 3, ["seeds", "list", "3"]),
+        (("seeds",), [], ["seeds", "at least 1"]),
+        (("seeds",), [0, 0], ["seeds", "twice"]),
+        (("seeds",), [-1], ["seeds", "-1"]),
+        (("seed",), [1], ["'seed'", "did you mean 'seeds'"]),
+        (("tasks", "chain"), {}, ["tasks", "'chain'", "valid: chains, functions", "did you mean 'chains'"]),
+        (
+            ("tasks", "chains", "settings"),
+            {"operation": [2]},
+            ["tasks.chains.settings", "'operation'", "operations"],
+        ),
+        (("tasks", "chains", "settings"), {"operations": 2}, ["operations", "2"]),
+        (("tasks", "chains", "test"), 0, ["tasks.chains.test", "0"]),
+        (("trust_regions", "troll", "rule"), "trol", ["trust_regions.troll", "'trol'", "troll"]),
+        (
+            ("trust_regions", "troll", "settings"),
+            {"kl_bund": 1},
+            ["trust_regions.troll.settings: unknown setting 'kl_bund'", "did you mean 'kl_bound'"],
+        ),
+        (
+            ("trust_regions", "troll", "settings"),
+            {"kl_bound": float("nan")},
+            ["trust_regions.troll", "kl_bound is nan, must be a number >= 0 or infinity"],
+        ),
+        (
+            ("trust_regions", "clip", "settings"),
+            {"dual_clip": 0.5},
+            ["trust_regions.clip", "dual_clip is 0.5, must be a number > 1, or none"],
+        ),
+        (
+            ("estimators", "grpo", "settings"),
+            {"epsilon": "1e-6"},
+            ["estimators.grpo", "epsilon is '1e-6', must be a number > 0; it is text"],
+        ),
+        (("estimators", "grpo", "rule"), "gpro", ["estimators.grpo", "'gpro'", "grpo"]),
+        (
+            ("conditions", "gentle", "learning_rate"),
+            -1.0,
+            ["conditions.gentle.learning_rate", "greater than 0", "-1.0"],
+        ),
+        (
+            ("conditions", "gentle", "learning_rte"),
+            1.0,
+            ["conditions.gentle", "learning_rte", "'learning_rate'"],
+        ),
+        (("training", "keep"), "many", ["training.keep", "integer", "many"]),
+        # What files of older versions hold.
+        (
+            ("models", "tiny", "hub"),
+            "Qwen/Qwen3-0.6B",
+            ["models.tiny.hub", "block with keys id", "Qwen3-0.6B"],
+        ),
+        (
+            ("conditions", "gentle"),
+            {"passes": 3},
+            ["conditions.gentle.passes", "unknown key 'passes'; it is now called num_iterations"],
+        ),
+        (
+            ("training", "regulariser"),
+            {"place": "loss"},
+            ["training.regulariser.place", "unknown key 'place'; it is now called applied_to"],
+        ),
+        (("trust_regions", "clip"), "clip", ["trust_regions.clip", "block with keys rule", "'clip'"]),
+        (("training", "keep"), True, ["training.keep", "flag"]),
+        (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
+        (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
+        (("matrix",), [{"tasks": ["sums"]}], ["matrix[0].tasks", "'sums'", "chains, functions"]),
+        (("matrix",), [{"conditions": ["stall"]}], ["matrix[0].conditions", "did you mean 'stale'"]),
+        (("experiment",), "a/b", ["'a/b'"]),
+        (("experiment",), "x\n", ["experiment: name 'x\\n'", "letters, digits"]),
+        (("experiment",), "x" * 300, ["experiment: name 'xxx", "...'", "at most 100"]),
+        (("models",), {"a\n": {}}, ["models: name 'a\\n'"]),
+        (("conditions",), {"..": {}}, ["conditions: name '..'"]),
+        (("matrix",), [{"group": "all"}], ["matrix[0].group: 'all'", "name of a rule"]),
+        (("matrix",), [{"group": "train"}], ["matrix[0].group: 'train'", "name of a rule"]),
+        (("matrix",), [{"group": "a\n"}], ["matrix[0].group: 'a\\n'", "small letters"]),
+        (("matrix",), [{"group": "a" * 300}], ["matrix[0].group: 'aaa", "at most 100"]),
+        (("seeds",), [10**30], ["seeds.0", "below 2^31"]),
+        (("training", "keep"), 2**40, ["training.keep", "below 2^31"]),
+        *(
+            (("tasks", "chains", "settings"), {key: value}, ["tasks.chains.settings: setting", key, said])
+            for key, value, said in (
+                ("guess", "0.5", "expected something like 0.5"),
+                ("guess", float("nan"), "expected something like 0.5"),
+                ("guess", float("inf"), "expected something like 0.5"),
+                ("guess", True, "expected something like 0.5"),
+                ("guess", -0.5, "it lies in [0, 1]"),
+                ("guess", 0.9, "guess and stop_early are more than 1 together"),
+                ("guess_right", 2, "it lies in [0, 1]"),
+                ("names", 5000, "it lies in [0, 4900]"),
+                ("names", 1.5, "expected something like 0"),
+                ("operations", [], "expected something like [2, 3, 4]"),
+                ("operations", ["2"], "expected something like [2, 3, 4]"),
+                ("operations", [2, True], "expected something like [2, 3, 4]"),
+                ("operations", [0], "it lies in [1, 50]"),
+            )
+        ),
+        (("tasks", "functions", "settings"), {"base_inputs": 100}, ["functions.settings", "[1, 20]"]),
+        (("tasks", "functions", "settings"), {"levels": [3]}, ["functions.settings", "levels", "[1, 2]"]),
+        *(
+            (
+                ("trust_regions", "clip"),
+                {"rule": "clip", "settings": {key: value}},
+                ["f", key, repr(value), said],
+            )
+            for key, value, said in (
+                ("dual_clip", 0.5, "> 1"),
+                ("dual_clip", float("nan"), "> 1"),
+                ("epsilon_low", -0.2, ">= 0"),
+                ("epsilon_high", "0.2", "a number"),
+            )
+        ),
+        *(
+            (
+                ("trust_regions", "troll", "settings"),
+                {"kl_bound": value},
+                ["trust_regions.troll.settings: kl_bound", repr(value), "must be a number >= 0"],
+            )
+            for value in (-1, float("nan"), "0.05", True)
+        ),
+        (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
+    ],
+)
+def test_every_mistake_is_one_line(data, path, value, expected):
+    _set(data, path, value)
+    with pytest.raises(UserError) as caught:
+        parse_experiment(data, "file.yaml")
+    message = str(caught.value)
+    assert message.startswith("file.yaml: ")
+    assert "\n" not in message
+    for part in expected:
+        assert part in message, message
+
+
+def test_a_missing_file_and_broken_yaml_are_named(tmp_path):
+    with pytest.raises(UserError, match="no such experiment file"):
+        load_experiment(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("seeds: [1\nexperiment: x")
+    with pytest.raises(UserError, match=r"broken\.yaml: not YAML"):
+        load_experiment(broken)
+
+
+def test_every_experiment_file_of_the_repository_is_valid(repository):
+    for path in (repository / "workflow/config").glob("testbed*.yaml"):
+        assert load_experiment(path).runs(), path
+
+
+def test_the_matrix_is_the_product_and_blocks_add_up_without_repeats(data):
+    experiment = parse_experiment(data, "x")
+    size = 1
+    for key in ("tasks", "models", "trust_regions", "estimators", "conditions", "seeds"):
+        size *= len(data[key])
+    assert len(experiment.runs()) == len(set(experiment.runs())) == size
+    data["matrix"] = [{"tasks": ["chains"]}, {"tasks": ["chains"], "conditions": ["stale"]}]
+    assert len(parse_experiment(data, "x").runs()) == size // 2
+
+
+def test_a_new_seed_or_method_changes_no_existing_run(data):
+    before = parse_experiment(data, "x")
+    more = copy.deepcopy(data)
+    more["seeds"].append(9)
+    more["trust_regions"]["none"] = {"rule": "none"}
+    after = parse_experiment(more, "x")
+    for run in before.runs():
+        assert resolve(before, run) == resolve(after, run)
+
+
+def test_methods_share_seeds_and_seeds_differ(data):
+    experiment = parse_experiment(data, "x")
+    seeds = {}
+    for run in experiment.runs():
+        seeds.setdefault((run.model, run.task, run.seed), set()).add(str(resolve(experiment, run).seeds))
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+def test_overrides_apply_in_order(data):
+    data["tasks"]["chains"]["training"] = {"learning_rate": 0.5, "keep": 7}
+    data["models"]["tiny"]["training"] = {"keep": 5, "weight_decay": 0.25}
+    data["conditions"]["gentle"] = {"learning_rate": 0.125}
+    experiment = parse_experiment(data, "x")
+    run = next(run for run in experiment.runs() if run.task == "chains" and run.condition == "gentle")
+    training = experiment.training_of(run)
+    assert (training.learning_rate, training.keep, training.weight_decay) == (0.125, 7, 0.25)
+
+
+def test_derived_seeds_depend_on_every_coordinate_and_not_on_their_order():
+    assert derive_seed(a=1, b="x") == derive_seed(b="x", a=1)
+    seeds = {
+        derive_seed(a=1, b="x"),
+        derive_seed(a=2, b="x"),
+        derive_seed(a=1, b="y"),
+        derive_seed(a="1", b="x"),
+    }
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_renamed_key_is_named_although_the_new_one_is_missing(data):
+    data["advantage_estimators"] = data.pop("estimators")
+    with pytest.raises(UserError, match=r"unknown key 'advantage_estimators'.*did you mean 'estimators'"):
+        parse_experiment(data, "x")
+
+
+def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
+    experiment = parse_experiment(data, "x")
+    config = resolve(experiment, experiment.runs()[0])
+    write_run_file(tmp_path / "run.yaml", config)
+    assert read_run_file(tmp_path / "run.yaml") == config
+    text = (tmp_path / "run.yaml").read_text()
+    for key, other, said in (
+        ("  keep:", "  kept_tokens:", r"training\.kept_tokens: unknown key 'kept_tokens'; valid: "),
+        (
+            "  num_iterations:",
+            "  passes:",
+            r"training\.passes: .*'passes'; it is now called num_iterations",
+        ),
+        ("  layers:", "  layer:", r"model\.layer: unknown key 'layer'; valid: .* 'layers'"),
+        ("  rule: ", "  rules: ", r"trust_region\.rules: unknown key"),
+        ("  evaluation:", "  sampling:", r"seeds\.sampling: unknown key"),
+        ("  heads: ", "  heads: -", r"model\.heads: input should be greater than 0 \(found -4\)"),
+    ):
+        assert key in text
+        (tmp_path / "run.yaml").write_text(text.replace(key, other, 1))
+        with pytest.raises(UserError, match=rf"run\.yaml: {said}.*; delete a file of another version"):
+            read_run_file(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("models", "tiny"), {"hub": {"id": "no-owner"}}, ["models.tiny.hub.id", "no-owner"]),
+        (
+            ("models", "tiny"),
+            {"hub": {"id": "a/b", "revision": "x"}},
+            ["models.tiny.hub", "'revision'", "valid: id"],
+        ),
+        (("tasks", "chains", "train"), "all", ["tasks.chains.train", "no last problem"]),
+        (("tasks", "chains", "train"), "some", ["tasks.chains.train", "number above 0, or all", "'some'"]),
+        (("tasks", "aime24"), {}, ["tasks.aime24", "only test", "evaluate_on"]),
+        (("tasks", "gsm8k"), {}, ["models.tiny", "from scratch", "gsm8k", "hub: {id: OWNER/NAME}"]),
+        (
+            ("tasks", "chains", "evaluate_on"),
+            {"math5000": {}},
+            ["tasks.chains.evaluate_on", "did you mean 'math500'"],
+        ),
+        (("matrix",), [{"group": "Paper sizes"}], ["matrix[0].group", "'Paper sizes'", "small letters"]),
+    ],
+)
+def test_mistakes_with_the_hub_and_public_data_are_one_line(data, path, value, expected):
+    _set(data, path, value)
+    with pytest.raises(UserError) as caught:
+        parse_experiment(data, "file.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in expected:
+        assert part in message, message
+
+
+def test_tasks_that_evaluate_on_the_same_set_take_as_much_of_it(data):
+    for task, count in (("chains", 3), ("functions", 4)):
+        data["tasks"][task]["evaluate_on"] = {"math500": {"test": count}}
+    with pytest.raises(UserError, match=r"functions.evaluate_on.math500.test: 4, but task chains takes 3"):
+        parse_experiment(data, "x")
+
+
+def test_demonstrations_are_asked_for_only_where_there_are_some(data):
+    data["models"]["tiny"] = {"hub": {"id": "a/b"}}
+    data["tasks"] = {"gsm8k": {"train": "all"}}
+    data["estimators"] = {"ppo-max": {"rule": "ppo-max"}}
+    with pytest.raises(UserError, match=r"gsm8k has none; switch it off: .*pretraining: null"):
+        parse_experiment(data, "x")
+    data["estimators"]["ppo-max"]["training"] = {"pretraining": None}
+    assert parse_experiment(data, "x").runs()
+
+
+def test_groups_share_runs_and_the_model_of_a_run_is_its_id_on_the_hub(data):
+    data["models"]["tiny"] = {"hub": {"id": "a/b", "billions": 3}}
+    data["tasks"] = {"gsm8k": {"train": "all"}}
+    data["matrix"] = [
+        {"group": "one", "conditions": ["gentle"]},
+        {"group": "two"},
+        {"group": "one", "conditions": ["gentle"], "estimators": ["grpo"]},
+    ]
+    experiment = parse_experiment(data, "x")
+    groups = experiment.groups()
+    assert set(groups["one"]) < set(groups["two"]) == set(experiment.runs())
+    assert len(groups["one"]) == len(set(groups["one"]))
+    resolved = resolve(experiment, groups["one"][0]).model
+    assert resolved.model_dump() == {"name": "tiny", "hub": {"id": "a/b", "chat_template_of": None}}
+
+
+def test_no_group_can_have_the_name_of_a_rule(repository):
+    texts = [path.read_text() for path in (repository / "workflow/rules").glob("*.smk")]
+    texts.append((repository / "Snakefile").read_text())
+    rules = {name for text in texts for name in re.findall(r"^(?:rule|checkpoint) (\w+)", text, re.MULTILINE)}
+    assert rules and rules <= RULES
+
+
+def test_a_key_that_is_there_twice_is_refused(repository, tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text((repository / TESTBED).read_text() + "seeds: [3]\n")
+    with pytest.raises(UserError, match=r"twice\.yaml: not YAML \(line \d+, .* key 'seeds' is there twice"):
+        load_experiment(path)

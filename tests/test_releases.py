@@ -1,0 +1,134 @@
+"""What a release says of itself agrees, and workflows do nothing that was not run as a make target."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+
+import pytest
+import yaml
+
+from troll import __version__
+
+SHA = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
+
+
+@pytest.fixture(scope="module")
+def writer(repository):
+    spec = importlib.util.spec_from_file_location("write_release", repository / "envs/write_release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy(repository, tmp_path):
+    """The files that state a version."""
+    for name in ("pyproject.toml", "CITATION.cff", ".zenodo.json", "CHANGELOG.md", "troll/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(repository / name, tmp_path / name)
+    return tmp_path
+
+
+def test_version_date_title_authors_and_licence_agree(writer, repository):
+    assert writer.disagreements(repository) == []
+    assert writer.disagreements(repository, f"v{__version__}") == []
+    date = writer.stated(repository)["CHANGELOG.md"]["date"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        (
+            "pyproject.toml",
+            f'version = "{__version__}"',
+            'version = "9.0.0"',
+            "version: .*9.0.0 in pyproject.toml",
+        ),
+        ("CITATION.cff", "date-released: 2", "date-released: 1", "date: 1.* in CITATION.cff; 2"),
+        (".zenodo.json", '"Apache-2.0"', '"MIT"', "license: Apache-2.0 in .*; MIT in .zenodo.json"),
+        (".zenodo.json", '"title": "', '"title": "A ', "title: "),
+    ],
+)
+def test_what_disagrees_is_named(writer, copy, name, old, new, message):
+    text = (copy / name).read_text()
+    assert old in text
+    (copy / name).write_text(text.replace(old, new, 1))
+    (line,) = writer.disagreements(copy)
+    assert re.match(message, line)
+
+
+def test_a_tag_is_that_of_the_version(writer, repository):
+    (line,) = writer.disagreements(repository, "v0.0.1")
+    assert line == f"version: 0.0.1 in the tag; {__version__} in pyproject.toml, troll/__init__.py, " + (
+        "CITATION.cff, .zenodo.json, CHANGELOG.md"
+    )
+
+
+def test_notes_are_the_newest_released_section(writer, repository):
+    version, _, text = writer.sections(repository)[0]
+    assert version == __version__ and text and "## 0.1.0" not in text
+
+
+def test_archive_metadata_has_what_a_doi_asks_for(repository):
+    # DataCite's mandatory properties, in Zenodo's names; identifier and publisher are the archive's own.
+    metadata = yaml.safe_load((repository / ".zenodo.json").read_text())
+    assert {"title", "creators", "publication_date", "upload_type", "description", "license"} <= set(metadata)
+
+
+@pytest.mark.slow
+def test_sdist_and_wheel_hold_the_package(writer, repository, tmp_path):
+    source = tmp_path / "source"
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, files.stdout.split("\0")):
+        if name.startswith(("troll/", "pyproject", "README", "LICENSE")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(repository / name, source / name)
+    wheel, sdist = sorted(writer.build(source, tmp_path / "dist"), key=lambda path: path.suffix, reverse=True)
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("troll/")}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    own = {name for name in names if name.startswith("troll/") and "." in name.rpartition("/")[2]}
+    assert packed == {
+        path.relative_to(source).as_posix() for path in (source / "troll").rglob("*") if path.is_file()
+    }
+    assert packed - own <= {"troll/warm/bin/troll"} and __version__ in wheel.name
+
+
+def steps(workflow):
+    for job in workflow["jobs"].values():
+        yield from job["steps"]
+
+
+@pytest.mark.parametrize("name", ["ci", "nightly", "site", "release"])
+def test_steps_of_workflows_are_make_targets_and_actions_are_pinned(repository, name):
+    workflow = yaml.safe_load((repository / f".github/workflows/{name}.yml").read_text())
+    targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(), re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z_]+) \?=", (repository / "Makefile").read_text(), re.MULTILINE))
+    ran = [step["run"] for step in steps(workflow) if "run" in step]
+    for command in ran:
+        program, target, *settings = command.split()
+        assert program == "make" and target in targets, command
+        assert {setting.partition("=")[0] for setting in settings} <= variables, command
+    for step in steps(workflow):
+        assert "run" in step or SHA.fullmatch(step["uses"]), step
+        assert set(step.get("env", {})) <= variables | {"GH_TOKEN", "GH_REPO"}
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] <= 120 for job in workflow["jobs"].values())
+
+
+def test_workflows_try_every_python_that_the_package_names(repository):
+    workflow = yaml.safe_load((repository / ".github/workflows/ci.yml").read_text())
+    assert workflow["jobs"]["fast"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert "3.11 to 3.13" in (repository / "envs/setup.sh").read_text()
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="no actionlint; `make actionlint` installs it")
+def test_workflows_pass_actionlint(repository):
+    ran = subprocess.run(["actionlint", "-no-color"], cwd=repository, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout

@@ -1,0 +1,123 @@
+"""`TrustRegionConfig`: TRL's ways to configure, and what becomes of every option of GRPO."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import TrainingArguments
+from trl import GRPOConfig, TrlParser
+
+import troll
+from troll.common.errors import UserError
+from troll.experiment.settings import Critic, Overlong, Regulariser
+from troll.training.config import TrustRegionConfig
+from troll.training.trainer import TrustRegionTrainer
+from troll.training.trl_options import BY_TRL, BY_US, CONDITIONAL, RULE_SETTINGS
+
+CPU = {"output_dir": "out", "use_cpu": True, "bf16": False}
+
+
+def config(**options):
+    return TrustRegionConfig(**CPU | options)
+
+
+def refused(message, **options):
+    with pytest.raises(UserError, match=message) as caught:
+        config(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_of_grpo_is_honoured_or_refused():
+    own = {field.name for field in fields(GRPOConfig)} - {field.name for field in fields(TrainingArguments)}
+    tables = [set(BY_TRL), set(BY_US), set(RULE_SETTINGS), set(CONDITIONAL)]
+    known = set().union(*tables)
+    assert own <= known, f"options of TRL that nobody has looked at: {sorted(own - known)}"
+    assert sum(map(len, tables)) == len(known), "an option is in two tables"
+    assert known <= {field.name for field in fields(GRPOConfig)}, "options that TRL no longer has"
+
+
+def test_trls_parser_reads_yaml_and_command_line(tmp_path):
+    options = {
+        "trust_region": "troll",
+        "trust_region_settings": {"kl_bound": 0.03},
+        "estimator": "gae",
+        "critic": {"learning_rate": 1e-4},
+        "epsilon": 0.2,
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CPU | options))
+    parser = TrlParser((TrustRegionConfig,))
+    (found,) = parser.parse_args_and_config(
+        ["--config", str(tmp_path / "run.yaml"), "--tail", "constant", "--overlong", '{"buffer": 8}']
+    )
+    assert found.make_trust_region().settings["kl_bound"] == 0.03
+    assert found.tail == "constant" and found.parts().overlong == Overlong(buffer=8)
+    assert found.parts().critic == Critic(learning_rate=1e-4)
+    # Loggers and checkpoints of transformers write options as JSON.
+    assert json.loads(found.to_json_string())["critic"]["learning_rate"] == 1e-4
+    shown = TrlParser((TrustRegionConfig,)).format_help()
+    for field in {field.name for field in fields(TrustRegionConfig)} - {f.name for f in fields(GRPOConfig)}:
+        assert f"--{field}" in shown
+
+
+def test_blocks_may_be_settings_mappings_or_json():
+    for given in (Regulariser(coefficient=0.5), {"coefficient": 0.5}, '{"coefficient": 0.5}'):
+        assert config(regulariser=given).parts().regulariser == Regulariser(coefficient=0.5)
+    assert troll.TrustRegionConfig is TrustRegionConfig
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("unknown name 'clipp'.*'clip'", {"trust_region": "clipp"}),
+        ("kl_bond", {"trust_region_settings": {"kl_bond": 1}}),
+        ("unknown name 'gpro'.*'grpo'", {"estimator": "gpro"}),
+        ("aggregation: unknown name", {"aggregation": "mean"}),
+        ("overlong.buffer: .*found 0", {"estimator": "grpo", "overlong": {"buffer": 0}}),
+        ("regulariser: unknown key|unknown key 'weight'", {"regulariser": {"weight": 1}}),
+        ("top_p is 0.9", {"top_p": 0.9}),
+        ("min_p is 0.1", {"min_p": 0.1}),
+        ("top_k is 5", {"generation_kwargs": {"top_k": 5}}),
+        ("loss_type='vespo' is a trust region here", {"loss_type": "vespo", "trust_region": "clip"}),
+        ("loss_type='sapo' is a trust region here", {"loss_type": "sapo", "trust_region": "clip"}),
+        ("importance_sampling_level='sequence' belongs to", {"importance_sampling_level": "sequence"}),
+        ("delta=3.0 means nothing to trust region 'troll'.*kl_bound", {"delta": 3.0}),
+        ("vespo_k_pos=1.0 means nothing", {"vespo_k_pos": 1.0, "trust_region": "clip"}),
+        ("delta=1.1 must be above 1 ", {"delta": 1.1, "trust_region": "clip"}),
+        (
+            "epsilon and trust_region_settings both set",
+            {"epsilon": 0.1, "trust_region": "clip", "trust_region_settings": {"epsilon_low": 0.1}},
+        ),
+        ("scale_rewards='batch' has no effect", {"scale_rewards": "batch", "estimator": "rloo"}),
+        ("multi_objective_aggregation", {"multi_objective_aggregation": "x", "estimator": "rloo"}),
+        ("beta and regulariser both set", {"beta": 0.1, "regulariser": {}}),
+        ("use_bias_correction_kl and regulariser", {"use_bias_correction_kl": False, "regulariser": {}}),
+        ("loss_type='grpo' aggregates by", {"loss_type": "grpo", "aggregation": "token-mean"}),
+        ("loss_type='luspo' aggregates by", {"loss_type": "luspo", "trust_region": "gspo-clip"}),
+        ("loss_type='grpo' .* the estimator by", {"loss_type": "grpo", "estimator": "dr-grpo"}),
+    ],
+)
+def test_mistakes_and_options_without_effect_are_refused(message, options):
+    refused(message, **options)
+
+
+def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
+    clip = config(trust_region="clip", epsilon=0.1, epsilon_high=0.3, delta=4.0).make_trust_region()
+    assert clip.settings == {"epsilon_low": 0.1, "epsilon_high": 0.3, "dual_clip": 4.0}
+    cispo = config(trust_region="cispo", loss_type="cispo", epsilon_high=2.0).make_trust_region()
+    assert cispo.settings == {"ratio_max": 2.0}
+    sapo = config(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5).make_trust_region()
+    assert sapo.settings["temperature_positive"] == 0.5
+    vespo = config(trust_region="vespo", loss_type="vespo", vespo_lambda_neg=0.5).make_trust_region()
+    assert (vespo.settings["lambda_negative"], vespo.settings["k_negative"]) == (0.5, 3.0)
+
+
+def test_a_configuration_of_grpo_is_no_configuration_of_a_trust_region(tiny_base):
+    with pytest.raises(UserError, match=r"args is a GRPOConfig; .* needs a troll\.TrustRegionConfig"):
+        TrustRegionTrainer(str(tiny_base), args=GRPOConfig(**CPU))
+
+
+def test_without_any_reward_trl_says_so(tiny_base):
+    with pytest.raises(ValueError, match="No reward source provided"):
+        TrustRegionTrainer(str(tiny_base), args=config(output_dir=str(Path("unused"))))

@@ -1,0 +1,63 @@
+"""The digest of the source: what can change a run's numbers, and nothing else."""
+
+import shutil
+
+import pytest
+
+from troll.training.manifest import EXPERIMENT_FILE, PACKAGE_ROOT, experiment_file, source_digest
+
+
+@pytest.fixture
+def package(tmp_path):
+    copy = tmp_path / "troll"
+    shutil.copytree(PACKAGE_ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def test_a_copy_has_the_same_digest(package):
+    assert source_digest(package) == source_digest()
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("algorithms/projection.py", True),
+        ("common/seeding.py", True),
+        ("tasks/testbed/chains.py", True),
+        ("experiment/settings.py", True),
+        ("experiment/experiment.py", True),
+        ("experiment/recipes.py", True),
+        ("experiment/run_config.py", True),
+        ("training/trainer.py", True),
+        ("training/launch_configs/gpus4.yaml", True),
+        ("evaluation/grading.py", True),
+        ("experiment/budget.py", False),
+        ("experiment/validation.py", False),
+        ("experiment/files.py", False),
+        ("experiment/published/troll_iclr2026.yaml", False),
+        ("analysis/statistics.py", False),
+        ("benchmark/step.py", False),
+        ("cli/plan.py", False),
+    ],
+)
+def test_only_what_can_change_numbers_counts(package, path, changes):
+    before = source_digest(package)
+    with (package / path).open("a") as file:
+        file.write("# changed\n")
+    assert (source_digest(package) != before) is changes
+
+
+def test_a_new_file_of_the_algorithms_counts_and_bytecode_does_not(package):
+    before = source_digest(package)
+    (package / "algorithms/__pycache__").mkdir()
+    (package / "algorithms/__pycache__/x.cpython-311.pyc").write_bytes(b"x")
+    assert source_digest(package) == before
+    (package / "algorithms/new.py").write_text("")
+    assert source_digest(package) != before
+
+
+def test_the_experiment_file_is_the_one_that_the_workflow_read(monkeypatch):
+    monkeypatch.delenv(EXPERIMENT_FILE, raising=False)
+    assert experiment_file() is None, "a run by hand has none"
+    monkeypatch.setenv(EXPERIMENT_FILE, f"{'a' * 64} my experiments/testbed.yaml")
+    assert experiment_file() == {"path": "my experiments/testbed.yaml", "sha256": "a" * 64}

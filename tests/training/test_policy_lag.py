@@ -1,0 +1,119 @@
+"""Rollouts that are some batches old: whose they are, what the ratio is taken to, and going on exactly."""
+
+import pytest
+import torch
+from trainer_cases import parameters
+
+from troll.common.errors import UserError
+from troll.training.config import TrustRegionConfig
+from troll.training.old_policy import LOG_PROBS
+from troll.training.policy_lag import FILE
+from troll.training.trainer import TrustRegionTrainer
+
+STEPS_PER_BATCH = 4
+
+
+class Watched(TrustRegionTrainer):
+    """Records the weights before each rollout batch, those that sample it, and what it is scored with."""
+
+    def __init__(self, *arguments, **options):
+        self.before, self.sampling, self.after, self.batches = [], [], [], []
+        super().__init__(*arguments, **options)
+
+    def _sample_now(self, inputs):
+        if self.model.training:
+            self.sampling.append(parameters(self).clone())
+        return super()._sample_now(inputs)
+
+    def _sample(self, inputs):
+        self.before.append(parameters(self).clone())
+        output = super()._sample(inputs)
+        self.after.append(parameters(self).clone())
+        self.batches.append(output)
+        return output
+
+
+def trained(make, steps=16, resume=None, kind=Watched, rule="clip", config=None, **options):
+    trainer = make(
+        kind, steps=steps, config={"learning_rate": 1e-2} | (config or {}), trust_region=rule, **options
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer, name):
+    return [row[name] for row in trainer.state.log_history if name in row and "loss" in row]
+
+
+@pytest.mark.parametrize("anchor", ["old", "sampler"])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_batch_is_sampled_by_the_policy_from_before_an_earlier_one(make, lag, anchor):
+    trainer = trained(make, policy_lag=lag, trust_region_anchor=anchor)
+    assert len(trainer.before) == 4
+    for batch in range(4):
+        assert torch.equal(trainer.sampling[batch], trainer.before[max(0, batch - lag)])
+        assert torch.equal(trainer.after[batch], trainer.before[batch]), "the policy lost its own weights"
+        if batch:
+            assert not torch.equal(trainer.sampling[batch], trainer.before[batch])
+    # The ratio at a batch's first step, before any update on it.
+    first = logged(trainer, "log_ratio_abs")[::STEPS_PER_BATCH]
+    moved = [abs(value) > 1e-4 for value in first]
+    assert moved == ([False] * 4 if anchor == "old" else [False, True, True, True])
+    differences = logged(trainer, "sampling/sampling_logp_difference/mean")
+    if anchor == "sampler":
+        assert not differences and "sampling_per_token_logps" not in trainer.batches[3]
+        return
+    assert differences[0] < 1e-5 and min(differences[1:]) > 1e-4 and len(differences) == 4
+    last = trainer.batches[3]
+    on = last["completion_mask"].bool()
+    apart = (last[LOG_PROBS] - last["sampling_per_token_logps"])[on].abs().mean()
+    assert apart.item() == pytest.approx(differences[3], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_without_a_lag_both_anchors_are_the_policy_as_it_is(make):
+    found = [parameters(trained(make, steps=8, trust_region_anchor=anchor)) for anchor in ("old", "sampler")]
+    found.append(parameters(trained(make, steps=8)))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_one_step_per_batch_is_off_policy_with_a_lag(make):
+    """There TRL scores no old policy, for it takes the sampler for the policy that learns."""
+    config = {"per_device_train_batch_size": 16, "steps_per_generation": 1}
+    trainer = trained(make, steps=3, config=config, policy_lag=1, trust_region_anchor="sampler")
+    moved = [abs(value) > 1e-4 for value in logged(trainer, "log_ratio_abs")]
+    assert moved == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rule", "anchor"), [("troll", "sampler"), pytest.param("clip-cov", "old", marks=pytest.mark.slow)]
+)
+def test_a_run_with_a_lag_goes_on_as_if_it_had_not_been_interrupted(make, tmp_path, rule, anchor):
+    options = {"rule": rule, "policy_lag": 2, "trust_region_anchor": anchor, "kind": TrustRegionTrainer}
+    if rule == "clip-cov":
+        options["trust_region_settings"] = {"share": 0.1, "covariance_min": 0.0}
+    saving = {"save_strategy": "steps", "save_steps": 12}
+    whole = trained(make, config=saving, **options)
+    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-12"
+    assert (checkpoint / FILE).exists()
+    resumed = trained(make, resume=str(checkpoint), **options)
+    assert torch.equal(parameters(resumed), parameters(whole))
+    assert logged(resumed, "ratio_mean")[-4:] == logged(whole, "ratio_mean")[-4:]
+    (checkpoint / FILE).unlink()
+    with pytest.raises(UserError, match=r"policy_lag\.pt: no such file; the checkpoint is not one of a run"):
+        trained(make, resume=str(checkpoint), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy_lag": -1}, "policy_lag is -1, must be a number of rollout batches, 0 or more"),
+        ({"policy_lag": 1.5}, "policy_lag is 1.5, must be"),
+        ({"trust_region_anchor": "samplr"}, "did you mean 'sampler'"),
+        ({"policy_lag": 1, "use_vllm": True}, "need rollouts by transformers"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, options, message):
+    arguments = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
+    with pytest.raises(UserError, match=message):
+        TrustRegionConfig(**arguments, **options)

@@ -1,0 +1,141 @@
+"""Kills jobs, server or Snakemake of the reduced experiment at random moments.
+
+``python tests/warm/killed_workflows.py DIRECTORY KILLS SEED``: one experiment undisturbed in DIRECTORY/whole,
+then one for every four kills, which is typed again after each. Says what differs, and what is left behind.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+EXPERIMENT = "tests/workflow/reduced.yaml"
+TIMES = ("time", "wall_s", "peak_gib")
+# In this order: a workflow survives its server, and is complete after that.
+KINDS = ("snakemake", "forked", "client", "server")
+
+
+def checkout(directory):
+    shutil.copytree(REPOSITORY / "workflow", directory / "workflow")
+    shutil.copytree(REPOSITORY / "envs", directory / "envs")
+    shutil.copytree(REPOSITORY / "tests/workflow", directory / "tests/workflow")
+    shutil.copy(REPOSITORY / "Snakefile", directory)
+
+
+def start(directory):
+    command = [sys.executable, "workflow/run.py", "--cores", "2", "--configfile", EXPERIMENT]
+    with (directory / "said").open("a") as said:
+        return subprocess.Popen(
+            [*command, "--rerun-incomplete", "--", "all"],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+
+
+def processes(directory):
+    """What runs in a directory, and which servers: number, parent and command line."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_text().split("\0")
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if words != [""] and (path / "cwd").readlink() == directory:
+                found[int(path.name)] = (parent, " ".join(words))
+    return found
+
+
+def victim(kind, snakemake, directory):
+    """A process of a kind that runs now: the workflow, its server, a client, or what was forked for one."""
+    found = processes(directory)
+    servers = [p for p, (parent, line) in found.items() if "warm/server.py" in line and parent == snakemake]
+    kinds = {
+        "snakemake": [snakemake],
+        "server": servers,
+        "client": [p for p, (_, line) in found.items() if "warm/client.py" in line],
+        "forked": [p for p, (parent, _) in found.items() if parent in servers],
+    }
+    return next(iter(random.sample(kinds[kind], 1) if kinds[kind] else []), None)
+
+
+def contents(directory):
+    """What an experiment has found out, without times and memory."""
+
+    def bare(value):
+        if isinstance(value, dict):
+            return {name: bare(item) for name, item in value.items() if name not in TIMES}
+        return value
+
+    root, found = directory / "results/reduced", {}
+    for path in root.glob("**/*"):
+        name = path.relative_to(root).as_posix()
+        if path.suffix == ".safetensors" or path.name in ("samples.jsonl", "main.csv", "stability.csv"):
+            found[name] = hash(path.read_bytes())
+        elif path.name in ("metrics.jsonl", "grades.json", "manifest.json"):
+            lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+            found[name] = [bare(json.loads(line)) for line in lines]
+    return found
+
+
+def finish(directory):
+    process = start(directory)
+    process.wait(1500)
+    return process.returncode
+
+
+def disturb(directory, kind, wait):
+    """Starts the experiment and kills something of a kind after a while, if it takes that long; says what."""
+    process, begun, hit = start(directory), time.monotonic(), False
+    while process.poll() is None and not hit:
+        time.sleep(0.02)
+        if time.monotonic() - begun > wait and (target := victim(kind, process.pid, directory)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, signal.SIGKILL)
+                hit = True
+    killed = round(time.monotonic() - begun, 1)
+    process.wait(1500)
+    return {"kind": kind, "hit": hit, "after_s": killed, "status": process.returncode}
+
+
+def left_behind(directory):
+    """What still runs in a directory a little later."""
+    deadline = time.monotonic() + 30
+    while (left := processes(directory)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return list(left.values())
+
+
+def main(directory, kills, seed):
+    random.seed(seed)
+    whole = directory / "whole"
+    checkout(whole)
+    begun = time.monotonic()
+    assert finish(whole) == 0, (whole / "said").read_text()[-3000:]
+    seconds, expected, found = time.monotonic() - begun, contents(whole), []
+    assert not left_behind(whole) and len(expected) > 20
+    for number in range(0, kills, len(KINDS)):
+        each = directory / f"killed{number}"
+        checkout(each)
+        for kind in KINDS[: kills - number]:
+            kill = disturb(each, kind, random.uniform(0, 0.3 * seconds))
+            print(kill, file=sys.stderr, flush=True)
+            kill["left"] = left_behind(each)
+            found.append(kill)
+        found[-1]["again"], now = finish(each), contents(each)
+        differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
+        found[-1]["differ"] = differ
+        shutil.rmtree(each)
+    print("RESULT " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3]))

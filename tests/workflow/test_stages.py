@@ -1,0 +1,103 @@
+"""The stages of `make results`, without the work: what each asks Snakemake for, and when they end."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from troll.analysis.claims.looks import look_again
+from troll.analysis.claims.rule import Setting, Side
+from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.sequential import Looks
+from troll.experiment.looks import read_looks
+
+NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
+PATHS = [f"tiny/chains/{method}/grpo/stale" for method in ("troll", "clip")]
+
+
+@pytest.fixture
+def stages(repository, tmp_path, monkeypatch):
+    """The program in a directory of its own, with runs that take no time and give these differences."""
+    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(repository / "workflow/config/testbed.yaml", "testbed.yaml")
+    program.asked, program.titles, program.stops = [], [], None
+
+    def snakemake(arguments, _, stage):
+        program.asked.append(arguments[-1])
+        program.titles.append(stage["title"])
+        if program.stops == len(program.asked):
+            sys.exit(130)
+
+    def verdicts(experiment, root):
+        runs = program.with_further_seeds(experiment, root).runs()
+        count = sum(run.setting == PATHS[0] for run in runs)
+        names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo"}
+        known = [Setting("s", names | {"method": "troll"}, np.asarray(NOISY[:count]))]
+        entry = {"id": "c", "sentence": "S", "place": "P", "method": "troll", "baseline": "clip"}
+        claim = Claim.model_validate(entry | {"metric": "pass@1", "direction": "higher"})
+        looks = Looks(3, 6)
+        return [Judged(claim, *look_again(Side("higher", 0.0), known, 3, looks), looks)]
+
+    monkeypatch.setattr(program, "snakemake", snakemake)
+    monkeypatch.setattr(program, "verdicts", verdicts)
+    return program
+
+
+def make(program, *options):
+    program.main([*options, "--cores", "2", "--configfile", "testbed.yaml", "--", "all"])
+
+
+def test_seeds_are_added_until_the_claim_is_decided_and_everything_is_made_last(stages, capsys):
+    make(stages)
+    assert stages.asked[-1] == "all" and set(stages.asked[:-1]) == {"claims"}
+    found = read_looks(Path("results/testbed"))
+    added = len(stages.asked) - 2
+    looks = [f"look {number}" for number in range(1, added + 2)]
+    assert stages.titles == [*looks, "tables and figures"], "what the line of progress says"
+    assert added > 0 and found["further_seeds"] == {path: list(range(3, 3 + added)) for path in sorted(PATHS)}
+    assert found["ended"] == "every claim is decided"
+    assert [look["runs"] for look in found["looks"]] == [48 + 2 * look for look in range(added + 1)]
+    said = capsys.readouterr().err
+    assert f"supported everywhere   c (at {3 + added} seeds)" in said
+    assert f"1 of 1 claims decided; {48 + 2 * added} runs, 3 to {3 + added} seeds in a setting" in said
+
+
+def test_the_minutes_end_it_and_missing_seeds_are_named(stages, capsys):
+    make(stages, "--minutes", "1.5")  # a run of unknown length is taken for one minute
+    assert stages.asked == ["claims", "all"]
+    said = capsys.readouterr().err
+    assert "0 of 1 claims decided; 48 runs, 3 seeds in a setting; the minutes are spent" in said
+    assert f"missing for c: seed3 of 2 runs ({', '.join(PATHS)})" in said
+
+
+def test_an_interrupted_stage_goes_on(stages):
+    stages.stops = 2
+    with pytest.raises(SystemExit) as ended:
+        make(stages)
+    assert ended.value.code == 130
+    before = read_looks(Path("results/testbed"))["further_seeds"]
+    assert before == {path: [3] for path in sorted(PATHS)}
+    stages.stops, stages.asked[:] = None, []
+    Path(".snakemake/results.lock").unlink()  # the lock dies with its process, and this one lives on
+    make(stages)
+    after = read_looks(Path("results/testbed"))["further_seeds"]
+    assert all(set(before[path]) <= set(after[path]) for path in PATHS) and stages.asked[-1] == "all"
+
+
+@pytest.mark.parametrize(
+    "options", [["--config", "seeds=[0,1]", "--", "all"], ["-n", "--", "all"], ["--", "claims"]]
+)
+def test_fixed_seeds_dry_runs_and_single_targets_have_one_stage(stages, options):
+    given, rest = stages.options(["--configfile", "testbed.yaml", *options])
+    assert not stages.staged(given, rest)
+
+
+def test_minutes_that_are_none_are_refused(stages):
+    with pytest.raises(SystemExit, match="error: --minutes: -1 is no number above 0"):
+        make(stages, "--minutes", "-1")

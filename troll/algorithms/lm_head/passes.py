@@ -1,0 +1,335 @@
+"""The passes over all tiles behind `troll.algorithms.lm_head.head`: forward, top-K and backward."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from troll.algorithms.autograd import differentiable_once
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.lm_head import tiles
+from troll.algorithms.lm_head.tiles import (
+    FLOOR,
+    MASKED,
+    RowGradients,
+    RunningSums,
+    Shape,
+    Workspace,
+    take_support_,
+)
+from troll.algorithms.lm_head.topk import RunningTopK, select
+from troll.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of one call, and how its tiles are laid out."""
+
+    shape: Shape
+    chunk_tokens: int
+    chunk_vocab: int
+    operands: torch.dtype
+    kernels: "Kernels"
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """What logits, sums and gradients are computed in."""
+        return torch.float64 if self.operands == torch.float64 else torch.float32
+
+    def workspace(self, tokens: int, vocab: int, device: torch.device) -> Workspace:
+        """Memory for one tile of this call."""
+        elements = min(self.chunk_tokens, tokens) * min(self.chunk_vocab, vocab)
+        return Workspace(elements, self.accumulator, device)
+
+
+class Kernels(Protocol):
+    """What a backend offers: the module `tiles`, or `triton`."""
+
+    reduce_tile_: Callable[..., None]
+    gradient_tile_: Callable[..., Tensor]
+
+
+def kernels(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The backend by name; "auto" is Triton on CUDA where installed (not in float64), torch elsewhere.
+
+    Raises:
+        UserError: an unknown name, or Triton asked for where it cannot run.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise UserError(f"lm_head: backend is {backend!r}, must be auto, torch or triton")
+    usable = dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+    if backend == "triton" and not (
+        usable and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+    ):
+        raise UserError(
+            "lm_head: backend triton needs the package triton, a CUDA device and no float64 inputs"
+        )
+    if backend == "triton" or (backend == "auto" and usable and device.type == "cuda"):
+        return cast(Kernels, importlib.import_module("troll.algorithms.lm_head.triton"))
+    return cast(Kernels, tiles)
+
+
+def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """What the products are fed with.
+
+    CPU matmuls cannot return float32 from bf16, so there the operands are raised to float32, tile by tile.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    else:
+        dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    return dtype if device == "cuda" or dtype == torch.float64 else torch.float32
+
+
+def _slices(length: int, chunk: int) -> Iterator[slice]:
+    for start in range(0, length, chunk):
+        yield slice(start, min(start + chunk, length))
+
+
+def _matmul_(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool = False) -> None:
+    """Writes left @ right (+ out) to out, not rounding to the operands' precision on the way."""
+    if left.dtype == out.dtype:
+        if accumulate:
+            out.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=out)
+    elif accumulate:
+        torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+
+def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _raw_tiles(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, workspace: Workspace
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Every tile of hidden @ weight.T + bias as (tokens, columns, tile, weights of these columns).
+
+    The vocabulary is the outer loop, so that each block of the weight is converted once.
+    """
+    for columns in _slices(weight.shape[0], plan.chunk_vocab):
+        block = weight[columns].to(plan.operands)
+        for rows in _slices(hidden.shape[0], plan.chunk_tokens):
+            tile = workspace.tile("logits", rows.stop - rows.start, columns.stop - columns.start)
+            _matmul_(tile, hidden[rows], block.t())
+            if bias is not None:
+                tile.add_(bias[columns]).clamp_(min=MASKED)  # -inf: a padded vocabulary
+            yield rows, columns, tile, block
+
+
+def top(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    keep: int,
+    dropped_mass: float,
+    plan: Plan,
+) -> tuple[Tensor, Tensor, SparseLogProbs]:
+    """The pass of the old policy: label log-probs, entropy and the K most likely tokens."""
+    tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
+    workspace = plan.workspace(tokens, weight.shape[0], device)
+    rest = RunningSums.empty(tokens, dtype, device)
+    best = RunningTopK(tokens, keep, dtype, device)
+    label_logits = torch.zeros(tokens, dtype=dtype, device=device)
+    with _without_autocast(hidden):
+        hidden = hidden.to(plan.operands)
+        for rows, columns, tile, _ in _raw_tiles(hidden, weight, bias, plan, workspace):
+            plan.shape.apply_(tile)
+            take_support_(tile, labels[rows].unsqueeze(1), columns.start, label_logits[rows].unsqueeze(1))
+            maxima, left = best.update_(rows, tile, columns.start)
+            rest.fold_(rows, tile, workspace.tile("scratch", *tile.shape), maxima)
+            rest.absorb_(left, rows)
+    return select(best, labels, _impossible(label_logits), rest, dropped_mass)
+
+
+def _impossible(logits: Tensor) -> Tensor:
+    """Gives masked logits their -inf back."""
+    return logits.masked_fill(logits < FLOOR, float("-inf"))
+
+
+class Head(torch.autograd.Function):
+    """Label log-probs [N], entropy [N], log-probs at the support [N, K] and tail [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        support: Tensor | None,
+        plan: Plan,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Folds every tile; see `troll.algorithms.lm_head.head.lm_head` for the arguments."""
+        ctx.set_materialize_grads(False)
+        tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
+        labels = labels.contiguous()
+        support = None if support is None else support.contiguous()
+        workspace = plan.workspace(tokens, weight.shape[0], device)
+        sums = RunningSums.empty(tokens, dtype, device)
+        label_logits = torch.zeros(tokens, dtype=dtype, device=device)
+        logits = None if support is None else torch.full_like(support, float("-inf"), dtype=dtype)
+        with _without_autocast(hidden):
+            for rows, columns, tile, _ in _raw_tiles(hidden.to(plan.operands), weight, bias, plan, workspace):
+                plan.kernels.reduce_tile_(
+                    tile,
+                    columns.start,
+                    rows,
+                    labels,
+                    support,
+                    label_logits,
+                    logits,
+                    sums,
+                    plan.shape,
+                    workspace,
+                )
+        label_logits = _impossible(label_logits)
+        outside = sums.copy()
+        if logits is not None:
+            logits = _impossible(logits)
+            sums.absorb_(logits)
+        log_z, entropy = sums.log_sum_exp(), sums.entropy()
+        log_probs = None if logits is None else sums.log_probs(logits)
+        tail = None if logits is None else outside.log_share_in(sums)
+        ctx.plan = plan
+        ctx.save_for_backward(hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail)
+        return sums.log_probs(label_logits), entropy, log_probs, tail
+
+    @staticmethod
+    @differentiable_once("lm_head")
+    def backward(
+        ctx: Any,
+        label_gradient: Tensor | None,
+        entropy_gradient: Tensor | None,
+        support_gradient: Tensor | None,
+        tail_gradient: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of hidden, weight and bias from those of the four outputs (None where unused)."""
+        hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        wanted: tuple[bool, bool, bool] = ctx.needs_input_grad[:3]
+        gradients = _row_gradients(
+            log_z,
+            entropy,
+            log_probs,
+            tail,
+            label_gradient,
+            entropy_gradient,
+            support_gradient,
+            tail_gradient,
+            slope=plan.shape.slope,
+        )
+        with _without_autocast(hidden):
+            operand = hidden.to(plan.operands)
+            return (
+                *_backward(operand, hidden, weight, bias, labels, support, gradients, plan, wanted),
+                *[None] * 3,
+            )
+
+
+def _row_gradients(
+    log_z: Tensor,
+    entropy: Tensor,
+    log_probs: Tensor | None,
+    tail: Tensor | None,
+    label_gradient: Tensor | None,
+    entropy_gradient: Tensor | None,
+    support_gradient: Tensor | None,
+    tail_gradient: Tensor | None,
+    *,
+    slope: float,
+) -> RowGradients:
+    """Per-token factors from upstream gradients; see `RowGradients` for the formulas."""
+    total = torch.zeros_like(log_z)
+    if label_gradient is not None:
+        label_gradient = label_gradient * slope
+        total = total + label_gradient
+    if entropy_gradient is not None:
+        entropy_gradient = entropy_gradient * slope
+    shift, mass, at_tail = log_z, torch.ones_like(log_z), torch.zeros_like(log_z)
+    log_mass = torch.zeros_like(log_z)
+    at_support = None
+    if log_probs is not None and tail is not None:
+        some = tail > float("-inf")
+        log_mass = torch.where(some, tail, 0.0)
+        shift, mass = log_z + log_mass, log_mass.exp()
+        if tail_gradient is not None:
+            at_tail = torch.where(some, tail_gradient * slope, 0.0)
+            total = total + at_tail
+        real = log_probs > float("-inf")
+        at_support = torch.zeros_like(log_probs)
+        if support_gradient is not None:
+            at_support = torch.where(real, support_gradient * slope, 0.0)
+            total = total + at_support.sum(-1)
+        pull = total.unsqueeze(1)
+        if entropy_gradient is not None:
+            surprise = torch.where(real, log_probs, 0.0) + entropy.unsqueeze(1)
+            pull = pull + entropy_gradient.unsqueeze(1) * surprise
+        at_support = at_support - log_probs.exp() * pull
+    offset, slopes = at_tail - mass * total, None
+    if entropy_gradient is not None:
+        slopes = -mass * entropy_gradient
+        offset = offset + slopes * (log_mass + entropy)
+    rows = (None if x is None else x.contiguous() for x in (slopes, label_gradient, at_support))
+    return RowGradients(shift, offset, *rows)
+
+
+def _backward(
+    operand: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    support: Tensor | None,
+    gradients: RowGradients,
+    plan: Plan,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Makes every tile again and multiplies it into the gradients of hidden, weight and bias."""
+    tokens, vocab, dtype = hidden.shape[0], weight.shape[0], plan.accumulator
+    workspace = plan.workspace(tokens, vocab, hidden.device)
+    grad_hidden = torch.zeros_like(hidden, dtype=dtype) if wanted[0] else None
+    # Written block by block, each block once: never zeroed (unless no token comes) and never held in float32.
+    grad_weight = (torch.empty_like if tokens else torch.zeros_like)(weight) if wanted[1] else None
+    grad_bias = (
+        torch.zeros(vocab, dtype=dtype, device=hidden.device) if wanted[2] and bias is not None else None
+    )
+    block_gradient = grad_weight
+    for rows, columns, tile, block in _raw_tiles(operand, weight, bias, plan, workspace):
+        gradient = plan.kernels.gradient_tile_(
+            tile,
+            columns.start,
+            labels[rows],
+            None if support is None else support[rows],
+            gradients.rows(rows),
+            plan.shape,
+            workspace,
+            plan.operands,
+        )
+        if grad_bias is not None:
+            grad_bias[columns] += gradient.sum(0, dtype=dtype)
+        if grad_hidden is not None:
+            _matmul_(grad_hidden[rows], gradient, block, accumulate=True)
+        if grad_weight is not None:
+            if rows.start == 0:
+                own = grad_weight[columns]
+                block_gradient = own if own.dtype == dtype else torch.empty_like(own, dtype=dtype)
+            assert block_gradient is not None
+            _matmul_(block_gradient, gradient.t(), operand[rows], accumulate=rows.start > 0)
+            if rows.stop == tokens and block_gradient.dtype != grad_weight.dtype:
+                grad_weight[columns] = block_gradient
+    return (
+        None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+        grad_weight,
+        None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+    )

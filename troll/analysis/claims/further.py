@@ -1,0 +1,118 @@
+"""Which seeds would decide: the runs that undecided claims wait for, and what is told of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from troll.analysis.claims.ledger import looks_of, why
+from troll.analysis.claims.rule import Setting
+from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.data.tidy import BASE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the next look at a claim lacks.
+
+    Attributes:
+        claim: its id.
+        runs: settings of runs (``Run.setting``) and seeds.
+        likely: seeds in each setting that would probably decide; None where no number of them would.
+    """
+
+    claim: str
+    runs: tuple[tuple[str, int], ...]
+    likely: int | None
+
+
+def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
+    """The claims whose next look lacks seeds, those first that will probably be decided soonest.
+
+    Args:
+        judged: verdicts with looks.
+        seeds: those of the experiment file; the next ones count on from the largest.
+    """
+    wants = []
+    for one in judged:
+        if one.seen is None or one.seen.decided or not one.seen.missing:
+            continue
+        seed = nth_seed(seeds, one.seen.seeds + 1)
+        settings = [one.decision.settings[index] for index in one.seen.missing]
+        runs = dict.fromkeys((path, seed) for setting in settings for path in paths_of(one.claim, setting))
+        wants.append(Wanted(one.claim.id, tuple(runs), one.decision.seeds))
+    return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
+
+
+def nth_seed(seeds: Sequence[int], number: int) -> int:
+    """The seed of this rank: those of the file, then counting on."""
+    known = sorted(set(seeds))
+    return known[number - 1] if number <= len(known) else known[-1] + number - len(known)
+
+
+def paths_of(claim: Claim, setting: Setting) -> list[str]:
+    """The settings of runs that a setting of a claim compares."""
+    names = setting.coordinates
+    methods = [names["method"]]
+    if isinstance(claim.baseline, str) and claim.baseline != BASE:
+        methods.append(claim.baseline)
+    tail = f"{names['estimator']}/{names['condition']}"
+    return [f"{names['model']}/{names['task']}/{method}/{tail}" for method in methods]
+
+
+def affordable(
+    wants: Sequence[Wanted], seconds: Mapping[tuple[str, int], float], left: float
+) -> list[tuple[str, int]]:
+    """The runs of the claims that fit into the time left; a claim's look is taken whole or not at all.
+
+    Args:
+        wants: by claim, in the order in which they are served.
+        seconds: of processor time that a run will take.
+        left: seconds of processor time.
+    """
+    chosen: dict[tuple[str, int], None] = {}
+    for want in wants:
+        if want.likely is None:
+            continue
+        new = [run for run in want.runs if run not in chosen]
+        cost = sum(seconds[run] for run in new)
+        if cost <= left:
+            chosen |= dict.fromkeys(new)
+            left -= cost
+    return list(chosen)
+
+
+def look_record(judged: Sequence[Judged], minutes: float, runs: int) -> dict[str, Any]:
+    """One look at all claims, for looks.json."""
+    claims = {
+        one.claim.id: {
+            "verdict": one.decision.label,
+            "seeds": one.seen.seeds,
+            "decided": one.seen.decided,
+        }
+        for one in judged
+        if one.seen is not None and one.verdict != "not run"
+    }
+    return {"minutes": round(minutes, 1), "runs": runs, "claims": claims}
+
+
+def closing_lines(judged: Sequence[Judged], seeds: Sequence[int], ended: str) -> list[str]:
+    """What the terminal says at the end: verdicts, the seeds that they took, and the seeds that are missing.
+
+    Args:
+        judged: verdicts with looks.
+        seeds: those of the experiment file.
+        ended: why no further seeds were begun.
+    """
+    known = [one for one in judged if one.seen is not None and one.verdict != "not run"]
+    lines = [f"{one.decision.label:<22} {one.claim.id} ({looks_of(one)})" for one in known]
+    decided = sum(one.seen is not None and one.seen.decided for one in known)
+    lines.append(f"{decided} of {len(known)} claims decided; {ended}")
+    by_claim = {want.claim: want for want in wanted(judged, seeds)}
+    for one in known:
+        if want := by_claim.get(one.claim.id):
+            names = dict.fromkeys(f"seed{seed}" for _, seed in want.runs)
+            lines.append(
+                f"missing for {one.claim.id}: {', '.join(names)} of {len(want.runs)} runs "
+                f"({', '.join(path for path, _ in want.runs)}); {why(one)}"
+            )
+    return lines

@@ -1,0 +1,71 @@
+"""A claim that is looked at after every seed: the same rule, at levels that add up to one of 95 %.
+
+At a look with n seeds the rule of the verdicts gets the intervals of that look
+(``troll.analysis.sequential``): the average and the tests have the level of the look, every setting that of
+the last look at it. A setting that shows the claim, or its contrary, is left as it is; the others get another
+seed, until the claim has a verdict or the seeds are spent. Each look is taken once, when all of its seeds
+are there. So the chance of any false verdict, at any look, is no more than one look at 95 % would have.
+All of it is a function of the differences by seed: nothing has to be remembered between looks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from troll.analysis.claims.rule import Decision, Setting, Side, decide
+from troll.analysis.sequential import Looks
+
+UNDECIDED = ("inconclusive", "not run")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How far a claim's looks have come.
+
+    Attributes:
+        seeds: at the last look that was taken; 0 if none was.
+        decided: whether it gave a verdict.
+        missing: positions of the settings that the next look lacks seeds of.
+        last: whether no look is left.
+    """
+
+    seeds: int
+    decided: bool
+    missing: tuple[int, ...] = ()
+    last: bool = False
+
+
+def look_again(
+    side: Side, settings: Sequence[Setting], least_seeds: int, looks: Looks
+) -> tuple[Decision, Seen]:
+    """The verdict on a claim from all looks that its seeds allow.
+
+    Args:
+        side: what is claimed.
+        settings: with the differences of all seeds that are there, in their order.
+        least_seeds: of the claim.
+        looks: the plan.
+
+    Returns:
+        The decision of the first look that gives a verdict, else of the last one; and how far the looks have
+        come.
+    """
+    there = [one.seeds for one in settings]
+    opened, used = list(range(len(settings))), dict.fromkeys(range(len(settings)), looks.first)
+    decision, seen = decide(side, (), least_seeds), 0
+    for seeds in range(looks.first, looks.most + 1):
+        used |= dict.fromkeys(opened, seeds)
+        missing = tuple(index for index in opened if there[index] < seeds)
+        if missing or not settings:
+            if settings and not seen:  # before the first look nothing is said
+                decision = decide(side, settings, max(least_seeds, looks.first))
+            return decision, Seen(seen, decided=False, missing=missing)
+        known = [
+            replace(one, differences=one.differences[: used[index]], level=looks.level_at(used[index]))
+            for index, one in enumerate(settings)
+        ]
+        decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds
+        if decision.verdict not in UNDECIDED:
+            return decision, Seen(seeds, decided=True)
+        silent = [index for index in opened if not (decision.held[index] or decision.wrong[index])]
+        opened = silent or list(range(len(settings)))
+    return decision, Seen(seen, decided=False, last=True)

@@ -1,0 +1,268 @@
+"""The rule of the verdicts: from paired differences in every setting to one word, and why.
+
+In this order:
+
+- not run: no setting has runs of both methods.
+- inconclusive: some setting has fewer seeds than the claim asks for.
+- supported everywhere: the 95 % interval of every setting lies on the claimed side of the margin. All have to
+  hold at once (an intersection-union test), so looking at many settings needs no correction.
+- depends on a coordinate (model, task, estimator or method): the averages at its levels lie on different
+  sides of the margin, and a test finds that the levels differ (meta-regression; p < 0.05 after Holm over the
+  coordinates). Only levels that two settings have count.
+- supported on average: the interval of the average over settings lies on the claimed side of the margin.
+  Settings where the claim is not shown by itself are named.
+- contradicted: the interval of the average lies wholly on the other side of the margin.
+- depends on a coordinate, also: single settings show the claim and others its contrary, each at level
+  1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
+- contradicted, also: some setting shows the contrary (at that level), and none shows the claim.
+- inconclusive: everything else, with the number of seeds that would probably decide.
+
+The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
+on. The condition is no coordinate of the first test: claims say which conditions they speak of.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from troll.analysis.pooling import Pooled, clears, common_levels, moderator_p, pool, seeds_to_decide
+from troll.analysis.statistics import LEVEL, Array, Interval, holm, seed_interval
+
+Direction = Literal["higher", "lower", "equivalent"]
+Verdict = Literal[
+    "supported everywhere", "supported on average", "depends", "contradicted", "inconclusive", "not run"
+]
+VERDICTS: tuple[Verdict, ...] = (
+    "supported everywhere",
+    "supported on average",
+    "depends",
+    "contradicted",
+    "inconclusive",
+    "not run",
+)
+MODERATORS = ("task", "estimator", "model", "method")
+_POWER = 0.8
+_LEAST_SETTINGS = 3
+"""Two settings say next to nothing about how settings differ: Student's quantile is 12.7 then."""
+MOST_SEEDS = 1000
+"""More than this are not asked for."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting's paired differences.
+
+    Attributes:
+        name: as people read it.
+        coordinates: model, task, condition, estimator and method.
+        differences: one for each seed, ``[S]``.
+        level: of its intervals; above 95 % where it is looked at more than once.
+    """
+
+    name: str
+    coordinates: Mapping[str, str]
+    differences: Array
+    level: float = LEVEL
+
+    @property
+    def seeds(self) -> int:
+        """S."""
+        return int(self.differences.size)
+
+    @property
+    def effect(self) -> float:
+        """Mean over seeds."""
+        return float(self.differences.mean())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds; NaN for one."""
+        return float(self.differences.std(ddof=1)) if self.seeds > 1 else math.nan
+
+    def interval(self, level: float | None = None) -> Interval:
+        """Student's interval over seeds, by default at the setting's level."""
+        return seed_interval(self.differences, level=self.level if level is None else level)
+
+    def strict(self, settings: int) -> float:
+        """The level at which one of several settings may speak for itself (Bonferroni)."""
+        return 1 - (1 - self.level) / settings
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict and what it rests on.
+
+    Attributes:
+        verdict: the word.
+        settings: the settings with runs of both methods.
+        held: by setting, whether it shows the claim by itself.
+        wrong: by setting, whether it shows the contrary, at the strict level.
+        pooled: the average over settings; None for fewer than three, or too few seeds.
+        coordinate: what a verdict that depends depends on: a coordinate, or "setting".
+        levels: the plain mean over settings at each level of it.
+        p: of the test that the levels differ; NaN where single settings show both.
+        seeds: how many in each setting would probably decide; None when more seeds would not.
+    """
+
+    verdict: Verdict
+    settings: tuple[Setting, ...] = ()
+    held: tuple[bool, ...] = ()
+    wrong: tuple[bool, ...] = ()
+    pooled: Pooled | None = None
+    coordinate: str = ""
+    levels: Mapping[str, float] | None = None
+    p: float = math.nan
+    seeds: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The verdict as people read it."""
+        return f"depends on {self.coordinate}" if self.verdict == "depends" else self.verdict
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a claim says of a difference: on which side of its margin it lies."""
+
+    direction: Direction
+    margin: float
+
+    def shown(self, low: float, high: float) -> bool:
+        """Whether an interval lies on the claimed side."""
+        if self.direction == "higher":
+            return low > self.margin
+        if self.direction == "lower":
+            return high < -self.margin
+        return -self.margin <= low and high <= self.margin
+
+    def refuted(self, low: float, high: float) -> bool:
+        """Whether an interval lies wholly on the other side."""
+        if self.direction == "higher":
+            return high < self.margin
+        if self.direction == "lower":
+            return low > -self.margin
+        return low > self.margin or high < -self.margin
+
+    def chance(self, average: float, error: float, df: int) -> float:
+        """Chance that an interval will show or refute the claim, if the average is what it seems."""
+        if error == 0:
+            return 1.0
+        if self.direction != "equivalent":
+            boundary = self.margin if self.direction == "higher" else -self.margin
+            return clears(abs(average - boundary), error, df)
+        if abs(average) > self.margin:
+            return clears(abs(average) - self.margin, error, df)
+        within = (clears(self.margin + sign * average, error, df) for sign in (1, -1))
+        return max(0.0, sum(within) - 1)
+
+
+def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: float = LEVEL) -> Decision:
+    """The verdict on a claim from its settings.
+
+    Args:
+        side: what is claimed.
+        settings: every setting with runs of both methods, each once.
+        least_seeds: below this many in some setting nothing is said.
+        level: of the average's interval and of the tests; above 95 % where this is one of several looks.
+    """
+    if not settings:
+        return Decision("not run")
+    known = tuple(settings)
+    held = tuple(_shown(side, one, one.level) for one in known)
+    wrong = tuple(_refuted(side, one, one.strict(len(known))) for one in known)
+    if any(one.seeds < least_seeds for one in known):
+        return Decision("inconclusive", known, held, wrong, seeds=least_seeds)
+    effects, variances = _effects(known)
+    pooled = pool(effects, variances, level=level) if len(known) >= _LEAST_SETTINGS else None
+    evidence = (known, held, wrong, pooled)
+    if all(held):
+        return Decision("supported everywhere", *evidence)
+    name, p = _moderator(side, known, 1 - level)
+    if name:
+        return Decision("depends", *evidence, name, _levels(known, name), p)
+    if pooled and side.shown(pooled.low, pooled.high):
+        return Decision("supported on average", *evidence)
+    if pooled and side.refuted(pooled.low, pooled.high):
+        return Decision("contradicted", *evidence)
+    holds = tuple(_shown(side, one, one.strict(len(known))) for one in known)
+    if any(wrong) and any(holds):
+        name = _separates(known, holds, wrong)
+        return Decision("depends", *evidence, name, _levels(known, name))
+    if any(wrong):
+        return Decision("contradicted", *evidence)
+    return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
+
+
+def _shown(side: Side, setting: Setting, level: float) -> bool:
+    interval = setting.interval(level)
+    return setting.seeds > 1 and side.shown(interval.low, interval.high)
+
+
+def _refuted(side: Side, setting: Setting, level: float) -> bool:
+    interval = setting.interval(level)
+    return setting.seeds > 1 and side.refuted(interval.low, interval.high)
+
+
+def _effects(settings: Sequence[Setting]) -> tuple[Array, Array]:
+    effects = np.asarray([one.effect for one in settings])
+    return effects, np.asarray([one.spread**2 / one.seeds for one in settings])
+
+
+def _levels(settings: Sequence[Setting], name: str) -> dict[str, float]:
+    values = [one.coordinates.get(name, one.name) for one in settings]
+    return {
+        level: float(np.mean([one.effect for one, own in zip(settings, values, strict=True) if own == level]))
+        for level in dict.fromkeys(values)
+    }
+
+
+def _moderator(side: Side, settings: Sequence[Setting], alpha: float) -> tuple[str, float]:
+    """The coordinate whose levels lie on different sides and differ most surely, with its p-value."""
+    effects, variances = _effects(settings)
+    by_name = {name: [one.coordinates[name] for one in settings] for name in MODERATORS}
+    p_values = holm([moderator_p(effects, variances, values) for values in by_name.values()])
+    corrected = dict(zip(MODERATORS, map(float, p_values), strict=True))
+    tests = []
+    for name, p in corrected.items():
+        kept = common_levels(by_name[name])
+        sides = {side.shown(mean, mean) for level, mean in _levels(settings, name).items() if level in kept}
+        if p < alpha and len(sides) > 1:
+            tests.append((p, name))
+    p, name = min(tests, default=(math.nan, ""))
+    return name, p
+
+
+def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
+    """The first coordinate none of whose levels has both settings that hold and settings that are wrong."""
+    for name in ("condition", *MODERATORS):
+        values = [one.coordinates[name] for one in settings]
+        right, left = (
+            {value for value, flag in zip(values, flags, strict=True) if flag} for flags in (holds, wrong)
+        )
+        if not right & left:
+            return name
+    return "setting"
+
+
+def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
+    """Seeds that would decide by the average, or by every setting on its own, whichever comes first."""
+    effects, _ = _effects(settings)
+    spreads = np.asarray([one.spread for one in settings])
+    least = min(one.seeds for one in settings)
+    counts: list[int | None] = []
+    if len(settings) != 2:
+        counts.append(seeds_to_decide(effects, spreads, side.chance, least=least, most=MOST_SEEDS))
+    if all(side.shown(effect, effect) for effect in effects):
+        singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
+        counts.append(
+            next((int(n) for n in singles if _all_shown(side, effects, spreads, int(n)) >= _POWER), None)
+        )
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _all_shown(side: Side, effects: Array, spreads: Array, seeds: int) -> float:
+    errors = spreads / math.sqrt(seeds)
+    return float(np.prod([side.chance(*one, seeds - 1) for one in zip(effects, errors, strict=True)]))

@@ -1,0 +1,212 @@
+"""Claims, and the verdict on each from the runs there are.
+
+A claim compares a method with a baseline in one number of a run. Each setting (model, task, condition,
+estimator) where both have runs gives a paired difference for every seed, and `troll.analysis.claims.rule`
+makes a verdict of them. A setting that stands in several experiments, made from the same configuration and
+data, counts once, with the seeds of all of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from troll.analysis.claims.looks import Seen, look_again
+from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
+from troll.analysis.data.identity import first_experiments, made_first
+from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run
+from troll.analysis.data.tidy import BASE
+from troll.analysis.sequential import Looks
+from troll.common.errors import UserError
+from troll.common.files import read_yaml
+
+
+class Where(BaseModel):
+    """Where a claim applies: shell patterns for each coordinate; a coordinate left out means everywhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experiment: list[str] = Field(default=["*"], description="patterns of experiment names")
+    model: list[str] = Field(default=["*"], description="patterns of model names")
+    task: list[str] = Field(default=["*"], description="patterns of task names")
+    condition: list[str] = Field(default=["*"], description="patterns of condition names")
+    estimator: list[str] = Field(default=["*"], description="patterns of estimator names")
+
+    def holds(self, experiment: str, cell: Cell) -> bool:
+        """Whether a setting is one that the claim speaks of."""
+        names = {"experiment": experiment, "model": cell.model, "task": cell.task}
+        names |= {"condition": cell.condition, "estimator": cell.estimator}
+        return all(
+            any(fnmatchcase(name, pattern) for pattern in getattr(self, key)) for key, name in names.items()
+        )
+
+
+class Claim(BaseModel):
+    """One entry of a claims file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short and unique")
+    sentence: str = Field(min_length=1, description="the claim in our own words")
+    place: str = Field(min_length=1, description="where it is made")
+    method: str = Field(description="trust region that the claim is about, or a pattern of names")
+    baseline: str | float = Field(
+        description="trust region that it is compared with (base is the base model), or a number"
+    )
+    metric: str = Field(
+        description="pass@k, or a column of the table of runs: kl, entropy, drop, hours, mean/<logged metric>"
+    )
+    direction: Direction
+    margin: float = Field(
+        default=0.0, ge=0, description="how much higher or lower; for equivalent, how close"
+    )
+    relative: bool = Field(default=False, description="compare (method - baseline) / baseline")
+    least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")
+    where: Where = Where()
+    note: str = ""
+    aliases: list[str] = Field(default=[], description="ids that the claim had before")
+    history: list[str] = Field(
+        default=[], description="when it was asked, and what changed after results had been seen"
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict and what it rests on.
+
+    Attributes:
+        claim: the claim.
+        decision: the verdict and its settings.
+        seen: how far its looks have come; None where the seeds were fixed beforehand.
+        looks: the plan of the looks.
+    """
+
+    claim: Claim
+    decision: Decision
+    seen: Seen | None = None
+    looks: Looks | None = None
+
+    @property
+    def verdict(self) -> str:
+        """One of ``rule.VERDICTS``."""
+        return self.decision.verdict
+
+
+def read_claims(paths: Sequence[Path]) -> list[Claim]:
+    """Reads claims files (YAML lists); a user's own files come after the project's.
+
+    Raises:
+        UserError: a file is missing or broken, a field is wrong (named), or an id comes twice.
+    """
+    claims: dict[str, Claim] = {}
+    for path in paths:
+        entries = read_yaml(path)
+        if not isinstance(entries, list):
+            raise UserError(f"{path}: expected a list of claims, found {type(entries).__name__}")
+        for index, entry in enumerate(entries):
+            try:
+                claim = Claim.model_validate(entry)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                name = entry.get("id", index) if isinstance(entry, dict) else index
+                field = ".".join(map(str, first["loc"])) or "claim"
+                raise UserError(f"{path}: claim {name}: {field}: {first['msg']}") from None
+            for name in (claim.id, *claim.aliases):
+                if name in claims:
+                    raise UserError(f"{path}: claim {name} comes twice; give it another id")
+                claims[name] = claim
+    return list({claim.id: claim for claim in claims.values()}.values())
+
+
+def judge(
+    claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame, looks: Looks | None = None
+) -> list[Judged]:
+    """The verdict on every claim, from the tables of one or several experiments.
+
+    Args:
+        claims: the ledger.
+        runs: the tidy table.
+        items: the table of test problems.
+        looks: the plan, where seeds were added after looking; None where they were fixed beforehand.
+    """
+    known = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
+    summaries = {name: per_run(runs[runs["experiment"] == name]) for name in known}
+    parts = {name: items[items["experiment"] == name] for name in known}
+    first = first_experiments(runs) if known else {}
+    return [_judge(claim, summaries, parts, first, looks) for claim in claims]
+
+
+def _judge(
+    claim: Claim,
+    summaries: Mapping[str, pd.DataFrame],
+    parts: Mapping[str, pd.DataFrame],
+    first: Mapping[tuple[str, str], str],
+    looks: Looks | None,
+) -> Judged:
+    measured: dict[tuple[str, ...], tuple[str, Cell, dict[float, float]]] = {}
+    for experiment, summary in summaries.items():
+        for cell in cells(summary):
+            if not (fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)):
+                continue
+            differences = _differences(claim, summary, parts[experiment], cell)
+            if differences:
+                baseline = _baseline(claim, cell)
+                both = [cell] if baseline is None else [cell, baseline]
+                same = tuple(made_first(experiment, one.of(summary)["run_id"], first) for one in both)
+                key = (str(cell), *same)
+                before = measured.setdefault(key, (experiment, cell, {}))[2]
+                before |= {seed: value for seed, value in differences.items() if seed not in before}
+    settings = [_setting(claim, *one) for one in measured.values()]
+    side = Side(claim.direction, claim.margin)
+    if looks is None:
+        return Judged(claim, decide(side, settings, claim.least_seeds))
+    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks)
+
+
+def _setting(claim: Claim, experiment: str, cell: Cell, differences: Mapping[float, float]) -> Setting:
+    names = [experiment, cell.model, cell.task, cell.condition, cell.estimator]
+    names += [cell.trust_region] if cell.trust_region != claim.method else []
+    coordinates = {"model": cell.model, "task": cell.task, "condition": cell.condition}
+    coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
+    values = np.asarray([differences[seed] for seed in sorted(differences)])
+    return Setting(" / ".join(names), coordinates, values)
+
+
+def _baseline(claim: Claim, cell: Cell) -> Cell | None:
+    if not isinstance(claim.baseline, str):
+        return None
+    return cell.base() if claim.baseline == BASE else cell.method(claim.baseline)
+
+
+def _differences(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> dict[float, float]:
+    """The paired difference of every seed that both have."""
+    baseline = _baseline(claim, cell)
+    metric, _, k = claim.metric.partition("@")
+    if baseline is not None and metric == "pass" and k.isdigit() and not claim.relative:
+        pair = paired_scores(items, cell, baseline, int(k))
+        if pair is None:
+            return {}
+        return _by_seed((pair[0] - pair[1]).mean(axis=1))
+    if claim.metric not in summary:
+        return {}
+    values = cell.of(summary).set_index("seed")[claim.metric].dropna().astype(float)
+    before: pd.Series | float = float(claim.baseline) if baseline is None else math.nan
+    if baseline is not None:
+        other = baseline.of(summary).set_index("seed")[claim.metric].dropna().astype(float)
+        if baseline.trust_region == BASE:  # one set of samples for all seeds
+            before = float(other.iloc[0]) if len(other) else math.nan
+        else:
+            before = other.reindex(values.index)
+    change = values - before
+    change = (change / before if claim.relative else change).dropna()
+    return _by_seed(change)
+
+
+def _by_seed(values: pd.Series) -> dict[float, float]:
+    seeds = values.index.to_numpy(dtype=float).tolist()
+    return dict(zip(seeds, values.to_numpy(dtype=float).tolist(), strict=True))

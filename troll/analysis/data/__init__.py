@@ -1,0 +1,1 @@
+"""Tidy data: run directories to two tables, and summaries of them."""

@@ -1,0 +1,63 @@
+"""Which runs are the same run: one that stands in two experiments is one piece of evidence, not two.
+
+Experiments share runs: the testbed's own stand in the sweep over estimators, too. A run is what it was made
+from, so two runs are the same when they have the same coordinates (but the experiment), the same settings and
+the same data, base model and test problems. Settings that only say how often a run is looked at do not count,
+nor do source and environment: the same seeds on the same data are no new draw because a comment changed.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+
+WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
+"""Settings of training that change no number of it."""
+_DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
+
+
+def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Where each run stands first.
+
+    Args:
+        runs: the tidy tables of one or several experiments, one below the other.
+
+    Returns:
+        By experiment and run, the first experiment in the order of the table that holds the same run.
+    """
+    settings = runs[(runs["source"] == "manifest") & runs["metric"].str.startswith("setting/")]
+    settings = settings[~settings["metric"].isin([f"setting/training/{name}" for name in WATCHING])]
+    by_run: dict[tuple[str, str], dict[str, float]] = {}
+    columns = (settings[name].astype(str) for name in ("experiment", "run_id", "metric"))
+    for experiment, run_id, metric, value in zip(*columns, settings["value"], strict=True):
+        by_run.setdefault((experiment, run_id), {})[metric] = value
+    digests = runs.drop_duplicates(["experiment", "run_id"])[["experiment", "run_id", *_DIGESTS]]
+    owners: dict[tuple[str, str], str] = {}
+    seen: dict[str, list[tuple[str, dict[str, float], dict[str, str]]]] = {}
+    for experiment, run_id, *values in digests.astype(str).itertuples(index=False):
+        made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
+        own = by_run.get((experiment, run_id), {})
+        known = seen.setdefault(run_id, [])
+        first = next(
+            (name for name, before, data in known if _agree(own, before) and _agree(made_of, data)), None
+        )
+        if first is None:
+            known.append((experiment, own, made_of))
+        owners[experiment, run_id] = first or experiment
+    return owners
+
+
+def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
+    """The first experiment that holds one of several runs of a configuration.
+
+    Args:
+        experiment: where the runs stand.
+        run_ids: the runs, which differ in their seeds.
+        first: the result of ``first_experiments``.
+    """
+    names = {first[experiment, str(run_id)] for run_id in run_ids}
+    return next(name for name in first.values() if name in names)
+
+
+def _agree(first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    """Whether two runs agree in all that both record; a version that records more makes no other run."""
+    return all(first[name] == second[name] for name in first.keys() & second.keys())

@@ -1,0 +1,105 @@
+"""The gate before every comparison: rows of one comparison must come from one program and one set of data."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.common.errors import UserError
+
+DIGESTS = ("source", "environment", "data", "base_model", "test_data")
+"""Digests that travel with every row; the last is of the graded test split, the others of the manifest."""
+
+_SCOPE: Mapping[str, tuple[str, ...]] = {
+    "source": ("experiment",),
+    "environment": ("experiment", "restored_on"),
+    "data": ("experiment", "task"),
+    "base_model": ("experiment", "model", "task", "restored_on"),
+    "test_data": ("experiment", "task"),
+}
+"""Within which coordinates a digest has to be the same: each task has its own data and base model.
+
+``restored_on`` is the machine of a run from the archive, empty for runs that were made here: on another
+processor the same base model has other bits.
+"""
+_NAMED_RUNS = 3
+DIRTY = "-dirty"
+"""At the end of a commit: the source had changes that were not committed."""
+RELEASED_BEFORE = ("31ad94d5a09061382fdac09fe23edffb8cfb9a0a-dirty",)
+"""Sources of runs that were released before `check_clean` was there. The README says which."""
+
+
+def check_digests(
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]], *, allow_mixed: bool = False
+) -> list[bool]:
+    """Checks that runs which will be compared were made alike.
+
+    Args:
+        runs: coordinates (with ``run_id``) and digests of each run. A digest that a run does not have is not
+            compared.
+        allow_mixed: mark the runs that differ from the most frequent digest instead of refusing.
+
+    Returns:
+        One flag per run: whether it differs from the majority. Equally frequent digests are ordered by their
+        text, so that the marks do not depend on the order of the runs.
+
+    Raises:
+        UserError: two runs disagree; the message names the digest, its values and runs.
+    """
+    mixed = [False] * len(runs)
+    for name in DIGESTS:
+        scopes: dict[tuple[Any, ...], list[int]] = {}
+        for index, (coordinates, digests) in enumerate(runs):
+            if digests.get(name):
+                scopes.setdefault(tuple(coordinates.get(key, "") for key in _SCOPE[name]), []).append(index)
+        for scope, indices in scopes.items():
+            counts = Counter(runs[index][1][name] for index in indices)
+            if len(counts) == 1:
+                continue
+            if not allow_mixed:
+                raise UserError(_message(name, scope, runs, indices, counts))
+            majority = min(counts, key=lambda digest: (-counts[digest], digest))
+            for index in indices:
+                mixed[index] |= runs[index][1][name] != majority
+    return mixed
+
+
+def _message(
+    name: str,
+    scope: tuple[Any, ...],
+    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]],
+    indices: Sequence[int],
+    counts: Counter[str],
+) -> str:
+    parts = []
+    for digest in sorted(counts, key=lambda text: (-counts[text], text)):
+        names = sorted(str(runs[i][0]["run_id"]) for i in indices if runs[i][1][name] == digest)
+        more = f" and {len(names) - _NAMED_RUNS} more" if len(names) > _NAMED_RUNS else ""
+        parts.append(f"{digest[:12]} in {', '.join(names[:_NAMED_RUNS])}{more}")
+    where = ", ".join(f"{key} {value}" for key, value in zip(_SCOPE[name], scope, strict=True) if value)
+    return (
+        f"digests.{name} of {where} disagree: {'; '.join(parts)}. "
+        "Run the odd ones again, or allow mixed rows (they are then marked)"
+    )
+
+
+def check_clean(runs: pd.DataFrame, place: Path) -> None:
+    """Refuses a release whose source nobody can look up.
+
+    Args:
+        runs: the tidy table.
+        place: what to call it in the message.
+
+    Raises:
+        UserError: a run's source had changes that were not committed, or was in no git repository.
+    """
+    commits = runs.drop_duplicates(["experiment", "run_id"]).set_index("run_id")["git_commit"].astype(str)
+    unknown = commits[(commits == "") | commits.str.endswith(DIRTY)]
+    unknown = unknown[~unknown.isin(RELEASED_BEFORE)]
+    if len(unknown):
+        raise UserError(
+            f"{place}: {len(unknown)} of {len(commits)} runs, {unknown.index[0]} among them, were made from "
+            "source that is in no commit, and cannot be released; commit it, and make them again"
+        )

@@ -1,0 +1,164 @@
+"""Do results replicate? New runs against the prediction that a release makes of them.
+
+Another processor rounds otherwise, and training amplifies that, so that numbers differ; what should come out
+again is the difference between two methods. A release with S seeds predicts the mean difference of S' new
+ones to lie within d ± t s sqrt(1 / S + 1 / S'), with s its standard deviation over seeds and t Student's
+quantile of S - 1 degrees of freedom (Patil, Peng and Leek 2016; Spence and Stanley 2016). Of many such
+intervals of 95 % one in twenty misses by chance; more misses than chance explains (binomial, 5 %) are no
+replication.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from troll.analysis.data.reproduction import released_runs
+from troll.analysis.data.summaries import BASELINE, Cell, cell_order
+from troll.analysis.data.tidy import BASE, GROUP, read_runs
+from troll.analysis.render.formats import points
+from troll.analysis.statistics import LEVEL
+from troll.common.errors import UserError
+
+_METRIC = "pass@1"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One setting's difference from the baseline, and what the release predicts of it; shares.
+
+    Attributes:
+        cell: the method in its setting.
+        difference: mean over our seeds.
+        seeds: ours.
+        reference: the release's mean.
+        reference_seeds: the release's.
+        low: lower end of the prediction.
+        high: upper end.
+    """
+
+    cell: Cell
+    difference: float
+    seeds: int
+    reference: float
+    reference_seeds: int
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the difference is as predicted; the slack is rounding."""
+        return self.low - 1e-9 <= self.difference <= self.high + 1e-9
+
+
+def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BASELINE) -> list[Predicted]:
+    """Every method's difference from the baseline in test pass@1, where both have it with equal settings.
+
+    Args:
+        ours: a tidy table.
+        theirs: the tidy table of the release.
+        baseline: what differences are taken from, paired by seed.
+
+    Returns:
+        One entry for each method and setting that the release has two seeds or more of.
+    """
+    ours, theirs = (frame[frame["trust_region"] != BASE] for frame in (ours, theirs))
+    changed = _changed(ours, theirs)
+    here, there = (_differences(frame, baseline) for frame in (ours, theirs))
+    predicted = []
+    for cell in sorted(here.keys() & there.keys(), key=cell_order):
+        if {cell, cell.method(baseline)} & changed or len(there[cell]) < 2:
+            continue
+        new, old = here[cell], there[cell]
+        spread = float(old.std(ddof=1)) * math.sqrt(1 / len(old) + 1 / len(new))
+        half = float(stats.t.ppf((1 + LEVEL) / 2, len(old) - 1)) * spread
+        centre = float(old.mean())
+        ends = centre - half, centre + half
+        predicted.append(Predicted(cell, float(new.mean()), len(new), centre, len(old), *ends))
+    return predicted
+
+
+def replicates(predicted: list[Predicted]) -> bool:
+    """Whether no more settings miss their prediction than chance explains; False without any setting."""
+    outside = sum(not one.inside for one in predicted)
+    return bool(predicted) and float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL)) >= 1 - LEVEL
+
+
+def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -> list[str]:
+    """The verdict in lines for people: how many settings are as predicted, and the others by name."""
+    if not predicted:
+        return ["Nothing to replicate: no setting here has two methods that the release has with two seeds"]
+    outside = [one for one in predicted if not one.inside]
+    methods = sorted({one.cell.trust_region for one in predicted})
+    word = "Replicates" if replicates(predicted) else "Does not replicate"
+    what = "settings" if len(methods) == 1 else "comparisons"
+    lines = [
+        f"{word}: {len(predicted) - len(outside)} of {len(predicted)} {what} lie within the 95 % prediction "
+        f"interval of the release ({' and '.join(methods)} minus {baseline}, test {_METRIC})"
+    ]
+    return lines + [f"  outside: {_line(one, named=len(methods) > 1)}" for one in outside]
+
+
+def _line(one: Predicted, *, named: bool) -> str:
+    names = [one.cell.task, one.cell.condition, one.cell.estimator]
+    names += [one.cell.trust_region] if named else []
+    ends = f"[{points(one.low)}, {points(one.high)}]"
+    return (
+        f"{' / '.join(names)}: {points(one.difference)} points ({_seeds(one.seeds)}), "
+        f"predicted {ends} ({_seeds(one.reference_seeds)})"
+    )
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'' if number == 1 else 's'}"
+
+
+def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
+    """The paired differences over seeds by method and setting."""
+    tested = runs[(runs["source"] == "test") & (runs["metric"] == _METRIC)]
+    scores = {
+        Cell(*map(str, names)): rows.set_index("seed")["value"].astype(float)
+        for names, rows in tested.groupby(list(GROUP), observed=True)
+    }
+    changes = {}
+    for cell, values in scores.items():
+        before = scores.get(cell.method(baseline))
+        if before is None or cell.trust_region == baseline:
+            continue
+        change = (values - before).dropna()
+        if len(change):
+            changes[cell] = change.to_numpy()
+    return changes
+
+
+def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
+    """The cells whose settings differ between the tables, where both record them."""
+    tables = (_settings(ours), _settings(theirs))
+    both = pd.merge(*tables, left_index=True, right_index=True, suffixes=("", "_there"))
+    different = both[both["value"] != both["value_there"]]
+    return {Cell(*map(str, names[:-1])) for names in different.index}
+
+
+def _settings(runs: pd.DataFrame) -> pd.DataFrame:
+    rows = runs[(runs["source"] == "manifest") & runs["metric"].str.startswith("setting/")]
+    return (
+        rows.drop_duplicates([*GROUP, "metric"])
+        .astype({"metric": str})
+        .set_index([*GROUP, "metric"])[["value"]]
+    )
+
+
+def replication_of(results: Path) -> list[str]:
+    """The verdict on results/<experiment> against git's release of it, in lines for people.
+
+    Returns:
+        No line where git has no release, or where these are the released runs.
+    """
+    try:
+        ours, theirs = read_runs(results / "runs.parquet"), released_runs(results)
+    except UserError:
+        return []
+    return [] if ours.equals(theirs) else describe_replication(predictions(ours, theirs))

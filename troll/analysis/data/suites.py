@@ -1,0 +1,60 @@
+"""Grades of the further data sets of a run, as rows of the tidy table."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.files import read_json
+from troll.tasks.datasets.catalogue import MATH_EVAL
+
+
+def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
+    """Metrics of the data sets beside a run's own test problems.
+
+    Args:
+        directory: of a run or base model; without ``suites/graded.json`` there are no rows.
+        step: last optimiser step of the run.
+
+    Returns:
+        One row per data set and metric, named ``<data set>/pass@1``, and ``math-eval/pass@1``, the mean of
+        the paper's seven mathematics sets, where all of them are there; and a digest of their problems.
+
+    Raises:
+        UserError: the file is no file of grades.
+    """
+    path = directory / "suites" / "graded.json"
+    if not path.exists():
+        return [], ""
+    grades = read_json(path)
+    try:
+        sizes = {name: len(entry["problems"]) for name, entry in grades.items()}
+        metrics = {
+            name: {key: float(value) for key, value in entry["metrics"].items()}
+            for name, entry in grades.items()
+        }
+        data = {name: str(entry["data_sha256"]) for name, entry in grades.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
+    rows = [
+        _row(f"{name}/{key}", value, step, sizes[name])
+        for name, values in metrics.items()
+        for key, value in values.items()
+    ]
+    return rows + _math_eval(metrics, sizes, step), hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _math_eval(
+    metrics: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int], step: int
+) -> list[dict[str, Any]]:
+    """The mean over the sets, each of which counts alike whatever its size."""
+    if not set(MATH_EVAL) <= set(metrics):
+        return []
+    mean = sum(metrics[name]["pass@1"] for name in MATH_EVAL) / len(MATH_EVAL)
+    return [_row("math-eval/pass@1", mean, step, sum(sizes[name] for name in MATH_EVAL))]
+
+
+def _row(metric: str, value: float, step: int, items: int) -> dict[str, Any]:
+    return {"step": step, "metric": metric, "value": value, "n_items": items, "source": "test"}

@@ -1,0 +1,335 @@
+"""One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
+
+import re
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.registry import variants_of
+from troll.analysis.statistics import (
+    Array,
+    Interval,
+    area_under_curve,
+    largest_drop,
+    paired_difference,
+    pass_at_k,
+    seed_interval,
+)
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
+
+FINAL_SHARE = 0.1
+"""Final values are means over this last share of a run, at least one batch: single batches are noisy."""
+LATE_SHARE = 1 / 3
+"""Late values (KL to the old policy) are means over this last share of a run."""
+BASELINE = "clip"
+
+_LEADING = (BASE, BASELINE, "troll")
+_LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All seeds of one method in one setting; empty strings for the base model's estimator and condition."""
+
+    model: str
+    task: str
+    condition: str
+    estimator: str
+    trust_region: str
+
+    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a tidy table that belong to this cell."""
+        chosen = frame
+        for name in GROUP:
+            chosen = chosen[chosen[name] == getattr(self, name)]
+        return chosen
+
+    def base(self) -> "Cell":
+        """The base model of the same task."""
+        return Cell(self.model, self.task, "", "", BASE)
+
+    def setting(self, condition: str, estimator: str) -> "Cell":
+        """Another setting of the same model and task, without a method."""
+        return Cell(self.model, self.task, condition, estimator, "")
+
+    def method(self, trust_region: str) -> "Cell":
+        """Another method in the same setting."""
+        return Cell(self.model, self.task, self.condition, self.estimator, trust_region)
+
+
+def cells(frame: pd.DataFrame) -> list[Cell]:
+    """The cells present in a tidy table, in the order of tables and legends."""
+    present = frame.loc[:, list(GROUP)].drop_duplicates()
+    return sorted(
+        (Cell(*map(str, row)) for row in present.itertuples(index=False)),
+        key=cell_order,
+    )
+
+
+def cell_order(cell: Cell) -> tuple[object, ...]:
+    """Sort key of rows and panels."""
+    return (
+        cell.model,
+        cell.task,
+        condition_order(cell.condition),
+        *estimator_order(cell.estimator),
+        *method_order(cell.trust_region),
+    )
+
+
+def estimator_order(estimator: str) -> tuple[int, str]:
+    """Sort key: grpo, its variant dr-grpo, then the others by name."""
+    known = estimator in _LEADING_ESTIMATORS
+    return _LEADING_ESTIMATORS.index(estimator) if known else len(_LEADING_ESTIMATORS), estimator
+
+
+def method_order(trust_region: str) -> tuple[int, tuple[tuple[str, float], ...]]:
+    """Sort key: the base model, clip, troll, then the others by name, numbers within names by their size."""
+    rank = _LEADING.index(trust_region) if trust_region in _LEADING else len(_LEADING)
+    return rank, condition_order(trust_region)
+
+
+def condition_order(name: str) -> tuple[tuple[str, float], ...]:
+    """Sort key: by name, numbers within names by their size, so that doses stand in their order."""
+    pieces = re.findall(r"([^\d]*)(\d+(?:\.\d+)?(?:e-?\d+)?)?", name)
+    return tuple((text, float(number or -1)) for text, number in pieces)
+
+
+def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | None = None) -> dict[str, str]:
+    """The methods that are another one with other settings, by the rules that runs and plan record.
+
+    Args:
+        frame: a tidy table.
+        expected: coordinates of the planned runs.
+
+    Returns:
+        The method that it varies, by name of the variant.
+    """
+    rules = {str(run["trust_region"]): str(run.get("rule", "")) for run in expected or ()}
+    recorded = frame.loc[:, ["trust_region", "rule"]].drop_duplicates()
+    rules |= {str(name): str(rule) for name, rule in recorded.itertuples(index=False)}
+    return variants_of(rules)
+
+
+def require_one(frame: pd.DataFrame) -> None:
+    """Refuses a table that mixes experiments, whose means would mean nothing.
+
+    Raises:
+        UserError: more than one experiment.
+    """
+    values = sorted(set(frame["experiment"]))
+    if len(values) > 1:
+        raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")
+
+
+def curve(frame: pd.DataFrame, metric: str, *, by_batch: str | None = None) -> pd.DataFrame:
+    """One metric of a cell's runs as curves.
+
+    Args:
+        frame: rows of one cell.
+        metric: its name.
+        by_batch: "mean" or "max" over the optimiser steps of each rollout batch, placed at the batch's first
+            step. A policy leaves the old one within each batch and starts anew: single steps are a saw-tooth.
+
+    Returns:
+        Index step, one column per seed; missing where a seed has no value.
+    """
+    rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
+    if rows.empty:
+        return pd.DataFrame()
+    if by_batch and rows["rollout_batch"].notna().all():
+        grouped = rows.groupby(["seed", "rollout_batch"], as_index=False).agg(
+            step=("step", "min"), value=("value", by_batch)
+        )
+    else:
+        grouped = rows
+    return grouped.pivot(index="step", columns="seed", values="value").sort_index()
+
+
+def per_run(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per run with the numbers that tables quote.
+
+    Returns:
+        Columns: the coordinates, ``mixed``, ``steps``, every test metric under its own name, and, from the
+        training curve, ``kl`` (mean of the last third), ``kl_max`` (largest of any token), ``entropy``,
+        ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
+        batch), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so far), ``area`` (mean
+        height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` and ``batch_cpu_s``
+        (wall-clock and processor seconds per rollout batch with its updates), ``mean/<metric>`` (over all
+        steps) of every logged metric and, where the manifest has it, ``peak_gib`` (memory). The same table is
+        summarised once: many tables and figures of a page ask for it.
+    """
+    key = id(runs)
+    known = _SUMMARIES.get(key)
+    if known is None or known[0]() is not runs:
+        gone = weakref.ref(runs, lambda _: _SUMMARIES.pop(key, None) and None)
+        known = _SUMMARIES[key] = (gone, _summaries(runs))
+    return known[1].copy()
+
+
+# By the identity of a tidy table, which nobody changes in place, as long as it lives.
+_SUMMARIES: dict[int, tuple["weakref.ref[pd.DataFrame]", pd.DataFrame]] = {}
+
+
+def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
+    records = []
+    for _, rows in runs.groupby("run_id", sort=True):
+        first = rows.iloc[0]
+        record = {name: first[name] for name in ("run_id", *GROUP, "seed")}
+        record["mixed"] = bool(rows["mixed"].any())
+        test = rows[rows["source"] == "test"]
+        record |= dict(zip(test["metric"], test["value"], strict=True))
+        peak = rows.loc[(rows["source"] == "manifest") & (rows["metric"] == "peak_gib"), "value"]
+        record |= {"peak_gib": float(peak.iloc[0])} if len(peak) else {}
+        train = rows[rows["source"] == "train"]
+        if not train.empty:
+            record |= _training_summary(train)
+        records.append(record)
+    return pd.DataFrame.from_records(records)
+
+
+def _training_summary(train: pd.DataFrame) -> dict[str, float]:
+    last_step, first_step = int(train["step"].max()), int(train["step"].min())
+    span = last_step - first_step + 1
+    train = train.sort_values("step")
+    by_metric = train.groupby("metric", observed=True)
+    needed = {"kl_to_old", "kl_to_old_max", "entropy", "response_length", "success"}
+    series = {str(name): rows for name, rows in by_metric if name in needed}
+    summary: dict[str, float] = {"steps": last_step, "hours": float(train["wall_s"].max()) / 3600}
+    summary |= {f"mean/{name}": float(value) for name, value in by_metric["value"].mean().items()}
+    for metric, name, share in (
+        ("kl_to_old", "kl", LATE_SHARE),
+        ("entropy", "entropy", FINAL_SHARE),
+        ("response_length", "response_length", FINAL_SHARE),
+        ("success", "final", FINAL_SHARE),
+    ):
+        if metric in series:
+            rows = series[metric]
+            late = rows[rows["step"] > last_step - share * span]
+            summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
+    if train["rollout_batch"].notna().any():
+        batches = train["rollout_batch"].nunique()
+        summary["batch_s"] = float(train["wall_s"].max()) / batches
+        processor = train.loc[train["metric"] == "time/cpu_s", "value"]
+        if len(processor):
+            summary["batch_cpu_s"] = float(processor.max()) / batches
+    if "entropy" in series:
+        rows = series["entropy"]
+        first = rows["rollout_batch"] == rows["rollout_batch"].min()
+        summary["entropy_start"] = float((rows[first] if first.any() else rows.head(1))["value"].mean())
+    if "kl_to_old_max" in series:
+        summary["kl_max"] = float(series["kl_to_old_max"]["value"].max())
+    if "success" in series:
+        steps, values = series["success"]["step"], series["success"]["value"]
+        summary["peak"] = float(values.max())
+        summary["drop"] = largest_drop(values.to_numpy())
+        summary["area"] = area_under_curve(steps.to_numpy(), values.to_numpy())
+    return summary
+
+
+def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
+    """Scores of a cell per seed and problem.
+
+    Args:
+        items: the table of test problems.
+        cell: which runs.
+        k: pass@k.
+
+    Returns:
+        Index seed, columns task_id, values pass@k. Problems that some seed could not grade (fewer than k
+        usable samples) are left out for all seeds.
+    """
+    rows = cell.of(items)
+    if rows.empty:
+        return pd.DataFrame()
+    value = pass_at_k(rows["n"].to_numpy(dtype=float), rows["c"].to_numpy(dtype=float), k)
+    seed = rows["seed"].astype("float64").fillna(-1.0)  # the base model has no seed
+    table = rows.assign(value=value, seed=seed).pivot(index="seed", columns="task_id", values="value")
+    return table.sort_index().dropna(axis="columns")
+
+
+def interval(items: pd.DataFrame, cell: Cell, k: int = 1) -> Interval | None:
+    """Interval over seeds of a cell's pass@k, cut to [0, 1]; None without runs."""
+    table = scores(items, cell, k)
+    if table.empty:
+        return None
+    return _cut(seed_interval(table.to_numpy()), 0.0, 1.0)
+
+
+def difference(
+    items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1, level: float = 0.95
+) -> Interval | None:
+    """Paired interval of pass@k of ``cell`` minus ``baseline``, over the seeds and problems that both have.
+
+    Against the base model, which has one set of samples, every seed is paired with those samples.
+
+    Returns:
+        The interval, cut to [-1, 1]; None when the two share no seed or no problem.
+    """
+    pair = paired_scores(items, cell, baseline, k)
+    if pair is None:
+        return None
+    return _cut(paired_difference(*pair, level=level), -1.0, 1.0)
+
+
+def paired_scores(
+    items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1
+) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Scores [S, I] of two cells on the seeds and problems that both have; None when they share none.
+
+    Both have the method's seeds as their index, although a base model has none.
+    """
+    first, second = scores(items, cell, k), scores(items, baseline, k)
+    if first.empty or second.empty:
+        return None
+    problems = first.columns.intersection(second.columns)
+    seeds = first.index if baseline.trust_region == BASE else first.index.intersection(second.index)
+    if problems.empty or seeds.empty:
+        return None
+    other = second.loc[[-1.0] * len(seeds)] if baseline.trust_region == BASE else second.loc[seeds]
+    return first.loc[seeds, problems], other[problems].set_axis(seeds)
+
+
+def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1) -> Array:
+    """The paired difference in pass@k of every seed that both have [S]; empty when they share none."""
+    pair = paired_scores(items, cell, baseline, k)
+    return np.empty(0) if pair is None else np.asarray((pair[0] - pair[1]).mean(axis=1))
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation over seeds, ignoring missing values; NaN where undefined."""
+    array: Array = np.asarray([value for value in values if value == value], dtype=np.float64)
+    if not array.size:
+        return float("nan"), float("nan")
+    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan")
+
+
+def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
+    """Number of planned runs per cell.
+
+    Args:
+        expected: coordinates of planned runs, one mapping per run.
+    """
+    planned: dict[Cell, int] = {}
+    for run in expected:
+        cell = Cell(*(str(run[name]) for name in GROUP))
+        planned[cell] = planned.get(cell, 0) + 1
+    return planned
+
+
+def stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
+    """The random stream of one bootstrap, by what it is for, the k of pass@k and the cells."""
+    coordinates: dict[str, str | int] = {"purpose": f"bootstrap {purpose}", "k": k}
+    for index, cell in enumerate(parts):
+        coordinates |= {f"{name}{index}": getattr(cell, name) for name in GROUP}
+    return np.random.default_rng(derive_seed(**coordinates))
+
+
+def _cut(interval: Interval, least: float, most: float) -> Interval:
+    low, high = np.clip([interval.low, interval.high], least, most)
+    return replace(interval, low=float(low), high=float(high))

@@ -1,0 +1,1 @@
+"""Figures: tidy data to a matplotlib Figure."""

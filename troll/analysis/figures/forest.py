@@ -1,0 +1,211 @@
+"""The first figure: every difference from the baseline, a line each, and their averages as diamonds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Polygon
+from matplotlib.ticker import FuncFormatter
+
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cell_order,
+    condition_order,
+    seed_differences,
+    variants,
+)
+from troll.analysis.data.tidy import GROUP
+from troll.analysis.pooling import Pooled, pool
+from troll.analysis.render.formats import MINUS, points
+from troll.analysis.render.style import Look, empty, styled
+from troll.analysis.statistics import sd
+from troll.analysis.tables.comparisons import comparison_family
+
+_LEAST = 3
+"""Settings of an average: of fewer nothing is known about how settings differ."""
+_LINE = 0.17
+_DIAMOND = "#3b3b3b"
+_PREDICTED = "#b9b9b9"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting's difference from the baseline in shares, with its 95 % interval."""
+
+    cell: Cell
+    difference: float
+    low: float
+    high: float
+    seeds: int
+    variance: float
+
+
+def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> list[Line]:
+    """The unique settings of one or several experiments, variants of a rule left out, in order.
+
+    Args:
+        runs: the tidy tables.
+        items: the tables of test problems.
+        baseline: what every method is compared with.
+    """
+    family, varied = comparison_family(runs, items, baseline=baseline), variants(runs)
+    lines = []
+    for row in family.to_dict("records"):
+        cell = Cell(**{name: str(row[name]) for name in GROUP})
+        if cell.trust_region in varied or row["against"] != baseline:
+            continue
+        here = items[items["experiment"] == row["experiment"]]
+        differences = seed_differences(here, cell, cell.method(baseline))
+        ends = row["difference"], row["difference_low"], row["difference_high"]
+        lines.append(Line(cell, *ends, row["seeds"], sd(differences) ** 2 / max(differences.size, 1)))
+    return sorted(lines, key=lambda line: (condition_order(line.cell.condition), cell_order(line.cell)))
+
+
+def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
+    """The average over the settings of each condition that has three; else over all settings, named "".
+
+    Args:
+        lines: of ``forest_lines``.
+        method: whose.
+    """
+    mine = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
+    groups = {name: [line for line in mine if line.cell.condition == name] for name in _conditions(mine)}
+    groups = {name: group for name, group in groups.items() if len(group) >= _LEAST}
+    if not groups and len(mine) >= _LEAST:
+        groups = {"": mine}
+    return {
+        name: pool([line.difference for line in group], [line.variance for line in group])
+        for name, group in groups.items()
+    }
+
+
+def _conditions(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.cell.condition for line in lines))
+
+
+def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll") -> Figure:
+    """Differences from the baseline in test pass@1 by setting, and their averages by condition.
+
+    Args:
+        runs: the tidy tables of one or several experiments; a setting that stands in several counts once.
+        items: the tables of test problems.
+        method: whose average is taken.
+    """
+    lines = forest_lines(runs, items)
+    pooled = averages(lines, method)
+    conditions = _conditions(lines)
+    entries = len(lines) + len(conditions) + len(pooled)
+    with styled():
+        figure = Figure(figsize=(6.6, max(1.6, 0.75 + _LINE * (entries + 1))), layout="constrained")
+        axes = figure.subplots()
+        if not lines:
+            empty(axes, "no runs")
+            return figure
+        look = Look({line.cell.trust_region for line in lines} | {BASELINE})
+        _draw(axes, lines, pooled, look)
+        _legend(figure, look, {line.cell.trust_region for line in lines}, bool(pooled))
+    return figure
+
+
+def _draw(axes: Axes, lines: Sequence[Line], pooled: dict[str, Pooled], look: Look) -> None:
+    names: list[str] = []
+    numbers: list[str] = []
+    heads: list[int] = []
+    several = {name: len({getattr(line.cell, name) for line in lines}) > 1 for name in GROUP}
+    axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
+    for condition in _conditions(lines):
+        heads.append(len(names))
+        names.append(condition)
+        numbers.append("")
+        for line in (line for line in lines if line.cell.condition == condition):
+            _line(axes, len(names), line, look)
+            own = [name for name in ("model", "task", "estimator", "trust_region") if several[name]]
+            names.append(" · ".join(str(getattr(line.cell, name)) for name in own) or line.cell.task)
+            numbers.append(_told(line.difference, line.low, line.high))
+        if condition in pooled:
+            _diamond(axes, len(names), pooled[condition])
+            names.append("average")
+            numbers.append(_told(*_ends(pooled[condition])))
+    if "" in pooled:
+        heads.append(len(names))
+        _diamond(axes, len(names), pooled[""])
+        names.append("average of all settings")
+        numbers.append(_told(*_ends(pooled[""])))
+    axes.set_yticks(range(len(names)), names)
+    for row, label in enumerate(axes.get_yticklabels()):
+        label.set_fontweight("bold" if row in heads else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(names)), numbers)
+    right.tick_params(length=0)
+    right.spines["right"].set_visible(False)
+    axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.set_xlabel(f"test pass@1, difference from {BASELINE} (points)")
+
+
+def _tick(value: float, _: object) -> str:
+    return f"{100 * value:+g}".replace("-", MINUS) if value else "0"
+
+
+def _ends(pooled: Pooled) -> tuple[float, float, float]:
+    return pooled.estimate, pooled.low, pooled.high
+
+
+def _told(middle: float, low: float, high: float) -> str:
+    if np.isnan(low):
+        return points(middle)
+    return f"{points(middle)} [{points(low)}, {points(high)}]"
+
+
+def _line(axes: Axes, row: int, line: Line, look: Look) -> None:
+    name = line.cell.trust_region
+    single = np.isnan(line.low)
+    if not single:
+        axes.plot([line.low, line.high], [row] * 2, color=look.colour(name), linewidth=1.6, zorder=2)
+    fill = "white" if single else look.colour(name)
+    axes.plot(
+        line.difference,
+        row,
+        look.marker(name),
+        color=look.colour(name),
+        markersize=4.5,
+        markerfacecolor=fill,
+        zorder=3,
+    )
+
+
+def _diamond(axes: Axes, row: int, pooled: Pooled) -> None:
+    """The average: its interval from tip to tip; the line is the interval of a further setting."""
+    if not np.isnan(pooled.predicted_low):
+        ends = [pooled.predicted_low, pooled.predicted_high]
+        axes.plot(ends, [row] * 2, color=_PREDICTED, linewidth=3, zorder=2, solid_capstyle="butt")
+    corners = [
+        (pooled.low, row),
+        (pooled.estimate, row - 0.33),
+        (pooled.high, row),
+        (pooled.estimate, row + 0.33),
+    ]
+    axes.add_patch(Polygon(corners, closed=True, facecolor=_DIAMOND, edgecolor=_DIAMOND, zorder=4))
+
+
+def _legend(figure: Figure, look: Look, shown: set[str], averaged: bool) -> None:
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=look.colour(name), marker=look.marker(name), markersize=4.5, linewidth=1.6)
+        for name in look.methods
+        if name in shown
+    ]
+    labels = [name for name in look.methods if name in shown]
+    if averaged:
+        handles += [
+            Line2D([], [], linestyle="", marker="D", color=_DIAMOND, markersize=5),
+            Line2D([], [], color=_PREDICTED, linewidth=3),
+        ]
+        labels += ["average, 95 % interval", "a further setting, 95 %"]
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, handlelength=2.2)

@@ -1,0 +1,347 @@
+"""The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from troll.analysis.data.summaries import (
+    Cell,
+    cell_order,
+    cells,
+    condition_order,
+    estimator_order,
+    interval,
+    method_order,
+    require_one,
+    scores,
+    variants,
+)
+from troll.analysis.data.tidy import BASE
+from troll.analysis.render.panels import (
+    STEPS,
+    Across,
+    Quantity,
+    Share,
+    blocks_of,
+    bounds,
+    by_processor,
+    grid,
+    limits,
+    panel,
+    rows_of,
+    time_axis,
+    wrapped,
+)
+from troll.analysis.render.style import Look, beside, dose_families, empty, legend, styled
+
+SUCCESS = Quantity("success", "training success (%)", "share")
+LEARNING = (
+    SUCCESS,
+    Quantity("validation_success", "validation success (%)", "share"),
+    Quantity("kl_to_old", "KL to old policy (nats)", "log", by_batch="mean"),
+    Quantity("entropy", "entropy (nats)", by_batch="mean"),
+    Quantity("response_length", "response length (tokens)"),
+)
+PROJECTION = (
+    Quantity("clip_fraction", "tokens clipped or projected (%)", "share", by_batch="mean"),
+    Quantity("kl_to_old_max", "largest KL before (nats)", "log", by_batch="max", axis="kl", bound=True),
+    Quantity("kl_projected_max", "largest KL after (nats)", "log", by_batch="max", axis="kl", bound=True),
+    Quantity("step_size", "mean step β", by_batch="mean"),
+    Quantity("kept_mass", "mass left out", "log", by_batch="mean", complement=True),
+)
+
+_MOST_COLUMNS, _MOST_BASES = 6, 5
+_LEAST_OF_CURVE = 4
+"""Fewer points than this are no curve."""
+
+Setting = tuple[str, str]
+"""Condition and estimator."""
+
+
+def main_figure(
+    runs: pd.DataFrame, *, trust_regions: Sequence[str] | None = None, across: Across = STEPS
+) -> Figure:
+    """Training success against steps: a row per model and task, a column per condition and estimator.
+
+    More than six such columns are told apart by rows too: one per condition, a column per estimator. Where
+    some settings have no run, those that have one follow each other line by line.
+
+    Args:
+        runs: the tidy table of one experiment.
+        trust_regions: which; by default all that are no variants of another one.
+        across: steps or time.
+    """
+    require_one(runs)
+    shown, bases = _methods(runs, trust_regions), _bases(runs)
+    lines, complete = _lines(runs, bases)
+    success = rows_of(runs, SUCCESS)
+    together: dict[int, list[Axes]] = {}
+    with styled():
+        width = max(map(len, lines), default=0)
+        figure, panels = grid(
+            len(lines), width, width=2.15, height=1.75, sharey="row" if complete else "none"
+        )
+        look = Look(shown)
+        for (row, column), axes in np.ndenumerate(panels):
+            if not lines:
+                empty(axes, "no runs")
+                continue
+            if column >= len(lines[row]):
+                axes.set_axis_off()
+                continue
+            base, setting = lines[row][column]
+            panel(axes, success, base.setting(*setting), shown, look, SUCCESS, across)
+            if not complete:
+                axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
+            elif row == 0 or len(lines) > len(bases):
+                axes.set_title(" · ".join(setting))
+            if row == len(lines) - 1 or column >= len(lines[row + 1]):
+                axes.set_xlabel(across.label)
+            if column == 0:
+                heading = f"{_label(base, bases)}\n" if complete else ""
+                axes.set_ylabel(f"{heading}training success (%)")
+            together.setdefault(row if complete else bases.index(base), []).append(axes)
+        for same in together.values():
+            limits(same, SUCCESS)
+        legend(figure, look, seeds=True)
+    return figure
+
+
+def _lines(
+    runs: pd.DataFrame, bases: Sequence[Cell]
+) -> tuple[Sequence[Sequence[tuple[Cell, Setting]]], bool]:
+    """Base and setting of each panel of the main figure, row by row; whether that is every combination."""
+    settings = _settings(runs)
+    there = {(cell.base(), (cell.condition, cell.estimator)) for cell in cells(runs)}
+    if len(settings) > _MOST_COLUMNS:
+        conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
+        lines = [[(base, (name, other)) for other in names] for base in bases for name in conditions]
+    else:
+        lines = [[(base, setting) for setting in settings] for base in bases]
+    if all(index in there for line in lines for index in line):
+        return lines, True
+    places = [(base, setting) for base in bases for setting in settings if (base, setting) in there]
+    return wrapped(places, math.ceil(math.sqrt(len(places)))), False
+
+
+def time_figure(runs: pd.DataFrame) -> Figure:
+    """Training success against time; panels as in ``main_figure``.
+
+    Time is that of the processor for runs without a GPU which recorded it, else wall-clock time.
+    """
+    timed = by_processor(runs)
+    clock, runs = ("wall-clock", runs) if timed is None else ("processor", timed)
+    return main_figure(runs, across=time_axis(runs, clock))
+
+
+def task_figure(
+    runs: pd.DataFrame,
+    task: str,
+    *,
+    quantities: Sequence[Quantity] = LEARNING,
+    trust_regions: Sequence[str] | None = None,
+) -> Figure:
+    """Everything that was logged about learning one task: a row per condition and estimator.
+
+    Columns are the ``quantities`` that any run has; a column's panels share their vertical axis.
+    """
+    rows = runs[runs["task"] == task]
+    shown = _methods(rows, trust_regions)
+    settings = sorted(
+        {cell.setting(cell.condition, cell.estimator) for cell in cells(rows) if cell.trust_region != BASE},
+        key=cell_order,
+    )
+    several = len({cell.model for cell in settings}) > 1
+    labels = [
+        (f"{cell.model}\n" if several else "") + f"{cell.condition} · {cell.estimator}" for cell in settings
+    ]
+    return _rows_figure(
+        rows, [(cell, label, shown) for cell, label in zip(settings, labels, strict=True)], quantities
+    )
+
+
+def projection_figure(runs: pd.DataFrame, task: str, *, trust_regions: Sequence[str] | None = None) -> Figure:
+    """How the trust regions acted: tokens outside, KL before and after (bound dotted), step, kept mass."""
+    return task_figure(runs, task, quantities=PROJECTION, trust_regions=trust_regions)
+
+
+def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEARNING) -> Figure:
+    """The variants of each rule beside its default: a row for each setting that was varied, by its doses.
+
+    Means alone: ten bands would hide each other, and ``sensitivity_figure`` has the intervals.
+    """
+    places = []
+    defaults = variants(runs)
+    for default in sorted(set(defaults.values()), key=method_order):
+        varied = [cell for cell in cells(runs) if defaults.get(cell.trust_region) == default]
+        names = Look({cell.trust_region for cell in varied}).methods
+        doses = dose_families(names)
+        rest = [name for name in names if not any(name in own for own in doses.values())]
+        for shown in (*doses.values(), *([rest] if rest else [])):
+            there = {cell.method("") for cell in varied if cell.trust_region in shown}
+            for cell in sorted(there, key=cell_order):
+                label = f"{cell.task}\n{cell.condition} · {cell.estimator}"
+                places.append((cell, label, [default, *shown]))
+    return _rows_figure(runs, places, quantities, apart=True)
+
+
+def _rows_figure(
+    runs: pd.DataFrame,
+    places: Sequence[tuple[Cell, str, Sequence[str]]],
+    quantities: Sequence[Quantity],
+    *,
+    apart: bool = False,
+) -> Figure:
+    """One row per place (with its label and methods), one column per quantity that any run has.
+
+    Args:
+        runs: the tidy table.
+        places: setting, label and methods of each row.
+        quantities: of each column.
+        apart: the rows show different methods: means alone, and a legend for each row.
+    """
+    require_one(runs)
+    present = [quantity for quantity in quantities if _worth_drawing(runs, quantity)]
+    blocks = 1 if apart else blocks_of(len(places), len(present), 2.05, 1.5)
+    height = -(-len(places) // blocks)
+    with styled():
+        figure, panels = grid(height, blocks * len(present), width=2.05, height=1.5, sharex="row")
+        if not places or not present:
+            empty(panels[0, 0], "no runs")
+            return figure
+        look = Look({name for _, _, shown in places for name in shown})
+        for column, quantity in enumerate(present):
+            rows = rows_of(runs, quantity)
+            for index, (setting, label, shown) in enumerate(places):
+                block, row = divmod(index, height)
+                axes = panels[row, block * len(present) + column]
+                drawn = panel(axes, rows, setting, shown, look, quantity, spread=not apart)
+                if drawn and quantity.bound:
+                    bounds(axes, runs, setting, shown, look)
+                if row == 0:
+                    axes.set_title(quantity.label)
+                if row == height - 1 or index == len(places) - 1:
+                    axes.set_xlabel("optimiser steps")
+                if column == 0:
+                    axes.set_ylabel(label)
+                if apart and column == len(present) - 1:
+                    beside(axes, look, shown)
+        for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
+            axes.set_axis_off()
+        for axis in {quantity.axis or quantity.metric for quantity in present}:
+            same = [column for column, q in enumerate(present) if (q.axis or q.metric) == axis]
+            shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
+            limits(shared, present[same[0]])
+        if not apart:
+            legend(figure, look, seeds=True)
+    return figure
+
+
+def _worth_drawing(runs: pd.DataFrame, quantity: Quantity) -> bool:
+    """Whether any run logged it, and validation often enough to make a curve."""
+    rows = runs[runs["metric"] == quantity.metric]
+    if rows.empty or (rows["source"] == "train").all():
+        return not rows.empty
+    return int(rows.groupby("run_id", observed=True)["step"].nunique().max()) >= _LEAST_OF_CURVE
+
+
+def final_figure(
+    runs: pd.DataFrame, items: pd.DataFrame, *, trust_regions: Sequence[str] | None = None
+) -> Figure:
+    """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
+    require_one(runs)
+    shown, bases = _methods(runs, trust_regions), _bases(runs)
+    there = set(cells(runs))
+    methods = {
+        base: {
+            setting: present
+            for setting in _settings(runs)
+            if (present := [name for name in shown if base.setting(*setting).method(name) in there])
+        }
+        for base in bases
+    }
+    alike = all(own == methods[bases[0]] for own in methods.values())
+    lines = wrapped(bases, _MOST_BASES)
+    heights = [
+        0.6 + 0.17 * max(len(methods[base]) + sum(map(len, methods[base].values())) for base in line)
+        for line in lines
+    ]
+    with styled():
+        width = max(map(len, lines), default=0)
+        sharey: Share = "row" if alike else "none"
+        figure, panels = grid(len(lines), width, width=3.4, height=heights or 1, sharey=sharey)
+        look = Look(shown)
+        for (row, column), axes in np.ndenumerate(panels):
+            if not lines or column >= len(lines[row]):
+                axes.set_axis_off()
+                continue
+            base = lines[row][column]
+            _points(axes, items, base, methods[base], look)
+            axes.set_title(_label(base, bases))
+            if row == len(lines) - 1 or column >= len(lines[row + 1]):
+                axes.set_xlabel("test pass@1 (%)")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
+        legend(figure, look, base=True, marked=True)
+    return figure
+
+
+def _points(
+    axes: Axes, items: pd.DataFrame, base_cell: Cell, methods: Mapping[Setting, Sequence[str]], look: Look
+) -> None:
+    """A line for each method of each setting, and an empty one after each setting."""
+    ticks, line = [], 0
+    for (condition, estimator), names in methods.items():
+        ticks.append(line + (len(names) - 1) / 2)
+        for height, name in enumerate(names, start=line):
+            cell = Cell(base_cell.model, base_cell.task, condition, estimator, name)
+            success = interval(items, cell)
+            if success is None:
+                continue
+            colour = look.colour(name)
+            each = scores(items, cell).mean(axis=1).to_numpy()
+            axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
+            single, few = each.size == 1, each.size < 3  # one seed: the choice of problems only
+            axes.plot(
+                [success.low, success.high], [height, height], linewidth=0.8 if few else 1.8, color=colour
+            )
+            axes.plot(
+                success.estimate,
+                height,
+                look.marker(name),
+                color=colour,
+                markersize=4.5,
+                markerfacecolor="white" if single else colour,
+            )
+        line += len(names) + 1
+    base = interval(items, base_cell)
+    if base is not None:
+        axes.axvline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
+    axes.set_yticks(ticks, [f"{condition} · {estimator}" for condition, estimator in methods])
+    axes.set_ylim(line - 1, -1)
+    axes.grid(axis="y", visible=False)
+
+
+def _bases(runs: pd.DataFrame) -> list[Cell]:
+    """The base models of all runs, whether or not they were graded."""
+    return sorted({cell.base() for cell in cells(runs) if cell.trust_region != BASE}, key=cell_order)
+
+
+def _label(base: Cell, bases: Sequence[Cell]) -> str:
+    return f"{base.model} · {base.task}" if len({cell.model for cell in bases}) > 1 else base.task
+
+
+def _settings(runs: pd.DataFrame) -> list[Setting]:
+    trained = {(cell.condition, cell.estimator) for cell in cells(runs) if cell.trust_region != BASE}
+    return sorted(trained, key=lambda setting: (condition_order(setting[0]), estimator_order(setting[1])))
+
+
+def _methods(runs: pd.DataFrame, trust_regions: Sequence[str] | None) -> list[str]:
+    present = {cell.trust_region for cell in cells(runs)} - {BASE}
+    if trust_regions is not None:
+        return [name for name in trust_regions if name in present]
+    return Look(present - set(variants(runs))).methods

@@ -1,0 +1,218 @@
+"""The leaderboard: every rule at its best, compared with the tuned baseline on fresh seeds, task by task."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import (
+    Cell,
+    cells,
+    curve,
+    difference,
+    per_run,
+    scores,
+    seed_differences,
+    spread,
+)
+from troll.analysis.data.tidy import BASE
+from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best
+from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.render.style import Look, legend, styled
+from troll.analysis.statistics import (
+    holm,
+    paired_p_value,
+    probability_of_improvement,
+    seed_interval,
+    steps_to,
+)
+
+TARGET = 0.9
+"""Share of the best rule's final success that rollouts are counted to."""
+FEW_TRIALS = 4
+"""Trials of the column that says what a smaller budget would have found."""
+COLLAPSED = 0.5
+"""A run has diverged that ends below this share of its base model's test pass@1."""
+
+
+def board_table(
+    final: Sequence[Results],
+    trials: pd.DataFrame,
+    best: Mapping[tuple[str, str], Trial],
+    protocol: Protocol,
+    missing: Sequence[str] = (),
+) -> pd.DataFrame:
+    """One row per task and rule, best first.
+
+    Args:
+        final: results of the experiments of fresh seeds, one for each task.
+        trials: `troll.analysis.leaderboard.protocol.trial_scores`.
+        best: the trial that each rule went on with, by task and name.
+        protocol: of the leaderboard.
+        missing: further rules of the protocol, of which there are no runs yet; a note names them.
+
+    Returns:
+        Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
+        test ``pass@1`` with its 95 % interval; ``difference`` from the baseline, paired by seed, with its
+        interval and Holm's ``p_holm`` over the whole board; ``improvement`` (chance that a seed of the rule
+        ends above one of the baseline); ``area`` under the curve of training success; ``rollouts`` until
+        training success is at `TARGET` of the best rule's final success (median over seeds, infinite where
+        most never are); late ``kl``; share of runs that ``collapsed``; ``few`` and ``all``: validation
+        success of the expected best of `FEW_TRIALS` trials and of all.
+    """
+    rows: list[dict[str, Any]] = []
+    for results in final:
+        summary = per_run(results.runs)
+        present = [cell for cell in cells(results.items) if cell.trust_region in protocol.rules]
+        for model, task in sorted({(cell.model, cell.task) for cell in present}):
+            own = [cell for cell in present if (cell.model, cell.task) == (model, task)]
+            lines = {cell: cell.of(summary) for cell in own}
+            target = TARGET * max(float(line["final"].mean()) for line in lines.values())
+            for cell in own:
+                rows.append(
+                    _row(results, cell, lines[cell], target, protocol, best[task, cell.trust_region], trials)
+                )
+    frame = pd.DataFrame(rows)
+    known = frame["p"].notna()
+    frame["p_holm"] = np.nan
+    frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
+    frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
+    frame.attrs["styles"] = _STYLES
+    frame.attrs["notes"] = _notes(protocol, len(final), missing)
+    return frame.drop(columns="p")
+
+
+def _row(
+    results: Results,
+    cell: Cell,
+    line: pd.DataFrame,
+    target: float,
+    protocol: Protocol,
+    trial: Trial,
+    trials: pd.DataFrame,
+) -> dict[str, Any]:
+    items, baseline = results.items, cell.method(protocol.baseline)
+    table = scores(items, cell)
+    test = seed_interval(table.to_numpy())
+    row: dict[str, Any] = {
+        "task": cell.task,
+        "model": cell.model,
+        "trust_region": cell.trust_region,
+        "rule": protocol.rules[cell.trust_region].rule,
+        "learning_rate": trial.learning_rate,
+        "settings": ", ".join(f"{name} {value}" for name, value in trial.settings.items()) or "–",
+        "seeds": len(table),
+        "pass@1": test.estimate,
+        "pass@1_low": test.low,
+        "pass@1_high": test.high,
+    }
+    against = None if cell == baseline else difference(items, cell, baseline)
+    if against is not None:
+        own, other = (scores(items, one).mean(axis=1).to_numpy() for one in (cell, baseline))
+        row |= {
+            "difference": against.estimate,
+            "difference_low": against.low,
+            "difference_high": against.high,
+            "p": paired_p_value(seed_differences(items, cell, baseline)),
+            "improvement": probability_of_improvement(own, other),
+        }
+    else:
+        row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
+    row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
+    row["rollouts"] = _rollouts_to(cell.of(results.runs), target)
+    row["collapsed"] = _collapsed(results, cell, table)
+    tried = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]["score"].to_list()
+    row["few"] = expected_best(tried, min(FEW_TRIALS, len(tried)))
+    row["all"] = max(tried)
+    return row
+
+
+def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
+    """Median over seeds of the rollout batches until training success reaches a target; infinite if never."""
+    batches = curve(rows, "success", by_batch="mean")
+    reached = [steps_to(np.arange(1, len(one) + 1), one.to_numpy(), target) for _, one in batches.items()]
+    return (
+        float(np.median([np.inf if np.isnan(value) else value for value in reached])) if reached else np.nan
+    )
+
+
+def _collapsed(results: Results, cell: Cell, table: pd.DataFrame) -> float:
+    base = scores(results.items, cell.base())
+    if cell.trust_region == BASE or base.empty:
+        return float("nan")
+    return float((table.mean(axis=1) < COLLAPSED * float(base.to_numpy().mean())).mean())
+
+
+_STYLES = {
+    "learning_rate": Style("Learning rate"),
+    "settings": Style("Tuned settings"),
+    "pass@1": Style("Test pass@1 (%)", percent),
+    "improvement": Style("P(above baseline)", percent),
+    "rollouts": Style("Batches to 90 %", lambda value: "never" if np.isinf(value) else whole(value)),
+    "collapsed": Style("Collapsed (%)", percent),
+    "few": Style(f"Validation, best of {FEW_TRIALS} (%)", percent),
+    "all": Style("Validation, best of all (%)", percent),
+}
+
+
+def _notes(protocol: Protocol, tasks: int, missing: Sequence[str]) -> list[str]:
+    left = [f"No runs yet: {', '.join(missing)}."] if missing else []
+    return [
+        f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
+        f"{tasks} tasks, the best by validation success went on to {len(protocol.seeds)} fresh seeds. "
+        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed, with Student's 95 % "
+        "interval; p of a paired t-test, corrected by Holm over the whole table.",
+        f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
+        "rule's final success, median over seeds; infinite where most seeds never get there. Collapsed: runs "
+        f"that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: validation success "
+        "of the expected best of so many trials, drawn from those that were made.",
+        *left,
+    ]
+
+
+def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
+    """Share of tasks on which a rule reaches the target within so many times the rollouts of the quickest.
+
+    Source: AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
+
+    Args:
+        board: of `board_table`.
+        ratios: values of tau.
+
+    Returns:
+        One row per rule, a column for each ratio; a rule that never reaches the target counts as infinite.
+    """
+    setting = [board["task"], board["model"]]
+    quickest = board["rollouts"].groupby(setting).transform("min")
+    ratio = (board["rollouts"] / quickest).where(np.isfinite(board["rollouts"]), np.inf)
+    shares = {
+        str(name): [float((own <= tau).mean()) for tau in ratios]
+        for name, own in ratio.groupby(board["trust_region"])
+    }
+    return pd.DataFrame(shares, index=list(ratios)).T
+
+
+def profile_figure(board: pd.DataFrame) -> Figure:
+    """Performance profiles (`performance_profile`): a line for each rule, tau from 1 to 4."""
+    ratios = [round(float(ratio), 4) for ratio in np.geomspace(1, 4, 121)]
+    profile = performance_profile(board, ratios)
+    with styled():
+        figure, axes = plt.subplots(figsize=(5.2, 3.2))
+        look = Look(profile.index)
+        for name in look.methods:
+            axes.step(ratios, profile.loc[name], where="post", linewidth=1.4, **look.line(name))
+        axes.set(
+            xscale="log",
+            xlim=(1, 4),
+            ylim=(-0.02, 1.02),
+            xlabel="rollout batches to the target, relative to the quickest rule",
+            ylabel="share of tasks",
+        )
+        axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
+        axes.minorticks_off()
+        legend(figure, look, columns=5)
+    return figure

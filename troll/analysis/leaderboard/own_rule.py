@@ -1,0 +1,125 @@
+"""A rule of one's own on the board: its runs, made here, beside the released ones of all others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from troll.analysis.data.results import Results, read_results
+from troll.analysis.data.tidy import BASE
+from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.protocol import Protocol, choose
+from troll.analysis.render.formats import percent
+from troll.common.errors import UserError
+
+HERE, RELEASED = "here", "released"
+
+
+def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
+    """The released validation scores of all rules' trials.
+
+    Args:
+        path: trials.csv of the board.
+        protocol: of the leaderboard, without the own rule.
+
+    Raises:
+        UserError: the file is missing, or has rules that the protocol lacks.
+    """
+    try:
+        scores = pd.read_csv(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a rule is ranked beside the released board") from None
+    if not set(scores["rule"]) <= set(protocol.rules):
+        raise UserError(f"{path}: has other rules than the protocol; it belongs to another board")
+    return scores
+
+
+def beside(released: Results, own: Results, name: str) -> Results:
+    """The released runs of a task and those of the own rule as one experiment; base models are the released.
+
+    Args:
+        released: of one task, all rules.
+        own: of the same task, the own rule.
+        name: of the own rule.
+    """
+    runs = own.runs[own.runs["trust_region"] == name]
+    items = own.items[own.items["trust_region"] == name]
+    return replace(
+        released,
+        runs=pd.concat([released.runs, runs], ignore_index=True),
+        items=pd.concat([released.items, items], ignore_index=True),
+    )
+
+
+def own_board(
+    protocol: Protocol,
+    name: str,
+    scores: pd.DataFrame,
+    finals: Mapping[str, tuple[Results, Results]],
+) -> pd.DataFrame:
+    """The board with the own rule's row between the released ones.
+
+    Args:
+        protocol: of the leaderboard, with the own rule.
+        name: of the own rule.
+        scores: of all trials, the own rule's among them.
+        finals: released and own results by task.
+
+    Returns:
+        `board_table` with a column ``runs`` more: "here" or "released".
+    """
+    results = [beside(released, own, name) for released, own in finals.values()]
+    table = board_table(results, scores, choose(scores, protocol), protocol)
+    notes = [*table.attrs["notes"], *_base_notes(finals)]
+    table["runs"] = table["trust_region"].map(lambda rule: HERE if rule == name else RELEASED)
+    table.attrs["notes"] = notes
+    return table
+
+
+def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
+    """What the base models here and those of the release have in common: pairs rest on them."""
+    lines = []
+    for task, (released, own) in finals.items():
+        theirs, mine = (_base_rate(results) for results in (released, own))
+        same = "the same" if theirs == mine else "trained again with other rounding"
+        lines.append(
+            f"Base models of {task}: {percent(mine)} % here, {percent(theirs)} % in the release, {same}."
+        )
+    return lines
+
+
+def _base_rate(results: Results) -> float:
+    base = results.items[results.items["trust_region"] == BASE]
+    return float((base["c"] / base["n"]).mean())
+
+
+def places(table: pd.DataFrame, name: str) -> list[str]:
+    """The place of the own rule on each task, in a line each."""
+    lines = []
+    for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
+        order = list(group["trust_region"])
+        row = group[group["trust_region"] == name].iloc[0]
+        above = order[order.index(name) - 1] if order[0] != name else None
+        lines.append(
+            f"{task} ({model}): {name} is number {order.index(name) + 1} of {len(order)}, test pass@1 "
+            f"{percent(row['pass@1'])} %{f', below {above}' if above else ''}"
+        )
+    return lines
+
+
+def read_finals(
+    root: Path, protocol: Protocol, name: str, tasks: Sequence[str]
+) -> dict[str, tuple[Results, Results]]:
+    """Released and own results of fresh seeds by task.
+
+    Raises:
+        UserError: a table is missing.
+    """
+    return {
+        task: (
+            read_results(root / f"{protocol.name}-{task}"),
+            read_results(root / f"{protocol.name}-{name}-{task}"),
+        )
+        for task in tasks
+    }

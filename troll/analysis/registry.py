@@ -1,0 +1,167 @@
+"""Every table and figure of an experiment, each entered once, for the commands, the workflow and the page.
+
+An entry names a function of the tidy tables. Its parameters say what it wants, by name: ``runs`` and
+``items`` (the tidy tables), ``expected`` and ``skipped`` (the plan), ``task`` (of an entry made for each
+task), or the name of a table, which is then made first. The caption is ``captions/<name>_<kind>.rst``.
+Nothing heavy is imported here, because the workflow reads it whenever it starts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["table", "figure"]
+When = Literal["always", "variants", "published"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or a figure.
+
+    Attributes:
+        kind: table or figure.
+        name: of its files and on the command line.
+        title: its heading on the page.
+        function: ``module:function`` below ``troll.analysis``.
+        settings: further keyword arguments of the function.
+        when: always, where a rule was run with other settings too, or where the paper's numbers are wanted.
+        per_task: one for each task of the experiment.
+        groups: of published ones: the groups of ``paper.yaml`` that have the runs.
+    """
+
+    kind: Kind
+    name: str
+    title: str
+    function: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    when: When = "always"
+    per_task: bool = False
+    groups: tuple[str, ...] = ()
+
+    @property
+    def caption(self) -> str:
+        """File name of its caption."""
+        return f"{self.name}_{self.kind}.rst"
+
+
+def _table(name: str, title: str, function: str, when: When = "always") -> Entry:
+    return Entry("table", name, title, f"tables.{function}", when=when)
+
+
+def _figure(
+    name: str, title: str, function: str, when: When = "always", groups: tuple[str, ...] = ()
+) -> Entry:
+    return Entry("figure", name, title, f"figures.{function}", when=when, groups=groups)
+
+
+def _task_figure(name: str, title: str, function: str) -> Entry:
+    return Entry("figure", name, title, f"figures.{function}", per_task=True)
+
+
+def _published(section: str, title: str, *groups: str) -> Entry:
+    function, settings = "tables.published:published_table", {"section": section}
+    return Entry("table", f"published_{section}", title, function, settings, "published", groups=groups)
+
+
+# In the order of the page.
+ENTRIES = (
+    _table("comparison", "TROLL against PPO-clip", "results:comparison_table"),
+    _table("main", "Test success and training behaviour", "results:main_table"),
+    _table("aggregate", "Methods over all settings of a condition", "aggregates:aggregate_table"),
+    _table("speed", "Training speed", "behaviour:speed_table"),
+    _table("stability", "Stability of training", "behaviour:stability_table"),
+    _table("test", "Test success by task", "results:test_table"),
+    _table("constraint_check", "What the trust regions did", "results:constraint_check_table"),
+    _table("ablation", "Variants of each rule", "results:ablation_table", "variants"),
+    _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
+    _table("training_cost", "What training took", "training_cost:training_cost_table"),
+    _figure("forest", "Differences from PPO-clip", "forest:forest_figure"),
+    _figure("main", "Success over training", "results:main_figure"),
+    _figure("final", "Success after training", "results:final_figure"),
+    _figure("time", "Success over time", "results:time_figure"),
+    _figure("sensitivity", "How much settings matter", "sensitivity:sensitivity_figure", "variants"),
+    _figure("ablation", "Learning curves of variants", "results:ablation_figure", "variants"),
+    _task_figure("learning", "Learning", "results:task_figure"),
+    _task_figure("projection", "What the trust regions did", "results:projection_figure"),
+    _published("families", "Model families", "paper_families"),
+    _published("sizes", "Qwen3 sizes", "paper_sizes"),
+    _published("estimators", "Advantage estimators on Qwen3-8B", "paper_estimators"),
+    _published("ablations", "Ablations on Qwen3-1.7B", "paper_ablations"),
+    _published("cost", "Cost on Qwen3-4B", "paper_sizes"),
+    _published("entropy", "Policy entropy of Qwen3-14B", "paper_sizes"),
+    _published("code", "Code", "paper_code"),
+    _published("staleness", "Staleness", "paper_staleness"),
+    _published("summary", "Second description: a published summary of the paper", "summary_matrix"),
+    _figure(
+        "published_sizes", "The paper's Qwen3 sizes", "published:sizes_figure", "published", ("paper_sizes",)
+    ),
+    _figure(
+        "published_estimators",
+        "The paper's estimators",
+        "published:estimators_figure",
+        "published",
+        ("paper_estimators",),
+    ),
+    _figure(
+        "published_families",
+        "The paper's model families",
+        "published:families_figure",
+        "published",
+        ("paper_families",),
+    ),
+    _figure("published_code", "The paper's code", "published:code_figure", "published", ("paper_code",)),
+    _figure(
+        "published_analysis",
+        "The paper's analysis",
+        "published:analysis_figure",
+        "published",
+        ("paper_ablations",),
+    ),
+)
+
+
+def entries(kind: Kind) -> dict[str, Entry]:
+    """The tables or the figures by name, in the order of the page."""
+    return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
+
+
+def wanted(kind: Kind, *, variants: bool, published: bool, group: str | None = None) -> list[Entry]:
+    """The tables or figures of an experiment, or of a group of its runs.
+
+    Args:
+        kind: table or figure.
+        variants: whether a rule is run with other settings beside its own.
+        published: whether the paper's numbers are wanted.
+        group: the group's name; it gets the published ones that are about its runs.
+    """
+    there = {"always": True, "variants": variants, "published": published}
+    return [
+        entry
+        for entry in entries(kind).values()
+        if there[entry.when] and (entry.when != "published" or group is None or group in entry.groups)
+    ]
+
+
+def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
+    """The methods that are another one with other settings.
+
+    A method is a variant of the method that bears the name of the rule which both record: ``troll-kl0.01``
+    with rule ``troll`` is a variant where ``troll`` is a method too.
+
+    Args:
+        rules: the rule of each method, as the runs record it.
+
+    Returns:
+        The method that it varies, by name of the variant.
+    """
+    return {name: rule for name, rule in rules.items() if name != rule and rule in rules}
+
+
+def stems(chosen: Iterable[Entry], tasks: Iterable[str]) -> list[str]:
+    """Names of the entries' files, without their endings: ``learning_chains`` for a figure of one task."""
+    names = list(tasks)
+    return [
+        stem
+        for entry in chosen
+        for stem in ([f"{entry.name}_{task}" for task in names] if entry.per_task else [entry.name])
+    ]

@@ -1,0 +1,297 @@
+"""One writer for all tables: numbers in CSV, readable cells in Markdown, LaTeX and HTML.
+
+A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
+with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
+list of sentences that go below the table, ``attrs["headings"]`` may rename columns, ``attrs["styles"]`` may
+bring styles of the table's own, and the columns in ``attrs["quoted"]`` do not come from runs: they are shown
+in rows that say "not run" too.
+"""
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.common.files import write_text
+
+MINUS = "\N{MINUS SIGN}"
+MISSING = "\N{EN DASH}"
+_PARTS = ("_sd", "_low", "_high")
+_HIDDEN = ("status", "planned", "mixed")
+
+
+def percent(value: float) -> str:
+    """A share as a percentage with one decimal, without the sign."""
+    return _signed(f"{100 * value:.1f}")
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return _signed(f"{100 * value:+.1f}").replace("+0.0", "0.0").replace(f"{MINUS}0.0", "0.0")
+
+
+def significant(value: float) -> str:
+    """Three significant digits; powers of ten below 0.001."""
+    if math.isinf(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e-3:
+        digits = max(0, 2 - math.floor(math.log10(abs(value))))
+        return _signed(f"{value:.{digits}f}")
+    return _signed(f"{value:.1e}".replace("e-0", "e-"))
+
+
+def probability(value: float) -> str:
+    """A p-value with three decimals."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def whole(value: float) -> str:
+    """A whole number."""
+    return _signed(f"{value:.0f}")
+
+
+def _signed(text: str) -> str:
+    return f"{MINUS}{text[1:]}" if text.startswith("-") else text  # an exponent keeps its hyphen
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a column is shown: its heading and the format of its numbers."""
+
+    heading: str
+    show: Callable[[float], str] = significant
+
+
+STYLES: Mapping[str, Style] = {
+    "model": Style("Model"),
+    "task": Style("Task"),
+    "condition": Style("Condition"),
+    "estimator": Style("Estimator"),
+    "trust_region": Style("Trust region"),
+    "seeds": Style("Seeds", whole),
+    "base": Style("Base (%)", percent),
+    "baseline": Style("Baseline (%)", percent),
+    "method": Style("Method (%)", percent),
+    "difference": Style("Δ pass@1 (points)", points),
+    "reading": Style("Reading"),
+    "p": Style("p", probability),
+    "p_holm": Style("p (Holm)", probability),
+    "kl": Style("KL to old, late"),
+    "entropy": Style("Entropy, final (nats)"),
+    "final": Style("Training success, final (%)", percent),
+    "peak": Style("Training success, peak (%)", percent),
+    "drop": Style("Largest drop (points)", percent),
+    "area": Style("Mean height of curve (%)", percent),
+    "response_length": Style("Response length (tokens)", whole),
+    "clip_fraction": Style("Clipped or projected (%)", percent),
+    "kl_to_old_max": Style("Largest KL before"),
+    "kl_projected_max": Style("Largest KL after"),
+    "kl_violation_max": Style("Worst bound violation"),
+    "solver_residual_max": Style("Worst solver residual"),
+    "solver_evaluations": Style("Solver evaluations"),
+    "kept_mass_min": Style("Least kept mass", lambda value: f"{value:.5f}"),
+    "ratio_max": Style("Largest ratio"),
+    "steps": Style("Steps", whole),
+    "hours": Style("Hours"),
+}
+
+
+def heading(frame: pd.DataFrame, name: str) -> str:
+    """What is above a column."""
+    return _style(frame, name).heading
+
+
+def _style(frame: pd.DataFrame, name: str) -> Style:
+    own: Mapping[str, Style] = frame.attrs.get("styles", {})
+    renamed = frame.attrs.get("headings", {}).get(name)
+    style = own.get(name) or _known_style(name)
+    return replace(style, heading=renamed) if renamed else style
+
+
+def _known_style(name: str) -> Style:
+    if name.startswith("status/"):
+        return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
+    if name.startswith("base/pass@"):
+        return Style(f"{name.partition('/')[2]}, few tests (%)", percent)
+    if name.startswith("pass@"):
+        return Style(f"{name} (%)", percent)
+    return STYLES.get(name, Style(name))
+
+
+def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table as text; "not run" or "skipped" takes the place of the first number."""
+    names = _visible(frame)
+    styles = {name: _style(frame, name) for name in names}
+    quoted = frame.attrs.get("quoted", ())
+    rows = []
+    for _, row in frame.iterrows():
+        state = str(row.get("status", "run"))
+        cells, status_shown = [], state == "run"
+        for name in names:
+            value = row[name]
+            if isinstance(value, str):
+                cells.append(value)
+            elif name in quoted:
+                cells.append(_cell(row, name, styles[name].show))
+            elif name == "seeds":
+                cells.append(_seeds(row))
+            elif not status_shown:
+                cells.append(state)
+                status_shown = True
+            else:
+                cells.append(_cell(row, name, styles[name].show) if state == "run" else MISSING)
+        rows.append(cells)
+    return [styles[name].heading for name in names], rows
+
+
+def _owner(name: str) -> str:
+    return name.rsplit("_", 1)[0]
+
+
+def _seeds(row: "pd.Series[Any]") -> str:
+    planned, seeds = row.get("planned"), row["seeds"]
+    if pd.isna(seeds):
+        return MISSING
+    mark = " †" if row.get("mixed", False) else ""
+    missing = planned is not None and pd.notna(planned) and planned > seeds
+    return f"{seeds} of {planned}{mark}" if missing else f"{seeds}{mark}"
+
+
+def _cell(row: "pd.Series[Any]", name: str, show: Callable[[float], str]) -> str:
+    def number(key: str) -> float:
+        value = row.get(key)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    value = number(name)
+    if math.isnan(value):
+        return MISSING
+    text = show(value)
+    deviation, low, high = (number(f"{name}{part}") for part in _PARTS)
+    if not math.isnan(deviation):
+        text += f" ± {_as_precise(deviation, text) if show is significant else show(deviation)}"
+    if not math.isnan(low):
+        text += f" [{show(low)}, {show(high)}]"
+    return text
+
+
+def _as_precise(value: float, like: str) -> str:
+    """The value with as many decimals as the text of the mean before it."""
+    if "e" in like:
+        return significant(value)
+    return f"{value:.{len(like.partition('.')[2])}f}"
+
+
+def notes(frame: pd.DataFrame) -> list[str]:
+    """The sentences below a table."""
+    return [str(note) for note in frame.attrs.get("notes", [])]
+
+
+def to_markdown(frame: pd.DataFrame) -> str:
+    """A pipe table and its notes; numbers are aligned to the right."""
+    headings, rows = shown(frame)
+    if not rows:
+        return "\n".join(f"{note}" for note in notes(frame) or ["No runs."]) + "\n"
+    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
+    lines = ["| " + " | ".join(headings) + " |"]
+    lines.append("| " + " | ".join("---:" if right else "---" for right in numeric) + " |")
+    # A cell is one line here: some quote programs.
+    lines += [
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]
+    text = "\n".join(lines) + "\n"
+    return text + "".join(f"\n{note}\n" for note in notes(frame))
+
+
+def to_latex(frame: pd.DataFrame) -> str:
+    r"""A booktabs tabular and its notes; needs ``\usepackage{booktabs}`` and UTF-8 input."""
+    headings, rows = shown(frame)
+    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)] if rows else []
+    lines = [
+        r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric or [False]) + "}",
+        r"\toprule",
+    ]
+    if rows:
+        lines += [" & ".join(map(_escape, headings)) + r" \\", r"\midrule"]
+    for index, row in enumerate(rows):
+        if index and row[0] != rows[index - 1][0]:
+            lines.append(r"\midrule")
+        lines.append(" & ".join(map(_escape, row)) + r" \\")
+    if not rows:
+        lines.append(r"no runs \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += ["", *(r"\par\footnotesize " + _escape(note) for note in notes(frame))] if notes(frame) else []
+    return "\n".join(lines) + "\n"
+
+
+def to_html(frame: pd.DataFrame) -> str:
+    """A ``<table>`` and its notes, without style: the page around it has that."""
+    headings, rows = shown(frame)
+    below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
+    if not rows:
+        return below or '<p class="note">No runs.</p>\n'
+    kinds = ["text" if isinstance(frame[name].iloc[0], str) else "number" for name in _visible(frame)]
+    head = "".join(f'<th class="{k}">{html.escape(t)}</th>' for k, t in zip(kinds, headings, strict=True))
+    body = ""
+    for row in rows:
+        line = "".join(f'<td class="{k}">{html.escape(t)}</td>' for k, t in zip(kinds, row, strict=True))
+        body += f"<tr>{line}</tr>\n"
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
+    return f'<div class="scroll">\n{table}\n</div>\n{below}'
+
+
+def _visible(frame: pd.DataFrame) -> list[str]:
+    hidden = set(_HIDDEN)
+    if "model" in frame.columns and frame["model"].nunique() == 1:
+        hidden.add("model")
+    return [
+        str(name)
+        for name in frame.columns
+        if name not in hidden and not (str(name).endswith(_PARTS) and _owner(str(name)) in frame.columns)
+    ]
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    MINUS: "$-$",
+    MISSING: "--",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def _escape(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    # After the end of a row, a bracket would be read as its argument.
+    return f"{{}}{escaped}" if escaped.startswith("[") else escaped
+
+
+def write_table(frame: pd.DataFrame, stem: Path) -> list[Path]:
+    """Writes ``<stem>.csv`` (numbers in full), ``.md`` and ``.tex`` (rounded), and returns their paths."""
+    texts = {
+        ".csv": frame.to_csv(index=False, lineterminator="\n"),
+        ".md": to_markdown(frame),
+        ".tex": to_latex(frame),
+    }
+    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_text(path, text)
+    return paths

@@ -1,0 +1,243 @@
+"""Panels of curves: what one shows, how it is drawn, and how panels in a grid share their limits.
+
+A thin line per seed, a thick line for their mean and a band from the smallest to the largest seed. What is
+measured once for a batch of rollouts stands at its first update, and the last of it lasts until the last one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
+
+from troll.analysis.data.summaries import Cell, curve
+from troll.analysis.render.style import Look, empty
+
+Share = Literal["none", "row", "col"]
+T = TypeVar("T")
+FLOOR = 1e-8
+"""Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a panel shows.
+
+    Attributes:
+        metric: name in the tidy table.
+        label: of the axis, with the unit.
+        scale: "linear", "share" (0 to 1 shown in percent) or "log".
+        by_batch: "mean" or "max" over the optimiser steps of each rollout batch; None for every step.
+        complement: show one minus the value (kept mass as the mass left out).
+        axis: quantities of one axis share their limits.
+        bound: draw the rule's own KL bound, where the run's settings have one.
+    """
+
+    metric: str
+    label: str
+    scale: str = "linear"
+    by_batch: str | None = None
+    complement: bool = False
+    axis: str = ""
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Across:
+    """The horizontal axis: optimiser steps, or the mean time at which the seeds reached a step.
+
+    Attributes:
+        label: of the axis, with the unit.
+        seconds: length of the unit of time; None for steps.
+    """
+
+    label: str = "optimiser steps"
+    seconds: float | None = None
+
+
+STEPS = Across()
+
+
+def rows_of(runs: pd.DataFrame, quantity: Quantity) -> pd.DataFrame:
+    """The rows that a panel needs, each with its run's last update: ``last_step`` and ``last_s``."""
+    train = runs.loc[runs["source"] == "train"].groupby("run_id", observed=True)
+    last = train[["step", "wall_s"]].max().rename(columns={"step": "last_step", "wall_s": "last_s"})
+    return runs[runs["metric"] == quantity.metric].join(last, on="run_id")
+
+
+def panel(
+    axes: Axes,
+    rows: pd.DataFrame,
+    setting: Cell,
+    shown: Sequence[str],
+    look: Look,
+    quantity: Quantity,
+    across: Across = STEPS,
+    missing: str = "no values",
+    spread: bool = True,
+) -> bool:
+    """Draws every method's curves.
+
+    Args:
+        axes: the panel.
+        rows: ``rows_of`` the quantity.
+        setting: the setting; its trust region is ignored.
+        shown: methods.
+        look: their colours and dashes.
+        quantity: what to draw.
+        across: the horizontal axis.
+        missing: what an empty panel says.
+        spread: show single seeds and their band; the means alone where there are many methods.
+
+    Returns:
+        Whether there were any curves.
+    """
+    drawn = False
+    for name in shown:
+        mine = setting.method(name).of(rows)
+        table = _held(mine, curve(mine, quantity.metric, by_batch=quantity.by_batch))
+        if quantity.complement:
+            table = 1 - table
+        if quantity.scale == "log":
+            table = table.where(table > FLOOR)
+        if table.empty or table.isna().all(axis=None):
+            continue
+        drawn = True
+        # Validation is measured on some steps only, and a seed may have stopped early.
+        x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
+        style = look.line(name)
+        known = ~np.isnan(values).all(axis=1)
+        if spread:
+            for seed in values.T:
+                there = ~np.isnan(seed)
+                axes.plot(x[there], seed[there], linewidth=0.5, alpha=0.35, color=style["color"])
+            low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
+            axes.fill_between(x[known], low, high, color=style["color"], alpha=0.13, linewidth=0)
+        # Broken lines lie above solid ones: what is equal shows as both.
+        order = 3.0 if style["linestyle"] == "solid" else 3.5
+        axes.plot(x[known], np.nanmean(values[known], axis=1), linewidth=1.7, zorder=order, **style)
+    if not drawn:
+        empty(axes, f"no values above {FLOOR:g}" if quantity.scale == "log" else missing)
+        return False
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=across.seconds is None))
+    axes.set_xlim(left=0)
+    if quantity.scale == "log":
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    if quantity.scale == "share":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    return True
+
+
+def _held(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """A curve whose last values, those of the last batch, are held until the last update."""
+    train = rows[rows["source"] == "train"] if len(rows) else rows
+    if table.empty or train.empty:
+        return table
+    last = int(train["last_step"].max())
+    if last <= table.index.max():
+        return table
+    return pd.concat([table, table.iloc[[-1]].set_axis([last])])
+
+
+def _positions(rows: pd.DataFrame, table: pd.DataFrame, across: Across) -> "np.ndarray[Any, Any]":
+    if across.seconds is None:
+        return table.index.to_numpy(dtype=float)
+    reached = rows.groupby("step")["wall_s"].mean().reindex(table.index)
+    ends = rows.groupby("last_step")["last_s"].mean().reindex(table.index)
+    reached = reached.fillna(ends)
+    return reached.to_numpy(dtype=float) / across.seconds
+
+
+def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
+    """The runs with processor time in place of wall-clock time; None where it says nothing.
+
+    Runs without a GPU often share their processor with others: their wall-clock time is not their own. Their
+    processor time says nothing where a GPU did the work, or where a run has not recorded it.
+    """
+    train = runs[runs["source"] == "train"]
+    gpus = runs.loc[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
+    rows = train[train["metric"] == "time/cpu_s"]
+    everything = set(train["run_id"])
+    known = everything <= set(gpus["run_id"]) and everything <= set(rows["run_id"])
+    if (gpus["value"] > 0).any() or not known:
+        return None
+    clock = rows.set_index(["run_id", "step"])["value"].rename("clock")
+    timed = runs.join(clock, on=["run_id", "step"])
+    return timed.assign(wall_s=timed.pop("clock"))
+
+
+def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
+    """Time in the largest unit in which the longest run takes at least two."""
+    longest = float(runs.loc[runs["source"] == "train", "wall_s"].max())
+    for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
+        if longest >= 2 * seconds:
+            return Across(f"{clock} {name}", seconds)
+    return Across(f"{clock} seconds", 1.0)
+
+
+def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], look: Look) -> None:
+    """A dotted line at the KL bound of every method that has one in its settings."""
+    for name in shown:
+        rows = setting.method(name).of(runs[runs["source"] == "manifest"])
+        for value in sorted(set(rows.loc[rows["metric"].str.endswith("/kl_bound"), "value"])):
+            axes.axhline(value, color=look.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
+
+
+def limits(panels: Sequence[Axes], quantity: Quantity) -> None:
+    """Gives the panels that were drawn one vertical range; shares start at zero."""
+    drawn = [axes for axes in panels if axes.lines]
+    if not drawn:
+        return
+    low = min(axes.get_ylim()[0] for axes in drawn)
+    high = max(axes.get_ylim()[1] for axes in drawn)
+    if quantity.scale == "linear":  # a line along the edge is seen
+        low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+    if quantity.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
+        middle = np.sqrt(low * high)
+        low, high = middle / np.sqrt(10), middle * np.sqrt(10)
+    for axes in drawn:
+        axes.set_ylim(0 if quantity.scale == "share" else low, high)
+        if quantity.scale == "log":
+            decades = np.log10(high / low)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 2 else (1, 2, 5), numticks=12))
+            axes.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def grid(
+    rows: int,
+    columns: int,
+    *,
+    width: float,
+    height: float | Sequence[float],
+    sharey: Share = "none",
+    sharex: Share = "none",
+) -> tuple[Figure, "np.ndarray[Any, Any]"]:
+    """Panels of a given size in inches; the height may differ from row to row."""
+    heights = [height] * max(rows, 1) if isinstance(height, int | float) else list(height)
+    size = (width * max(columns, 1) + 0.5, sum(heights) + 0.3)
+    layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.04)
+    figure = Figure(figsize=size, layout=layout)
+    shape = len(heights), max(columns, 1)
+    panels = figure.subplots(*shape, squeeze=False, sharey=sharey, sharex=sharex, height_ratios=heights)
+    return figure, panels
+
+
+def wrapped(panels: Sequence[T], columns: int) -> list[Sequence[T]]:
+    """Panels in reading order, in rows of a length."""
+    return [panels[start : start + columns] for start in range(0, len(panels), columns)]
+
+
+def blocks_of(rows: int, columns: int, width: float, height: float) -> int:
+    """Into how many blocks side by side rows of panels are cut so that the figure is nearest to a square."""
+    return min(
+        range(1, max(rows, 1) + 1),
+        key=lambda blocks: max(blocks * columns * width, -(-rows // blocks) * height),
+    )

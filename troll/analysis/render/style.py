@@ -1,0 +1,222 @@
+"""The one style of all figures: colours, line styles, sizes and files that do not change from run to run."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+
+from troll.analysis.data.summaries import method_order
+from troll.analysis.data.tidy import BASE
+from troll.common.files import atomic_path
+
+# Okabe-Ito hues, darkened or lightened so that neighbours differ in lightness too and survive a grey print.
+_COLOURS = {BASE: "#6b6b6b", "clip": "#e8710a", "troll": "#0b4f8a"}
+_FURTHER = ("#56b4e9", "#cc79a7", "#009e73", "#b8860b", "#882255", "#000000")
+_DASHES = {"clip": (0, (4, 1.6)), "troll": "solid"}
+# Doses of one setting share a hue, from light to dark; no hue serves two settings.
+_HUES = (
+    ("#8fd3b6", "#2f9e77", "#0b5d41", "#04301f"),
+    ("#cdb4e6", "#8e5bbf", "#542788", "#2d0a52"),
+    ("#e3c27a", "#b8860b", "#7a5600", "#3f2c00"),
+    ("#f2a7c3", "#cc4c86", "#8a1e52", "#4a0d2b"),
+)
+_DOSE = re.compile(r"^(.+?)\d+(?:\.\d+)?(?:e-?\d+)?$")
+_FURTHER_DASHES = ((0, (6, 1.5, 1.2, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+MOST_PIXELS = 4000
+"""Of a PNG, to either side: larger images open badly, or are refused as a decompression bomb."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.titlepad": 5,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "troll",
+    "svg.fonttype": "none",
+    "axes.formatter.use_mathtext": True,
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draws with this style, whatever the user's own settings, and leaves those as they were."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def dose_families(names: Sequence[str]) -> dict[str, list[str]]:
+    """Methods that differ in one number at the end of their names, by what they share of it."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if (match := _DOSE.match(name)) is not None:
+            groups.setdefault(match[1], []).append(name)
+    return {family: own for family, own in groups.items() if len(own) > 1}
+
+
+class Look:
+    """Colours, dashes and markers of methods; clip dashed and troll solid, as in the paper."""
+
+    def __init__(self, trust_regions: Iterable[str]):
+        """Assigns looks in the order of ``method_order``, whatever order the names come in."""
+        self.methods = sorted(set(trust_regions) - {BASE}, key=method_order)
+        self._of: dict[str, dict[str, Any]] = {BASE: {"color": _COLOURS[BASE], "linestyle": ":"}}
+        further = 0
+        doses = {name: family for family, names in dose_families(self.methods).items() for name in names}
+        families = list(dict.fromkeys(doses.values()))
+        for index, name in enumerate(self.methods):
+            if name in _COLOURS:
+                look: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
+            elif name in doses and families.index(doses[name]) < len(_HUES):
+                own = [other for other in self.methods if doses.get(other) == doses[name]]
+                shade, hues = own.index(name), _HUES[families.index(doses[name])]
+                look = {
+                    "color": hues[min(shade, len(hues) - 1)],
+                    "linestyle": _FURTHER_DASHES[shade % len(_FURTHER_DASHES)],
+                }
+            else:
+                look = {
+                    "color": _FURTHER[further % len(_FURTHER)],
+                    "linestyle": _FURTHER_DASHES[further % len(_FURTHER_DASHES)],
+                }
+                further += 1
+            self._of[name] = look | {"marker": MARKERS[index % len(MARKERS)]}
+
+    def line(self, trust_region: str) -> dict[str, Any]:
+        """Keywords for a line: colour and dashes."""
+        look = self._of[trust_region]
+        return {"color": look["color"], "linestyle": look["linestyle"]}
+
+    def colour(self, trust_region: str) -> str:
+        """The colour of a method."""
+        return str(self._of[trust_region]["color"])
+
+    def marker(self, trust_region: str) -> str:
+        """The marker of a method."""
+        return str(self._of[trust_region]["marker"])
+
+
+def legend(
+    figure: Figure,
+    look: Look,
+    *,
+    base: bool = False,
+    marked: bool = False,
+    published: bool = False,
+    seeds: bool = False,
+    y: float = 1.0,
+    columns: int = 6,
+) -> None:
+    """One legend for the whole figure, above the panels.
+
+    Args:
+        figure: the figure.
+        look: its methods, as thick lines that show the dashes.
+        base: whether the base model is shown.
+        marked: whether lines have markers.
+        published: whether published end values are shown, as short thick lines.
+        seeds: whether single seeds are thin lines, within a band from the smallest to the largest.
+        y: lower edge in the figure's height.
+        columns: most entries in a line.
+    """
+    names = [*look.methods, *([BASE] if base else [])]
+    handles: list[Any] = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
+    for name, handle in zip(names, handles, strict=True):
+        if marked and name != BASE:
+            handle.set(marker=look.marker(name), markersize=4.5)
+    labels = ["base model" if name == BASE else name for name in names]
+    if published:
+        handles.append(mpl.lines.Line2D([], [], linewidth=4, color="#9a9a9a"))
+        labels.append("published end value")
+    if seeds:
+        grey = "#9a9a9a"
+        handles += [mpl.lines.Line2D([], [], linewidth=0.7, color=grey), Patch(color=grey, alpha=0.35)]
+        labels += ["one seed", "all seeds, least to largest"]
+    figure.legend(
+        handles,
+        labels,
+        loc="lower center",
+        bbox_to_anchor=(0.5, y),
+        ncols=min(len(labels), columns),
+        handlelength=3.2,
+        columnspacing=2.2,
+    )
+
+
+def beside(axes: Axes, look: Look, names: Sequence[str]) -> None:
+    """A legend of some methods to the right of a panel."""
+    handles = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
+    axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)
+
+
+def empty(axes: Axes, text: str = "not run") -> None:
+    """Says in a panel why it is empty."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#777777")
+    # Ticks are hidden, not removed: the axes may be shared with panels that need them.
+    axes.tick_params(which="both", left=False, bottom=False, labelleft=False, labelbottom=False)
+    axes.grid(False)
+
+
+def _reduce_colours(path: Path) -> None:
+    """Rewrites a PNG with a palette: a figure has few colours, and results are kept in git."""
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
+
+
+def _frame(figure: Figure) -> dict[str, Any]:
+    """What is drawn of a figure and how finely: all of it, and a large figure within `MOST_PIXELS`."""
+    resolution = float(mpl.rcParams["savefig.dpi"])
+    if max(figure.get_size_inches()) * resolution < 0.8 * MOST_PIXELS:
+        return {"dpi": resolution, "bbox_inches": "tight", "pad_inches": 0.06}
+    if figure.get_layout_engine() is not None:  # once: laying out a hundred panels takes seconds
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    box = figure.get_tightbbox().padded(0.06)  # legends above the panels included
+    return {"dpi": min(resolution, (MOST_PIXELS - 2) / max(box.width, box.height)), "bbox_inches": box}
+
+
+def write_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Writes ``<stem>.pdf`` and ``<stem>.png`` without dates, so that the same data give the same bytes."""
+    paths = []
+    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
+        path = stem.with_name(stem.name + suffix)
+        with styled(), atomic_path(path) as temporary:
+            figure.savefig(temporary, format=suffix[1:], metadata=metadata, **_frame(figure))
+            if suffix == ".png":
+                _reduce_colours(temporary)
+        paths.append(path)
+    return paths
+
+
+def write_svg(figure: Figure, path: Path) -> None:
+    """Writes a figure as SVG without a date, its letters as outlines: it looks alike whatever the fonts."""
+    with styled(), atomic_path(path) as temporary:
+        mpl.rcParams["svg.fonttype"] = "path"
+        figure.savefig(temporary, format="svg", metadata={"Date": None}, **_frame(figure))

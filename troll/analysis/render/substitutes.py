@@ -1,0 +1,102 @@
+"""The mark of data sets that replace those that the paper used.
+
+A mirror of the data may hold another version of a set (`troll.tasks.datasets.catalogue.DataSet.substitute`);
+every table that such a set touches says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.render.formats import heading
+from troll.common.files import read_json
+from troll.tasks.datasets.catalogue import MATH_EVAL
+
+MARK = "‡"
+
+
+def marked(name: str, substitute: bool) -> str:
+    """The name of a data set, with the mark if it is a substitute."""
+    return f"{name} {MARK}" if substitute else name
+
+
+def substitute_note(notes: Mapping[str, str]) -> list[str]:
+    """The sentence below a table, or none.
+
+    Args:
+        notes: what there is in place of the paper's set, by name of the data set.
+    """
+    if not notes:
+        return []
+    listed = "; ".join(f"{name}: {note}" if note else name for name, note in sorted(notes.items()))
+    return [f"{MARK} stands in for the data set that the paper used ({listed})."]
+
+
+def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
+    """A table whose substitutes are marked, with a note that says what they are.
+
+    Args:
+        frame: any table; data sets are the values of ``task``, and columns named ``<data set>/...``. A mean
+            over the paper's MATH Eval is touched by its members.
+        notes: what there is in place of the paper's set, by name of the data set.
+
+    Returns:
+        The very frame where nothing is touched.
+    """
+    names = {str(name) for name in frame["task"]} if "task" in frame.columns else set()
+    columns = {str(column): _sets(str(column).partition("/")) & set(notes) for column in frame.columns}
+    touched = (names & set(notes)).union(*columns.values())
+    if not touched:
+        return frame
+    changed = frame.copy()
+    changed.attrs = dict(frame.attrs)
+    if "task" in changed.columns:
+        changed["task"] = [marked(str(name), str(name) in notes) for name in frame["task"]]
+    changed.attrs["headings"] = {
+        **frame.attrs.get("headings", {}),
+        **{column: marked(heading(frame, column), True) for column, sets in columns.items() if sets},
+    }
+    listed = {name: notes[name] for name in sorted(touched)}
+    changed.attrs["notes"] = [*frame.attrs.get("notes", []), *substitute_note(listed)]
+    return changed
+
+
+REHEARSAL = (
+    "Rehearsal (troll rehearse): random models of a few thousand parameters, and coin flips for rewards. "
+    "No number here means anything."
+)
+
+
+def mark_rehearsal(frame: pd.DataFrame, rehearsal: bool) -> pd.DataFrame:
+    """A table of a rehearsal with the note that it is one; any other table as it is."""
+    if rehearsal:
+        frame = frame.copy()
+        frame.attrs["notes"] = [*frame.attrs.get("notes", []), REHEARSAL]
+    return frame
+
+
+def _sets(parts: tuple[str, str, str]) -> set[str]:
+    """The data sets behind a column, by what is before and after the slash."""
+    if not parts[1]:
+        return set()
+    return set(MATH_EVAL) if parts[0] == "math-eval" else {parts[0]}
+
+
+def find_substitutes(directories: Sequence[Path]) -> dict[str, str]:
+    """The substitutes among the data that runs and base models were graded on: notes by name."""
+    notes: dict[str, str] = {}
+    for directory in directories:
+        if (directory / "grades.json").exists():
+            notes |= substitutes_of(read_json(directory / "grades.json"))
+        if (directory / "suites/graded.json").exists():
+            for grades in read_json(directory / "suites/graded.json").values():
+                notes |= substitutes_of(grades)
+    return dict(sorted(notes.items()))
+
+
+def substitutes_of(grades: Mapping[str, Any]) -> dict[str, str]:
+    """The substitute among the data of a file of grades: its note by the name of the task, or nothing."""
+    data = grades.get("data") or {}
+    return {str(grades["task"]): str(data.get("note", ""))} if data.get("substitute") else {}

@@ -1,0 +1,1 @@
+"""What readers open: the page of an experiment, the README's generated parts, released files' check."""

@@ -1,0 +1,114 @@
+"""Proof that released tables and figures are those of the tidy table: make them again and compare."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.image import imread
+
+from troll.analysis.claims.ledger import write_claims
+from troll.analysis.claims.verdicts import judge, read_claims
+from troll.analysis.data.results import Results, read_results
+from troll.analysis.registry import entries
+from troll.analysis.report.make import make_figure, make_table
+from troll.common.errors import UserError
+from troll.common.files import atomic_path
+
+_TABLES, _FIGURES = (".csv", ".md", ".tex"), (".png", ".pdf")
+
+
+def check_results(
+    directory: Path, *, results: Results | None = None, claims: Sequence[Path] = (), write: bool = False
+) -> list[Path]:
+    """Makes every table and figure of an experiment again from its tidy table and compares them.
+
+    CSV, Markdown, LaTeX and PDF files have to be the same bytes, PNG files the same pixels.
+
+    Args:
+        directory: results/<experiment>, with ``runs.parquet``, ``items.parquet``, ``tables/``, ``figures/``.
+        results: where they are known otherwise than from the directory.
+        claims: the files that ``claims.md`` and ``claims.json`` were judged by; those are compared too.
+        write: put what differs in its place, in one step when everything could be made.
+
+    Returns:
+        The files that were compared, or those that were written.
+
+    Raises:
+        UserError: a file differs, cannot be made from the tidy table, or there is none; every one is named.
+    """
+    known = results or read_results(directory)
+    tracked = [
+        *_files(directory / "tables", _TABLES),
+        *_files(directory / "figures", _FIGURES),
+        *(_files(directory, (".md", ".json"), "claims.*") if claims else ()),
+    ]
+    if not tracked:
+        raise UserError(f"{directory}: no tables or figures to check")
+    with tempfile.TemporaryDirectory() as name:
+        fresh = Path(name)
+        foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, known, claims)]
+        if foreign:
+            raise UserError(
+                f"{_names(foreign, directory)}: not made from the tidy table; "
+                "released tables and figures have to be, so remove or rename them"
+            )
+        different = [path for path in tracked if not _same(path, fresh / path.relative_to(directory))]
+        if write:
+            for path in different:
+                with atomic_path(path) as temporary:
+                    shutil.copyfile(fresh / path.relative_to(directory), temporary)
+            return different
+    if different:
+        raise UserError(
+            f"{_names(different, directory)}: not what {directory / 'runs.parquet'} gives; "
+            f"`troll check-results {directory} --write` makes them again"
+        )
+    return tracked
+
+
+def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:
+    return sorted(path for path in directory.glob(pattern) if path.suffix in suffixes)
+
+
+def _stems(paths: Sequence[Path]) -> list[Path]:
+    return list(dict.fromkeys(path.with_suffix("") for path in paths))
+
+
+def _names(paths: Sequence[Path], directory: Path) -> str:
+    return ", ".join(str(path.relative_to(directory)) for path in paths)
+
+
+def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Sequence[Path]) -> bool:
+    """Makes the files of one stem; returns whether the tidy table knows how."""
+    target = fresh / stem.relative_to(directory)
+    if stem.parent == directory:
+        judged = judge(read_claims(claims), results.runs, results.items, results.looks)
+        inputs = [directory / "runs.parquet", directory / "items.parquet", *claims]
+        write_claims(judged, results.runs, inputs, target)
+        return True
+    if stem.parent.name == "tables":
+        if stem.name in entries("table"):
+            make_table(stem.name, results, target)
+        return stem.name in entries("table")
+    figures, tasks = entries("figure"), set(results.runs["task"])
+    name, _, task = stem.name.partition("_")
+    if stem.name in figures and not figures[stem.name].per_task:
+        make_figure(stem.name, results, target)
+        return True
+    if name in figures and figures[name].per_task and task in tasks:
+        make_figure(name, results, target, task)
+        return True
+    return False
+
+
+def _same(old: Path, new: Path) -> bool:
+    if not new.exists():
+        return False
+    if old.suffix == ".png":
+        try:
+            return np.array_equal(imread(old), imread(new))
+        except (OSError, SyntaxError):  # not an image any more
+            return False
+    return old.read_bytes() == new.read_bytes()

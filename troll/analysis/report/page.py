@@ -1,0 +1,218 @@
+"""The report of an experiment as one page: verdicts, tables, figures, methods, provenance and cost."""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from troll.analysis.captions import CAPTIONS
+from troll.analysis.claims import ledger
+from troll.analysis.claims.verdicts import Judged
+from troll.analysis.data.provenance import DIGESTS
+from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import planned_seeds, require_one
+from troll.analysis.data.tidy import BASE, PROVENANCE
+from troll.analysis.registry import Entry, Kind, entries, stems
+from troll.analysis.render.formats import to_html
+from troll.analysis.render.html import Section, bullets, caption, figure_section, paragraphs, write_page
+from troll.analysis.report import readme
+from troll.analysis.report.make import make, table
+from troll.analysis.tables.audit import audit_sections, title_of
+from troll.common.files import read_json
+
+
+def make_page(
+    results: Results,
+    judged: Sequence[Judged],
+    directory: Path,
+    out: Path,
+    *,
+    commands: Sequence[str] = (),
+    replication: Sequence[str] = (),
+    captions: Path = CAPTIONS,
+) -> None:
+    """Writes the report of one experiment.
+
+    Tables are made from the results; figures are those under ``figures/`` that exist. The tables under
+    ``cost/`` and ``public/`` (Markdown, as other commands write them), and the audit under ``audit/``, are
+    shown if there are any.
+
+    Args:
+        results: the tidy tables, and what was planned.
+        judged: the verdicts.
+        directory: results/<experiment>.
+        out: the page.
+        commands: shell lines that made the results.
+        replication: whether they replicate a release, in lines; the first of the page.
+        captions: directory of the captions.
+
+    Raises:
+        UserError: a caption is missing, or the tables hold more than one experiment.
+    """
+    require_one(results.runs)
+    name = str(results.runs["experiment"].iloc[0])
+    sections = [
+        _verdicts(results, judged, replication),
+        _chapter("Tables", _tables(results, captions)),
+        _chapter("Figures", _figures(results, directory / "figures", captions)),
+        _chapter("Cost", _written(directory / "cost")),
+        _chapter("Public data", _public_data(directory, captions)),
+        _published(results, directory / "figures", captions),
+        Section("Methods", paragraphs(caption(captions / "methods.rst"))),
+        Section("Deviations", paragraphs(caption(captions / "deviations.rst"))),
+        provenance(results.runs, commands),
+    ]
+    sections = [section for section in sections if section.body]
+    write_page(out, f"Trust regions on {name}", sections)
+
+
+def _chapter(title: str, parts: Iterable[Section]) -> Section:
+    """Sections as parts of one, with links to them at its head when there are several."""
+    prefix = title.lower().replace(" ", "-")
+    named = [(f"{prefix}-{index}", part) for index, part in enumerate(parts, start=1)]
+    links = "".join(f'<a href="#{name}">{html.escape(part.title)}</a>\n' for name, part in named)
+    body = "".join(
+        f'<section id="{name}">\n<h3>{html.escape(part.title)}</h3>\n{part.body}</section>\n'
+        for name, part in named
+    )
+    return Section(title, (f"<nav>{links}</nav>\n" if len(named) > 1 else "") + body)
+
+
+def _verdicts(results: Results, judged: Sequence[Judged], replication: Sequence[str]) -> Section:
+    first, *others = map(str.strip, replication or [""])
+    repeated = f"<p><strong>{html.escape(first)}.</strong></p>\n" if first else ""
+    repeated += bullets(others) if others else ""
+    lines = readme.sentences(make(entries("table")["main"], results), results.items)
+    return Section("Verdicts", f"{repeated}{ledger.to_html(judged)}{bullets(lines)}<p>{size(results)}</p>\n")
+
+
+def size(results: Results) -> str:
+    """How many runs of what an experiment has, and how long they took, as HTML."""
+    runs = results.runs[results.runs["trust_region"] != BASE]
+    finished = runs["run_id"].nunique()
+    planned = sum(planned_seeds(results.expected).values()) if results.expected else finished
+    seconds = float(runs.loc[runs["metric"] == "wall_s", "value"].sum())
+    text = f"{finished} of {planned} planned runs" if planned != finished else f"{finished} runs"
+    return (
+        f"{text}: {_list(runs, 'task')}; {_list(runs, 'condition')}; {_list(runs, 'estimator')}; "
+        f"{_list(runs, 'trust_region')}; seeds {_list(runs, 'seed')}. "
+        f"{seconds / 3600:.1f} hours of training in all."
+    )
+
+
+def _list(runs: pd.DataFrame, name: str) -> str:
+    return html.escape(", ".join(map(str, sorted(set(runs[name].dropna())))))
+
+
+def _tables(results: Results, captions: Path) -> Iterator[Section]:
+    for name, entry in entries("table").items():
+        if entry.when != "published" and len(frame := table(name, results)):
+            yield Section(entry.title, to_html(frame) + _folded(captions / entry.caption))
+
+
+def _folded(path: Path) -> str:
+    return f"<details><summary>How to read this</summary>\n{paragraphs(caption(path))}</details>\n"
+
+
+def _figures(results: Results, directory: Path, captions: Path) -> Iterator[Section]:
+    tasks = sorted({str(name) for name in results.runs["task"]})
+    for entry in entries("figure").values():
+        for stem in stems([entry], tasks) if entry.when != "published" else ():
+            image, task = directory / f"{stem}.png", stem.removeprefix(f"{entry.name}_")
+            if image.exists():
+                title = f"{entry.title}: {task}" if entry.per_task else entry.title
+                yield figure_section(title, image, caption(captions / entry.caption))
+
+
+def _public_data(directory: Path, captions: Path) -> Iterator[Section]:
+    """Benchmarks and the graders' audit, where the experiment made them."""
+    for part in _written(directory / "public"):
+        yield Section(part.title, part.body + _folded(captions / f"{part.title.lower()}_table.rst"))
+    audit = directory / "audit/audit.json"
+    if audit.exists():
+        result = read_json(audit)
+        yield Section(title_of(result), _folded(captions / "audit_table.rst"))
+        yield from audit_sections(result)
+
+
+def _written(directory: Path) -> Iterator[Section]:
+    """Tables that other commands have written as Markdown."""
+    for path in sorted(directory.glob("*.md")):
+        title = path.stem.replace("_", " ")
+        yield Section(title[:1].upper() + title[1:], markdown_table(path.read_text(encoding="utf-8")))
+
+
+def markdown_table(text: str) -> str:
+    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written."""
+    rows, rest = [], []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        else:
+            rest.append(line)
+    if len(rows) < 2:
+        return paragraphs(text)
+    kinds = ["number" if cell.endswith(":") else "text" for cell in rows[1]]
+    lines = []
+    for index, row in enumerate([rows[0], *rows[2:]]):
+        tag = "td" if index else "th"
+        cells = (f'<{tag} class="{k}">{html.escape(c)}</{tag}>' for k, c in zip(kinds, row, strict=True))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    table = f"<table>\n<thead>{lines[0]}</thead>\n<tbody>\n" + "\n".join(lines[1:]) + "\n</tbody>\n</table>"
+    notes = paragraphs("\n".join(rest)).replace("<p>", '<p class="note">')
+    return f'<div class="scroll">\n{table}\n</div>\n{notes}'
+
+
+def _published(results: Results, figures: Path, captions: Path) -> Section:
+    """The paper's tables and figures: folded away where this experiment has none of the runs."""
+    parts = []
+    for name, entry in _published_entries("table"):
+        frame = table(name, results)
+        ran = int((frame["status"] == "run").sum())
+        body = paragraphs(caption(captions / entry.caption)) + to_html(frame)
+        heading = f"{html.escape(entry.title)} ({ran} of {len(frame)} run here)"
+        opened = " open" if ran else ""
+        parts.append(f"<details{opened}><summary>{heading}</summary>\n{body}</details>\n")
+    drawn = ""
+    for name, entry in _published_entries("figure"):
+        image = figures / f"{name}.png"
+        if image.exists():
+            drawn += figure_section(entry.title, image, caption(captions / entry.caption)).body
+    if drawn:
+        parts.append(f"<details><summary>the paper's figures</summary>\n{drawn}</details>\n")
+    return Section("The paper's tables", "".join(parts))
+
+
+def _published_entries(kind: Kind) -> list[tuple[str, Entry]]:
+    return [(name, entry) for name, entry in entries(kind).items() if entry.when == "published"]
+
+
+def provenance(runs: pd.DataFrame, commands: Sequence[str]) -> Section:
+    """What made the runs: commands, commits, digests, versions and machines, with how many runs of each."""
+    rows = runs.drop_duplicates("run_id")
+    lines = [("Commands", [f"<code>{html.escape(command)}</code>" for command in commands])]
+    for name in (*PROVENANCE[:1], *(f"digest_{name}" for name in DIGESTS), *PROVENANCE[1:]):
+        counted = rows[rows[name].astype(str) != ""].groupby(name, observed=True).size()
+        shown = [f"{_readable(str(value))} ({count} runs)" for value, count in counted.items()]
+        lines.append((name.replace("digest_", "digest of ").replace("_", " "), shown))
+    body = "".join(
+        f"<dt>{html.escape(key[:1].upper() + key[1:])}</dt>\n"
+        + "".join(f"<dd>{value}</dd>\n" for value in values)
+        for key, values in lines
+        if values
+    )
+    return Section("Provenance", f"<dl>\n{body}</dl>\n")
+
+
+def _readable(value: str) -> str:
+    if value.startswith("{"):
+        parts = json.loads(value)
+        return html.escape("; ".join(f"{key} {_plain(part)}" for key, part in parts.items()))
+    return f"<code>{html.escape(value)}</code>"
+
+
+def _plain(part: object) -> str:
+    return (", ".join(map(str, part)) or "none") if isinstance(part, list) else str(part)

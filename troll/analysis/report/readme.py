@@ -1,0 +1,314 @@
+"""Numbers in prose are build outputs: blocks between markers of a Markdown file come from the tables.
+
+A block is everything between ``<!-- generated:NAME -->`` and ``<!-- /generated -->``. What a sentence says
+about a difference follows from its interval by ``Interval.verdict``; nobody types "better".
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.claims.findings import findings
+from troll.analysis.claims.ledger import to_short_markdown
+from troll.analysis.claims.verdicts import Judged
+from troll.analysis.data.provenance import DIRTY
+from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
+from troll.analysis.data.tidy import BASE
+from troll.analysis.render.formats import Style, percent, points, significant, to_markdown, whole
+from troll.analysis.statistics import Interval
+from troll.analysis.tables.aggregates import aggregate_table
+from troll.analysis.tables.comparisons import read_in_family
+from troll.analysis.tables.results import comparison_table
+from troll.common.errors import UserError
+from troll.common.files import write_text
+
+_OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+) -->$")
+_CLOSE = "<!-- /generated -->"
+_ORDER = ("higher", "lower", "no clear difference", "one seed only")
+_FEW_SEEDS = 5
+_TOP = 5
+"""Rules of each task that a README shows of the leaderboard."""
+
+
+def blocks(
+    main: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    judged: Sequence[Judged] = (),
+    family: pd.DataFrame | None = None,
+    runs: pd.DataFrame | None = None,
+    board: pd.DataFrame | None = None,
+    method: str = "troll",
+    baseline: str = BASELINE,
+) -> dict[str, str]:
+    """The generated blocks of the README and of docs/findings.md.
+
+    Args:
+        main: the result of ``main_table``.
+        items: the table of test problems.
+        judged: the verdicts on the claims.
+        family: the result of ``comparison_family``; readings are then those of the family.
+        runs: the tidy tables of all released experiments, for what made them and what they took.
+        board: the released leaderboard; None where there is none.
+        method: whose results are told.
+        baseline: what it is compared with.
+
+    Returns:
+        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``, ``results-table``
+        (a row per setting), ``results-sentences``, ``results-full-table`` and ``provenance``.
+    """
+    if family is not None:
+        main = read_in_family(main, family)
+    return {
+        "findings": "\n".join(findings(judged)) + "\n",
+        "board": top_of(board) if board is not None else "",
+        "verdicts": to_short_markdown(judged),
+        "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
+        "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
+        "results-full-table": to_markdown(main),
+        "provenance": "\n".join(provenance(runs) if runs is not None else []) + "\n",
+    }
+
+
+def top_of(board: pd.DataFrame) -> str:
+    """The best rules of each task on the leaderboard, with the baseline, as Markdown.
+
+    Args:
+        board: the columns of ``board.csv``, best first within a task.
+    """
+    parts = [_best_of(str(task), rows) for task, rows in board.groupby("task", sort=False)]
+    note = (
+        f"The first {_TOP} of {board['trust_region'].nunique()} rules on each task, every one tuned with the "
+        "same number of trials and then run on fresh seeds, and the tuned baseline (Δ is paired by seed). "
+        "The whole board: [`results/leaderboard/board.md`](results/leaderboard/board.md)."
+    )
+    return "\n".join([*parts, note]) + "\n"
+
+
+def _best_of(task: str, rows: pd.DataFrame) -> str:
+    rows = rows.reset_index(drop=True)
+    # The baseline is the row that is compared with none.
+    top = rows[(rows.index < _TOP) | rows["difference"].isna()].copy()
+    top.insert(0, "place", top.index + 1)
+    top["task"] = task
+    ends = [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
+    found = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends]]
+    found.attrs["styles"] = {"place": Style("Place", whole), "pass@1": Style("Test pass@1 (%)", percent)}
+    return to_markdown(found)
+
+
+def provenance(runs: pd.DataFrame) -> list[str]:
+    """What made the runs of each experiment and what they took, as a Markdown list."""
+    trained = runs[runs["trust_region"] != BASE]
+    return [
+        f"- `results/{name}`: {_made(rows)}; {_took(rows)}."
+        for name, rows in trained.groupby(trained["experiment"].astype(str), sort=False)
+    ]
+
+
+def _made(rows: pd.DataFrame) -> str:
+    commits = rows.drop_duplicates("run_id")["git_commit"].astype(str).value_counts()
+    parts = []
+    for commit, count in commits.sort_index().items():
+        text = f"{count} at commit `{str(commit)[:7]}`" if commit else f"{count} at no known commit"
+        parts.append(text + " with changes that were not committed" * str(commit).endswith(DIRTY))
+    return f"{_count(int(commits.sum()), 'run')}, {' and '.join(parts)}"
+
+
+def _took(rows: pd.DataFrame) -> str:
+    """Time and memory of training, as the manifests record it."""
+    values = rows[rows["source"] == "manifest"].groupby("metric", observed=True)["value"]
+    seconds = values.get_group("wall_s") if "wall_s" in values.groups else pd.Series(dtype=float)
+    text = f"{seconds.sum() / 3600:.1f} hours of training, {seconds.mean():.0f} seconds a run"
+    if "peak_gib" in values.groups:
+        text += f", the largest process {values.get_group('peak_gib').max():.2f} GiB"
+    return text
+
+
+def sentences(
+    main: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
+) -> list[str]:
+    """What the main table says, as a Markdown list derived by rule.
+
+    Returns:
+        One line per statement: how many settings read higher, lower or unclear, the range of differences by
+        condition, all settings of a condition together, which methods end below or not clearly above the
+        base model, KL, and what few seeds mean.
+    """
+    table = comparison_table(main, method=method, baseline=baseline)
+    table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})
+    known = table.dropna(subset=["difference"])
+    if known.empty:
+        return [f"- No comparison of {method} with {baseline} has been run."]
+    lines = [_overall(known, method, baseline)]
+    for condition, rows in known.groupby("condition", sort=True):
+        lines.append(_condition(str(condition), rows, method, baseline))
+    lines += _together(items, method, baseline)
+    lines += _against_base(items, known, (baseline, method))
+    missing = len(table) - len(known)
+    if missing:
+        lines.append(f"- {missing} of {len(table)} comparisons have not been run.")
+    seeds = int(known["seeds"].min())
+    if seeds < _FEW_SEEDS:
+        lines.append(
+            f"- {_count(seeds, 'seed')} per setting: the intervals are wide. No clear difference means that "
+            "these runs cannot tell, not that the methods are equal."
+        )
+    return lines
+
+
+def _overall(known: pd.DataFrame, method: str, baseline: str) -> str:
+    counts = [(reading, int((known["reading"] == reading).sum())) for reading in _ORDER]
+    readings = ", ".join(f"{reading} in {count}" for reading, count in counts if count)
+    return (
+        f"- Test pass@1 of {method} against {baseline} in {_count(len(known), 'setting')} "
+        f"(task × condition × estimator): {readings}."
+    )
+
+
+def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -> str:
+    best, worst = (
+        rows.iloc[int(index)] for index in (rows["difference"].argmax(), rows["difference"].argmin())
+    )
+    text = f"- **{condition}**: {_difference(best)}"
+    if len(rows) > 1:
+        text += f" at the most and {_difference(worst)} at the least"
+    old, new = rows["baseline_kl"].mean(), rows["kl"].mean()
+    if old == old and new == new:
+        text += (
+            f"; late KL to the old policy {significant(new)} ({method}) and {significant(old)} ({baseline})"
+        )
+    return text + "."
+
+
+def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
+    """All settings of a condition at once, where there are several."""
+    table = aggregate_table(items, baseline=baseline)
+    for _, row in table.iterrows():
+        if row["trust_region"] == method and row["settings"] > 1:
+            yield (
+                f"- All {row['settings']} settings of **{row['condition']}** together, on the way from the "
+                f"base model (0 %) to every sample right (100 %): interquartile mean {_share(row, 'iqm')} % "
+                f"of {method} against {_share(row, 'iqm_baseline')} % of {baseline}; a run of {method} ends "
+                f"above one of {baseline} with a chance of {_share(row, 'improvement')} %."
+            )
+
+
+def _share(row: "pd.Series[Any]", name: str) -> str:
+    low, high = percent(row[f"{name}_low"]), percent(row[f"{name}_high"])
+    return f"{percent(row[name])} [{low}, {high}]"
+
+
+def _difference(row: "pd.Series[str]") -> str:
+    low, high = points(float(row["difference_low"])), points(float(row["difference_high"]))
+    return (
+        f"{points(float(row['difference']))} points [{low}, {high}] on {row['task']} with {row['estimator']} "
+        f"({percent(float(row['method']))} % against {percent(float(row['baseline']))} %, "
+        f"base {percent(float(row['base']))} %)"
+    )
+
+
+def _against_base(items: pd.DataFrame, known: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
+    """Names the methods that did not end clearly above the base model: the collapses a reader has to know."""
+    chosen = [cell for cell in cells(items) if cell.trust_region in methods]
+    conditions = sorted(set(known["condition"]))
+    for name in methods:
+        for condition in conditions:
+            intervals = [
+                interval
+                for cell in chosen
+                if cell.trust_region == name and cell.condition == condition
+                for interval in [_to_base(items, cell)]
+                if interval is not None
+            ]
+            below = sum(interval.verdict() == "lower" for interval in intervals)
+            unclear = sum(interval.verdict() == "no clear difference" for interval in intervals)
+            if below or unclear:
+                parts = [f"below it in {below}"] if below else []
+                parts += [f"not clearly different from it in {unclear}"] if unclear else []
+                yield (
+                    f"- Against the base model, {name} under {condition} ends {' and '.join(parts)} "
+                    f"of {_count(len(intervals), 'setting')}."
+                )
+
+
+def _to_base(items: pd.DataFrame, cell: Cell) -> Interval | None:
+    return difference(items, cell, cell.base())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> str:
+    """Replaces the blocks of a Markdown text.
+
+    Args:
+        text: the whole file.
+        generated: Markdown by block name.
+        name: of the file, for messages.
+
+    Returns:
+        The text with new blocks; everything else is untouched.
+
+    Raises:
+        UserError: a marker names no known block, is not closed, or closes nothing.
+    """
+    lines: list[str] = []
+    opened: tuple[int, str] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _OPEN.match(line.strip())
+        if match and opened:
+            raise UserError(
+                f"{name}:{number}: block {opened[1]} of line {opened[0]} is not closed by {_CLOSE}"
+            )
+        if match:
+            if match["name"] not in generated:
+                valid = ", ".join(sorted(generated))
+                raise UserError(f"{name}:{number}: no generated block {match['name']!r}; there are {valid}")
+            opened = number, match["name"]
+            lines += [line, "", generated[match["name"]].strip("\n"), ""]
+        elif line.strip() == _CLOSE:
+            if not opened:
+                raise UserError(f"{name}:{number}: {_CLOSE} without an opening marker")
+            opened = None
+            lines.append(line)
+        elif not opened:
+            lines.append(line)
+    if opened:
+        raise UserError(f"{name}:{opened[0]}: block {opened[1]} is not closed by {_CLOSE}")
+    return "\n".join(lines) + "\n"
+
+
+def check(path: Path, generated: Mapping[str, str]) -> str:
+    """The difference between a file and what it should be, as a unified diff; empty when there is none."""
+    old = _read(path)
+    new = render(old, generated, path.name)
+    return "".join(
+        difflib.unified_diff(
+            old.splitlines(keepends=True),
+            new.splitlines(keepends=True),
+            path.name,
+            f"{path.name} (generated)",
+        )
+    )
+
+
+def update(path: Path, generated: Mapping[str, str]) -> bool:
+    """Writes the blocks into a file; returns whether that changed it."""
+    old = _read(path)
+    new = render(old, generated, path.name)
+    if new != old:
+        write_text(path, new)
+    return new != old
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None

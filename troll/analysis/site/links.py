@@ -1,0 +1,74 @@
+"""Where the links of the repository's files lead on the site."""
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from troll.analysis.site.markdown import Resolve
+
+_COPIED = (".csv", ".png", ".svg", ".json")
+
+
+@dataclass
+class Links:
+    """Targets by their paths in the repository.
+
+    Attributes:
+        tracked: every file that git tracks.
+        pages: site path by repository path; with an anchor where it is a part of a page.
+        images: site path of a figure by the repository path of its PNG.
+        repository: address of the repository's pages on the web, for files that the site does not hold; None
+            where it is not known, and then such a link is its text.
+        revision: branch, tag or commit that those are shown at.
+        copied: files of the repository that pages link to and the site has to hold.
+    """
+
+    tracked: frozenset[str]
+    pages: Mapping[str, str]
+    images: Mapping[str, str]
+    repository: str | None = None
+    revision: str = "main"
+    copied: set[str] = field(default_factory=set)
+
+    def of(self, page: str, source: str) -> Resolve:
+        """The resolver of one page.
+
+        Args:
+            page: its path on the site.
+            source: path in the repository that its links are relative to.
+        """
+
+        def resolve(target: str) -> str | None:
+            if re.match(r"[a-z]+:|//|#", target):
+                return target
+            path, _, anchor = target.partition("#")
+            wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+            found = self._found(wanted)
+            if found is None:
+                return self._elsewhere(wanted, anchor)
+            return relative(page, found if "#" in found or not anchor else f"{found}#{anchor}")
+
+        return resolve
+
+    def _found(self, path: str) -> str | None:
+        if path in self.pages or path in self.images:
+            return self.pages.get(path) or self.images[path]
+        if path in self.tracked and path.endswith(_COPIED):
+            self.copied.add(path)
+            return path
+        return None
+
+    def _elsewhere(self, path: str, anchor: str) -> str | None:
+        if self.repository is None or path.startswith(".."):
+            return None
+        kind = "blob" if path in self.tracked else "tree"
+        return f"{self.repository}/{kind}/{self.revision}/{path}" + (f"#{anchor}" if anchor else "")
+
+
+def relative(page: str, target: str) -> str:
+    """The address of a site path, as a page names it: pages end in ``.html``."""
+    path, _, anchor = target.partition("#")
+    found = posixpath.relpath(path, posixpath.dirname(page) or ".")
+    found = re.sub(r"\.md$", ".html", found)
+    return f"{found}#{anchor}" if anchor else found

@@ -1,0 +1,246 @@
+"""Markdown of the repository made ready for the site: anchors, links, and tables that sort.
+
+Pages are written for GitHub. Here headings get the anchors that GitHub gives them, links between files of the
+repository become links between pages, and every table becomes HTML whose rows have anchors of their own and
+whose columns sort by value. Anything else is left to the generator.
+"""
+
+import html
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+Resolve = Callable[[str], str | None]
+"""From the target of a link, as it is written, to the one on the site; None where there is none."""
+
+_FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
+_HEADING = re.compile(r"^(#{1,6}) +(.+?)(?: +\{#[\w.-]+\})? *$")
+_RULE = re.compile(r"^\|[ :|-]+\|$")
+_ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)]) ")
+_FIRST = re.compile(r"^ *(?:[-*+]|1[.)]) ")
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|!?\[[^\]]*\]\([^)]*\))*)\]\(([^()\s]+)\)")
+_CODE = re.compile(r"(`+)(.+?)\1")
+_NUMBER = re.compile(r"[<>≤≥]?\s*([+\N{MINUS SIGN}-]?\d[\d,]*(?:\.\d+)?(?:e[+\N{MINUS SIGN}-]?\d+)?)")
+_NAMED = re.compile(r"\(\[?`([^`]+)`(?:\]\([^)]*\))?\)$")
+_IMAGE = re.compile(r"!\[([^\[\]]*)\]\((?!https?:)([^()\s]+)\)")
+_ATTRIBUTE = re.compile(r"\b(src|href)=\"([^\"]+)\"")
+_VERDICTS = {
+    "supported everywhere": "good",
+    "supported on average": "good",
+    "depends on": "mixed",
+    "contradicted": "bad",
+    "inconclusive": "open",
+    "not run": "open",
+}
+_LONGEST = 80
+_WIDE, _SHORT = 60, 24
+"""Letters of the longest cell: a column of more is kept wide enough, one of fewer is never broken."""
+
+
+def anchor(text: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    plain = re.sub(r"[^\w\- ]", "", text_of(text).lower())
+    return plain.replace(" ", "-")
+
+
+def slug(text: str) -> str:
+    """A text as a part of an anchor: small letters, digits, dots and hyphens."""
+    return re.sub(r"[^\w.+]+", "-", text_of(text).lower()).strip("-")[:_LONGEST]
+
+
+def text_of(markdown: str) -> str:
+    """Markdown without its marks."""
+    return re.sub(r"[`*]", "", _LINK.sub(r"\2", markdown))
+
+
+@dataclass
+class Anchors:
+    """Anchors of one page, each given once: a second one of a name gets a number, as on GitHub."""
+
+    taken: set[str] = field(default_factory=set)
+
+    def take(self, name: str) -> str:
+        """The name, or the name with the first number that is free."""
+        wanted, number = name or "part", 0
+        found = wanted
+        while found in self.taken:
+            number += 1
+            found = f"{wanted}-{number}"
+        self.taken.add(found)
+        return found
+
+
+def inline(text: str, resolve: Resolve) -> str:
+    """A line of Markdown as HTML: code, strong, emphasis and links; raw HTML is shown as text."""
+    kept: list[str] = []
+
+    def keep(found: str) -> str:
+        kept.append(found)
+        return f"\0{len(kept) - 1}\0"
+
+    def link(match: re.Match[str]) -> str:
+        image, shown, target = match.groups()
+        found = resolve(target)
+        if image:
+            return keep(f'<img alt="{html.escape(shown)}" src="{html.escape(found or target)}">')
+        return keep(f'<a href="{html.escape(found)}">') + shown + keep("</a>") if found else shown
+
+    text = _CODE.sub(lambda match: keep(f"<code>{html.escape(match[2].strip())}</code>"), text)
+    text = html.escape(_LINK.sub(link, text), quote=False)
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+    text = re.sub(r"(?<![\w*])\*([^*\s](?:[^*]*[^*\s])?)\*(?![\w*])", r"<em>\1</em>", text)
+    while "\0" in text:
+        text = re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text)
+    return text
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a line of a pipe table."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def sort_key(cell: str) -> str:
+    """What a column of numbers is sorted by: the first number of the cell; nothing where there is none."""
+    match = _NUMBER.match(text_of(cell))
+    return match[1].replace("\N{MINUS SIGN}", "-").replace(",", "") if match else ""
+
+
+def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -> str:
+    """A pipe table as HTML in a box that scrolls by itself.
+
+    Args:
+        lines: of the table: head, rule, rows.
+        name: what anchors of its rows begin with.
+        anchors: of the page.
+        resolve: targets of links.
+    """
+    head, rule, *rows = map(cells, lines)
+    numeric = [mark.endswith(":") for mark in rule]
+    leading = next((index for index, number in enumerate(numeric) if number), len(numeric))
+    columns = zip(*rows, strict=True) if rows else [()] * len(head)
+    longest = [max((len(text_of(cell)) for cell in column), default=0) for column in columns]
+    kinds = [f' class="{_kind(number, letters)}"' for number, letters in zip(numeric, longest, strict=True)]
+    titles = "".join(
+        f"<th{kind}>{inline(cell, resolve)}</th>" for kind, cell in zip(kinds, head, strict=True)
+    )
+    body = []
+    for row in rows:
+        named = _NAMED.search(row[0])
+        parts = [named[1]] if named else [cell for cell in row[: max(1, leading)] if cell]
+        found = anchors.take(slug("-".join([name, *parts])))
+        mark = f'<a class="row" href="#{found}" aria-label="link to this row">#</a>'
+        shown = "".join(
+            _cell(cell, kind, number, resolve, mark if index == 0 else "")
+            for index, (cell, kind, number) in enumerate(zip(row, kinds, numeric, strict=True))
+        )
+        body.append(f'<tr id="{found}">{shown}</tr>')
+    rows_html = "\n".join(body)
+    return (
+        '<div class="table"><table class="sortable n-last">\n'
+        f"<thead><tr>{titles}</tr></thead>\n<tbody>\n{rows_html}\n</tbody>\n</table></div>"
+    )
+
+
+def _kind(number: bool, letters: int) -> str:
+    return "number" if number else "wide" if letters > _WIDE else "short" if letters <= _SHORT else "text"
+
+
+def _cell(cell: str, kind: str, number: bool, resolve: Resolve, mark: str) -> str:
+    key = sort_key(cell) if number else text_of(cell)
+    attribute = f' data-sort="{html.escape(key)}"' if number or mark else ""
+    return f"<td{kind}{attribute}>{_verdict(cell) or inline(cell, resolve)}{mark}</td>"
+
+
+def _verdict(cell: str) -> str | None:
+    """A cell that is a verdict and nothing else, as a badge."""
+    match = re.fullmatch(r"\*\*(.+)\*\*", cell)
+    kind = next((kind for text, kind in _VERDICTS.items() if match and match[1].startswith(text)), None)
+    return f'<span class="verdict {kind}">{html.escape(match[1])}</span>' if match and kind else None
+
+
+def figure(address: str, title: str, text: str = "") -> str:
+    """A figure that opens by itself when it is clicked, with its caption in HTML."""
+    shown = html.escape(title, quote=True)
+    image = f'<img src="{address}" alt="{shown}" loading="lazy">'
+    picture = f'<div class="picture"><a href="{address}" title="{shown}, by itself">{image}</a></div>'
+    below = f"<figcaption>\n{text}\n</figcaption>\n" if text else ""
+    return f"<figure>\n{picture}\n{below}</figure>"
+
+
+def adapt(text: str, resolve: Resolve, *, name: str = "", anchors: Anchors | None = None) -> str:
+    """A page, or a part of one, as the generator shall read it.
+
+    Args:
+        text: Markdown as GitHub shows it.
+        resolve: targets of links and images.
+        name: what anchors of table rows begin with; by default the heading above a table.
+        anchors: of the page, where this is only a part of it.
+    """
+    anchors = anchors or Anchors()
+    return "\n".join(_adapted(text.splitlines(), resolve, name, anchors)) + "\n"
+
+
+def _adapted(lines: Sequence[str], resolve: Resolve, name: str, anchors: Anchors) -> Iterator[str]:
+    fence, section, index = "", "", 0
+    plain: list[str] = []  # of one paragraph: a link may run over the end of a line
+
+    def flush() -> Iterator[str]:
+        if plain:
+            yield _links("\n".join(plain), resolve)
+            plain.clear()
+
+    while index < len(lines):
+        line = lines[index]
+        index += 1
+        if match := _FENCE.match(line):
+            yield from flush()
+            fence = "" if fence and line.strip().startswith(fence) else fence or match[1]
+            yield line
+        elif fence:
+            yield line
+        elif match := _HEADING.match(line):
+            yield from flush()
+            section = anchors.take(anchor(match[2]))
+            yield f"{match[1]} {_links(match[2], resolve)} {{#{section}}}"
+        elif line.startswith("|") and index < len(lines) and _RULE.match(lines[index]):
+            yield from flush()
+            start = index - 1
+            while index < len(lines) and lines[index].startswith("|"):
+                index += 1
+            yield from ("", table(lines[start:index], name or section or "row", anchors, resolve), "")
+        elif not line.strip():
+            yield from flush()
+            yield line
+        else:
+            if plain and _begins_list(line, plain[-1]):
+                yield from flush()
+                yield ""
+            plain.append(line)
+    yield from flush()
+
+
+def _begins_list(line: str, before: str) -> bool:
+    """Whether a list begins right below a paragraph, as it may on GitHub; numbers have to begin with 1."""
+    return _FIRST.match(line) is not None and not _ITEM.match(before) and not before.startswith(" ")
+
+
+def _links(text: str, resolve: Resolve) -> str:
+    """A paragraph with the targets of its links resolved; a link that leads nowhere is its text."""
+
+    def one(match: re.Match[str]) -> str:
+        image, shown, target = match.groups()
+        found = resolve(target)
+        if image:
+            return f"![{shown}]({found or target})"
+        return f"[{_LINK.sub(one, shown)}]({found})" if found else shown
+
+    if match := _IMAGE.fullmatch(text.strip()):
+        return figure(resolve(match[2]) or match[2], match[1])
+    if text.lstrip().startswith("<"):
+        return _ATTRIBUTE.sub(lambda match: f'{match[1]}="{resolve(match[2]) or match[2]}"', text)
+    parts = re.split(r"(`+[^`]+`+)", text)
+    if len(parts) == 1:
+        return _LINK.sub(one, text)
+    kept = [part for part in parts if part.startswith("`")]
+    marked = "".join(f"\0{kept.index(part)}\0" if part.startswith("`") else part for part in parts)
+    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], _LINK.sub(one, marked))

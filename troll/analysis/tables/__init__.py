@@ -1,0 +1,1 @@
+"""Tables: tidy data to a DataFrame of numbers."""

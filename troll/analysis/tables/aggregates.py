@@ -1,0 +1,118 @@
+"""Methods over all tasks and estimators of a condition at once, as rliable does for benchmarks of many tasks.
+
+Single settings have few seeds; together they have enough to say more. Source: Agarwal et al. 2021, "Deep RL
+at the edge of the statistical precipice": interquartile mean over all runs, probability of improvement as the
+mean over settings, intervals from a bootstrap that draws seeds within each setting. As there, scores are
+normalised by task first: 0 is the base model, 1 the ceiling, so that a mean over tasks means something.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cell_order,
+    cells,
+    method_order,
+    require_one,
+    scores,
+    stream,
+    variants,
+)
+from troll.analysis.data.tidy import BASE
+from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.statistics import LEVEL, Array, iqm, probability_of_improvement
+
+REPLICATES = 2000
+
+
+def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+    """Normalised test pass@1 of each method over all settings of a model and condition.
+
+    Normalised: (pass@1 - base) / (1 - base), with the base model's pass@1 on the task. Only settings (tasks
+    and estimators) that the method shares with ``baseline`` count, and only where the base model was graded.
+
+    Args:
+        items: the table of test problems of one experiment.
+        baseline: what methods are compared with.
+
+    Returns:
+        One row per model, condition and method: ``settings``, ``runs``, ``mean``, ``iqm`` (interquartile mean
+        over the runs of all settings), ``iqm_baseline`` and ``improvement`` (chance that a random seed of the
+        method ends above one of the baseline's, mean over settings), each of the latter three with ``_low``
+        and ``_high``: 95 % percentile intervals. Normalised scores are at most 1, negative below the base.
+    """
+    require_one(items)
+    by_place: dict[tuple[str, str, str], list[Cell]] = {}
+    present, varied = set(cells(items)), variants(items)
+    for cell in sorted(present, key=cell_order):
+        known = cell.trust_region not in (BASE, baseline) and cell.trust_region not in varied
+        if known and {cell.method(baseline), cell.base()} <= present:
+            by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
+    rows = []
+    for setting, group in sorted(
+        by_place.items(), key=lambda entry: (*entry[0][:2], method_order(entry[0][2]))
+    ):
+        model, condition, method = setting
+        own = [_normalised(items, cell) for cell in group]
+        other = [_normalised(items, cell.method(baseline)) for cell in group]
+        row: dict[str, Any] = {"model": model, "condition": condition, "trust_region": method}
+        row |= {
+            "settings": len(group),
+            "runs": sum(map(len, own)),
+            "mean": float(np.mean(np.concatenate(own))),
+        }
+        rng = stream("aggregate", 1, group[0])
+        draws = [(_resampled(own, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
+        # The first line of each is what was observed, the others are what was drawn.
+        first = np.array([np.concatenate(one) for one, _ in [(own, other), *draws]])
+        second = np.array([np.concatenate(one) for _, one in [(own, other), *draws]])
+        improvement = [
+            np.mean([probability_of_improvement(*pair) for pair in zip(*both, strict=True)])
+            for both in [(own, other), *draws]
+        ]
+        for name, values in (
+            ("iqm", iqm(first)),
+            ("iqm_baseline", iqm(second)),
+            ("improvement", np.array(improvement)),
+        ):
+            row[name] = float(values[0])
+            row[f"{name}_low"], row[f"{name}_high"] = map(
+                float, np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            )
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "settings": Style("Settings", whole),
+        "runs": Style("Runs", whole),
+        "mean": Style("Mean, normalised (%)", percent),
+        "iqm": Style("IQM, normalised (%) [interval]", percent),
+        "iqm_baseline": Style(f"IQM of {baseline}, normalised (%) [interval]", percent),
+        "improvement": Style(f"P(above {baseline}) (%) [interval]", percent),
+    }
+    frame.attrs["notes"] = [
+        "Test pass@1 over all tasks and estimators of a condition that the method shares with "
+        f"{baseline}, normalised by task: 0 % is the base model, 100 % every sample right. IQM: inter"
+        f"quartile mean over their runs. P(above {baseline}): chance that a random seed of the method ends "
+        f"above a random seed of {baseline}, ties counted half, mean over settings; 50 % is no difference. "
+        f"95 % percentile intervals from {REPLICATES:,} bootstrap draws of seeds within each setting "
+        "(Agarwal et al. 2021). They are too narrow where settings have few seeds."
+    ]
+    if frame.empty:
+        frame.attrs["notes"] = [f"No method has a run of {baseline} and a graded base model beside it."]
+    return frame
+
+
+def _normalised(items: pd.DataFrame, cell: Cell) -> Array:
+    """Test pass@1 of every seed on the way from the base model (0) to the ceiling (1) [S]."""
+    own, base = (scores(items, one).to_numpy().mean(axis=1) for one in (cell, cell.base()))
+    room = 1 - float(base.mean())
+    return np.asarray((own - base.mean()) / room if room else np.zeros_like(own))
+
+
+def _resampled(groups: Sequence[Array], rng: np.random.Generator) -> list[Array]:
+    return [rng.choice(group, size=len(group)) for group in groups]

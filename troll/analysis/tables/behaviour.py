@@ -1,0 +1,242 @@
+"""Tables of how training went: speed, stability, and how many seeds it takes to see a difference."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from troll.analysis.data.summaries import (
+    BASELINE,
+    FINAL_SHARE,
+    Cell,
+    cells,
+    curve,
+    per_run,
+    require_one,
+    seed_differences,
+    spread,
+    variants,
+)
+from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.render.formats import Style, percent, points, significant, whole
+from troll.analysis.statistics import (
+    LEVEL,
+    seed_interval,
+    seeds_needed,
+    spread_interval,
+    steps_to,
+)
+
+TARGET_STEP = 0.05
+"""Targets of success are multiples of this: a given success, not one fitted to a run."""
+COLLAPSED = 0.5
+"""A run has collapsed when it ends below this share of its base model's success."""
+POINTS = (0.01, 0.02, 0.05)
+"""Differences in pass@1 that the power table asks about."""
+POWER = 0.8
+MOST_SEEDS = 1000
+
+
+def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: str = BASELINE) -> pd.DataFrame:
+    """Steps and hours to a given training success, and the height of the success curve.
+
+    A run reaches the target at the first step at which the mean of its last few batches (a tenth of them, at
+    least two) is at or above it. Medians count runs that never get there as later than all others.
+
+    Args:
+        runs: the tidy table of one experiment.
+        target: success between 0 and 1; by default, for each model and task, half-way from the success of the
+            first batch to the best final mean of any method, to the nearest 5 points.
+        baseline: what the height is compared with, paired by seed.
+
+    Returns:
+        One row per method and setting: ``target``, ``reached`` and ``seeds`` (runs), ``steps_to`` and
+        ``hours_to`` (medians over seeds; infinite when half of the runs or more never reach it), ``area``
+        with ``_sd``, ``area_difference`` with ``_low`` and ``_high``.
+    """
+    require_one(runs)
+    success = runs[(runs["metric"] == "success") & (runs["source"] == "train")]
+    summary = per_run(runs)
+    rows = []
+    for cell in _trained(runs):
+        goal = target if target is not None else _target(success, summary, cell)
+        lines, firsts = cell.of(summary), _reached(cell.of(success), goal)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row |= {"seeds": len(firsts), "target": goal, "reached": sum(math.isfinite(s) for s, _ in firsts)}
+        row["steps_to"], row["hours_to"] = (float(np.median(part)) for part in zip(*firsts, strict=True))
+        row["area"], row["area_sd"] = spread(lines["area"])
+        row |= _area_difference(summary, cell, baseline)
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "target": Style("Target (%)", percent),
+        "reached": Style("Runs that reach it", whole),
+        "steps_to": Style("Steps to target", _reach),
+        "hours_to": Style("Minutes to target", lambda value: _reach(60 * value)),
+        "area_difference": Style(f"Δ mean height from {baseline} (points)", points),
+    }
+    frame.attrs["notes"] = [
+        "Target: training success half-way between the first batch and the best final mean of any method on "
+        "the same model and task, to the nearest 5 points. Steps and minutes of wall-clock training are "
+        "medians over seeds; never: half of the runs or more do not reach it. Mean height of the success "
+        "curve over all steps, mean ± standard deviation; Δ paired by seed, with Student's 95 % interval "
+        "over seeds. Time depends on the machine and on what else it did.",
+    ]
+    return frame
+
+
+def _reach(value: float) -> str:
+    return "never" if math.isinf(value) else significant(value)
+
+
+def _trained(runs: pd.DataFrame) -> list[Cell]:
+    return [cell for cell in cells(runs[runs["metric"] == "success"]) if cell.trust_region != BASE]
+
+
+def _target(success: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> float:
+    """Half-way from the start to the best end on this model and task."""
+    here = (success["model"] == cell.model) & (success["task"] == cell.task)
+    rows = success[here]
+    start = float(rows.loc[rows["step"] == rows["step"].min(), "value"].mean())
+    ends = summary[(summary["model"] == cell.model) & (summary["task"] == cell.task)]
+    best = float(
+        ends.groupby(["condition", "estimator", "trust_region"], observed=True)["final"].mean().max()
+    )
+    return max(1, round((start + best) / 2 / TARGET_STEP)) * TARGET_STEP
+
+
+def _reached(rows: pd.DataFrame, target: float) -> list[tuple[float, float]]:
+    """Step and hours at which each seed reaches the target; infinite where it never does."""
+    reached = []
+    for _, run in rows.sort_values("step").groupby("seed"):
+        window = max(2, round(FINAL_SHARE * len(run)))
+        step = steps_to(run["step"], run["value"], target, window=min(window, len(run)))
+        wall = run.loc[run["step"] == step, "wall_s"]
+        reached.append((step, float(wall.iloc[0]) / 3600) if len(wall) else (math.inf, math.inf))
+    return reached
+
+
+def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> dict[str, float]:
+    names = ("area_difference", "area_difference_low", "area_difference_high")
+    if cell.trust_region == baseline:
+        return dict.fromkeys(names, math.nan)
+    first, second = (part.of(summary).set_index("seed")["area"] for part in (cell, cell.method(baseline)))
+    seeds = first.index.intersection(second.index)
+    if seeds.empty:
+        return dict.fromkeys(names, math.nan)
+    interval = seed_interval((first[seeds] - second[seeds]).to_numpy(dtype=float))
+    return dict(zip(names, (interval.estimate, interval.low, interval.high), strict=True))
+
+
+def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """How steadily each method trained: falls, collapses, divergence and entropy.
+
+    Returns:
+        One row per method and setting: ``drop`` (largest fall of training success below its best so far) with
+        ``_sd``, ``drop_max`` (worst seed), ``collapsed`` (runs that end below half of the base model's test
+        pass@1; of the first batch's training success where no base model was graded), ``kl`` (late, with
+        ``_sd``), ``kl_max`` (any token), ``entropy_start``, ``entropy`` and ``entropy_kept`` (their ratio).
+    """
+    require_one(runs)
+    summary = per_run(runs)
+    rows = []
+    for cell in _trained(runs):
+        lines = cell.of(summary)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row |= {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
+        row["drop"], row["drop_sd"] = spread(lines["drop"])
+        row["drop_max"] = float(lines["drop"].max())
+        for name in ("kl", "entropy_start", "entropy"):
+            if name in lines:
+                row[name], row[f"{name}_sd"] = spread(lines[name])
+        if "entropy" in lines:
+            row["entropy_kept"] = float((lines["entropy"] / lines["entropy_start"]).mean())
+        if "kl_max" in lines:
+            row["kl_max"] = float(lines["kl_max"].max())
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "collapsed": Style("Runs that collapse", whole),
+        "drop_max": Style("Worst seed's drop (points)", percent),
+        "kl_max": Style("Largest KL of a token"),
+        "entropy_start": Style("Entropy, start (nats)"),
+        "entropy_kept": Style("Entropy kept (%)", percent),
+    }
+    frame.attrs["notes"] = [
+        "Largest drop: largest fall of training success below its best batch so far, mean ± standard "
+        "deviation over seeds; single batches scatter, so a few points are no sign of trouble. A run "
+        f"collapses when it ends below {100 * COLLAPSED:.0f} % of its base model's test pass@1. KL to the "
+        "policy that sampled, in nats per token: mean over the last third of the run, and the largest of any "
+        "token. Entropy: first batch and last tenth.",
+    ]
+    return frame
+
+
+def _collapsed(runs: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> int:
+    lines, base = cell.of(summary), cell.base().of(summary)
+    if len(base) and "pass@1" in lines:
+        return int((lines["pass@1"] < COLLAPSED * float(base["pass@1"].iloc[0])).sum())
+    first = curve(cell.of(runs), "success").bfill().iloc[0]
+    final = lines.set_index("seed")["final"]
+    return int((final < COLLAPSED * first.reindex(final.index)).sum())
+
+
+def power_table(
+    runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
+) -> pd.DataFrame:
+    """How many seeds it takes to see a difference in test pass@1, at the spread that was observed.
+
+    Args:
+        runs: the tidy table of one experiment.
+        items: the table of test problems.
+        method: against ``baseline``; its variants count as methods too.
+        baseline: what differences are taken from, paired by seed.
+
+    Returns:
+        One row per setting: ``spread`` (standard deviation over seeds of the paired difference) with
+        ``_low`` and ``_high`` (its own 95 % interval), and ``points_1``, ``points_2``, ``points_5``: the
+        least seeds at which a paired t-test finds such a difference with 80 % power; infinite above 1000.
+    """
+    require_one(runs)
+    rows, varied = [], variants(items)
+    for cell in cells(items):
+        if method not in (cell.trust_region, varied.get(cell.trust_region)):
+            continue
+        changes = seed_differences(items, cell, cell.method(baseline))
+        if not changes.size:
+            continue
+        _, deviation = spread(changes)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row |= {"seeds": changes.size, "spread": deviation}
+        row["spread_low"], row["spread_high"] = spread_interval(deviation, changes.size)
+        for share in POINTS:
+            row[f"points_{100 * share:.0f}"] = _needed(deviation, share)
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "spread": Style("Spread of Δ over seeds (points)", percent),
+        **{f"points_{100 * share:.0f}": _seeds_style(share) for share in POINTS},
+    }
+    frame.attrs["notes"] = [
+        f"Seeds that each method needs so that a paired t-test at the {100 * LEVEL:.0f} % level finds a true "
+        f"difference of that size in {100 * POWER:.0f} % of experiments, if the spread of the paired "
+        "difference is as observed. The interval of the spread says how little few seeds know about it."
+    ]
+    if frame.empty:
+        frame.attrs["notes"] = [f"No run of {method} has a run of {baseline} beside it."]
+    return frame
+
+
+def _needed(deviation: float, share: float) -> float:
+    if math.isnan(deviation):
+        return math.nan
+    seeds = seeds_needed(deviation, share, power=POWER, most=MOST_SEEDS)
+    return math.inf if seeds is None else seeds
+
+
+def _seeds_style(share: float) -> Style:
+    size = f"{100 * share:.0f} point{'' if share == POINTS[0] else 's'}"
+    return Style(
+        f"Seeds for {size}", lambda value: f"over {MOST_SEEDS}" if math.isinf(value) else f"{value:.0f}"
+    )

@@ -1,0 +1,130 @@
+"""Public benchmarks as one table: reference solutions ("oracle") beside the base models, graded alike."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.render.substitutes import marked, substitute_note, substitutes_of
+from troll.common.errors import UserError
+from troll.common.files import read_json, read_jsonl
+
+TITLE = "Public benchmarks"
+ORACLE = "oracle"
+_COLUMNS = (
+    *("task", "answers", "problems", "available", "samples", "pass@1", "pass@1_low", "pass@1_high"),
+    *("base/pass@1", "evalplus", "cut", "data", "sha256"),
+)
+_LEVEL = 0.95
+
+
+def benchmark_table(
+    rows: Sequence[tuple[str, Mapping[str, Any], int]], skipped: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """One row per set and kind of answers.
+
+    Args:
+        rows: (name of the answers, a file of grades as `troll.evaluation.grading.grade` writes it, how many
+            of the samples were written after a prompt that was cut).
+        skipped: why something planned was not evaluated, by its name.
+
+    Returns:
+        ``task``, ``answers``, ``problems`` of ``available``, ``samples`` for each, ``pass@1`` with a 95 %
+        interval over problems (Wilson's where there is one sample for each problem, else a t-interval on the
+        problems' shares), ``base/pass@1`` (plus sets: the few tests only), ``evalplus`` (its own verdict),
+        ``cut`` (share of samples whose prompt was cut), source and digest of the data.
+    """
+    entries = []
+    for answers, grades, cut in rows:
+        shares = [sum(item["passed"]) / len(item["passed"]) for item in grades["problems"].values()]
+        samples = [len(item["passed"]) for item in grades["problems"].values()]
+        low, high = _interval(shares, max(samples))
+        metrics = grades["metrics"]
+        entries.append(
+            {
+                "task": marked(grades["task"], bool(substitutes_of(grades))),
+                "answers": answers,
+                "problems": len(shares),
+                "available": len(shares) + len(grades["missing"]),
+                "samples": max(samples),
+                "pass@1": float(metrics["pass@1"]),
+                "pass@1_low": low,
+                "pass@1_high": high,
+                "base/pass@1": float(metrics.get("base/pass@1", float("nan"))),
+                "evalplus": float(grades.get("evalplus", {}).get("pass@1", float("nan"))),
+                "cut": cut / sum(samples),
+                "data": str(grades["data"].get("source", "")),
+                "sha256": str(grades["data_sha256"])[:12],
+            }
+        )
+    frame = pd.DataFrame(entries, columns=list(_COLUMNS))
+    frame.attrs["styles"] = {
+        "task": Style("Data set"),
+        "answers": Style("Answers"),
+        "problems": Style("Problems", whole),
+        "available": Style("of", whole),
+        "samples": Style("Samples", whole),
+        "evalplus": Style("evalplus' own (%)", percent),
+        "cut": Style("Prompts cut (%)", percent),
+        "data": Style("Data"),
+        "sha256": Style("SHA-256"),
+    }
+    notes: dict[str, str] = {}
+    for _, grades, _ in rows:
+        notes |= substitutes_of(grades)
+    frame.attrs["notes"] = [
+        *(_EXPLAINED if entries else []),
+        *substitute_note(notes),
+        *_left_out(skipped or {}),
+    ]
+    return frame
+
+
+_EXPLAINED = (
+    f"{ORACLE}: the reference solutions, which show what the graders accept. The intervals cover the choice "
+    "of problems alone. Where fewer problems are answered than there are, they were drawn without looking "
+    "at them, the same for all rows.",
+    "A prompt that does not fit a model's context is cut to its last tokens, as lm-eval does; such an "
+    "answer is hardly ever right.",
+)
+
+
+def _left_out(skipped: Mapping[str, str]) -> list[str]:
+    """A sentence for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        reasons.setdefault(reason, []).append(name)
+    return [f"Not run: {', '.join(names)}; {reason}." for reason, names in reasons.items()]
+
+
+def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
+    """95 % interval of the mean over problems."""
+    if samples == 1:
+        ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(_LEVEL, method="wilson")
+        return float(ends.low), float(ends.high)
+    if len(set(shares)) == 1:  # no spread to go by
+        return float("nan"), float("nan")
+    mean, error = sum(shares) / len(shares), stats.sem(shares)
+    low, high = stats.t.interval(_LEVEL, len(shares) - 1, loc=mean, scale=error)
+    return max(0.0, float(low)), min(1.0, float(high))
+
+
+def read_answers(label: str, grades: Path, samples: Path) -> tuple[str, Mapping[str, Any], int]:
+    """A row for `benchmark_table` from two files.
+
+    Args:
+        label: what the answers are called.
+        grades: of the answers.
+        samples: the answers; their lines say which prompts were cut.
+
+    Raises:
+        UserError: a file is missing, or is not one of grades.
+    """
+    graded = read_json(grades)
+    missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
+    if missing:
+        raise UserError(f"{grades}: not a file of grades, it lacks {', '.join(sorted(missing))}")
+    return label, graded, sum(bool(row.get("cut")) for row in read_jsonl(samples))

@@ -1,0 +1,97 @@
+"""Every comparison of several experiments as one family: each once, corrected for how many there are."""
+
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.data.identity import first_experiments, made_first
+from troll.analysis.data.summaries import BASELINE, Cell, cells, difference, seed_differences, variants
+from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.render.formats import Style
+from troll.analysis.statistics import LEVEL, Interval, holm, paired_p_value
+
+ALONE = "Reading: higher or lower where the interval excludes zero, so that p is below 0.05, each by itself."
+"""What a reading means in a table of one experiment; comparisons.md corrects for how many there are."""
+READING = "Reading: higher or lower where p is below 0.05 after Holm over all unique comparisons released."
+
+
+def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+    """Test pass@1 of every method against its baseline, over the unique comparisons of all experiments.
+
+    A comparison that stands in several experiments counts once (`troll.analysis.data.identity`), with the
+    runs of the first of them.
+
+    Args:
+        runs: the tidy tables, one below the other.
+        items: the tables of test problems.
+        baseline: what methods are compared with; a variant is compared with the method that it varies.
+
+    Returns:
+        One row per comparison: ``experiment`` (the first), the coordinates, ``against``, ``seeds``,
+        ``difference`` with ``_low`` and ``_high``, ``p`` (paired t-test), ``p_holm`` over all rows, and
+        ``reading``: higher or lower where ``p_holm`` is below 0.05.
+    """
+    first = first_experiments(runs)
+    varied = variants(runs)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for experiment in dict.fromkeys(map(str, runs["experiment"])):
+        here, tested = (frame[frame["experiment"] == experiment] for frame in (runs, items))
+        names = here.drop_duplicates("run_id")
+        present = set(cells(tested))
+        for cell in cells(tested):
+            other = cell.method(varied.get(cell.trust_region, baseline))
+            if cell.trust_region in (BASE, baseline) or other not in present:
+                continue
+            interval = difference(tested, cell, other)
+            if interval is None:
+                continue
+            same = (made_first(experiment, one.of(names)["run_id"], first) for one in (cell, other))
+            rows.setdefault((cell, *same), _row(experiment, tested, cell, other, interval))
+    frame = pd.DataFrame(list(rows.values()))
+    if len(frame):
+        frame["p_holm"] = holm(frame["p"])
+        frame["reading"] = [
+            reading(effect, p) for effect, p in zip(frame["difference"], frame["p_holm"], strict=True)
+        ]
+    frame.attrs["styles"] = {"experiment": Style("Experiment", str), "against": Style("Against", str)}
+    frame.attrs["notes"] = [
+        f"{len(frame)} comparisons of test pass@1, each once however many experiments hold its runs. Δ: "
+        "paired by seed, with Student's 95 % interval for this comparison alone. p: paired t-test; Holm: "
+        f"corrected for all comparisons of the table. {READING} Made by `troll comparisons` with the "
+        "directories of the experiments."
+    ]
+    return frame
+
+
+def reading(effect: float, p: float) -> str:
+    """What a corrected comparison says."""
+    if p != p:
+        return "one seed only"
+    return ("higher" if effect > 0 else "lower") if p < 1 - LEVEL else "no clear difference"
+
+
+def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval: Interval) -> dict[str, Any]:
+    row: dict[str, Any] = {"experiment": experiment} | {name: getattr(cell, name) for name in GROUP}
+    row |= {"against": other.trust_region, "seeds": interval.seeds, "difference": interval.estimate}
+    row |= {"difference_low": interval.low, "difference_high": interval.high}
+    return row | {"p": paired_p_value(seed_differences(items, cell, other))}
+
+
+def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
+    """A main table whose readings are those of a family of comparisons that has its own among them.
+
+    Args:
+        main: the result of ``main_table`` of the family's first experiment.
+        family: the result of ``comparison_family``.
+    """
+    if family.empty:
+        return main
+    own = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
+    names = [tuple(map(str, setting)) for setting in main.loc[:, list(GROUP)].itertuples(index=False)]
+    corrected = main.assign(
+        reading=[own.get(name, old) for name, old in zip(names, main["reading"], strict=True)]
+    ).drop(columns="p")
+    corrected.attrs = main.attrs | {
+        "notes": [note.replace(ALONE, READING) for note in main.attrs.get("notes", [])]
+    }
+    return corrected

@@ -1,0 +1,313 @@
+"""The paper's tables with the published number beside ours.
+
+Every row is one comparison of the paper: a baseline and a method on one model and data set. Rows without runs
+keep their published numbers and say "not run"; nothing published is left out.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.data.summaries import Cell, cells, difference, per_run, spread
+from troll.analysis.data.tidy import BASE
+from troll.analysis.render.formats import Style, percent, points, significant
+from troll.experiment.published import read_published
+
+_ALIASES = {
+    "Llama3.2-3B": "Llama-3.2-3B",
+    "Llama3.2-3B-Instruct": "Llama-3.2-3B-Instruct",
+    "Llama3.1-8B": "Llama-3.1-8B",
+    "Llama3.1-8B-Instruct": "Llama-3.1-8B-Instruct",
+    "Apertus-8B": "Apertus-8B-2509",
+    "Apertus-8B-Instruct": "Apertus-8B-Instruct-2509",
+}
+"""Models that the source of the numbers names otherwise than the hub does."""
+_TASKS = {
+    "GSM8K": "gsm8k*",
+    "Eurus": "eurus-math*",
+    "Code": "eurus-code*",
+    "MATH": "math*",
+    "MBPP": "mbpp*",
+    "HumanEval": "mbpp*",  # it has nothing to train on: models trained on MBPP are evaluated on it
+}
+"""Data sets of the source and the tasks that stand for them; DAPO's parts and MATH Eval are the task dapo."""
+_ESTIMATORS = {"GRPO": ("grpo",), "DrGRPO": ("dr-grpo",), "PPO": ("ppo", "gae"), "GSPO": ("grpo", "gspo")}
+_ESTIMATORS |= {"GAE": ("gae", "ppo"), "PPO-max": ("ppo-max",)}
+_MEASURES = {
+    "DAPO_Train": "final",
+    "MATH_Eval": "math-eval/pass@1",
+    "HumanEval": "humaneval/pass@1",
+}
+"""Our number for a data set where it is not test pass@1: final training success, mean over the suites."""
+_SWEPT = re.compile(r"([2-9]|\d\d+)x$|lr\d+$")
+"""Conditions of a sweep over staleness or learning rate; numbers of other tables are not theirs."""
+QWEN3 = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row: what is compared where, and what was published about it.
+
+    Attributes:
+        model: as the source names it.
+        data: data set, as the source names it.
+        estimator: as the source names it.
+        baseline: trust region of ours that stands for the baseline.
+        method: trust region of ours that the row is about.
+        measure: column of ``per_run``, or "pass@1".
+        published: of baseline and method; NaN where no number was read.
+        quantity: what the numbers are, where a table holds several.
+        condition: pattern of condition names.
+    """
+
+    model: str
+    data: str
+    estimator: str
+    baseline: str
+    method: str
+    measure: str = "pass@1"
+    published: tuple[float, float] = (math.nan, math.nan)
+    quantity: str = ""
+    condition: str = "*"
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether a cell of the method is about this row's setting."""
+        task = _TASKS.get(self.data, "dapo*")
+        return (
+            cell.model == _ALIASES.get(self.model, self.model)
+            and fnmatchcase(cell.task, task)
+            and cell.estimator in _ESTIMATORS[self.estimator]
+            and fnmatchcase(cell.condition, self.condition)
+            and (self.condition != "*" or not _SWEPT.search(cell.condition))
+        )
+
+
+def _numbers(source: str, metric: str = "final_success*") -> list[Mapping[str, Any]]:
+    return [row for row in read_published() if row["source"] == source and fnmatchcase(row["metric"], metric)]
+
+
+def _pairs(rows: Sequence[Mapping[str, Any]], **settings: Any) -> list[Comparison]:
+    """Clip and TROLL of the same model, data and estimator as one row, in the order of the file."""
+    by_setting: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        key = (row["model"], row["dataset"], row["estimator"])
+        by_setting.setdefault(key, {})[row["method"].partition("_")[0]] = float(row["value"])
+    return [
+        Comparison(
+            model,
+            data,
+            estimator,
+            "gspo-clip" if estimator == "GSPO" else "clip",
+            "troll-seq" if estimator == "GSPO" else "troll",
+            settings.get("measure") or _MEASURES.get(data, "pass@1"),
+            (values.get("Clip", math.nan), values.get("TROLL", math.nan)),
+            settings.get("quantity", ""),
+        )
+        for (model, data, estimator), values in by_setting.items()
+    ]
+
+
+def _ablations() -> list[Comparison]:
+    rows = [row for row in _numbers("page_cost") if row["model"] == "Qwen3-1.7B"]
+    default = next(float(row["value"]) for row in rows if row["note"].startswith("default"))
+    comparisons = []
+    for row in rows:
+        bound, keep = re.search(r"eps=([\d.]+)$", row["note"]), re.search(r"^K=(\d+)", row["note"])
+        if bound is None and keep is None:
+            continue
+        name = f"troll-kl{bound[1]}" if bound else f"troll-k{keep[1]}" if keep else ""
+        setting = (row["model"], row["dataset"], row["estimator"])
+        comparisons.append(
+            Comparison(*setting, "troll", name, _MEASURES[row["dataset"]], (default, float(row["value"])))
+        )
+    return comparisons
+
+
+def _cost() -> list[Comparison]:
+    memory = _pairs(_numbers("page_cost", "vram_gib"), measure="peak_gib", quantity="memory (GiB)")
+    time = _pairs(_numbers("page_cost", "step_runtime_s"), measure="batch_s", quantity="time per step (s)")
+    return [*memory, *time]
+
+
+def _code() -> list[Comparison]:
+    """No number was read off this figure; the text claims gains of 7 to 18 points."""
+    return [Comparison(model, "Code", "GRPO", "clip", "troll") for model in QWEN3]
+
+
+def _staleness() -> list[Comparison]:
+    """No number was read off the paper's figure; the conditions are those of the matrix."""
+    return [
+        Comparison("Qwen3-4B", "DAPO_Eval", "GRPO", "clip", method, condition=f"*{condition}")
+        for condition in ("stale1x", "stale4x", "stale16x")
+        for method in ("troll", "gspo-clip", "quatro")
+    ]
+
+
+def _summary() -> list[Comparison]:
+    """A published summary describes the experiments otherwise and gives no number for them."""
+    models = ("CodeLlama-7B", "CodeLlama-13B", "DeepSeek-Coder-1.3B", "DeepSeek-Coder-6.7B")
+    comparisons = [
+        Comparison(model, data, estimator, "clip", "troll", _MEASURES.get(data, "pass@1"))
+        for data in ("GSM8K", "MATH", "HumanEval", "MBPP")
+        for model in models
+        for estimator in ("GAE", "PPO-max")
+    ]
+    variants = ("troll-k10", "troll-k20", "troll-kl0.01", "troll-kl0.25")
+    return comparisons + [
+        Comparison(model, "GSM8K", "GAE", "troll", name) for model in models for name in variants
+    ]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One table of the paper: its rows, the format of its numbers and what has to be known."""
+
+    rows: Any
+    show: Any = percent
+    gain: Any = points
+    unit: str = " (%)"
+    gain_unit: str = " (points)"
+    note: str = ""
+
+
+_READ = "Numbers read off a smoothed curve by eye, with an error of 0.5 to 1.5 points. "
+SECTIONS: Mapping[str, _Section] = {
+    "families": _Section(
+        lambda: _pairs(_numbers("page_table")),
+        note="Numbers printed in the paper's table. ",
+    ),
+    "sizes": _Section(lambda: _pairs(_numbers("fig_size")), note=_READ),
+    "estimators": _Section(lambda: _pairs(_numbers("fig_methods")), note=_READ),
+    "ablations": _Section(_ablations, note=_READ),
+    "cost": _Section(
+        _cost,
+        significant,
+        lambda value: f"{value:+.3g}".replace("-", "\N{MINUS SIGN}"),
+        "",
+        "",
+        "Numbers printed on the paper's figure; data set and estimator are not printed there and assumed. ",
+    ),
+    "entropy": _Section(
+        lambda: _pairs(_numbers("page_cost", "policy_entropy*"), measure="entropy", quantity="at 95 h"),
+        significant,
+        lambda value: f"{value:+.3g}".replace("-", "\N{MINUS SIGN}"),
+        " (nats)",
+        " (nats)",
+        "Read off the curve at 95 hours, from a start of 0.38; ours is the mean of the last tenth. ",
+    ),
+    "code": _Section(
+        _code,
+        note="No single number could be read; the paper claims gains of 7 to 18 points. ",
+    ),
+    "staleness": _Section(_staleness, note="The paper's curves were not read; only ours can be shown. "),
+    "summary": _Section(
+        _summary,
+        note=(
+            "A question-and-answer summary of the paper names other models, tasks and estimators than the "
+            "paper does, and gives no numbers for them. HumanEval has no training problems: models trained "
+            "on MBPP are evaluated on it. "
+        ),
+    ),
+}
+
+
+def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
+    """One table of the paper with our numbers beside it.
+
+    Args:
+        section: a key of ``SECTIONS``.
+        runs: the tidy table of one experiment.
+        items: the table of test problems.
+
+    Returns:
+        One row per comparison (and condition, where ours has several): ``published_baseline``,
+        ``published_method``, ``published_gain``; ours as ``baseline`` and ``method`` with ``_sd``, ``_off``
+        (ours minus published) and ``gain`` with ``_low`` and ``_high`` (pass@1: paired).
+    """
+    chosen = SECTIONS[section]
+    summary = per_run(runs)
+    present = cells(runs)
+    rows: list[dict[str, Any]] = []
+    for row in chosen.rows():
+        here = [cell for cell in present if row.holds(cell)]
+        matching = [cell for cell in here if fnmatchcase(cell.trust_region, row.method)]
+        if not row.method.startswith(row.baseline):  # a baseline alone is shown, but for a variant's default
+            settings = {cell.setting(cell.condition, cell.estimator) for cell in matching}
+            lone = [cell for cell in here if cell.trust_region == row.baseline]
+            matching += [
+                cell.method(row.method)
+                for cell in lone
+                if cell.setting(cell.condition, cell.estimator) not in settings
+            ]
+        rows += [_row(row, cell, summary, items) for cell in matching or (None,)]
+    frame = pd.DataFrame(rows)
+    frame = frame.drop(columns=[name for name in ("condition", "quantity") if not frame[name].any()])
+    names = {}
+    for role in ("baseline", "method"):
+        single = frame[f"{role}_name"].nunique() == 1
+        names[role] = str(frame[f"{role}_name"].iloc[0]) if single else role
+        frame = frame.drop(columns=f"{role}_name") if single else frame
+    frame.attrs["styles"] = _styles(chosen, names)
+    frame.attrs["quoted"] = ["published_baseline", "published_method", "published_gain"]
+    frame.attrs["notes"] = _notes(chosen, frame, runs)
+    return frame
+
+
+def _styles(section: _Section, names: Mapping[str, str]) -> dict[str, Style]:
+    """Headings with the names of baseline and method where all rows share them."""
+    styles = {"data": Style("Data"), "quantity": Style("Quantity")}
+    for role, name in names.items():
+        styles |= {
+            f"{role}_name": Style(role.capitalize()),
+            f"published_{role}": Style(f"{name}, published{section.unit}", section.show),
+            role: Style(f"{name}, ours{section.unit}", section.show),
+            f"{role}_off": Style(f"{name}, ours \N{MINUS SIGN} published{section.gain_unit}", section.gain),
+        }
+    styles["published_gain"] = Style(f"Gain, published{section.gain_unit}", section.gain)
+    styles["gain"] = Style(f"Gain, ours{section.gain_unit}", section.gain)
+    return styles
+
+
+def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.DataFrame) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "model": row.model,
+        "data": row.data.replace("_", " "),
+        "estimator": row.estimator,
+    }
+    shown |= {"condition": cell.condition if cell else row.condition.strip("*"), "quantity": row.quantity}
+    shown |= {"baseline_name": row.baseline, "method_name": cell.trust_region if cell else row.method}
+    lines = [part.of(summary) for part in (cell.method(row.baseline), cell)] if cell else [pd.DataFrame()] * 2
+    ours = [spread(part.get(row.measure, ())) for part in lines]
+    known = not all(math.isnan(mean) for mean, _ in ours)
+    shown |= {"seeds": max(map(len, lines)), "status": "run" if known else "not run"}
+    for name, there, (mean, deviation) in zip(("baseline", "method"), row.published, ours, strict=True):
+        shown |= {
+            f"published_{name}": there,
+            name: mean,
+            f"{name}_sd": deviation,
+            f"{name}_off": mean - there,
+        }
+    gain, gain_low, gain_high = ours[1][0] - ours[0][0], math.nan, math.nan
+    if cell is not None and row.measure == "pass@1":
+        interval = difference(items, cell, cell.method(row.baseline))
+        if interval is not None:
+            gain, gain_low, gain_high = interval.estimate, interval.low, interval.high
+    shown |= {"published_gain": row.published[1] - row.published[0], "gain": gain}
+    return shown | {"gain_low": gain_low, "gain_high": gain_high}
+
+
+def _notes(section: _Section, frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+    missing = int((frame["status"] == "not run").sum())
+    models = sorted({str(name) for name in runs.loc[runs["trust_region"] != BASE, "model"]})
+    coverage = f"{missing} of {len(frame)} rows have not been run; the runs here are of {', '.join(models)}."
+    compare = (
+        "Published numbers come without seeds and without intervals: a difference from ours can be shown, "
+        "not tested. Gain: method minus baseline; ours paired by seed and problem with a 95 % interval where "
+        "the measure is test pass@1."
+    )
+    return [f"{section.note}{compare}", *([coverage] if missing else [])]

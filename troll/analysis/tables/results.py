@@ -1,0 +1,305 @@
+"""The tables: tidy tables in, a DataFrame of numbers out, which ``formats.write_table`` writes.
+
+Every row is one method in one setting. ``status`` is "run", "not run" (planned or to be expected, but no run
+was found) or "skipped"; nothing is left out silently.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cell_order,
+    cells,
+    difference,
+    method_order,
+    per_run,
+    planned_seeds,
+    require_one,
+    seed_differences,
+    spread,
+    variants,
+)
+from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.statistics import paired_p_value
+from troll.analysis.tables.comparisons import ALONE
+
+MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
+"""Shown after pass@1 and the pass@k of the largest k that was measured."""
+ABLATION_METRICS = ("pass@1", "difference", "kl", "entropy", "final", "peak", "drop")
+_CONSTRAINT_CHECK: Mapping[str, str] = {
+    "clip_fraction": "mean",
+    "kl_to_old_max": "max",
+    "kl_projected_max": "max",
+    "kl_violation_max": "max",
+    "solver_residual_max": "max",
+    "solver_evaluations": "mean",
+    "kept_mass_min": "min",
+    "ratio_max": "max",
+}
+"""Diagnostics of a run and which of its values over all steps and seeds a table shows."""
+
+
+def main_table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    expected: Sequence[Mapping[str, object]] | None = None,
+    skipped: Mapping[str, str] | None = None,
+    baseline: str = BASELINE,
+    trust_regions: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Test scores and training behaviour of every method in every setting.
+
+    Args:
+        runs: the tidy table of one experiment.
+        items: the table of test problems.
+        expected: coordinates of the planned runs; by default every method is expected in every setting
+            that is present.
+        skipped: reason by task, for tasks that this machine could not run.
+        baseline: the trust region that differences are taken from, within task, condition and estimator.
+        trust_regions: which methods; by default all that are no variants of another one (those are in
+            ``ablation_table``).
+
+    Returns:
+        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k, and
+        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
+        ``p`` (paired t-test over seeds; it and the reading are of this comparison alone, and
+        ``comparison_family`` corrects for all). Shares are between 0 and 1, KL and entropy are in nats.
+
+    Raises:
+        UserError: the tables hold more than one experiment.
+    """
+    require_one(runs)
+    names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
+    chosen = set(trust_regions or names - set(variants(runs, expected))) | {BASE}
+    metrics = (*_pass_metrics(runs), *MAIN_METRICS)
+    frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
+    frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
+    return frame
+
+
+def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE) -> pd.DataFrame:
+    """The short form of ``main_table``: one row per setting, two methods side by side.
+
+    Returns:
+        The coordinates of the setting, seeds (of the method), ``base``, ``baseline`` and ``method`` (test
+        pass@1 with ``_sd``), ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
+        ``attrs["headings"]`` says which methods they are.
+    """
+    rows = []
+    trained = main[main["trust_region"].isin([method, baseline])]
+    for _, setting in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
+        here = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
+        same = (main["model"] == setting["model"]) & (main["task"] == setting["task"])
+        base = main.loc[same & (main["trust_region"] == BASE), "pass@1"]
+        row: dict[str, Any] = dict(setting) | {"seeds": pd.NA, "planned": pd.NA, "status": "not run"}
+        row["base"] = float(base.iloc[0]) if len(base) else math.nan
+        for column, name in (("baseline", baseline), ("method", method)):
+            for part in ("", "_sd"):
+                row[f"{column}{part}"] = here[f"pass@1{part}"].get(name, math.nan)
+        for name in ("difference", "difference_low", "difference_high"):
+            row[name] = here[name].get(method, math.nan)
+        row["reading"] = here["reading"].get(method, "")
+        row |= {"baseline_kl": here["kl"].get(baseline, math.nan), "kl": here["kl"].get(method, math.nan)}
+        if method in here.index:
+            row |= {name: here.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["headings"] = {
+        "method": f"{method} (%)",
+        "baseline": f"{baseline} (%)",
+        "kl": f"Late KL, {method}",
+        "baseline_kl": f"Late KL, {baseline}",
+    }
+    frame.attrs["notes"] = main.attrs.get("notes", [])
+    return frame
+
+
+def ablation_table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    *,
+    expected: Sequence[Mapping[str, object]] | None = None,
+    skipped: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
+    """Variants of each rule beside its default, in the settings where a variant was run or planned.
+
+    Args:
+        runs: the tidy table of one experiment.
+        items: the table of test problems.
+        expected: coordinates of the planned runs.
+        skipped: reason by task.
+
+    Returns:
+        As ``main_table`` with ``ABLATION_METRICS``, rule by rule; differences are taken from the rule's own
+        default. Without rows when there are no variants.
+    """
+    require_one(runs)
+    known = set(cells(runs)) | set(planned_seeds(expected or ()))
+    parts = []
+    defaults = variants(runs, expected)
+    for default in sorted(set(defaults.values()), key=method_order):
+        varied = {cell for cell in known if defaults.get(cell.trust_region) == default}
+        chosen = {cell.trust_region for cell in varied} | {default}
+        settings = {cell.method(default) for cell in varied}
+        wanted = (chosen, ABLATION_METRICS, default, expected, skipped or {}, settings)
+        parts.append(_table(runs, items, *wanted))
+    if not parts:
+        frame = pd.DataFrame()
+        frame.attrs["notes"] = ["No variants were run."]
+        return frame
+    frame = pd.concat(parts, ignore_index=True)
+    frame.attrs["notes"] = _notes(frame, runs, "the rule's default", skipped or {})
+    return frame
+
+
+def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """What the trust regions did: worst and mean diagnostics over all steps and seeds of each method.
+
+    Returns:
+        One row per method and setting: ``clip_fraction`` and ``solver_evaluations`` are means over steps,
+        ``kept_mass`` the least, the others the largest value; missing where a rule does not log a diagnostic.
+    """
+    require_one(runs)
+    rows = []
+    for cell in cells(runs):
+        train = cell.of(runs)
+        train = train[train["source"] == "train"]
+        if train.empty:
+            continue
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = train["seed"].nunique()
+        for metric, how in _CONSTRAINT_CHECK.items():
+            values = train.loc[train["metric"] == metric, "value"]
+            row[metric] = float(getattr(values, how)()) if len(values) else math.nan
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=[*GROUP, "seeds", *_CONSTRAINT_CHECK])
+    frame.attrs["notes"] = [
+        "Largest and least values are over all tokens, optimiser steps and seeds; shares and evaluations are "
+        "means over steps. KL in nats per token, new policy against the one that sampled. After: of the "
+        "projected policy. Residual: distance of the projection's KL from the bound, where the bound binds.",
+    ]
+    return frame
+
+
+def test_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every test metric of every method: mean and spread over seeds, with the share of each status.
+
+    Returns:
+        One row per method and setting; columns are the metrics found, empty where a task has no such metric.
+    """
+    require_one(runs)
+    summary = per_run(runs)
+    metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=lambda name: ("/" in name, name))
+    rows = []
+    for cell in cells(runs):
+        lines = cell.of(summary)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
+        for metric in metrics:
+            # A run without any sample of some status had a share of zero of it.
+            values = lines[metric].fillna(0.0) if metric.startswith("status/") else lines[metric]
+            row[metric], row[f"{metric}_sd"] = spread(values)
+        rows.append(row)
+    return pd.DataFrame(rows).astype({"seeds": "Int64"})
+
+
+def _pass_metrics(runs: pd.DataFrame) -> list[str]:
+    tested = set(runs.loc[runs["source"] == "test", "metric"])
+    sizes = sorted(int(name.removeprefix("pass@")) for name in tested if name.startswith("pass@"))
+    return [f"pass@{k}" for k in sorted({1, sizes[-1] if sizes else 1})]
+
+
+def _table(
+    runs: pd.DataFrame,
+    items: pd.DataFrame,
+    chosen: set[str],
+    metrics: Iterable[str],
+    reference: str,
+    expected: Sequence[Mapping[str, object]] | None,
+    skipped: Mapping[str, str],
+    settings: set[Cell] | None = None,
+) -> pd.DataFrame:
+    """Rows of all chosen methods; ``settings`` (as cells of the reference) restricts where."""
+    summary = per_run(runs)
+    planned = planned_seeds(expected) if expected is not None else {}
+    wanted = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
+    models = {cell.model for cell in wanted}
+    wanted |= {Cell(model, task, "", "", BASE) for model in models for task in skipped if BASE in chosen}
+    wanted = {cell for cell in wanted if cell.trust_region in chosen}
+    if settings is not None:
+        wanted = {cell for cell in wanted if cell.method(reference) in settings}
+    rows = []
+    for cell in sorted(wanted, key=cell_order):
+        lines = cell.of(summary)
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
+        row["planned"] = planned.get(cell)
+        row["status"] = "run" if len(lines) else ("skipped" if cell.task in skipped else "not run")
+        row["mixed"] = bool(len(lines) and lines["mixed"].any())
+        for metric in metrics:
+            if metric == "difference":
+                row |= _difference(items, cell, reference)
+            else:
+                row[metric], row[f"{metric}_sd"] = spread(lines.get(metric, ()))
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    return frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
+
+
+def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
+    """Every chosen method in every setting present, so that holes show."""
+    trained = [cell for cell in cells(runs) if cell.trust_region != BASE]
+    axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
+    methods = sorted(chosen & {cell.trust_region for cell in trained})
+    planned = {Cell(*names) for names in itertools.product(*axes, methods)}
+    return planned | {cell.base() for cell in planned if BASE in chosen}
+
+
+def _count(lines: pd.DataFrame) -> int:
+    return int(lines["seed"].nunique()) if len(lines) else 0
+
+
+def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, Any]:
+    empty = {"difference": math.nan, "difference_low": math.nan, "difference_high": math.nan, "reading": ""}
+    empty["p"] = math.nan
+    if cell.trust_region in (reference, BASE):
+        return empty
+    interval = difference(items, cell, cell.method(reference))
+    if interval is None:
+        return empty
+    return {
+        "difference": interval.estimate,
+        "difference_low": interval.low,
+        "difference_high": interval.high,
+        "reading": interval.verdict(),
+        "p": paired_p_value(seed_differences(items, cell, cell.method(reference))),
+    }
+
+
+def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Mapping[str, str]) -> list[str]:
+    counts = sorted({int(n) for n in frame["seeds"].dropna() if n})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "no"
+    notes = [
+        f"Mean ± standard deviation over {seeds} seed{'' if counts == [1] else 's'}. Δ: difference from "
+        f"{reference} in the same setting, paired by seed, with Student's 95 % interval over seeds. {ALONE} "
+        "p: paired t-test over seeds. "
+        "KL: mean over the last third of the run; final: mean over its last tenth. KL and entropy in nats "
+        "per token.",
+    ]
+    notes += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
+    missing = frame[frame["status"] == "not run"]
+    if len(missing):
+        notes.append(f"{len(missing)} of {len(frame)} rows have not been run.")
+    if frame["mixed"].any():
+        odd = sorted(set(runs.loc[runs["mixed"], "run_id"]))
+        notes.append(
+            f"† includes runs made with another version of program, environment or data: {', '.join(odd)}."
+        )
+    return notes

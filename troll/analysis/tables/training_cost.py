@@ -1,0 +1,67 @@
+"""What training took, by method: time of a rollout batch and memory, against GRPO with clip."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.data.summaries import BASELINE, Cell, cells, per_run, require_one, spread
+from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.render.formats import Style
+
+REFERENCE = "grpo"
+"""The estimator without a critic that others are compared with."""
+
+
+def training_cost_table(
+    runs: pd.DataFrame, *, baseline: str = BASELINE, reference: str = REFERENCE
+) -> pd.DataFrame:
+    """Time and memory of whole training runs.
+
+    Args:
+        runs: the tidy table of one experiment.
+        baseline: the trust region, and
+        reference: the estimator of the runs that others are compared with, in the same condition.
+
+    Returns:
+        One row per method and setting: ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per
+        rollout batch with its updates; mean and ``_sd`` over seeds), ``cpu_ratio`` (processor time, times the
+        reference), ``peak_gib`` (largest process or, on a GPU, memory of tensors) and ``memory_ratio``.
+    """
+    require_one(runs)
+    summary = per_run(runs)
+    rows = []
+    for cell in cells(runs[runs["source"] == "train"]):
+        if cell.trust_region == BASE:
+            continue
+        own = _costs(summary, cell)
+        other = _costs(summary, Cell(cell.model, cell.task, cell.condition, reference, baseline))
+        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row["seeds"] = len(cell.of(summary))
+        for name, (mean, deviation) in own.items():
+            row[name], row[f"{name}_sd"] = mean, deviation
+        row["cpu_ratio"] = own["batch_cpu_s"][0] / other["batch_cpu_s"][0]
+        row["memory_ratio"] = own["peak_gib"][0] / other["peak_gib"][0]
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "batch_s": Style("Seconds per batch"),
+        "batch_cpu_s": Style("Processor seconds per batch"),
+        "cpu_ratio": Style(f"Times {baseline} with {reference}"),
+        "peak_gib": Style("Peak memory (GiB)"),
+        "memory_ratio": Style(f"Memory, times {baseline} with {reference}"),
+    }
+    frame.attrs["notes"] = [
+        "A batch: sampling, rewards, old policy and values, and all optimiser steps on it; mean ± standard "
+        "deviation over seeds. Wall-clock time depends on what else the machine did, processor time hardly. "
+        "Both depend on the length of the answers that a method learns to give. Memory without a GPU is the "
+        "whole process, of which the libraries are most on the testbed; the cost of a step is measured apart."
+    ]
+    return frame
+
+
+def _costs(summary: pd.DataFrame, cell: Cell) -> dict[str, tuple[float, float]]:
+    lines = cell.of(summary)
+    none = (math.nan, math.nan)
+    names = ("batch_s", "batch_cpu_s", "peak_gib")
+    return {name: spread(lines[name]) if name in lines and len(lines) else none for name in names}

@@ -1,0 +1,175 @@
+"""Measures pieces of work side by side: each in a process of its own, taking turns, all reporting alike.
+
+Only in a process of its own is a peak of memory its own; and a slow minute of the machine hits all pieces
+that take turns. A worker is a module that is run with its work as JSON and prints what it measured as JSON.
+"""
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+import torch
+
+from troll.common.errors import UserError
+
+QUIET = 0.1
+"""Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
+
+W = TypeVar("W")
+
+
+def check(device: str, **sizes: int) -> None:
+    """Refuses what cannot be measured.
+
+    Raises:
+        UserError: no such device here, or a size below 1.
+    """
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"cost: device {device!r} is not available; cpu always is")
+    for name, size in sizes.items():
+        if size < 1:
+            raise UserError(f"cost: {name} must be at least 1 (found {size})")
+
+
+def hardware(device: str, threads: int | None) -> str:
+    """The device in words."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{platform.machine()} CPU, {threads or torch.get_num_threads()} threads"
+
+
+def in_turns(
+    worker: str, works: Mapping[str, Any], repeats: int, threads: int | None
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Measures every work ``repeats`` times, one after the other within each repeat.
+
+    Args:
+        worker: the module below ``troll.benchmark`` that measures.
+        works: a dataclass of settings by name.
+        repeats: measurements of each.
+        threads: of a CPU; as the environment has it by default.
+
+    Yields:
+        Name, number of the repeat, and what the worker measured.
+
+    Raises:
+        UserError: a measurement failed (out of memory, say).
+    """
+    names = list(works)
+    for repeat in range(repeats):
+        # Backwards every other time: nobody always follows the same neighbour.
+        for name in names if repeat % 2 == 0 else reversed(names):
+            yield name, repeat, measure(worker, name, works[name], threads)
+
+
+def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str, Any]:
+    """One measurement in a process of its own.
+
+    Raises:
+        UserError: the worker failed.
+    """
+    environment = dict(os.environ)
+    if threads is not None:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", f"troll.benchmark.{worker}", json.dumps(asdict(work))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        errors = done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode} (out of memory?)"]
+        raise UserError(f"cost: {name} failed: {errors[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def costs(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
+    """Columns of a table about one piece of work: medians and range of seconds, and multiples of the base.
+
+    Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the
+    largest peak.
+
+    Args:
+        own: seconds, processor_seconds and peak_bytes of every repeat.
+        base: the same of the work that it is compared with.
+    """
+    return {
+        "seconds": own["seconds"].median(),
+        "seconds_low": own["seconds"].min(),
+        "seconds_high": own["seconds"].max(),
+        "time_ratio": own["seconds"].min() / base["seconds"].min(),
+        "processor_seconds": own["processor_seconds"].min(),
+        "peak_mib": own["peak_bytes"].max() / 2**20,
+        "memory_ratio": own["peak_bytes"].max() / base["peak_bytes"].max(),
+    }
+
+
+def spread(*rows: Mapping[str, float]) -> float:
+    """By how much the repeats of the most disturbed row of a table differ; 0.1 is ten per cent."""
+    return max(row["seconds_high"] / row["seconds_low"] for row in rows) - 1
+
+
+def serve(kind: type[W], work: Callable[[W], Mapping[str, Any]]) -> None:
+    """The main program of a worker: does the work of its argument and prints what it measured."""
+    print(json.dumps(work(kind(**json.loads(sys.argv[1])))))
+
+
+class Clock:
+    """Seconds and the peak of memory since it was made."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        else:
+            _forget_peak()
+            self._before = _resident("VmRSS")
+        self._processor, self._start = time.process_time(), time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """Wall-clock and processor seconds, and the bytes above those held at the start."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        seconds, processor = time.perf_counter() - self._start, time.process_time() - self._processor
+        peak = torch.cuda.max_memory_allocated() if self._cuda else _resident("VmHWM")
+        return {
+            "seconds": seconds,
+            "processor_seconds": processor,
+            "peak_bytes": float(max(0, peak - self._before)),
+        }
+
+
+def timed(device: str, work: Callable[[], None]) -> tuple[float, float]:
+    """Wall-clock and processor seconds of a piece of work, leaving the peak of memory alone."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begun, processor = time.perf_counter(), time.process_time()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun, time.process_time() - processor
+
+
+def _forget_peak() -> None:
+    """Lets the kernel forget the peak so far (Linux; elsewhere the peak of the whole process is used)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _resident(field: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,0 +1,175 @@
+"""Measures whole optimiser steps of one method: the worker of `troll.benchmark.step`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from troll.algorithms.aggregation import aggregate
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
+from troll.benchmark.harness import Clock, serve, timed
+from troll.common.seeding import derive_seed
+
+METHODS = ("clip", "troll", "clip, critic")
+"""Two trust regions with advantages from groups (GRPO), and clip with advantages from a critic (GAE)."""
+SHAPES: dict[str, dict[str, Any]] = {
+    # The published configuration of Qwen/Qwen3-0.6B.
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    # For a CPU: large enough that arithmetic and not the interpreter takes the time.
+    "20m": {
+        "vocab_size": 8192,
+        "hidden_size": 384,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    },
+}
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to measure.
+
+    Attributes:
+        method: one of `METHODS`.
+        shape: one of `SHAPES`; weights are random.
+        responses: B, all of full length.
+        prompt: tokens of each prompt.
+        response: T.
+        keep: K of TROLL's old policy.
+        steps: optimiser steps that are measured, after `WARM_UP`.
+        device: cpu or cuda.
+    """
+
+    method: str
+    shape: str
+    responses: int
+    prompt: int
+    response: int
+    keep: int
+    steps: int
+    device: str
+
+
+class Learner:
+    """A policy, its optimiser, a batch, and a critic where the method has one."""
+
+    def __init__(self, work: Work) -> None:
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        from troll.training.head import add_sparse_lm_head
+
+        torch.manual_seed(derive_seed(purpose="cost-step") % 2**63)
+        shape, device = SHAPES[work.shape], work.device
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.model: Any = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(device, dtype)
+        self.critic = self._critic() if work.method == "clip, critic" else None
+        add_sparse_lm_head(self.model, temperature=1.0)
+        size = (work.responses, work.prompt + work.response)
+        self.ids = torch.randint(0, shape["vocab_size"], size, device=device)
+        self.mask = torch.ones(work.responses, work.response, dtype=torch.long, device=device)
+        self.advantages = torch.randn(work.responses, 1, device=device).expand_as(self.mask).contiguous()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
+        self.rule = make_trust_region(work.method.partition(",")[0])
+        self.keep = work.keep if work.method == "troll" else None
+        self.old = TokenPolicy(self.advantages, None)
+        self.values = self.advantages
+
+    def _critic(self) -> Any:
+        from accelerate import Accelerator
+
+        from troll.experiment.settings import Critic as CriticSettings
+        from troll.training.critic import Critic
+
+        accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        critic = Critic(self.model, CriticSettings(learning_rate=1e-6), accelerator, chunk=8)
+        critic.prepare()
+        return critic
+
+    def policy(self, keep: int | None = None, support: Tensor | None = None) -> TokenPolicy:
+        """The model as a policy; TROLL asks for distributions, clip for log-probs of the sampled tokens."""
+        output = self.model(
+            input_ids=self.ids,
+            attention_mask=torch.ones_like(self.ids),
+            mask=self.mask,
+            sparse_lm_head=True,
+            keep=keep,
+            support=support,
+        )
+        distribution = None if output.token_ids is None else SparseLogProbs.from_batch(output)
+        return TokenPolicy(output.log_probs, distribution, output.entropy, self.ids[:, -self.mask.shape[1] :])
+
+    def _critic_inputs(self) -> dict[str, Tensor]:
+        length = self.mask.shape[1]
+        prompts, responses = self.ids[:, :-length], self.ids[:, -length:]
+        return {
+            "prompt_ids": prompts,
+            "prompt_mask": torch.ones_like(prompts),
+            "completion_ids": responses,
+            "completion_mask": self.mask,
+            "values": self.values,
+            "returns": self.values + self.advantages,
+            "step_tokens": self.mask.sum(),
+        }
+
+    @torch.no_grad()
+    def score(self) -> None:
+        """What is computed once for each rollout: the old policy, and the critic's values."""
+        self.old = self.policy(keep=self.keep)
+        if self.critic is not None:
+            self.values = self.critic.values(self._critic_inputs(), self.mask)
+
+    def step(self) -> None:
+        """One optimiser step of the policy, and of the critic where there is one."""
+        support = None if self.old.distribution is None else self.old.distribution.token_ids
+        new = self.policy(support=support)
+        losses = self.rule(new, self.old, self.advantages, self.mask.float())
+        loss = aggregate(losses.per_token, self.mask, "token-mean")
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.update(self._critic_inputs(), self.mask)
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """Seconds of scoring and of a step, one number each per repeat, and the peak of memory of all of it.
+
+    Weights, optimiser states and gradients count, the libraries do not.
+    """
+    memory = Clock(work.device)
+    learner = Learner(work)
+    measured: dict[str, Any] = {"old_seconds": [], "seconds": [], "processor_seconds": []}
+    for repeat in range(-WARM_UP, work.steps):
+        scored, stepped = timed(work.device, learner.score), timed(work.device, learner.step)
+        if repeat >= 0:
+            measured["old_seconds"].append(scored[0])
+            measured["seconds"].append(stepped[0])
+            measured["processor_seconds"].append(stepped[1])
+    return measured | {"peak_bytes": memory.read()["peak_bytes"]}
+
+
+if __name__ == "__main__":
+    serve(Work, measure)

@@ -1,0 +1,160 @@
+"""The command line: one thin command for each arrow of the workflow, each runnable by hand.
+
+Heavy libraries are imported inside the commands, so that ``troll --help`` and the light commands start at
+once.
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll import __version__
+from troll.cli.evaluation import register_evaluation
+from troll.cli.leaderboard import leaderboard
+from troll.cli.measurements import register_measurements
+from troll.cli.options import Config, Out, settings_of
+from troll.cli.paper import register_paper
+from troll.cli.people import register_support
+from troll.cli.rank import register_rank
+from troll.cli.rehearse import register_rehearse
+from troll.cli.results import register_results
+from troll.cli.site import register_site
+from troll.cli.train import register_train
+from troll.common.errors import UserError
+from troll.common.machine_errors import in_a_line
+from troll.common.progress import log_to, say
+from troll.common.quiet_libraries import quiet_libraries
+
+app = typer.Typer(
+    name="troll",
+    help="Trust regions for reinforcement learning of language models: train, evaluate, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+_log: Path | None = None
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="with --version: all that a report needs")
+    ] = False,
+    log: Annotated[Path | None, typer.Option(help="file for everything but progress and errors")] = None,
+) -> None:
+    if version:
+        from troll.cli.versions import describe
+
+        typer.echo("\n".join(describe()) if verbose else f"troll {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise UserError("no command given; `troll --help` lists them")
+    quiet_libraries()
+    if log is not None:
+        global _log
+        _log = log
+        log_to(log)
+
+
+@app.command()
+def problems(config: Config, out: Out) -> None:
+    """Write the problems of a task: train, validation and test.
+
+    Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out
+    data
+    """
+    from troll.experiment.run_config import ProblemsConfig
+    from troll.tasks.write import write_problems
+
+    write_problems(settings_of("--config", config, ProblemsConfig).model_dump(exclude_none=True), out)
+
+
+@app.command()
+def tokenizer(config: Config, out: Out) -> None:
+    """Train the tokenizer of an experiment's from-scratch models.
+
+    Example: troll tokenizer --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}'
+    --out tokenizer
+    """
+    from troll.experiment.run_config import TokenizerConfig
+    from troll.training.tokenizer import make_tokenizer
+
+    settings = settings_of("--config", config, TokenizerConfig)
+    make_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out)
+
+
+@app.command()
+def base_model(
+    config: Config, tokenizer: Annotated[Path, typer.Option(help="directory of the tokenizer")], out: Out
+) -> None:
+    """Train a from-scratch base model on flawed demonstrations.
+
+    Example: troll base-model --config '{"run_id": "tiny/chains/base", ...}' --tokenizer tokenizer --out base
+    """
+    from troll.experiment.run_config import BaseConfig
+    from troll.training.base_model import train_base_model
+
+    train_base_model(settings_of("--config", config, BaseConfig), tokenizer, out)
+
+
+@app.command()
+def configure(config: Config, out: Out) -> None:
+    """Write a run.yaml: everything that defines one run.
+
+    Example: troll configure --config '{"run_id": ...}' --out run.yaml
+    """
+    from troll.experiment.files import write_run_file
+    from troll.experiment.run_config import RunConfig
+
+    write_run_file(out, settings_of("--config", config, RunConfig))
+
+
+register_train(app)
+register_evaluation(app)
+register_results(app)
+register_site(app)
+register_measurements(app)
+register_paper(app)
+app.add_typer(leaderboard, name="leaderboard")
+register_support(app)
+register_rehearse(app)
+register_rank(app)
+
+
+def _logged() -> str:
+    return f" (log: {_log})" if _log else ""
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback."""
+    # Tiny models on a CPU are fastest with one thread; Snakemake sets this to a rule's threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        app()
+    except UserError as error:
+        say(f"error: {error}{_logged()}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from the last checkpoint")
+        sys.exit(130)
+    except Exception as error:
+        machine = in_a_line(error) if isinstance(error, OSError) else None
+        if machine is not None:
+            say(f"error: {machine}{_logged()}")
+            sys.exit(1)
+        if _log is None:
+            raise
+        traceback.print_exc()
+        say(f"error: {type(error).__name__}: {error}{_logged()}")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""What this machine has, what an experiment needs, and how to mend what is missing."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from troll.cli.rehearsal.report import last_rehearsal
+from troll.cli.versions import installed, tool
+from troll.common.errors import UserError
+from troll.common.files import nearest_existing, unwritable
+from troll.experiment.experiment import Experiment
+
+State = Literal["ok", "note", "missing"]
+_MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
+VLLM_ENVIRONMENT = ".venv-vllm"
+"""Where `make vllm` installs it."""
+
+_EXTRAS = ("train", "evaluate", "analyse", "workflow")
+_GIB = 2**30
+
+# What the workflow's rules ask a scheduler for: mem_mb of `train`, and of `cost`.
+_MEMORY_GIB = {"runs": 2000 / 1024, "cost": 6000 / 1024}
+# Bytes for each parameter while a run trains: its two newest checkpoints (weights and AdamW's two moments).
+_CHECKPOINT_BYTES = 2 * 3 * 4
+_WEIGHT_BYTES = 4
+# Metrics, samples and grades of a run of the testbed, seen to be under a megabyte.
+_LOG_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of the thing.
+        state: ``ok``; ``note``: not needed, or the workflow does without it and says so; ``missing``: the
+            experiment cannot run.
+        found: what is there, in a few words.
+        fix: what to do about it, as a command where there is one; empty if nothing is to be done.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an experiment asks of a machine.
+
+    Attributes:
+        code: tasks whose programs run in the sandbox.
+        math: the other tasks.
+        public: tasks whose problems come from a mirror or the hub.
+        hub_models: pretrained models.
+        chat_templates: models of which only the chat template is taken.
+        memory_gib: of one job at a time, on a CPU.
+        disk_gib: for its results, rough.
+        gpus: of one run.
+        tracking: the tracker's package.
+        vllm: whether training or evaluation samples with vLLM.
+    """
+
+    code: tuple[str, ...] = ()
+    math: tuple[str, ...] = ()
+    public: tuple[str, ...] = ()
+    hub_models: tuple[str, ...] = ()
+    chat_templates: tuple[str, ...] = ()
+    memory_gib: float = 0.0
+    disk_gib: float = 0.0
+    gpus: int = 0
+    tracking: str = "none"
+    vllm: bool = False
+
+
+def parameters(layers: int, width: int, vocabulary: int) -> int:
+    """Parameters of a from-scratch model, roughly: 12 width^2 in a layer, and tied embeddings."""
+    return 12 * layers * width**2 + vocabulary * width
+
+
+def needs_of(experiment: Experiment) -> Needs:
+    """What an experiment asks of a machine."""
+    from troll.experiment.budget import disk_gb
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.registry import get_task
+
+    runs = experiment.runs()
+    tasks = tuple(dict.fromkeys(run.task for run in runs))
+    code = tuple(task for task in tasks if get_task(task).kind == "code")
+    models = {run.model: experiment.models[run.model] for run in runs}
+    scratch = [m for m in models.values() if m.hub is None]
+    suites = [name for task in tasks for name in experiment.tasks[task].evaluate_on]
+    largest = max((parameters(m.layers, m.width, m.vocabulary) for m in scratch), default=0)
+    disk = len(runs) * (_LOG_BYTES + _WEIGHT_BYTES * largest) + _CHECKPOINT_BYTES * largest
+    memory = [_MEMORY_GIB["runs"]] + ([_MEMORY_GIB["cost"]] if experiment.cost else [])
+    return Needs(
+        code=code,
+        math=tuple(task for task in tasks if task not in code),
+        public=tuple(dict.fromkeys(name for name in (*tasks, *suites) if name in DATA_SETS)),
+        hub_models=tuple(m.hub.id for m in models.values() if m.hub is not None),
+        chat_templates=tuple(
+            m.hub.chat_template_of for m in models.values() if m.hub is not None and m.hub.chat_template_of
+        ),
+        memory_gib=max(memory) if scratch else 0.0,
+        disk_gib=(disk + 1e9 * disk_gb(experiment)) / _GIB,
+        gpus=max(experiment.training_of(run).gpus for run in runs),
+        tracking=experiment.tracking,
+        vllm=experiment.evaluation.engine == "vllm" or any(experiment.training_of(run).vllm for run in runs),
+    )
+
+
+def _python(_: Needs) -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
+
+
+def unmet_requirements() -> list[str]:
+    """Requirements of this package, of its extras too, that are not installed in a right version."""
+    from packaging.requirements import Requirement
+
+    unmet = []
+    for text in requires("troll") or ():
+        requirement = Requirement(text)
+        wanted = ("", *_EXTRAS)
+        if requirement.name == "troll" or not (
+            requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in wanted)
+        ):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            unmet.append(f"{requirement.name} (not installed)")
+            continue
+        if not requirement.specifier.contains(found, prereleases=True):
+            unmet.append(f"{requirement.name} {found} ({requirement.specifier} is needed)")
+    return unmet
+
+
+def _packages(_: Needs) -> Finding:
+    unmet = unmet_requirements()
+    if unmet:
+        return Finding("packages", "missing", "; ".join(unmet), "make env")
+    torch, trl = installed("torch"), installed("trl")
+    return Finding("packages", "ok", f"torch {torch}, trl {trl}, snakemake {installed('snakemake')}")
+
+
+def _gpus() -> list[str]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        found.append(f"{device.name}, {device.total_memory / _GIB:.0f} GiB")
+    return found
+
+
+def _gpu(needs: Needs) -> Finding:
+    found = _gpus()
+    if found and len(found) < needs.gpus and not tool(("sbatch", "--version")):
+        fix = "lower training.gpus in the experiment file, or run it where there are as many"
+        return Finding("GPU", "missing", f"{len(found)}; one run takes {needs.gpus}", fix)
+    if found:
+        return Finding("GPU", "ok", "; ".join(found))
+    driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    if driver:
+        fix = "this torch has no CUDA: rm -rf .venv && make env"
+        return Finding("GPU", "missing" if needs.hub_models else "note", f"{driver}, unseen by torch", fix)
+    if needs.hub_models and tool(("sbatch", "--version")):
+        return Finding("GPU", "note", "none here; jobs get theirs from SLURM")
+    if needs.hub_models:
+        fix = "run it where there is a GPU: docs/troubleshooting.md, section GPU"
+        return Finding("GPU", "missing", f"none; {', '.join(needs.hub_models)} need one", fix)
+    return Finding("GPU", "note", "none; from-scratch models need none")
+
+
+def _vllm(needs: Needs) -> Finding:
+    found = installed("vllm")
+    if found:
+        return Finding("vLLM", "ok", found)
+    beside = next(Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"), None)
+    if beside is not None:
+        found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{found} in {VLLM_ENVIRONMENT}")
+    if needs.vllm:
+        fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
+        return Finding("vLLM", "missing", "not installed", fix)
+    return Finding("vLLM", "note", "not installed; samples come from transformers")
+
+
+def _sandbox(needs: Needs) -> Finding:
+    from troll.tasks.sandbox.bubblewrap import INSTALL_LINE, bubblewrap_program
+    from troll.tasks.sandbox.pool import sandbox_available
+
+    available, reason = sandbox_available()
+    if available:
+        return Finding("bubblewrap", "ok", "runs programs")
+    fix = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
+    if bubblewrap_program() is None:
+        reason, fix = "not installed", INSTALL_LINE
+    if needs.code and not needs.math:
+        return Finding("bubblewrap", "missing", f"{reason}; {', '.join(needs.code)} cannot be graded", fix)
+    effect = f"; {', '.join(needs.code)} will be skipped" if needs.code else ""
+    return Finding("bubblewrap", "note", f"{reason}{effect}", fix)
+
+
+def _slurm(_: Needs) -> Finding:
+    found = tool(("sbatch", "--version"))
+    return Finding("SLURM", "ok" if found else "note", found or "none; jobs run on this machine")
+
+
+def _disk(needs: Needs, results: Path) -> Finding:
+    free = shutil.disk_usage(nearest_existing(results)).free / _GIB
+    found = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
+    if (closed := unwritable(results)) is not None:
+        return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
+    if free < needs.disk_gib + 0.5:
+        return Finding("disk", "missing", found, f"make room, or link {results}/ to a larger disk")
+    return Finding("disk", "ok", found)
+
+
+def _memory(needs: Needs) -> Finding:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    total = pages * size / _GIB
+    cores = os.cpu_count() or 1
+    found = f"{total:.1f} GiB"
+    if not needs.memory_gib:
+        return Finding("memory", "ok", found)
+    found += f", {needs.memory_gib:.1f} GiB needed for one job"
+    if total < needs.memory_gib:
+        return Finding("memory", "missing", found, "run it on a larger machine")
+    at_once = int(total // needs.memory_gib)
+    if at_once < cores:
+        return Finding("memory", "note", found, f"fewer jobs at a time: snakemake --cores {at_once}")
+    return Finding("memory", "ok", found)
+
+
+def _cores(_: Needs) -> Finding:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Finding("cores", "ok", f"{count}; one run uses one")
+
+
+def _not_mirrored(needs: Needs) -> list[str]:
+    """The data sets that the mirror lacks altogether, so that they have to come from the hub."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.load import mirror_of
+
+    try:
+        return [name for name in needs.public if mirror_of(DATA_SETS[name]) is None]
+    except UserError:  # `_mirror` says what is wrong with it
+        return list(needs.public)
+
+
+def _mirror(needs: Needs) -> Finding | None:
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files
+
+    try:
+        root = mirror()
+    except UserError as error:
+        return Finding("mirror", "missing" if needs.public else "note", str(error), f"unset {VARIABLE}")
+    if root is None:
+        return None
+    absent = _not_mirrored(needs)
+    held = [name for name in needs.public if name not in absent]
+    files = {part.file for name in held for part in DATA_SETS[name].parts.values()} - {None}
+    sizes = {name: entry.bytes for name, entry in mirror_files().items()}
+    lacking = [
+        str(name)
+        for name in sorted(map(str, files))
+        if not (root / name).exists() or (root / name).stat().st_size != sizes[name]
+    ]
+    if lacking:
+        fix = f"fetch them again, or unset {VARIABLE} to use the hub"
+        return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
+    found = f"{root}" + (f" has {', '.join(held)}" if held else "")
+    return Finding("mirror", "ok", found + (f"; the hub is asked for {', '.join(absent)}" if absent else ""))
+
+
+def hub_answers(timeout_s: float = 5.0) -> str:
+    """Why the Hugging Face hub cannot be reached; empty if it can."""
+    from urllib.error import URLError
+    from urllib.request import Request, urlopen
+
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return "HF_HUB_OFFLINE is set"
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=timeout_s):
+            return ""
+    except (URLError, OSError, ValueError) as error:
+        return f"{address}: {getattr(error, 'reason', None) or error}"
+
+
+def _uncached(models: Iterable[str]) -> list[str]:
+    """The models that neither a mirror of models nor the hub's cache on this machine has."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from troll.common.hub import in_mirror
+
+    found = []
+    for name in dict.fromkeys(models):
+        try:
+            here = in_mirror(name) is not None
+        except UserError:
+            here = False
+        if not (here or isinstance(try_to_load_from_cache(name, "config.json"), str)):
+            found.append(name)
+    return found
+
+
+def _hub(needs: Needs) -> Finding:
+    wanted = [*_uncached((*needs.hub_models, *needs.chat_templates)), *_not_mirrored(needs)]
+    problem = hub_answers()
+    if not problem:
+        return Finding("hub", "ok", "answers")
+    if not wanted:
+        return Finding("hub", "note", f"{problem}; nothing here needs it")
+    fix = "`troll fetch` while online; or name mirrors in TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
+    return Finding("hub", "missing", f"{problem}; needed for {', '.join(wanted)}", fix)
+
+
+def _tracker(needs: Needs) -> Finding | None:
+    if needs.tracking == "none":
+        return None
+    found = installed(needs.tracking)
+    if found:
+        return Finding("tracking", "ok", f"{needs.tracking} {found}")
+    fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the file"
+    return Finding("tracking", "missing", f"{needs.tracking} is not installed", fix)
+
+
+def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = True) -> Iterator[Finding]:
+    """Looks at everything, quick things first.
+
+    Args:
+        experiment: what the machine is to run; None only lists what there is.
+        results: the directory that holds results.
+        ask_hub: whether to send the hub one request.
+    """
+    needs = needs_of(experiment) if experiment else Needs()
+    checks: tuple[Callable[[Needs], Finding | None], ...] = (
+        _python,
+        _packages,
+        _cores,
+        _memory,
+        lambda given: _disk(given, results),
+        _gpu,
+        _vllm,
+        _sandbox,
+        _slurm,
+        _tracker,
+    )
+    for look in checks:
+        finding = look(needs)
+        if finding is not None:
+            yield finding
+    mirrored = _mirror(needs)
+    if mirrored is not None:
+        yield mirrored
+    if experiment is not None and needs.hub_models:
+        yield Finding("rehearsal", *last_rehearsal(experiment, results))
+    if ask_hub:
+        yield _hub(needs)
+
+
+def show(findings: Iterable[Finding], experiment: str | None) -> list[str]:
+    """The findings as lines of text, with a last line that says whether the experiment can run."""
+    lines, missing = [], []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.state]:8}{finding.name:11}{finding.found}")
+        if finding.fix:
+            lines.append(f"{'':19}fix: {finding.fix}")
+        if finding.state == "missing":
+            missing.append(finding.name)
+    what = f"experiment {experiment}" if experiment else "this machine"
+    if missing:
+        lines.append(f"{what} cannot run here yet: {', '.join(missing)}")
+    elif experiment:
+        lines.append(f"{what} can run here")
+    return lines

@@ -1,0 +1,143 @@
+"""Downloads what an experiment needs from the hub, on a machine that can reach it."""
+
+from collections.abc import Callable, Iterable
+
+from troll.common.errors import UserError
+from troll.common.hub import chat_template, snapshot
+from troll.common.lock_file import lock_path
+from troll.common.progress import say
+from troll.experiment.experiment import Experiment, Run
+from troll.tasks import testbed
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.load import load
+
+_GIB = 2**30
+_LOG_IN = "; accept its terms on the hub and log in (hf auth login)"
+
+
+def runs_of(experiment: Experiment, groups: Iterable[str]) -> list[Run]:
+    """The runs of these groups, each once; of none given, all runs.
+
+    Raises:
+        UserError: the experiment has no such group.
+    """
+    known = experiment.groups()
+    found: dict[Run, None] = {}
+    for group in groups:
+        if group not in known:
+            valid = ", ".join(known) or "none, no block has a group"
+            raise UserError(f"experiment {experiment.experiment} has no group {group!r}; valid: {valid}")
+        found.update(dict.fromkeys(known[group]))
+    return list(found) if groups else experiment.runs()
+
+
+def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool]:
+    """Ids of models on the hub, and whether their weights are needed or the tokenizer alone."""
+    found: dict[str, bool] = {}
+    for name in dict.fromkeys(run.model for run in runs):
+        hub = experiment.models[name].hub
+        if hub is not None:
+            found[hub.id] = True
+            if hub.chat_template_of is not None:
+                found.setdefault(hub.chat_template_of, False)
+    return found
+
+
+def needed_templates(experiment: Experiment, runs: Iterable[Run]) -> list[str]:
+    """Ids of the models whose chat template others take."""
+    hubs = [experiment.models[name].hub for name in dict.fromkeys(run.model for run in runs)]
+    return list(
+        dict.fromkeys(hub.chat_template_of for hub in hubs if hub is not None and hub.chat_template_of)
+    )
+
+
+def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Splits of public data by name: all of a task, the test split of what is evaluated on."""
+    tasks = dict.fromkeys(run.task for run in runs)
+    found = {
+        name: [split for split in DATA_SETS[name].parts if split != "all"]
+        for name in tasks
+        if name not in testbed.NAMES
+    }
+    for name in tasks:
+        for suite in experiment.tasks[name].evaluate_on:
+            found.setdefault(suite, ["test"])
+    return found
+
+
+def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
+    """Downloads models and data, and pins both in the lock file; what is there is checked, not fetched again.
+
+    Every part is tried, whatever becomes of the others; a table at the end says what could not be had.
+
+    Args:
+        experiment: checked.
+        groups: of its runs; none for all.
+
+    Raises:
+        UserError: no such group, or something could not be had.
+    """
+    runs = runs_of(experiment, list(groups))
+    models, data = needed_models(experiment, runs), needed_data(experiment, runs)
+    templates = {name: _chat_template(name) for name in needed_templates(experiment, runs)}
+    work: list[tuple[str, Callable[[], str]]] = [
+        (f"model {name}" + ("" if weights else " (tokenizer)"), _model(name, weights))
+        for name, weights in models.items()
+    ]
+    work += [(f"chat template of {name}", get) for name, get in templates.items()]
+    work += [
+        (f"data set {name} ({split})", _data(name, split))
+        for name, splits in data.items()
+        for split in splits
+    ]
+    failed: dict[str, str] = {}
+    for number, (what, get) in enumerate(work, start=1):
+        say(f"[fetch] {number}/{len(work)} {what}")
+        try:
+            say(f"[fetch] {number}/{len(work)} {what}: {get()}")
+        except UserError as error:
+            say(f"[fetch] {number}/{len(work)} {what}: {error}")
+            failed[what] = str(error) + (_LOG_IN if _refused(error) else "")
+    if failed:
+        width = max(map(len, failed))
+        for what, why in failed.items():
+            say(f"[fetch] missing  {what.ljust(width)}  {why}")
+        raise UserError(
+            f"fetch: {len(failed)} of {len(work)} could not be had ({', '.join(failed)}); mend that, and run "
+            "this again: what is there is not fetched twice"
+        )
+    lock = lock_path()
+    pinned = f"pinned in {lock}" if lock.exists() else "all from mirrors, so that nothing had to be pinned"
+    say(
+        f"[fetch] done: {len(models)} models, {len(data)} data sets; {pinned}. "
+        "Jobs run with HF_HUB_OFFLINE=1 from here on"
+    )
+
+
+def _model(name: str, weights: bool) -> Callable[[], str]:
+    def get() -> str:
+        found = snapshot(name, weights=weights).provenance
+        size = sum(int(facts["bytes"]) for facts in found["files"].values()) / _GIB
+        return f"{size:.2f} GiB at {found['revision'] or 'the mirror'}"
+
+    return get
+
+
+def _chat_template(name: str) -> Callable[[], str]:
+    return lambda: f"{len(chat_template(name))} characters"
+
+
+def _data(name: str, split: str) -> Callable[[], str]:
+    def get() -> str:
+        part = load(name, split)
+        source = part.provenance.get("revision") or part.provenance["source"]
+        return f"{len(part.problems)} problems from {source}"
+
+    return get
+
+
+def _refused(error: UserError) -> bool:
+    """Whether the hub has answered, and said no to this repository."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return isinstance(error.__context__, HfHubHTTPError)

@@ -1,0 +1,104 @@
+"""Commands of the leaderboard: every rule tuned with the same budget, then compared on fresh seeds."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule", help="one of its rules; may be repeated; by default all, and the board grows with each"
+    ),
+]
+
+leaderboard = typer.Typer(
+    help="Tune every rule alike, then compare on fresh seeds.",
+    no_args_is_help=True,
+)
+
+
+@leaderboard.command()
+def trials(
+    protocol: ProtocolFile,
+    out: Annotated[Path, typer.Option(help="the experiment file")],
+    rule: Rules = None,
+) -> None:
+    """Write the experiment of all trials.
+
+    Example: troll leaderboard trials workflow/config/leaderboard.yaml --out trials.yaml
+    """
+    from troll.analysis.leaderboard.protocol import among, read_protocol, trials_experiment
+
+    known = read_protocol(protocol)
+    write_experiment(out, trials_experiment(among(known, rule or known.rules)), protocol)
+
+
+@leaderboard.command()
+def final(
+    protocol: ProtocolFile,
+    results: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
+    out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
+    rule: Rules = None,
+) -> None:
+    """Choose the best trial of each rule, and write the experiments of fresh seeds.
+
+    Example: troll leaderboard final workflow/config/leaderboard.yaml --results results/leaderboard-trials
+    --out final
+    """
+    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.protocol import (
+        among,
+        choose,
+        final_experiments,
+        read_protocol,
+        trial_scores,
+        tried,
+    )
+
+    known, runs = read_protocol(protocol), read_runs(results / "runs.parquet")
+    known = among(known, rule or tried(runs, known))
+    scores = trial_scores(runs, known)
+    for task, experiment in final_experiments(known, choose(scores, known)).items():
+        write_experiment(out / f"{task}.yaml", experiment, protocol)
+
+
+@leaderboard.command()
+def board(
+    protocol: ProtocolFile,
+    trials: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
+    final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; may be repeated")],
+    out: Annotated[Path, typer.Option(help="directory of the board")],
+) -> None:
+    """Make the board from finished experiments: table and performance profile.
+
+    Example: troll leaderboard board workflow/config/leaderboard.yaml --trials results/leaderboard-trials
+    --final results/leaderboard-locks --final results/leaderboard-programs --out results/leaderboard
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.board import board_table, profile_figure
+    from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores, tried
+    from troll.analysis.render.formats import write_table
+    from troll.analysis.render.style import write_figure
+
+    whole, runs = read_protocol(protocol), read_runs(trials / "runs.parquet")
+    known = among(whole, tried(runs, whole))
+    missing = [name for name in whole.rules if name not in known.rules]
+    scores = trial_scores(runs, known)
+    table = board_table([read_results(path) for path in final], scores, choose(scores, known), known, missing)
+    write_table(table, out / "board")
+    write_table(scores, out / "trials")
+    write_figure(profile_figure(table), out / "profile")
+
+
+def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> None:
+    """Writes an experiment file made from a protocol; what is wrong with it is said here."""
+    from troll.common.files import write_text
+    from troll.experiment.files import parse_experiment
+
+    parse_experiment(experiment, str(path))
+    head = f"# Written by `troll leaderboard` from {protocol.as_posix()}.\n"
+    write_text(path, head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))

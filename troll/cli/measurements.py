@@ -1,0 +1,110 @@
+"""Commands that measure: cost of an update, sparse against dense projections, what base models lack."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from troll.cli.options import Out, Stem
+from troll.common.errors import UserError
+
+
+def cost(
+    out: Out,
+    tokens: Annotated[int, typer.Option(help="N, tokens of the update")] = 512,
+    width: Annotated[list[int] | None, typer.Option(help="D, hidden width; may be repeated")] = None,
+    vocabulary: Annotated[int, typer.Option(help="V")] = 151_936,
+    repeats: Annotated[int, typer.Option(help="measurements of each variant")] = 3,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
+) -> None:
+    """Measure time and peak memory of one update with clip and with TROLL.
+
+    Example: troll cost --out cost --tokens 8192 --device cuda
+    """
+    from troll.benchmark.update import run_cost
+
+    settings: dict[str, Any] = {"vocab": vocabulary, "repeats": repeats, "device": device, "threads": threads}
+    run_cost(out, tokens=tokens, widths=width or [1024], **settings)
+
+
+def cost_step(
+    out: Out,
+    shape: Annotated[str, typer.Option(help="qwen3-0.6b, 20m or tiny; weights are random")] = "qwen3-0.6b",
+    responses: Annotated[int, typer.Option(help="B, responses of the mini-batch")] = 8,
+    prompt: Annotated[int, typer.Option(help="tokens of each prompt")] = 256,
+    response: Annotated[int, typer.Option(help="T, tokens of a response")] = 1024,
+    steps: Annotated[int, typer.Option(help="steps of each measurement")] = 5,
+    repeats: Annotated[int, typer.Option(help="measurements of each method")] = 3,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
+    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
+) -> None:
+    """Measure whole optimiser steps of a language model.
+
+    Clip, TROLL, and clip with a critic take turns.
+
+    Example: troll cost-step --out cost --shape qwen3-0.6b --device cuda
+    """
+    from troll.benchmark.step import run_step_cost
+
+    sizes: dict[str, Any] = {"responses": responses, "prompt": prompt, "response": response, "steps": steps}
+    machine: dict[str, Any] = {"repeats": repeats, "device": device, "threads": threads}
+    run_step_cost(out, shape=shape, **sizes, **machine)
+
+
+def approximation(
+    out: Out,
+    old: Annotated[Path | None, typer.Option(help="checkpoint that sampled; none for Zipf-like ones")] = None,
+    new: Annotated[Path | None, typer.Option(help="checkpoint after training")] = None,
+    samples: Annotated[Path | None, typer.Option(help="samples of the old checkpoint")] = None,
+    problems: Annotated[Path | None, typer.Option(help="the problems that were sampled")] = None,
+    task: Annotated[str, typer.Option(help="name of the task")] = "chains",
+    tokens: Annotated[int, typer.Option(help="response tokens to compare")] = 256,
+    redraw: Annotated[bool, typer.Option("--redraw", help="only the figure, from the table in OUT")] = False,
+) -> None:
+    """Compare sparse projections with dense ones.
+
+    By the number of kept tokens and the dropped mass, on Zipf-like policies unless checkpoints are given.
+
+    Example: troll approximation --out approximation
+    """
+    from troll.benchmark.approximation import Pairs, draw_again, run_approximation
+
+    if redraw:
+        draw_again(out)
+        return
+    pairs = None
+    if old and new and samples and problems:
+        from troll.evaluation.policies import policy_pairs
+        from troll.tasks.registry import get_task
+
+        pairs = Pairs(*policy_pairs(old, new, get_task(task).load(problems), samples, tokens))
+    elif old or new or samples or problems:
+        raise UserError("--old, --new, --samples and --problems belong together; leave all out for Zipf-like")
+    run_approximation(out, pairs)
+
+
+def difficulty(
+    bases: Annotated[list[Path], typer.Argument(help="<experiment>/base/<model>/<task>, graded")],
+    out: Stem,
+    data: Annotated[
+        Path | None, typer.Option(help="problems: <task>/test.jsonl; default <experiment>/data")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="response tokens whose distributions are read", min=1)] = 8192,
+) -> None:
+    """Show how hard a task is for graded base models.
+
+    pass@1 and pass@8, distinct tokens in right answers, lengths, and how often 16 or 64 tokens are too few.
+
+    Example: troll difficulty results/testbed/base/tiny/chains --out difficulty
+    """
+    from troll.analysis.render.formats import to_markdown
+    from troll.benchmark.difficulty import run_difficulty
+
+    typer.echo(to_markdown(run_difficulty(bases, out, data=data, tokens=tokens)))
+
+
+def register_measurements(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for function in (cost, cost_step, approximation, difficulty):
+        app.command()(function)

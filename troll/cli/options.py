@@ -1,0 +1,59 @@
+"""What several commands' options share."""
+
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from troll.common.errors import UserError
+from troll.common.files import parse_json
+from troll.experiment.validation import explain
+
+Out = Annotated[Path, typer.Option(help="where to write")]
+Stem = Annotated[Path, typer.Option(help="where to write, without suffix")]
+Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
+EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
+Gpus = Annotated[int, typer.Option(help="fail where there are fewer GPUs; 0 uses one if there is one", min=0)]
+EngineOptions = Annotated[
+    str, typer.Option(help="arguments of vllm.LLM as JSON, such as tensor_parallel_size")
+]
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def json_value(option: str, text: str) -> Any:
+    """The value of an option that is given as JSON.
+
+    Raises:
+        UserError: it is no JSON.
+    """
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{option}: not JSON ({error})") from None
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """As `json_value`, for an option that must be an object.
+
+    Raises:
+        UserError: it is no JSON, or no object.
+    """
+    value = json_value(option, text)
+    if not isinstance(value, dict):
+        raise UserError(f"{option}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def settings_of(option: str, text: str, model: type[_Model]) -> _Model:
+    """The settings of an option that is given as a JSON object.
+
+    Raises:
+        UserError: it is no JSON object, or one with a wrong key or value.
+    """
+    try:
+        return model.model_validate(json_object(option, text))
+    except ValidationError as error:
+        raise UserError(f"{option}: {explain(error, model)}") from None

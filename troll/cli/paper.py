@@ -1,0 +1,111 @@
+"""Commands for experiments with models of the hub and public data: fetch, link, evaluate, count the cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.cli.options import Config, EngineName, EngineOptions, Gpus, Out, json_object, settings_of
+
+File = Annotated[Path, typer.Argument(help="an experiment file")]
+
+
+def fetch(
+    config: Annotated[Path, typer.Option(help="an experiment file")],
+    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
+) -> None:
+    """Download the models and data of an experiment.
+
+    Their revisions and digests go to the lock file.
+
+    Run it where the hub can be reached, as often as it takes: it goes on where it was. Jobs on machines that
+    cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
+
+    Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
+    """
+    from troll.cli.fetch import fetch as download
+    from troll.experiment.files import load_experiment
+
+    download(load_experiment(config), only or [])
+
+
+def budget(file: File) -> None:
+    """Estimate what an experiment costs.
+
+    Runs, GPU-hours and disk, by group.
+
+    Example: troll budget workflow/config/paper.yaml
+    """
+    from troll.experiment.budget import budget_lines
+    from troll.experiment.files import load_experiment
+
+    typer.echo("\n".join(budget_lines(load_experiment(file))))
+
+
+def hub_model(
+    config: Config,
+    out: Out,
+) -> None:
+    """Link a model of the hub as a base model.
+
+    The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead.
+
+    Example: troll hub-model --config '{"run_id": "Qwen3-0.6B/gsm8k/base", ...}' --out BASE
+    """
+    from troll.experiment.run_config import BaseConfig
+    from troll.training.base_model import link_base_model
+
+    link_base_model(settings_of("--config", config, BaseConfig), out)
+
+
+def sample_suites(
+    config: Annotated[str, typer.Option(help="samples and temperature by data set, as JSON")],
+    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Out,
+    max_tokens: Annotated[int, typer.Option(help="longest response")] = 4096,
+    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
+    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+    engine: EngineName = "transformers",
+    engine_options: EngineOptions = "{}",
+    gpus: Gpus = 0,
+) -> None:
+    """Sample responses to further data sets.
+
+    Example: troll sample-suites --config '{"math500": {}}' --checkpoint CHECKPOINT --data SUITES --out OUT
+    """
+    from troll.common.gpus import require_gpus
+    from troll.evaluation.suites import sample_suites as draw
+    from troll.experiment.run_config import SuitesConfig
+
+    require_gpus(gpus, "--gpus")
+    draw(
+        checkpoint,
+        settings_of("--config", config, SuitesConfig).root,
+        data,
+        out,
+        max_new_tokens=max_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        engine=engine,
+        engine_options=json_object("--engine-options", engine_options),
+    )
+
+
+def grade_suites(
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
+) -> None:
+    """Grade samples of further data sets.
+
+    Example: troll grade-suites --data SUITES --out OUT
+    """
+    from troll.evaluation.suites import grade_suites as judge
+
+    judge(data, out)
+
+
+def register_paper(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for function in (fetch, budget, hub_model, sample_suites, grade_suites):
+        app.command()(function)

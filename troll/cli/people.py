@@ -1,0 +1,124 @@
+"""Commands for people around a run: what a file means, how far it is, what is missing."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.common.errors import UserError
+
+File = Annotated[Path, typer.Argument(help="an experiment file")]
+Results = Annotated[Path, typer.Option(help="directory that holds results by experiment")]
+DEFAULT_RESULTS = Path("results")
+
+
+def check(
+    experiment: File,
+    results: Results = DEFAULT_RESULTS,
+    names: Annotated[bool, typer.Option("--names", help="only the names of the runs, one a line")] = False,
+) -> None:
+    """Check an experiment file and show what it will do.
+
+    Times are those of earlier runs on this machine, where there are any.
+
+    Example: troll check workflow/config/testbed.yaml
+    """
+    from troll.cli.plan import plan
+    from troll.experiment.files import load_experiment
+    from troll.experiment.looks import with_further_seeds
+
+    checked = load_experiment(experiment)
+    checked = with_further_seeds(checked, results / checked.experiment)
+    lines = [run.run_id for run in checked.runs()] if names else plan(checked, results)
+    typer.echo("\n".join(lines))
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: {text!r} is no list of whole numbers; write for instance 0,1,2") from None
+
+
+def status(
+    experiment: File,
+    results: Results = DEFAULT_RESULTS,
+    seeds: Annotated[str | None, typer.Option(help="other seeds than the file's: 0,1,2")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="stay, and show changes as they come")] = False,
+    every: Annotated[float, typer.Option(help="with --watch: seconds between updates", min=0.2)] = 2.0,
+) -> None:
+    """Show the state of every run of an experiment.
+
+    Done, running with step and time left, failed with reason and log, stopped, trained, missing. It reads
+    files only, so that it works on a cluster's login node too.
+
+    Example: troll status workflow/config/testbed.yaml --watch
+    """
+    from troll.cli.status import show, status_of
+    from troll.experiment.files import read_experiment
+    from troll.experiment.looks import with_further_seeds
+
+    wanted = read_experiment(experiment)
+    if seeds is not None:
+        wanted = wanted.model_copy(update={"seeds": _seeds(seeds)})
+
+    def lines() -> list[str]:
+        known = wanted if seeds is not None else with_further_seeds(wanted, results / wanted.experiment)
+        return show(status_of(known, results, only or []), wanted.experiment)
+
+    if not (watch and sys.stdout.isatty()):
+        typer.echo("\n".join(lines()))
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            live.update(Text("\n".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
+            time.sleep(every)
+
+
+def doctor(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="an experiment file; without it only the machine is checked")
+    ] = None,
+    results: Results = DEFAULT_RESULTS,
+    offline: Annotated[bool, typer.Option("--offline", help="do not try to reach the hub")] = False,
+) -> None:
+    """Check this machine: what is missing, and how to fix it.
+
+    Exits with 1 if the experiment cannot run here.
+
+    Example: troll doctor workflow/config/testbed.yaml
+    """
+    from troll.cli.doctor import examine, show
+    from troll.experiment.files import load_experiment
+
+    wanted = load_experiment(experiment) if experiment is not None else None
+    findings = list(examine(wanted, results, ask_hub=not offline))
+    typer.echo("\n".join(show(findings, wanted.experiment if wanted else None)))
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def schema(out: Annotated[Path, typer.Option(help="*.json: for editors; *.md: for people")]) -> None:
+    """Write what an experiment file may hold.
+
+    Example: troll schema --out docs/configuration.md
+    """
+    from troll.cli.schema import reference, schema_text
+    from troll.common.files import write_text
+
+    makers = {".json": schema_text, ".md": reference}
+    if out.suffix not in makers:
+        raise UserError(f"--out: {out} should end in {' or '.join(makers)}")
+    write_text(out, makers[out.suffix]())
+
+
+def register_support(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    for function in (check, status, doctor, schema):
+        app.command(rich_help_panel="Around a run")(function)

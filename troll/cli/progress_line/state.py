@@ -1,0 +1,149 @@
+"""How far a run of Snakemake is: jobs by rule, what runs, the share that is done, and the time left."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+_USUAL_S = 3.0
+"""A job's time where neither this run nor an earlier one tells it: tables, figures, files."""
+_LONG_S = {"train": 60.0, "base_model": 120.0}
+"""The same for the rules that take most of the time; while one of them is unknown, so is the time left."""
+_MEASURED_S = 20.0
+"""After this long the pace of this run counts; before, as many jobs at a time as run just now."""
+
+
+@dataclass
+class Job:
+    """A job that runs, or waits in a scheduler's queue.
+
+    Attributes:
+        rule: its rule's name.
+        name: what it does, for people.
+        started: when, in seconds of the clock.
+    """
+
+    rule: str
+    name: str
+    started: float
+
+
+@dataclass
+class State:
+    """What Snakemake's events have told so far.
+
+    Attributes:
+        expected: seconds of a job by rule, from earlier runs.
+        clock: seconds; another one in tests.
+        jobs: how many jobs there are, by rule.
+        done: how many are done, by rule.
+        running: jobs by Snakemake's number.
+        failed: jobs whose last attempt ended with an error.
+    """
+
+    expected: Mapping[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+    jobs: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    running: dict[int, Job] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    _spent: dict[str, float] = field(default_factory=dict)  # seconds of finished jobs, by rule
+    _begun: float | None = None
+    _most: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """How many jobs there are."""
+        return sum(self.jobs.values())
+
+    @property
+    def finished(self) -> int:
+        """How many jobs are done."""
+        return sum(self.done.values())
+
+    def plan(self, jobs: Mapping[str, int]) -> None:
+        """Takes the number of jobs of each rule, those that are done included."""
+        self.jobs = Counter({rule: count for rule, count in jobs.items() if rule != "total"})
+
+    def start(self, number: int, rule: str, name: str) -> None:
+        """A job has started, for the first time or again."""
+        now = self.clock()
+        self._begun = now if self._begun is None else self._begun
+        self.failed.discard(number)
+        self.running[number] = Job(rule, name, now)
+        if self.done[rule] + sum(job.rule == rule for job in self.running.values()) > self.jobs[rule]:
+            self.jobs[rule] += 1  # of a checkpoint, or planned later
+
+    def finish(self, number: int) -> str | None:
+        """A job is done; returns its rule, None where it was not heard of (a part of a group)."""
+        job = self.running.pop(number, None)
+        if job is None:
+            return None
+        self.done[job.rule] += 1
+        self._spent[job.rule] = self._spent.get(job.rule, 0.0) + self.clock() - job.started
+        return job.rule
+
+    def fail(self, number: int) -> Job | None:
+        """A job has failed; it may be tried again."""
+        self.failed.add(number)
+        return self.running.pop(number, None)
+
+    def seconds(self, rule: str) -> float | None:
+        """What a job of a rule takes: the mean of this run's jobs, an earlier run counted as one of them.
+
+        Of a rule without any, the mean of those that begin with the same word: one table is like another.
+        """
+        alike = [rule] if self.done[rule] or rule in self.expected else self._family(rule)
+        count = sum(self.done[one] for one in alike)
+        total = sum(self._spent.get(one, 0.0) for one in alike)
+        if rule in self.expected:
+            count, total = count + 1, total + self.expected[rule]
+        return total / count if count else None
+
+    def _family(self, rule: str) -> list[str]:
+        word = rule.split("_")[0]
+        return [other for other in self.done if other.split("_")[0] == word]
+
+    def _weight(self, rule: str) -> float:
+        known = self.seconds(rule)
+        if known is not None:
+            return max(known, 0.01)
+        if rule not in _LONG_S:
+            return _USUAL_S
+        # On a slow machine all of them are slow. Too much is better than too little: the share never falls.
+        return max(_LONG_S[rule], *(self.seconds(other) or 0.0 for other in _LONG_S))
+
+    def share(self) -> float:
+        """The part of the work that is done, by time, in [0, 1]; it never falls."""
+        every = sum(self._weight(rule) * count for rule, count in self.jobs.items())
+        if not every:
+            return self._most
+        now, done = self.clock(), 0.0
+        for rule, count in self.done.items():
+            done += self._weight(rule) * count
+        for job in self.running.values():
+            done += min(now - job.started, 0.9 * self._weight(job.rule))
+        # All of it only when the last job is done.
+        self._most = max(self._most, min(done / every, 1.0 if self.finished >= self.total else 0.99))
+        return self._most
+
+    def left(self) -> float | None:
+        """Seconds that the run will still take; None where too little is known to say."""
+        waiting = {rule: count - self.done[rule] for rule, count in self.jobs.items()}
+        if any(waiting.get(rule, 0) > 0 and self.seconds(rule) is None for rule in _LONG_S):
+            return None
+        now, longest = self.clock(), 0.0
+        work = sum(self._weight(rule) * max(count, 0) for rule, count in waiting.items())
+        for job in self.running.values():
+            weight = self._weight(job.rule)
+            work -= min(now - job.started, weight)
+            longest = max(longest, weight - (now - job.started))
+        return max(work / self._pace(now), longest, 0.0)
+
+    def _pace(self, now: float) -> float:
+        """Seconds of jobs that pass in a second: how many run at a time."""
+        elapsed = 0.0 if self._begun is None else now - self._begun
+        if elapsed < _MEASURED_S:
+            return float(max(len(self.running), 1))
+        busy = sum(self._spent.values()) + sum(now - job.started for job in self.running.values())
+        return max(busy / elapsed, 0.5)

@@ -1,0 +1,142 @@
+"""`troll rank`: a trust region of one's own, through the protocol of the leaderboard."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from troll.common.errors import UserError
+
+_PROTOCOL = Path("workflow/config/leaderboard.yaml")
+_CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
+_FAILED = re.compile(r"^FAILED \S+::(\w+)", re.MULTILINE)
+_COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "kl")
+_WITH_ENDS = ("pass@1", "difference")
+
+
+def register_rank(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(rich_help_panel="Around a run")(rank)
+
+
+def rank(
+    rule: Annotated[str, typer.Argument(help="file and function: my_rules.py:soft_wall")],
+    space: Annotated[
+        list[str] | None,
+        typer.Option(help="values of a setting to try, name=1,2,3; may be repeated"),
+    ] = None,
+    protocol: Annotated[Path, typer.Option(help="of the leaderboard")] = _PROTOCOL,
+    board: Annotated[Path | None, typer.Option(help="results/NAME with the released board")] = None,
+    cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
+) -> None:
+    """Rank a trust region of your own among the released ones.
+
+    It gets what every rule got: the contract tests, the same number of trials, fresh seeds at the best of
+    them. Its rows stand between the released ones, which are not made again. Interrupt it when you like: the
+    same command goes on.
+
+    Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
+    """
+    import pandas as pd
+
+    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.own_rule import own_board, places, read_finals, released_trials
+    from troll.analysis.leaderboard.protocol import (
+        choose,
+        final_experiments,
+        read_protocol,
+        trial_scores,
+        trials_experiment,
+        with_rule,
+    )
+    from troll.analysis.render.formats import shown, write_table
+    from troll.cli.workflow import in_checkout
+    from troll.common.progress import say
+
+    in_checkout("rank")
+    released = read_protocol(protocol)
+    name = _check_rule(rule)
+    known = with_rule(released, name, rule, _space(space or []))
+    scores = released_trials((board or Path("results", released.name)) / "trials.csv", released)
+    say(f"{rule}: keeps the contract")
+    root = Path("results", f"{released.name}-{name}")
+    count = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores or 1
+
+    trials = _run(trials_experiment(known, name), root, count, protocol)
+    own = trial_scores(read_runs(trials / "runs.parquet"), known, name)
+    best = choose(own, known)
+    for (task, _), trial in best.items():
+        settings = ", ".join(f"{key} {value}" for key, value in trial.settings.items())
+        say(f"{task}: best at learning rate {trial.learning_rate:g}{f', {settings}' if settings else ''}")
+    for experiment in final_experiments(known, best, name).values():
+        _run(experiment, root, count, protocol)
+    finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
+    table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
+    write_table(table, root / "board")
+    narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
+    narrow.attrs = table.attrs
+    headings, rows = shown(narrow)
+    for cells in (headings, *rows):
+        typer.echo(" | ".join(cells))
+    for line in (*table.attrs["notes"], *places(table, name), f"the whole table: {root / 'board.md'}"):
+        typer.echo(line)
+
+
+def _check_rule(rule: str) -> str:
+    """The rule's name on the board, when the file can be loaded and keeps the contract."""
+    from troll.algorithms.trust_regions import TRUST_REGIONS
+    from troll.algorithms.trust_regions.rule_files import names_a_file
+
+    if not names_a_file(rule):
+        raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
+    TRUST_REGIONS[rule]  # loads it, or says what is wrong
+    _check_contract(rule)
+    return rule.rpartition(":")[2].replace("_", "-")
+
+
+def _check_contract(rule: str) -> None:
+    if not _CONTRACT.exists():
+        raise UserError(f"rank: {_CONTRACT} is not here; run this in the root of a checkout")
+    function = rule.rpartition(":")[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", function, str(_CONTRACT)]
+    result = subprocess.run(
+        command, env=os.environ | {"TROLL_CONTRACT": rule}, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        broken = sorted(set(_FAILED.findall(result.stdout))) or ["the tests cannot be run"]
+        raise UserError(
+            f"rank: {rule} breaks the contract of rules ({', '.join(broken)}); "
+            f"`make contract RULE={rule}` says how"
+        )
+
+
+def _space(entries: list[str]) -> dict[str, list[Any]]:
+    space = {}
+    for entry in entries:
+        name, separator, values = entry.partition("=")
+        if not (name and separator and values):
+            raise UserError(f"rank: --space {entry!r}: expected name=1,2,3")
+        space[name] = [yaml.safe_load(value) for value in values.split(",")]
+    return space
+
+
+def _run(experiment: dict[str, Any], root: Path, cores: int, protocol: Path) -> Path:
+    """Runs an experiment through the workflow, and returns the directory of its results."""
+    from troll.cli.leaderboard import write_experiment
+    from troll.cli.workflow import run_workflow
+    from troll.common.progress import say
+
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f"{experiment['experiment']}.yaml"
+    write_experiment(path, experiment, protocol)
+    log = path.with_suffix(".log")
+    say(f"{experiment['experiment']}: log in {log}")
+    ended = run_workflow(path, ["all"], log, cores=cores)
+    if ended.status:
+        raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
+    return Path("results", experiment["experiment"])

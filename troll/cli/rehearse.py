@@ -1,0 +1,63 @@
+"""`troll rehearse`: what would fail in an experiment, found in minutes on a laptop."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.cli.people import DEFAULT_RESULTS, File, Results
+
+
+def register_rehearse(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(rich_help_panel="Around a run")(rehearse)
+
+
+def rehearse(
+    experiment: File,
+    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
+    full: Annotated[bool, typer.Option("--full", help="all runs, not a pairwise cover of them")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="leave runs and models where they are")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="check sources, partitions and figures; run nothing")
+    ] = False,
+    cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
+    profile: Annotated[
+        Path, typer.Option(help="Snakemake profile whose partitions the jobs have to fit in")
+    ] = Path("workflow/profiles/slurm"),
+    results: Results = DEFAULT_RESULTS,
+) -> None:
+    """Run a small copy of an experiment, to find what would fail.
+
+    The models are random.
+
+    Runs are shrunk by rule, models and missing data replaced; results go to results/rehearsal-NAME. Exits
+    with 1 if a check fails.
+
+    Example: troll rehearse workflow/config/paper.yaml --only paper_sizes
+    """
+    _keep_offline()
+    from troll.cli.rehearsal.checks import failed
+    from troll.cli.rehearsal.run import Options
+    from troll.cli.rehearsal.run import rehearse as run
+    from troll.experiment.files import load_experiment
+
+    count = cores or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    options = Options(tuple(only or ()), full, keep, plan_only, count, profile)
+    if failed(run(load_experiment(experiment), results, options)):
+        raise typer.Exit(1)
+
+
+def _keep_offline() -> None:
+    """Nothing is downloaded: libraries read the variable once; this command asks the hub by itself."""
+    name, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
+    os.environ[name] = "1"
+    import datasets  # noqa: F401
+
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before

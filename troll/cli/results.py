@@ -1,0 +1,338 @@
+"""Commands that read finished runs: the tidy table, and everything that is made from it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.cli.options import Out, Stem, json_object, json_value
+from troll.common.errors import UserError
+
+Results = Annotated[
+    Path, typer.Option(help="directory with runs.parquet, items.parquet and plan.json, as collect wrote them")
+]
+Ledger = Annotated[
+    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the package")
+]
+
+
+def _files(ledger: list[str] | None) -> list[Path]:
+    from troll.analysis.claims.packaged import DEFAULT, claims_file
+
+    return [claims_file(name) for name in ledger or [DEFAULT]]
+
+
+def collect(
+    directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
+    out: Annotated[Path, typer.Option(help="directory for the tables: runs, items, plan.json")],
+    expected: Annotated[str, typer.Option(help="coordinates of the planned runs, as JSON")] = "null",
+    skipped: Annotated[str, typer.Option(help="reasons by skipped task, as JSON")] = "{}",
+    looks: Annotated[
+        str, typer.Option(help="seeds at the first and the last look, where seeds are added, as JSON")
+    ] = "null",
+    allow_mixed: Annotated[
+        bool, typer.Option(help="admit runs whose source, environment or data differ; rows are marked")
+    ] = False,
+) -> None:
+    """Collect runs into one tidy table.
+
+    Example: troll collect results/mine/runs/*/*/*/*/*/* results/mine/base/*/chains --out results/mine
+    """
+    from troll.analysis.data.archive import RESTORED
+    from troll.analysis.data.results import looks_of, rehearsed, write_plan
+    from troll.analysis.data.runs import collect as gather
+    from troll.analysis.render.substitutes import find_substitutes
+
+    runs = [path for path in directories if (path / "run.yaml").exists()]
+    bases = [path for path in directories if path not in runs]
+    gather(
+        runs,
+        out / "runs.parquet",
+        out / "runs.csv.gz",
+        base_dirs=bases,
+        out_items=out / "items.parquet",
+        allow_mixed=allow_mixed,
+    )
+    planned = json_value("--expected", expected)
+    if planned is not None:
+        restored = ["/".join(path.parts[-6:]) for path in runs if (path / RESTORED).exists()]
+        substitutes = find_substitutes(directories)
+        given = json_value("--looks", looks)
+        write_plan(
+            out,
+            planned,
+            json_object("--skipped", skipped),
+            substitutes,
+            restored,
+            looks_of(given, "--looks") if given is not None else None,
+            rehearsal=rehearsed(directories),
+        )
+
+
+def archive(
+    directory: Annotated[Path, typer.Argument(help="directory of a finished run, or of a graded base model")],
+    out: Annotated[Path, typer.Option(help="the archive, a ZIP file")],
+    evaluation: Annotated[str, typer.Option(help="how it was evaluated, as JSON")] = "null",
+) -> None:
+    """Archive a finished run in one small file.
+
+    It has what tables and verdicts need; weights and samples are left out.
+
+    Example: troll archive results/mine/runs/tiny/chains/clip/grpo/stale/seed0 --out seed0.zip
+    """
+    from troll.analysis.data.archive import archive_run
+
+    archive_run(directory, out, json_value("--evaluation", evaluation))
+
+
+def restore(
+    path: Annotated[Path, typer.Argument(help="an archive of `troll archive`")],
+    out: Annotated[Path, typer.Option(help="directory of the run")],
+    suites: Annotated[bool, typer.Option("--suites", help="only the grades on further data sets")] = False,
+) -> None:
+    """Restore an archived run.
+
+    Example: troll restore seed0.zip --out results/mine/runs/tiny/chains/clip/grpo/stale/seed0
+    """
+    from troll.analysis.data.archive import restore_run
+
+    restore_run(path, out, suites=suites)
+
+
+def table(
+    name: Annotated[str, typer.Argument(help="its name: main, comparison, speed, stability, ...")],
+    results: Results,
+    out: Stem,
+) -> None:
+    """Make a table as CSV, Markdown and LaTeX.
+
+    Example: troll table main --results results/testbed --out main
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.make import make_table
+
+    make_table(name, read_results(results), out)
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="its name: main, final, time, learning, projection, ...")],
+    results: Results,
+    out: Stem,
+    task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
+) -> None:
+    """Make a figure as PDF and PNG.
+
+    Example: troll figure learning --task chains --results results/testbed --out learning
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.make import make_figure
+
+    make_figure(name, read_results(results), out, task)
+
+
+def claims(
+    ledger: Annotated[list[str], typer.Argument(help="files of claims; `default`: those of the package")],
+    results: Results,
+    out: Stem,
+) -> None:
+    """Judge claims by the finished runs.
+
+    A claim is supported everywhere or on average, depends on a coordinate, is contradicted or inconclusive,
+    or was not run.
+
+    Example: troll claims default --results results/testbed --out claims
+    """
+    from troll.analysis.claims.ledger import write_claims
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.results import read_results
+
+    known = read_results(results)
+    files = _files(ledger)
+    judged = judge(read_claims(files), known.runs, known.items, known.looks)
+    inputs = [results / "runs.parquet", results / "items.parquet", *files]
+    write_claims(judged, known.runs, inputs, out)
+
+
+def page(
+    results: Results,
+    out: Out,
+    ledger: Ledger = None,
+    command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
+) -> None:
+    """Make one self-contained HTML page.
+
+    Verdicts come first, then tables, figures, methods and provenance.
+
+    Example: troll page --results results/testbed --out page.html
+    """
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.replication import replication_of
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.page import make_page
+
+    known = read_results(results)
+    judged = judge(read_claims(_files(ledger)), known.runs, known.items, known.looks)
+    commands, replication = command or ["make results"], replication_of(results)
+    make_page(known, judged, results, out, commands=commands, replication=replication)
+
+
+def readme(
+    results: Results,
+    pages: Annotated[list[Path] | None, typer.Argument(help="Markdown files; README.md by default")] = None,
+    ledger: Ledger = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="further released results that verdicts are about")
+    ] = None,
+    board: Annotated[Path, typer.Option(help="the leaderboard's table; none if there is none")] = Path(
+        "results/leaderboard/board.csv"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
+) -> None:
+    """Write the generated blocks of the README and of other pages from the tidy tables.
+
+    Example: troll readme README.md docs/findings.md --results results/testbed
+    """
+    import pandas as pd
+
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.provenance import check_clean
+    from troll.analysis.data.results import read_results, read_tables
+    from troll.analysis.registry import entries
+    from troll.analysis.report import readme as text
+    from troll.analysis.report.make import make
+    from troll.analysis.tables.comparisons import comparison_family
+
+    known, every = read_results(results), read_tables([results, *(also or [])])
+    judged = judge(read_claims(_files(ledger)), *every, known.looks)
+    check_clean(every[0], results)
+    main, family = make(entries("table")["main"], known), comparison_family(*every)
+    ranked = pd.read_csv(board) if board.exists() else None
+    generated = text.blocks(main, known.items, judged=judged, family=family, runs=every[0], board=ranked)
+    for path in pages or [Path("README.md")]:
+        if not check:
+            text.update(path, generated)
+        elif difference := text.check(path, generated):
+            raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+
+
+def check_results(
+    results: Annotated[Path, typer.Argument(help="directory of released results")],
+    ledger: Ledger = None,
+    write: Annotated[bool, typer.Option("--write", help="write what differs instead of failing")] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="also refuse runs whose source is in no commit")
+    ] = False,
+) -> None:
+    """Make released tables and figures again and compare.
+
+    They are made from the tidy table beside them; any difference is an error, or is written with --write.
+
+    Example: troll check-results results/testbed
+    """
+    from troll.analysis.data.provenance import check_clean
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.check import check_results as make_again
+
+    known = read_results(results)
+    if release:
+        check_clean(known.runs, results)
+    compared = make_again(results, results=known, claims=_files(ledger), write=write)
+    done = "written" if write else "are what the tidy table gives"
+    typer.echo(f"{results}: {len(compared)} files {done}")
+
+
+def compare(
+    results: Annotated[Path, typer.Argument(help="directory with your runs.parquet")],
+    reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
+    revision: Annotated[str, typer.Option(help="commit or tag whose results are the reference")] = "HEAD",
+    exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
+) -> None:
+    """Do my runs replicate the released ones?
+
+    Says how many settings lie within the prediction interval of the release, and how many runs equal it to
+    the last digit. Ends with status 1 where more settings lie outside than chance explains.
+
+    Example: troll compare results/testbed
+    """
+    from troll.analysis.data.replication import describe_replication, predictions, replicates
+    from troll.analysis.data.reproduction import compare_runs, describe, released_runs
+    from troll.analysis.data.tidy import read_runs
+
+    ours = read_runs(results / "runs.parquet")
+    theirs = read_runs(reference / "runs.parquet") if reference else released_runs(results, revision)
+    compared, predicted = compare_runs(ours, theirs), predictions(ours, theirs)
+    lines = describe_replication(predicted)
+    lines += describe(compared, ours["run_id"].nunique(), theirs["run_id"].nunique(), every=exact)
+    for line in lines:
+        typer.echo(line)
+    equal = not compared.empty and not compared["different"].any()
+    if not (equal or (replicates(predicted) and not exact)):
+        raise typer.Exit(1)
+
+
+def comparisons(
+    results: Annotated[list[Path], typer.Argument(help="directories of results that make one family")],
+    out: Annotated[Path, typer.Option(help="directory for comparisons.csv and .md, forest.png and .pdf")],
+) -> None:
+    """List and draw the comparisons of several experiments.
+
+    Each is listed once, with p-values corrected for their number.
+
+    Example: troll comparisons results/testbed results/testbed-estimators --out results/statistics
+    """
+    from troll.analysis.data.results import read_tables
+    from troll.analysis.figures.forest import forest_figure
+    from troll.analysis.render.formats import to_markdown
+    from troll.analysis.render.style import write_figure
+    from troll.analysis.tables.comparisons import comparison_family
+    from troll.common.files import write_text
+
+    tables = read_tables(results)
+    frame = comparison_family(*tables)
+    write_figure(forest_figure(*tables), out / "forest")
+    write_text(out / "comparisons.csv", frame.to_csv(index=False, lineterminator="\n"))
+    write_text(out / "comparisons.md", to_markdown(frame))
+
+
+def coverage(
+    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
+    trials: Annotated[int, typer.Option(help="simulated experiments of each kind")] = 2000,
+) -> None:
+    """Simulate how reliable intervals and verdicts are.
+
+    How often intervals cover the truth, and how often looking again and again misleads.
+
+    Example: troll coverage --out results/statistics
+    """
+    from troll.analysis.coverage import coverage_table
+    from troll.analysis.render.formats import to_markdown
+    from troll.analysis.sequential import error_rates
+    from troll.common.files import write_text
+
+    rates = error_rates(trials)
+    write_text(out / "looks.csv", rates.round(6).to_csv(index=False, lineterminator="\n"))
+    write_text(out / "looks.md", to_markdown(rates))
+
+    frame = coverage_table(trials)
+    write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
+    write_text(out / "coverage.md", to_markdown(frame))
+
+
+def register_results(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    commands = (
+        collect,
+        archive,
+        restore,
+        table,
+        figure,
+        claims,
+        page,
+        readme,
+        check_results,
+        compare,
+        comparisons,
+        coverage,
+    )
+    for function in commands:
+        app.command()(function)

@@ -1,0 +1,149 @@
+"""What an experiment file may hold: a JSON schema for editors, a page for people; both from the settings."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from troll.experiment.experiment import Experiment
+
+
+def schema_text() -> str:
+    """The JSON schema of experiment files, as text."""
+    schema = Experiment.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "TROLL experiment file"
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside of an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
+
+
+def _type(annotation: Any) -> str:
+    """An annotation in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin in (Union, UnionType):
+        words = [_type(item) for item in arguments if item is not NoneType]
+        return " or ".join([*words, *(["none"] if NoneType in arguments else [])])
+    if origin is Literal:
+        return ", ".join(f"`{item}`" for item in arguments)
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        inner = arguments[1]
+        return "mapping" if inner is Any else f"{_type(inner)} by name"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(
+        annotation, "anything"
+    )
+
+
+def _bounds(field: FieldInfo) -> str:
+    words = []
+    for item in field.metadata:
+        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
+            bound = getattr(item, name, None)
+            if bound is not None:
+                words.append(f"{sign} {bound}")
+    return f" {', '.join(words)}" if words else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        return "one block of everything"
+    shown = json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else f"{value:g}"
+    return f"`{'none' if value is None else shown}`" if value is not None else "none"
+
+
+def _section(model: type[BaseModel]) -> Iterator[str]:
+    yield f"## {model.__name__}"
+    yield ""
+    yield inspect.cleandoc(model.__doc__ or "")
+    yield ""
+    yield "| key | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name, field in model.model_fields.items():
+        cells = (
+            f"`{name}`",
+            _type(field.annotation) + _bounds(field),
+            _default(field),
+            field.description or "",
+        )
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def _rules() -> Iterator[str]:
+    """The registered rules, estimators and tasks with their settings."""
+    from troll.algorithms.advantages import ESTIMATORS
+    from troll.algorithms.trust_regions import TRUST_REGIONS
+    from troll.tasks.registry import get_task, task_names
+
+    for title, registry in (("Trust regions", TRUST_REGIONS), ("Estimators", ESTIMATORS)):
+        yield f"## {title}"
+        yield ""
+        yield "| rule | what it does | settings with defaults |"
+        yield "| --- | --- | --- |"
+        for name, info in registry.items():
+            settings = ", ".join(f"`{key}: {_plain(item)}`" for key, item in info.settings.items())
+            yield f"| `{name}` | {info.summary.replace('|', chr(92) + '|')} | {settings or 'none'} |"
+        yield ""
+    yield "## Tasks"
+    yield ""
+    yield "| task | kind | what it is | settings with defaults |"
+    yield "| --- | --- | --- | --- |"
+    for name in task_names():
+        task = get_task(name)
+        settings = ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in task.defaults.items())
+        yield f"| `{name}` | {task.kind} | {task.summary} | {settings or 'none'} |"
+    yield ""
+
+
+def _plain(setting: Any) -> str:
+    value = getattr(setting, "default", setting)
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+_HEAD = """# Configuration
+
+Everything that an experiment file may hold. This page is generated from the models that check the file, by
+`make docs`. `troll check FILE` checks a file, and answers an unknown key with the nearest right one. Editors
+that know YAML schemas (VS Code with the YAML extension, for instance) complete and check keys as you type, by
+the first line of the files in `workflow/config/`.
+
+`training` holds the settings of every run. A model, a task, a trust region, an estimator (`training:` inside
+of their block) and a condition may override single keys of it, in this order. `matrix` lists blocks of runs;
+left out, every combination is run.
+
+Tables below: a key, what it takes, its default and what it means. `none` is written `null` in YAML.
+"""
+
+
+def reference() -> str:
+    """The page docs/configuration.md."""
+    found: dict[type[BaseModel], None] = {}
+    waiting: list[type[BaseModel]] = [Experiment]
+    while waiting:
+        model = waiting.pop(0)
+        if model not in found:
+            found[model] = None
+            waiting += [part for field in model.model_fields.values() for part in _parts(field.annotation)]
+    lines = [line for model in found for line in _section(model)] + list(_rules())
+    return _HEAD + "\n" + "\n".join(lines).rstrip() + "\n"

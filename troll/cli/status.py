@@ -1,0 +1,232 @@
+"""The state of every run of an experiment, read from its files alone.
+
+Nothing here imports torch or asks a scheduler, so that it answers at once on a login node too. A run is alive
+if its process holds the lock of its directory; the lock is the operating system's and dies with the process.
+"""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from troll.common.errors import UserError
+from troll.common.files import LOCK
+from troll.common.progress import clock
+from troll.experiment.experiment import BASE, Experiment, Run
+
+State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
+STATES: dict[State, str] = {
+    "running": "a process is training it",
+    "failed": "its last attempt ended with an error",
+    "stopped": "its last attempt was interrupted; the same command goes on from the last checkpoint",
+    "trained": "the model is ready, its samples or grades are not",
+    "missing": "nothing was done yet",
+    "done": "trained, sampled and graded",
+}
+"""In the order in which people want to see them."""
+
+_TAIL_BYTES = 65_536
+_RECENT_STEPS = 50
+_QUIET_S = 300.0
+_LOG_STAGES = ("sample", "grade")
+_ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far one run, or one base model, is.
+
+    Attributes:
+        name: the run's id; ``base/<model>/<task>`` for a base model.
+        state: see `STATES`.
+        step: optimiser steps done.
+        steps: optimiser steps of the whole run; 0 for a base model.
+        left_s: seconds that training will still take, from the pace of its last steps; None where unknown.
+        success: of the newest rollout batch, in [0, 1]; None where unknown.
+        reason: the last error, or why there is nothing yet; empty where all is well.
+        log: the log with the error.
+    """
+
+    name: str
+    state: State
+    step: int = 0
+    steps: int = 0
+    left_s: float | None = None
+    success: float | None = None
+    reason: str = ""
+    log: Path | None = None
+
+
+def _tail(path: Path) -> str:
+    """The last lines of a file, without a first half one; empty if there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            content = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return content.partition("\n")[2] if size > _TAIL_BYTES else content
+
+
+def _last_rows(path: Path) -> list[dict[str, Any]]:
+    """The last whole lines of a metrics file; a line that is being written is left out."""
+    rows = []
+    for line in _tail(path).splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            rows.append(row)
+    return rows
+
+
+def is_held(directory: Path) -> bool | None:
+    """Whether a living process writes in a directory; None where the file system cannot tell."""
+    try:
+        handle = os.open(directory / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared and let go at once: another reader is not in the way, and a writer that starts just now waits
+        # for no longer than this line.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
+def _error_in(log: Path) -> str:
+    """The last error of a log; empty if it names none."""
+    found = _ERROR.findall(_tail(log))
+    return str(found[-1]).strip() if found else ""
+
+
+def _pace(rows: list[dict[str, Any]]) -> float | None:
+    """Seconds of a step, over the last steps."""
+    recent = rows[-_RECENT_STEPS:]
+    if len(recent) < 2:
+        return None
+    first, last = recent[0], recent[-1]
+    return float((last["time"]["wall_s"] - first["time"]["wall_s"]) / (last["step"] - first["step"]))
+
+
+def status_of_run(root: Path, run: Run, steps: int) -> RunStatus:
+    """The state of one run.
+
+    Args:
+        root: directory of the experiment's results.
+        run: the run.
+        steps: optimiser steps of the whole run.
+    """
+    directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
+    if (directory / "manifest.json").exists():
+        if (directory / "grades.json").exists():
+            return RunStatus(run.run_id, "done", steps, steps)
+        for stage in _LOG_STAGES:
+            log = root / "logs" / stage / "runs" / f"{run.run_id}.log"
+            reason = _error_in(log)
+            if reason:
+                return RunStatus(run.run_id, "failed", steps, steps, reason=f"{stage}: {reason}", log=log)
+        return RunStatus(run.run_id, "trained", steps, steps)
+    metrics = directory / "metrics.jsonl"
+    rows = _last_rows(metrics)
+    step = int(rows[-1]["step"]) if rows else 0
+    success = next((float(row["success"]) for row in reversed(rows) if "success" in row), None)
+    quiet = time.time() - metrics.stat().st_mtime if rows else None
+    held = is_held(directory)
+    if held or (held is None and quiet is not None and quiet < _QUIET_S):
+        pace = _pace(rows)
+        left = pace * (steps - step) if pace is not None else None
+        reason = f"no new step for {clock(quiet)}" if quiet is not None and quiet > _QUIET_S else ""
+        return RunStatus(run.run_id, "running", step, steps, left, success, reason)
+    reason = _error_in(log)
+    if reason:
+        return RunStatus(run.run_id, "failed", step, steps, success=success, reason=reason, log=log)
+    if rows:
+        return RunStatus(run.run_id, "stopped", step, steps, success=success)
+    return RunStatus(run.run_id, "missing", 0, steps)
+
+
+def status_of_base(root: Path, model: str, task: str) -> RunStatus:
+    """The state of a base model that the workflow trains from scratch."""
+    directory, log = root / BASE / model / task, root / "logs/base_model" / model / f"{task}.log"
+    name = f"{BASE}/{model}/{task}"
+    if (directory / "manifest.json").exists():
+        return RunStatus(name, "done")
+    reason = _error_in(log)
+    return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
+
+
+def _runs(experiment: Experiment, only: Sequence[str]) -> list[Run]:
+    groups = experiment.groups()
+    for name in only:
+        if name not in groups:
+            known = ", ".join(groups) or "none, the file names no groups"
+            raise UserError(
+                f"--only: experiment {experiment.experiment} has no group {name!r}; valid: {known}"
+            )
+    return list(dict.fromkeys(run for name in only for run in groups[name])) or experiment.runs()
+
+
+def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
+    """The states of base models and runs of an experiment, in the order of the file.
+
+    Args:
+        experiment: the experiment.
+        results: the directory that holds results by experiment.
+        only: groups of runs; empty for all.
+
+    Raises:
+        UserError: there is no such group.
+    """
+    root = results / experiment.experiment
+    runs = _runs(experiment, only)
+    bases = dict.fromkeys((run.model, run.task) for run in runs)
+    scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
+    found = [status_of_base(root, model, task) for model, task in scratch]
+    for run in runs:
+        found.append(status_of_run(root, run, experiment.training_of(run).steps))
+    return found
+
+
+def _line(status: RunStatus) -> str:
+    parts = [f"{status.state:8}"]
+    if status.steps:
+        parts.append(f"{status.step:>6}/{status.steps:<6}")
+        parts.append(f"{clock(status.left_s) + ' left' if status.left_s is not None else '':13}")
+        parts.append(f"{f'{100 * status.success:.0f} %' if status.success is not None else '':5}")
+    else:
+        parts.append(" " * 34)
+    return " ".join([*parts, status.name]).rstrip()
+
+
+def show(statuses: Iterable[RunStatus], title: str) -> list[str]:
+    """The states as lines of text: a summary, the living and the broken first, the reasons below them.
+
+    Columns: state, steps done of all, time left, success of the newest rollout batch, name.
+    """
+    order = list(STATES)
+    ordered = sorted(statuses, key=lambda status: order.index(status.state))
+    runs = [status for status in ordered if status.steps]
+    counts = Counter(status.state for status in runs)
+    parts = ", ".join(f"{counts[state]} {state}" for state in reversed(order) if counts[state])
+    lines = [f"{title}: {len(runs)} runs: {parts}"]
+    for status in ordered:
+        lines.append(_line(status))
+        if status.reason:
+            lines.append(f"{'':9}{status.reason}")
+        if status.log is not None:
+            lines.append(f"{'':9}log: {status.log}")
+    return lines

@@ -1,0 +1,76 @@
+"""`troll train`: one run, held to its directory, stopped by signals, and gone on with."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from troll.common.errors import Stopped
+from troll.common.progress import say
+
+
+def register_train(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command()(train)
+
+
+def train(
+    run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
+    base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
+    data: Annotated[Path, typer.Option(help="directory with the task's problems")],
+    tracking: Annotated[
+        str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
+    ] = "none",
+    on_limit: Annotated[
+        Literal["exit", "requeue"],
+        typer.Option(help="after SIGUSR1: exit with status 75, or have SLURM requeue the job first"),
+    ] = "exit",
+) -> None:
+    """Train one run, or go on where it was interrupted.
+
+    SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
+
+    Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
+    """
+    from troll.common.signals import hold_signals
+
+    hold_signals()  # before the libraries start their threads
+
+    from troll.common.machine_errors import explained
+    from troll.experiment.files import read_run_file
+
+    config = read_run_file(run)
+    gpus, rank = config.training.gpus, os.environ.get("LOCAL_RANK")
+    try:
+        if gpus > 1 and rank is None:
+            from troll.training.launch import run_in_processes
+
+            run_in_processes(gpus, run.parent / "manifest.json")
+            return
+        if rank is None:
+            from troll.common.gpus import require_gpus
+
+            require_gpus(gpus, "training.gpus")
+        # Of the processes that share this machine and this run the first holds the directory for all.
+        with explained(run.parent), _held(run.parent, rank) as waited:
+            if waited and (run.parent / "manifest.json").exists():
+                return  # the attempt that was waited for finished the run
+            from troll.training.run import train_run
+
+            train_run(config, base, data, run.parent, tracking)
+    except Stopped as stopped:
+        if rank in (None, "0"):
+            say(str(stopped))
+        if on_limit == "requeue" and rank is None:
+            from troll.training.slurm import requeue
+
+            requeue(stopped.signal)
+        raise typer.Exit(Stopped.status) from None
+
+
+def _held(directory: Path, rank: str | None) -> AbstractContextManager[bool]:
+    from troll.common.files import only_writer
+
+    return only_writer(directory) if rank in (None, "0") else nullcontext(False)

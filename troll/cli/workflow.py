@@ -1,0 +1,93 @@
+"""The workflow, run by a command of this package: one Snakemake, its log in a file, a line now and then."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from troll.cli.progress_line import SWITCH
+from troll.common.errors import UserError
+from troll.common.progress import clock, say
+
+ENTRY = Path("workflow/run.py")
+_STEPS = re.compile(rb"(\d+) of (\d+) (?:steps|jobs)")
+_SAY_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the workflow ended.
+
+    Attributes:
+        status: its exit status.
+        last: the last line of its log.
+    """
+
+    status: int
+    last: str
+
+
+def in_checkout(command: str) -> None:
+    """Makes sure that the workflow is here.
+
+    Raises:
+        UserError: this is no root of a checkout; the message begins with the command.
+    """
+    if not ENTRY.exists():
+        raise UserError(f"{command}: {ENTRY} is not here; run this in the root of a checkout")
+
+
+def run_workflow(
+    experiment: Path,
+    targets: Sequence[str],
+    log: Path,
+    *,
+    cores: int,
+    environment: Mapping[str, str] | None = None,
+    keep_going: bool = False,
+) -> Ended:
+    """Runs the workflow of an experiment file; an interrupted one goes on where it stopped.
+
+    Args:
+        experiment: the experiment file.
+        targets: rules or groups.
+        log: of all that Snakemake prints.
+        cores: of this machine.
+        environment: of Snakemake and its jobs; by default this process's.
+        keep_going: run what does not depend on a failed job.
+
+    Raises:
+        UserError: Snakemake refuses to begin; the message is its own.
+    """
+    command = [sys.executable, str(ENTRY), "--cores", str(cores), "--scheduler", "greedy"]
+    command += ["--max-jobs-per-timespan", "1000/3s", "--rerun-incomplete"]
+    command += ["--keep-going"] if keep_going else []
+    command += ["--configfile", str(experiment), "--", *targets]
+    variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
+    begun = said = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                time.sleep(0.5)
+                if time.monotonic() - said > _SAY_EVERY_S:
+                    said = time.monotonic()
+                    say(f"{_progress(log)}, {clock(said - begun)}")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    if process.returncode and last.startswith("error: "):  # before its first job
+        raise UserError(f"{log}: {last.removeprefix('error: ')}")
+    return Ended(process.returncode, last)
+
+
+def _progress(log: Path) -> str:
+    found = _STEPS.findall(log.read_bytes())
+    return "{} of {} jobs".format(*(part.decode() for part in found[-1])) if found else "no job is done"

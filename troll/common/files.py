@@ -1,0 +1,205 @@
+"""Reading and writing files so that nothing is ever half-written."""
+
+import fcntl
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.progress import say
+from troll.common.strict_yaml import parse_yaml
+
+LOCK = ".lock"
+"""The file that `only_writer` locks; it stays, and says nothing when nobody holds it."""
+
+
+def replaceable(path: Path) -> Path:
+    """Where a file that is to be written lies: the path, or what it is a symbolic link to.
+
+    Raises:
+        UserError: something else than a regular file is there, which must not be replaced: a directory, a
+            device, a pipe, a socket.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); name another place") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}; name a file")
+    return target
+
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def by_umask(mode: int) -> int:
+    """The permissions of a new file that is asked for with ``mode``: without the bits of the umask."""
+    mask = os.umask(0o077)  # can only be read by setting it
+    os.umask(mask)
+    return mode & ~mask
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside ``path``; on success it is renamed to ``path``, on an error removed.
+
+    Raises:
+        UserError: see `replaceable`.
+    """
+    path = replaceable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(by_umask(0o666))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(directory: Path) -> Iterator[bool]:
+    """Holds ``directory`` for this process, after any other that is writing there has ended.
+
+    The lock is the operating system's and ends with its process, however that dies.
+
+    Yields:
+        Whether another process had it and was waited for.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    waited = False
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            say(f"{directory}: another process is writing here; waiting for it to end")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield waited
+    finally:
+        os.close(handle)
+
+
+def unwritable(directory: Path) -> Path | None:
+    """The first place, down to two levels, that keeps a directory from being written; None if none does.
+
+    Args:
+        directory: it need not exist; then the nearest directory above it counts.
+    """
+    inside = (path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))
+    places = (nearest_existing(directory), *inside)
+    # What has gone in the meantime is a temporary file of somebody who is writing.
+    return next((path for path in places if not os.access(path, os.W_OK) and path.exists()), None)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, made absolute, or else the nearest directory above it that exists."""
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
+
+
+def read_yaml(path: Traversable, kind: str = "file") -> Any:
+    """Reads a YAML file.
+
+    Args:
+        path: where it is; a file, or data of an installed package.
+        kind: what it should be, for the message when it is not there.
+
+    Raises:
+        UserError: it is missing, unreadable or no YAML.
+    """
+    return _parsed(path, parse_yaml, "YAML", kind)
+
+
+def _parsed(path: Traversable, parse: Callable[[str], Any], language: str, kind: str) -> Any:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such {kind}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # of the language, or of its encoding
+        raise UserError(f"{path}: not {language} ({error})") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text to a temporary name and renames it to ``path``."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one JSON object per line, atomically."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: no JSON, nested too deeply, or a number with more digits than Python reads; the message is
+            one line.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # of int(), whose message is for programmers
+        raise ValueError(f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        UserError: the file is missing, cannot be read, or is no JSON.
+    """
+    return _parsed(path, parse_json, "JSON", "file")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Reads one JSON object per line.
+
+    Raises:
+        UserError: the file is missing or cannot be read, or a line (named by its number) is no JSON object.
+    """
+    rows = []
+    try:
+        with path.open("rb") as lines:  # a line at a time, so that one in another encoding is named, too
+            for number, line in enumerate(lines, start=1):
+                row = parse_json(line.decode("utf-8"))
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                rows.append(row)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # of the JSON, or of its encoding
+        raise UserError(f"{path}:{len(rows) + 1}: not JSON ({error})") from None
+    return rows

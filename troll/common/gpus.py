@@ -1,0 +1,31 @@
+"""Whether this machine has the GPUs that a command was promised."""
+
+import os
+
+from troll.common.errors import UserError
+
+ALLOW_CPU = "TROLL_ALLOW_CPU"
+"""Set to 1, work that asks for GPUs runs on the CPU where there are none: in rehearsals and tests."""
+
+
+def require_gpus(asked: int, where: str) -> int:
+    """The number of GPUs that this machine shows.
+
+    Args:
+        asked: how many the work needs; 0 for none.
+        where: the setting that asks, for the message.
+
+    Raises:
+        UserError: there are fewer, and the environment does not allow the CPU in place of none.
+    """
+    if not asked:
+        return 0
+    from torch.cuda import device_count
+
+    shown = device_count()
+    if shown >= asked or (not shown and os.environ.get(ALLOW_CPU) == "1"):
+        return shown
+    remedy = f"set {shown}" if shown else "set 0 to use the CPU"
+    raise UserError(
+        f"{where} is {asked}, but this machine shows {shown or 'none'}; ask for more, or {remedy}"
+    )

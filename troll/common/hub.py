@@ -1,0 +1,191 @@
+"""Models of the Hugging Face hub: from a mirror or downloaded, pinned by the lock file, linked, not copied.
+
+A mirror (``TROLL_MODEL_MIRROR``) is a directory that holds ``<owner>/<name>/`` as ``save_pretrained`` or a
+download left it. A model that it lacks is asked of the hub, at the revision that the lock file names, or,
+the first time, at the one that the hub has now. ``HF_HUB_OFFLINE=1`` takes what an earlier download
+(`troll fetch`) left in the hub's cache.
+"""
+
+import fnmatch
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from troll.common import lock_file
+from troll.common.digests import sha256_of_file
+from troll.common.errors import UserError
+from troll.common.files import write_text
+from troll.common.progress import say
+
+MIRROR = "TROLL_MODEL_MIRROR"
+
+# Weights once, as safetensors where there are any; no other framework's, and no code: none is ever run.
+_TEXT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
+_SAFE, _PICKLED = ("*.safetensors",), ("pytorch_model*.bin",)
+_BIG = 2**30
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model on this machine.
+
+    Attributes:
+        id: ``owner/name``.
+        files: where each file lies, by its name in the repository.
+        provenance: ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes
+            and SHA-256 of each.
+    """
+
+    id: str
+    files: Mapping[str, Path]
+    provenance: Mapping[str, Any]
+
+
+def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
+    """The model's files, checked against the lock file, which the first download writes.
+
+    Args:
+        model_id: ``owner/name``.
+        weights: with its weights; without, only configuration and tokenizer.
+
+    Raises:
+        UserError: it is nowhere to be had, is no model, or is not what the lock file says.
+    """
+    directory = in_mirror(model_id)
+    if directory is not None:
+        revision = ""
+        names = _wanted(
+            model_id, sorted(path.name for path in directory.iterdir() if path.is_file()), weights
+        )
+    else:
+        revision = lock_file.pinned(lock_file.MODELS + model_id).get("revision") or _resolve(model_id)
+        names = _wanted(model_id, _listing(model_id, revision, weights), weights)
+        directory = _download(model_id, revision, names)
+    files = {name: (directory / name).resolve() for name in names}
+    found = {name: _facts(path) for name, path in files.items()}
+    if revision:
+        lock_file.pin(lock_file.MODELS + model_id, revision, "files", found)
+    else:
+        lock_file.check(lock_file.MODELS + model_id, "", "files", found)
+    source = {"source": "hub", "revision": revision} if revision else {"source": "mirror", "revision": None}
+    return Snapshot(model_id, files, {"id": model_id, **source, "files": found})
+
+
+def in_mirror(model_id: str) -> Path | None:
+    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub.
+
+    Raises:
+        UserError: the environment names a mirror that is no directory, or the model there has no config.json.
+    """
+    root = os.environ.get(MIRROR)
+    if not root:
+        return None
+    if not Path(root).is_dir():
+        raise UserError(f"{MIRROR}={root}: no such directory; name the mirror's, or unset it to use the hub")
+    directory = Path(root) / model_id
+    if not directory.is_dir():
+        return None
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{directory}: has no config.json; delete it, or put a whole model there")
+    return directory
+
+
+def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
+    """Makes a directory of links to a model's files, which loads as the model does.
+
+    Args:
+        model: what to link.
+        directory: is there and empty.
+        chat_template: replaces the model's own.
+    """
+    for name, path in model.files.items():
+        if chat_template is None or name != "chat_template.jinja":
+            (directory / name).symlink_to(path)
+    if chat_template is not None:
+        write_text(directory / "chat_template.jinja", chat_template)
+
+
+def chat_template(model_id: str) -> str:
+    """The chat template of a model's tokenizer.
+
+    Raises:
+        UserError: the model cannot be had, or has none, or its tokenizer cannot be loaded.
+    """
+    import tempfile
+
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as directory:
+        link(snapshot(model_id, weights=False), Path(directory))
+        try:
+            template = AutoTokenizer.from_pretrained(directory).chat_template
+        except Exception as error:  # whatever is wrong with the files, transformers has no one class for it
+            raise UserError(
+                f"{model_id}: its tokenizer cannot be loaded ({type(error).__name__}: {error})"
+            ) from None
+    if not isinstance(template, str):
+        raise UserError(f"{model_id}: its tokenizer has no chat template")
+    return template
+
+
+def _matching(names: Iterable[str], patterns: tuple[str, ...]) -> list[str]:
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _wanted(model_id: str, names: Iterable[str], weights: bool) -> list[str]:
+    """The files of a repository's top level that loading needs."""
+    here = [name for name in names if "/" not in name and not name.startswith(".")]
+    if not weights:
+        return _matching(here, _TEXT)
+    found = _matching(here, _SAFE) or _matching(here, _PICKLED)
+    if not found:
+        raise UserError(f"{model_id}: has no weights, neither {_SAFE[0]} nor {_PICKLED[0]}")
+    return [*_matching(here, _TEXT), *found]
+
+
+def _facts(path: Path) -> dict[str, int | str]:
+    size = path.stat().st_size
+    if size > _BIG:
+        say(f"{path.name}: digest of {size / _BIG:.1f} GiB")
+    return {"bytes": size, "sha256": sha256_of_file(path)}
+
+
+def _unreachable(model_id: str, error: Exception) -> UserError:
+    remedy = "fetch it where the hub can be reached (troll fetch --config FILE), or name a local mirror in "
+    return lock_file.unreachable(f"model {model_id}", error, remedy + MIRROR)
+
+
+def _resolve(model_id: str) -> str:
+    """The revision that the hub has now."""
+    from huggingface_hub import HfApi
+
+    try:
+        revision = HfApi().model_info(model_id).sha
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(model_id, error) from None
+    return lock_file.named_revision(f"model {model_id}", revision)
+
+
+def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
+    """The repository's files: those that the lock file knows, if they are enough, else the hub's."""
+    known = list(lock_file.pinned(lock_file.MODELS + model_id).get("files", {}))
+    if known and (not weights or _matching(known, (*_SAFE, *_PICKLED))):
+        return known
+    from huggingface_hub import HfApi
+
+    try:
+        return list(HfApi().list_repo_files(model_id, revision=revision))
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(model_id, error) from None
+
+
+def _download(model_id: str, revision: str, names: list[str]) -> Path:
+    """The directory of the hub's cache that holds these files; goes on with an interrupted download."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=names))
+    except Exception as error:  # its errors come from several libraries below it
+        raise _unreachable(model_id, error) from None

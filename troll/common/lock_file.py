@@ -1,0 +1,109 @@
+"""The lock file: the revision of each repository on the hub that is used, and what was found in it.
+
+The first download of a repository resolves its current revision and writes it down with the digest of every
+part that was read. Later runs ask for that revision and refuse other content. Nothing is pinned beforehand:
+a revision that nobody resolved would be invented. Data sets and models are in one file, models as
+``models/<owner>/<name>``.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.files import only_writer, read_json, write_json
+
+LOCK_VARIABLE = "TROLL_DATA_LOCK"
+DEFAULT_LOCK = Path("resources/data.lock.json")
+MODELS = "models/"
+"""What names of models in the lock file start with; those of data sets start with nothing."""
+
+Found = Mapping[str, int | str]
+"""What identifies a part: its number of rows or bytes, and its SHA-256."""
+
+
+def lock_path() -> Path:
+    """The lock file: ``TROLL_DATA_LOCK``, or ``resources/data.lock.json`` where the command runs."""
+    return Path(os.environ.get(LOCK_VARIABLE) or DEFAULT_LOCK)
+
+
+def _read() -> dict[str, Any]:
+    path = lock_path()
+    return read_json(path) if path.exists() else {}
+
+
+def pinned(repository: str) -> dict[str, Any]:
+    """What the lock file says of a repository: ``revision`` and its parts; empty for an unknown one."""
+    entry: dict[str, Any] = _read().get(repository, {})
+    return entry
+
+
+def check(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> list[str]:
+    """Compares what was found with what the lock file says.
+
+    Args:
+        repository: its name in the lock file.
+        revision: that it was found at, for messages; empty for a mirror's copy.
+        section: ``parts`` of a data set or ``files`` of a model.
+        found: by name of the part.
+
+    Returns:
+        The parts that the lock file does not know yet.
+
+    Raises:
+        UserError: a part is not what the lock file says.
+    """
+    known = pinned(repository).get(section, {})
+    for name, facts in found.items():
+        if name in known and known[name] != facts:
+            recorded, there = ("{} with sha256 {}".format(*_words(item)) for item in (known[name], facts))
+            where = f"{repository.removeprefix(MODELS)} ({name})" + (
+                f" at revision {revision}" * bool(revision)
+            )
+            raise UserError(f"{where}: {there}, but {lock_path()} says {recorded}")
+    return [name for name in found if name not in known]
+
+
+def _words(facts: Found) -> tuple[str, str]:
+    unit = next(key for key in facts if key != "sha256")
+    return f"{facts[unit]} {unit}", str(facts["sha256"])
+
+
+def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> None:
+    """Checks what was found, and writes down what is new; other processes may do the same at this time.
+
+    Raises:
+        UserError: a part is not what the lock file says, or another process has pinned another revision.
+    """
+    if not check(repository, revision, section, found):
+        return
+    path = lock_path()
+    with only_writer(path.parent):
+        lock = _read()
+        entry = lock.setdefault(repository, {})
+        if entry.setdefault("revision", revision) != revision:
+            raise UserError(
+                f"{repository.removeprefix(MODELS)}: {path} has meanwhile got revision {entry['revision']}; "
+                "run this again"
+            )
+        new = {name: dict(found[name]) for name in check(repository, revision, section, found)}
+        entry.setdefault(section, {}).update(new)
+        write_json(path, lock)
+
+
+def unreachable(what: str, error: Exception, remedy: str) -> UserError:
+    """The one line for something on the hub that cannot be read: what, the error's first line, what helps."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(f"hub: {what} cannot be read ({reason}); {remedy}")
+
+
+def named_revision(what: str, revision: str | None) -> str:
+    """The revision that the hub names.
+
+    Raises:
+        UserError: it names none.
+    """
+    if not revision:
+        raise UserError(f"hub: {what} names no revision")
+    return str(revision)

@@ -1,0 +1,1 @@
+"""The audit of the graders: reference answers, paraphrases, wrong answers, hostile programs, speed."""

@@ -1,0 +1,286 @@
+"""The audit: do the graders accept what is right, reject what is wrong, and survive what is hostile?
+
+Reference solutions of every data set, the same in other words, and wrong answers go through the very
+functions that give rewards and grades; so does a corpus of hostile programs.
+"""
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.progress import say
+from troll.common.seeding import derive_seed
+from troll.evaluation.audit.agreement import disagreement_table
+from troll.evaluation.audit.cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
+from troll.evaluation.audit.code_judges import code_judges
+from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from troll.evaluation.audit.notations import audit_forms, audit_pairs, by_notation
+from troll.evaluation.audit.speed import speed
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.dapo import contamination
+from troll.tasks.datasets.load import Loaded, load
+from troll.tasks.sandbox.pool import Limits, sandbox_available
+from troll.tasks.types import Problem
+from troll.tasks.verifiers.code import verify_code
+from troll.tasks.verifiers.math import judge_math
+
+LEAST_RIGHT = 0.99
+# Problems of each set in the fast mode: as many as 90 s on two cores allow.
+_FAST = {"math": 40, "humaneval": 40, "mbpp": 40, "humaneval+": 12, "mbpp+": 16}
+# Problems of each set whose answers are written in every notation; a set in fast mode has fewer.
+_FORMS = {True: 40, False: 4}
+# Completions of each kind that the four judges of mathematics get: whole texts take long to search.
+_COMPARED = 200
+_HOSTILE_LIMITS = Limits(cpu_s=0.3, wall_s=2)
+# What an attack may cost beyond its limits: start-up, clean-up and a machine that is busy.
+_HOSTILE_SLACK_S = 3.0
+# A neighbour lives long enough to be hit, and there are always some.
+_HONEST = "import time\ndef f(x):\n    time.sleep(0.03)\n    return x + x + x + 1\n"
+_HOSTILE_WORKERS = 6
+_NAMED = 8  # culprits in the message of a failed audit
+_SHOWN = 200  # characters of a completion in the list of exceptions
+
+
+def audit(*, full: bool = False) -> dict[str, Any]:
+    """Audits the graders.
+
+    Args:
+        full: all problems of all sets, and the contamination of DAPO-Math and the speed, instead of samples.
+
+    Returns:
+        ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
+        ``code_judges`` (see `troll.evaluation.audit.code_judges`),
+        ``graders`` (see `troll.evaluation.audit.agreement`), ``pairs`` and ``forms`` (counts by notation,
+        see `troll.evaluation.audit.notations`), ``differences`` (pairs that evaluation by math-verify judges
+        otherwise than they are), ``misjudged`` (pairs and forms that rewards judge so, must be empty),
+        ``contamination``, ``speed``, ``exceptions`` (what rewards and code graders judged otherwise than it
+        should be, with the cause where it is known), ``absent`` (why, by data set), ``data`` (provenance by
+        data set), ``python`` and ``seconds``.
+
+    Raises:
+        UserError: the sandbox is missing.
+    """
+    available, reason = sandbox_available()
+    if not available:
+        raise UserError(reason)
+    start = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    exceptions: list[dict[str, Any]] = []
+    samples: dict[str, tuple[list[str], list[str]]] = {}
+    data, absent = load_all()
+    for name, loaded in data.items():
+        problems = _chosen(loaded, full)
+        cases = MATH_CASES if DATA_SETS[name].kind == "math" else CODE_CASES
+        for case, write in cases.items():
+            began = time.monotonic()
+            texts = [write(problem) for problem in problems]
+            statuses = _judge(name, problems, texts)
+            published = None
+            if DATA_SETS[name].kind == "math":
+                answers = [problem.answer for problem in problems]
+                published = list(judge_math(answers, texts)).count("passed") / len(texts)
+                samples[f"{name}: {case}"] = (answers[:_COMPARED], texts[:_COMPARED])
+            found = _exceptions(name, case, problems, texts, statuses)
+            exceptions += found
+            row = _row(loaded, case, statuses, found, published)
+            rows.append(row | {"seconds": round(time.monotonic() - began, 1)})
+        say(f"audit: {name} done, {time.monotonic() - start:.0f} s")
+    pairs = audit_pairs()
+    mathematics = {name: _chosen(part, full) for name, part in data.items() if DATA_SETS[name].kind == "math"}
+    forms = audit_forms(mathematics, _FORMS[full])
+    misjudged = [row for row in [*pairs, *forms] if row["reward"] != row["right"]]
+    say(f"audit: notations done, {time.monotonic() - start:.0f} s")
+    hostile = audit_hostile()
+    judges = code_judges(data if full else {}, hostile=full)
+    return {
+        "mode": "full" if full else "fast",
+        "ok": hostile["ok"] and not misjudged and all(row["ok"] for row in [*rows, *judges]),
+        "cases": rows,
+        "hostile": hostile,
+        "code_judges": judges,
+        "graders": disagreement_table(samples).to_dict("records"),
+        "pairs": by_notation(pairs),
+        "forms": by_notation(forms),
+        "differences": [row for row in pairs if row["evaluation"] != row["right"]],
+        "misjudged": misjudged,
+        "contamination": dapo_contamination(data) if full and "dapo" in data else [],
+        "speed": speed() if full and {"humaneval+", "math"} <= set(data) else [],
+        "exceptions": exceptions,
+        "absent": absent,
+        "data": {name: dict(loaded.provenance) for name, loaded in data.items()},
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def require_passed(result: Mapping[str, Any]) -> None:
+    """Refuses a failed audit.
+
+    Args:
+        result: of `audit`.
+
+    Raises:
+        UserError: names what failed, and the problems behind it that nobody has explained.
+    """
+    if result["ok"]:
+        return
+    failed = [f"{row['set']} {row['case']}" for row in result["cases"] if not row["ok"]]
+    culprits = [
+        f"{item['set']} {item['case']} {item['task_id']}"
+        for item in result["exceptions"]
+        if not item["explanation"] and f"{item['set']} {item['case']}" in failed
+    ]
+    if result["misjudged"]:
+        failed.append("notations")
+        culprits += [f"{row['answer']} for {row['reference']}" for row in result["misjudged"]]
+    hostile = result["hostile"]
+    if not hostile["ok"]:
+        failed.append("hostile programs")
+        culprits += [*hostile["scored"], *hostile["infrastructure"]]
+    unlike = [row for row in result["code_judges"] if not row["ok"]]
+    failed += [f"the judges of code on {row['set']}" for row in unlike]
+    culprits += [name for row in unlike for name in row["names"]]
+    shown = ", ".join(culprits[:_NAMED]) + (", ..." if len(culprits) > _NAMED else "")
+    raise UserError(f"audit: failed for {', '.join(failed)}{f' ({shown})' if shown else ''}")
+
+
+def load_all() -> tuple[dict[str, Loaded], dict[str, str]]:
+    """The test splits that there are, and why the others are not."""
+    data, absent = {}, {}
+    for name in DATA_SETS:
+        try:
+            data[name] = load(name)
+        except UserError as error:
+            absent[name] = str(error)
+    return data, absent
+
+
+def _chosen(loaded: Loaded, full: bool) -> list[Problem]:
+    count = _FAST.get(loaded.name, _FAST["math"])
+    if full or count >= len(loaded.problems):
+        return list(loaded.problems)
+    order = sorted(
+        loaded.problems, key=lambda problem: derive_seed(stream="audit", set=loaded.name, id=problem.task_id)
+    )
+    return order[:count]
+
+
+def _judge(name: str, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
+    if DATA_SETS[name].kind == "math":
+        return list(judge_math([problem.answer for problem in problems], texts, standard="reward"))
+    return [verdict.status for verdict in verify_code([problem.record for problem in problems], texts)]
+
+
+def _exceptions(
+    name: str, case: str, problems: Sequence[Problem], texts: Sequence[str], statuses: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What was judged otherwise than it should be."""
+    return [
+        {
+            "set": name,
+            "case": case,
+            "task_id": problem.task_id,
+            "status": status,
+            "answer": problem.answer[:_SHOWN],
+            "completion": text[-_SHOWN:],
+            "explanation": EXPLANATIONS.get((name, case, problem.task_id), ""),
+        }
+        for problem, text, status in zip(problems, texts, statuses, strict=True)
+        if (status == "passed") == (case in WRONG)
+    ]
+
+
+def _row(
+    loaded: Loaded,
+    case: str,
+    statuses: Sequence[str],
+    found: Sequence[dict[str, Any]],
+    published: float | None,
+) -> dict[str, Any]:
+    """Passes where rewards (or the code graders) do, and evaluation at references in their own notation."""
+    passed = statuses.count("passed")
+    rate = passed / len(statuses)
+    if "infrastructure" in statuses:
+        ok = False
+    elif case in WRONG:
+        ok = all(item["explanation"] for item in found)
+    else:
+        explained = sum(bool(item["explanation"]) for item in found)
+        ok = case not in RIGHT or passed + explained > LEAST_RIGHT * len(statuses)
+        if published is not None and case in ("reference", "answer"):
+            # One may be refused of a small set: of AIME 2024's 30 it is one with a leading zero.
+            refused = round((1 - published) * len(statuses))
+            ok &= refused <= max(1, (1 - LEAST_RIGHT) * len(statuses))
+    return {
+        "set": loaded.name,
+        "case": case,
+        "problems": len(statuses),
+        "available": len(loaded.problems),
+        "passed": passed,
+        "rate": rate,
+        "evaluation": published,
+        "substitute": bool(loaded.provenance["substitute"]),
+        "ok": ok,
+    }
+
+
+def audit_hostile() -> dict[str, Any]:
+    """Runs every hostile program between honest ones that are alive at the same time.
+
+    Returns:
+        ``programs``, ``scored`` (names, must be empty), ``infrastructure`` (names, must be empty), ``honest``
+        (neighbours that were not judged right, must be 0), ``statuses`` (how often each), ``seconds``,
+        ``limit_seconds`` (what the limits allow the batch) and ``ok``.
+    """
+    completions = [_HONEST]
+    for source in HOSTILE_PROGRAMS.values():
+        completions += [source, f"{_HONEST}# {len(completions)}\n"]
+    start = time.monotonic()
+    found = verify_code(
+        [PROBLEM] * len(completions), completions, limits=_HOSTILE_LIMITS, workers=_HOSTILE_WORKERS
+    )
+    seconds = time.monotonic() - start
+    verdicts = dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))
+    statuses = [verdict.status for verdict in verdicts.values()]
+    scored = [name for name, verdict in verdicts.items() if verdict.base or verdict.plus]
+    lost = [name for name, verdict in verdicts.items() if verdict.status == "infrastructure"]
+    honest = sum(not verdict.passed for verdict in found[::2])
+    limit = len(HOSTILE_PROGRAMS) * (_HOSTILE_LIMITS.wall_s + _HOSTILE_SLACK_S)
+    return {
+        "programs": len(verdicts),
+        "scored": scored,
+        "infrastructure": lost,
+        "honest": honest,
+        "statuses": {status: statuses.count(status) for status in sorted(set(statuses))},
+        "seconds": round(seconds, 1),
+        "limit_seconds": limit,
+        "ok": not scored and not lost and not honest and seconds < limit,
+    }
+
+
+def dapo_contamination(data: Mapping[str, Loaded]) -> list[dict[str, Any]]:
+    """Problems of the mathematics sets that the training problems of DAPO-Math hold.
+
+    Args:
+        data: test splits by name.
+
+    Returns:
+        Rows of `troll.tasks.datasets.dapo.contamination`, with ``substitute`` (whether the evaluation set is
+        one) and ``train_substitute``.
+
+    Raises:
+        UserError: DAPO-Math has no source.
+    """
+    train = load("dapo", "train")
+    sets = {name: loaded.problems for name, loaded in data.items() if DATA_SETS[name].kind == "math"}
+    return [
+        row
+        | {
+            "train_problems": len(train.problems),
+            "substitute": bool(data[row["set"]].provenance["substitute"]),
+            "train_substitute": bool(train.provenance["substitute"]),
+        }
+        for row in contamination(train.problems, sets)
+    ]

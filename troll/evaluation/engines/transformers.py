@@ -1,0 +1,93 @@
+"""What decodes: transformers here, or vLLM, behind one small interface."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from troll.common.errors import UserError
+from troll.common.models import check_checkpoint, load_model, loading_error
+from troll.evaluation.engines.types import Engine, Request, Response
+
+ENGINES = ("transformers", "vllm")
+
+
+def load_engine(
+    name: str,
+    checkpoint: Path,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    device: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Engine:
+    """Loads a model.
+
+    Args:
+        name: one of `ENGINES`.
+        checkpoint: directory with model and tokenizer, or the name of a hub model.
+        max_new_tokens: longest response, in tokens, end of text included.
+        temperature: divides the logits; 0 is greedy.
+        device: for transformers; default CUDA if there is a device, else CPU.
+        options: arguments of ``vllm.LLM``.
+
+    Raises:
+        UserError: no such engine, it is not installed, options that it does not take, no such model, or
+            a damaged one.
+    """
+    if name not in ENGINES:
+        raise UserError(f"sampling: engine is {name!r}; valid: {', '.join(ENGINES)}")
+    check_checkpoint(checkpoint)
+    if name == "vllm":
+        from troll.evaluation.engines.vllm import VllmEngine
+
+        return VllmEngine(checkpoint, max_new_tokens, temperature, options or {})
+    if options:
+        raise UserError(
+            f"sampling: options {', '.join(options)} are for the engine vllm; transformers has none"
+        )
+    return TransformersEngine(checkpoint, max_new_tokens, temperature, device)
+
+
+class TransformersEngine:
+    """Decodes with transformers, each response by a stream of uniform numbers of its own."""
+
+    def __init__(
+        self, checkpoint: Path, max_new_tokens: int, temperature: float, device: str | None = None
+    ) -> None:
+        # Late: importing torch and transformers takes seconds, and a finished call needs neither.
+        import torch
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        except Exception as error:  # of several libraries with classes of their own
+            raise loading_error(checkpoint, error) from None
+        self._model = load_model(checkpoint, dtype="auto").to(device).eval()
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        stops = self._model.generation_config.eos_token_id
+        if stops is None:
+            stops = self.tokenizer.eos_token_id
+        self._stop_ids = {stops} if isinstance(stops, int) else set(stops or ())
+        self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
+
+    def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """See `Engine`."""
+        from troll.evaluation.engines.decoding import decode_batch, uniform_stream
+
+        prompts = list(dict.fromkeys(request.prompt for request in requests))
+        index = {prompt: position for position, prompt in enumerate(prompts)}
+        responses = decode_batch(
+            self._model,
+            prompts,
+            [index[request.prompt] for request in requests],
+            np.stack([uniform_stream(request.seed, self._max_new_tokens) for request in requests]),
+            temperature=self._temperature,
+            stop_ids=self._stop_ids,
+        )
+        return [Response(tokens, tokens[-1] in self._stop_ids) for tokens in responses]

@@ -1,0 +1,66 @@
+"""vLLM as an engine: for models that are too large to sample from otherwise.
+
+vLLM pins versions of packages that the workflow's other parts do not share, so it lives in an environment
+of its own (`make vllm`). Sampling needs nothing there of this package's dependencies but typer, pydantic and
+PyYAML.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.models import loading_error
+from troll.evaluation.engines.types import Request, Response
+
+
+class VllmEngine:
+    """Decodes with ``vllm.LLM``; every request has its own seed, so batches and interruptions change nothing.
+
+    Up to the rounding of sums, that is, which vLLM orders by what else is being decoded.
+    """
+
+    def __init__(
+        self, checkpoint: Path, max_new_tokens: int, temperature: float, options: Mapping[str, Any]
+    ) -> None:
+        try:
+            vllm = importlib.import_module("vllm")
+        except ImportError:
+            raise UserError(
+                "vllm: not installed here; `make vllm` installs it into .venv-vllm, call .venv-vllm/bin/troll"
+            ) from None
+        self._vllm = vllm
+        reserved = {"model", "seed"} & set(options)
+        if reserved:
+            raise UserError(f"sampling: engine option {reserved.pop()!r} is set by the command line")
+        try:
+            self._model = vllm.LLM(model=str(checkpoint), seed=0, **options)
+        except (OSError, ValueError, TypeError) as error:
+            raise loading_error(checkpoint, error) from None
+        self._max_new_tokens = max_new_tokens
+        self._temperature = temperature
+        self.tokenizer: Any = self._model.get_tokenizer()
+        self.context: int | None = self._model.llm_engine.model_config.max_model_len
+
+    def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """See `troll.evaluation.engines.types.Engine`."""
+        # Everything that a model's generation_config might set is set: the same distribution as
+        # transformers'.
+        parameters = [
+            self._vllm.SamplingParams(
+                seed=request.seed,
+                temperature=self._temperature,
+                top_p=1.0,
+                top_k=0,
+                min_p=0.0,
+                repetition_penalty=1.0,
+                max_tokens=self._max_new_tokens,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+        found = self._model.generate(prompts, parameters, use_tqdm=False)
+        outputs = [item.outputs[0] for item in found]
+        return [Response(list(output.token_ids), output.finish_reason == "stop") for output in outputs]

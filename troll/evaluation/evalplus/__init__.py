@@ -1,0 +1,1 @@
+"""evalplus' own evaluator, inside the sandbox."""

@@ -1,0 +1,169 @@
+"""evalplus' own evaluator on samples, inside a sandbox of its own.
+
+Its verdicts are set beside those of `troll.tasks.verifiers.code`: it loads the candidates' objects into
+the process that holds the expected outputs, so it can be cheated, and a cheat shows as a disagreement.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import select
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.tasks.sandbox import syscall_filter
+from troll.tasks.sandbox.bubblewrap import base_interpreter, bubblewrap_command
+
+_INSIDE = ("syscall_filter.py", "thread_limit.py")
+_START_S = 60.0
+# evalplus allows a program 60 s for base and 60 s for plus; the expected outputs come on top
+_SAMPLE_S = 300.0
+_LINE_BYTES = 4096  # a verdict is shorter
+_PROBLEM_FIELDS = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
+
+
+@dataclass(frozen=True)
+class EvalplusVerdict:
+    """What evalplus says of one sample: base passed, and plus passed too; None where its evaluator died."""
+
+    base: bool | None
+    passed: bool | None
+
+
+@functools.cache
+def evalplus_version() -> str:
+    """The installed version.
+
+    Raises:
+        UserError: evalplus is not installed.
+    """
+    try:
+        return importlib.metadata.version("evalplus")
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError("evalplus: not installed; install it: pip install 'troll[evaluate]'") from None
+
+
+def evalplus_verdicts(
+    dataset: str,
+    records: Mapping[str, Mapping[str, Any]],
+    samples: Sequence[tuple[str, str]],
+    *,
+    workers: int | None = None,
+) -> list[EvalplusVerdict]:
+    """Runs evalplus' ``untrusted_check`` on samples.
+
+    Args:
+        dataset: ``humaneval`` or ``mbpp``; decides evalplus' special oracles.
+        records: evalplus-like problems by task_id.
+        samples: (task_id, source text of the whole program).
+        workers: sandboxes side by side; default the number of cores.
+
+    Raises:
+        UserError: evalplus or bubblewrap is missing, or evalplus does not start.
+    """
+    evalplus_version()
+    workers = min(workers or len(os.sched_getaffinity(0)), max(1, len(samples) // 16))
+    by_problem: dict[str, list[int]] = {}
+    for index, (task_id, _) in enumerate(samples):
+        by_problem.setdefault(task_id, []).append(index)
+    # A problem's samples stay together, since its expected outputs are computed once in each evaluator.
+    shards = [
+        [index for task_id in list(by_problem)[start::workers] for index in by_problem[task_id]]
+        for start in range(workers)
+    ]
+    problems = {
+        task_id: {"task_id": task_id, **{field: records[task_id].get(field, 0) for field in _PROBLEM_FIELDS}}
+        for task_id in by_problem
+    }
+    job = {"dataset": dataset, "problems": problems, "samples": samples}
+    verdicts: dict[int, EvalplusVerdict] = {}
+    with ThreadPoolExecutor(workers) as pool:
+        for part in pool.map(lambda shard: _check_shard(job, shard), shards):
+            verdicts.update(part)
+    return [verdicts[index] for index in range(len(samples))]
+
+
+def _check_shard(job: Mapping[str, Any], indices: Sequence[int]) -> dict[int, EvalplusVerdict]:
+    verdicts: dict[int, EvalplusVerdict] = {}
+    left = list(indices)
+    while left:
+        done = _run_once({**job, "indices": left})
+        verdicts.update(done)
+        left = [index for index in left if index not in verdicts]
+        if left:
+            # The first without a verdict took the evaluator down, or kept it busy beyond any limit.
+            verdicts[left.pop(0)] = EvalplusVerdict(None, None)
+    return verdicts
+
+
+def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
+    """Checks until the evaluator ends, dies or is silent for too long."""
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as errors:
+        path = Path(directory, "job.json")
+        path.write_text(json.dumps(job), encoding="utf-8")
+        process = subprocess.Popen(
+            _command(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        )
+        assert process.stdout is not None
+        started = False
+        verdicts: dict[int, EvalplusVerdict] = {}
+        try:
+            for line in _lines(process.stdout.fileno()):
+                row = json.loads(line)
+                started = True
+                if "index" in row:
+                    verdicts[row["index"]] = EvalplusVerdict(row["base"], row["plus"])
+        except (ValueError, KeyError, TypeError):
+            pass  # a candidate wrote into the evaluator's report; it ends here
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        if not started:
+            errors.seek(0)
+            lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+            raise UserError(f"evalplus: does not start in the sandbox: {lines[-1] if lines else 'no answer'}")
+    wanted = set(job["indices"])
+    return {index: verdict for index, verdict in verdicts.items() if index in wanted}
+
+
+def _command(job: Path) -> list[str]:
+    libraries = list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
+    command = bubblewrap_command(libraries, proc=True)
+    for inside, path in (
+        ("runner.py", Path(__file__).with_name("runner.py")),
+        *((name, Path(syscall_filter.__file__).with_name(name)) for name in _INSIDE),
+        ("job.json", job),
+    ):
+        command += ["--ro-bind", str(path), f"/troll/{inside}"]
+    # evalplus works in a temporary directory, and its shared values need semaphores.
+    for directory in ("/scratch", "/dev/shm"):
+        command += ["--size", str(64 * 2**20), "--tmpfs", directory]
+    command += ["--remount-ro", "/", "--chdir", "/scratch", "--setenv", "TMPDIR", "/scratch"]
+    command += ["--setenv", "PYTHONPATH", os.pathsep.join(map(str, libraries))]
+    return [*command, base_interpreter(), "-sSPB", "/troll/runner.py", "/troll/job.json"]
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """Lines of a pipe, until its end or until the next takes too long."""
+    buffer = bytearray()
+    patience = _START_S
+    while select.select([descriptor], [], [], patience)[0]:
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            return
+        buffer += data
+        *lines, rest = bytes(buffer).split(b"\n")
+        buffer[:] = rest
+        yield from lines
+        if len(rest) > _LINE_BYTES:
+            return
+        patience = _SAMPLE_S

@@ -1,0 +1,173 @@
+"""Runs evalplus' own checks inside the sandbox: one JSON line per sample on the standard output.
+
+The process that evalplus starts for each program confines itself first and closes all descriptors, so that it
+can neither multiply, nor kill the evaluator, nor write its report; the rest is evalplus as it is. Standard
+library and evalplus only; started by ``check.py`` as a script. Input is a JSON file: ``{"dataset",
+"problems": {task_id: record}, "samples": [[task_id, source]], "indices": [index]}``.
+"""
+
+import gc
+import json
+import multiprocessing.popen_fork
+import os
+import resource
+import select
+import shutil
+import socket
+import sys
+import time
+from typing import Any
+
+import evalplus.eval
+from evalplus.gen.util import trusted_exec
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - keep the start short
+
+import syscall_filter  # type: ignore[import-not-found]
+import thread_limit  # type: ignore[import-not-found]
+
+_FILE_BYTES = 16 * 2**20
+_POLL_S = 0.001
+_unconfined = evalplus.eval.unsafe_execute
+
+
+class _ThreadWatch:
+    """A process that counts the threads of the programs, which evalplus cannot while it waits for one."""
+
+    def __init__(self) -> None:
+        listeners, self._to_watch = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                self._to_watch.close()
+                self._serve(listeners)
+            finally:
+                os._exit(0)
+        listeners.close()
+
+    def _serve(self, listeners: socket.socket) -> None:
+        poller = select.poll()
+        poller.register(listeners, select.POLLIN)
+        counts: dict[int, thread_limit.ThreadCount] = {}
+        while True:
+            for descriptor, event in poller.poll():
+                if descriptor == listeners.fileno():
+                    message, received, _, _ = socket.recv_fds(listeners, 16, 1)
+                    if not message:
+                        return
+                    for listener in received:
+                        counts[listener] = thread_limit.ThreadCount(listener)
+                        poller.register(listener, select.POLLIN)
+                elif not event & select.POLLIN:
+                    poller.unregister(descriptor)
+                    del counts[descriptor]
+                    os.close(descriptor)
+                else:
+                    counts[descriptor].answer()
+
+    def tell(self, listener: int) -> None:
+        """Hands over the listener of a program, from its own process."""
+        socket.send_fds(self._to_watch, [b"listener"], [listener])
+
+    def fileno(self) -> int:
+        return self._to_watch.fileno()
+
+
+def _confine(watch: _ThreadWatch) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.closerange(3, watch.fileno())
+    os.closerange(watch.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
+    listener = syscall_filter.confine(threads="counted")
+    if listener is not None:
+        watch.tell(listener)
+    os.closerange(3, 256)
+
+
+def _wait(self: multiprocessing.popen_fork.Popen, timeout: float | None = None) -> int | None:
+    """``Popen.wait`` that does not trust the pipe by which a child says that it has ended.
+
+    The original waits for ever once a program has written to that pipe, or closed it.
+    """
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    while self.poll(os.WNOHANG) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return self.returncode
+
+
+def _clean() -> None:
+    """Removes what a program left: there is one small file system for all."""
+    for directory in (os.environ["TMPDIR"], "/dev/shm"):
+        for entry in os.scandir(directory):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)  # noqa: PTH108 - keep the start short
+
+
+def _references(dataset: str, problem: dict[str, Any]) -> dict[str, Any]:
+    """Expected outputs and times of base and plus, as evalplus computes them; also decodes MBPP's inputs."""
+    not_none = False
+    if dataset == "mbpp":
+        from evalplus.data.mbpp import mbpp_deserialize_inputs
+        from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
+
+        not_none = problem["entry_point"] in MBPP_OUTPUT_NOT_NONE_TASKS
+        for kind in ("base_input", "plus_input"):
+            problem[kind] = mbpp_deserialize_inputs(problem["task_id"], problem[kind])
+    source = problem["prompt"] + problem["canonical_solution"]
+    return {
+        kind: trusted_exec(
+            source,
+            problem[f"{kind}_input"],
+            problem["entry_point"],
+            record_time=True,
+            output_not_none=not_none,
+        )
+        for kind in ("base", "plus")
+    }
+
+
+def main() -> None:
+    """Checks all samples of the job file."""
+    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123 - keep the start short
+        job = json.load(file)
+    report = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    watch = _ThreadWatch()
+
+    def confined(*arguments: Any) -> None:
+        _confine(watch)
+        _unconfined(*arguments)
+
+    evalplus.eval.unsafe_execute = confined
+    multiprocessing.popen_fork.Popen.wait = _wait  # type: ignore[method-assign]
+    gc.freeze()
+    print(json.dumps({"ready": True}), file=report, flush=True)
+    current, references = "", {}
+    for index in job["indices"]:
+        task_id, source = job["samples"][index]
+        problem, verdict = job["problems"][task_id], {"index": index, "base": False, "plus": False}
+        if task_id != current:
+            current, references = task_id, _references(job["dataset"], problem)
+        for kind in ("base", "plus"):
+            outputs, times = references[kind]
+            status, _ = evalplus.eval.untrusted_check(
+                job["dataset"],
+                source,
+                problem[f"{kind}_input"],
+                problem["entry_point"],
+                expected=outputs,
+                atol=problem["atol"],
+                ref_time=times,
+                fast_check=True,
+            )
+            verdict[kind] = status == "pass"
+            if not verdict[kind]:
+                break  # plus counts only where base passed
+        print(json.dumps(verdict), file=report, flush=True)
+        _clean()
+
+
+main()

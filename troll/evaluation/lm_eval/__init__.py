@@ -1,0 +1,1 @@
+"""lm-eval's metrics on recorded samples, and its built-in tasks."""

@@ -1,0 +1,73 @@
+"""What the YAML tasks beside this file call."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.files import read_jsonl
+from troll.evaluation.pass_at_k import pass_at_k
+from troll.tasks.verifiers.math import judge_math
+
+# A replayed problem with fewer samples than others has this in their place; no tokenizer writes it.
+NO_SAMPLE = "\0no sample\0"
+
+
+def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
+    """The test split from a file of problems as JSON lines.
+
+    Args:
+        data_file: the file; comes from lm-eval's ``--metadata`` or the TaskManager's ``metadata``.
+
+    Raises:
+        UserError: no file is named, or it cannot be read.
+    """
+    from datasets import Dataset
+
+    if data_file is None:
+        raise UserError("""lm-eval: no problems; name them: --metadata '{"data_file": "PROBLEMS.jsonl"}'""")
+    fields = ("task_id", "prompt", "answer")
+    return {
+        "test": Dataset.from_list([{key: row[key] for key in fields} for row in read_jsonl(Path(data_file))])
+    }
+
+
+def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str, Any]:
+    """The test split of a public data set.
+
+    Args:
+        data_set: its name.
+        limit: how many problems to take; lm-eval's metadata may name it.
+
+    Raises:
+        UserError: there is no such data set, or no source that has it.
+    """
+    from datasets import Dataset
+
+    from troll.tasks.datasets.load import load
+
+    problems = load(data_set).problems[:limit]
+    return {
+        "test": Dataset.from_list(
+            [{"task_id": item.task_id, "prompt": item.prompt, "answer": item.answer} for item in problems]
+        )
+    }
+
+
+def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The share of a problem's samples that are right; answers are judged by math-verify."""
+    statuses = judge_math([document["answer"]] * len(results[0]), results[0])
+    return {"pass@1": statuses.count("passed") / len(statuses)}
+
+
+def keep_all(responses: Iterable[Sequence[str]], _documents: Any) -> list[list[str]]:
+    """A filter that keeps all repeats of all problems."""
+    return [list(repeats) for repeats in responses]
+
+
+def process_results(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+    """pass@k of one problem; answers are judged by math-verify."""
+    responses = [response for response in results[0] if response != NO_SAMPLE]
+    statuses = judge_math([document["answer"]] * len(responses), responses)
+    correct = statuses.count("passed")
+    return {f"pass@{k}": pass_at_k(len(responses), correct, k) for k in (1, 8) if k <= len(responses)}

@@ -1,0 +1,70 @@
+"""Several base models of one kind: each becomes a model of its own; runs, paths and tables keep their form.
+
+A pooled analysis then takes each base model for a setting of its own, which is what it is: seeds of runs from
+one base model say nothing about another.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def base_name(model: str, seed: int) -> str:
+    """What a model of an experiment file is called with one of its base seeds."""
+    return f"{model}-base{seed}"
+
+
+def with_base_models_apart(data: Any) -> Any:
+    """The contents of an experiment file with a model for each of ``base_seeds``.
+
+    Blocks of the matrix that name the model get all of them, in the order of the seeds. What has another
+    shape than it should is left alone: the checks that follow say what is wrong with it.
+
+    Args:
+        data: parsed YAML.
+
+    Raises:
+        ValueError: a base seed is there twice, the model is one of the hub, or a name is taken.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
+        return data
+    models: dict[str, Any] = {}
+    families: dict[str, list[str]] = {}
+    for name, model in data["models"].items():
+        seeds = model.get("base_seeds") if isinstance(model, Mapping) else None
+        if not seeds or not _are_seeds(seeds):
+            models[name] = model
+            continue
+        where = f"models.{name}.base_seeds"
+        if len(set(seeds)) != len(seeds):
+            raise ValueError(f"{where}: {seeds} names a seed twice")
+        if model.get("hub") is not None:
+            raise ValueError(f"{where}: a model of the hub is not made here; leave them out")
+        families[name] = [base_name(name, seed) for seed in seeds]
+        own = {key: value for key, value in model.items() if key != "base_seeds"}
+        models |= {base_name(name, seed): {**own, "base_seed": seed} for seed in seeds}
+    taken = [name for names in families.values() for name in names if name in data["models"]]
+    if taken:
+        raise ValueError(f"models.{taken[0]}: is also what base_seeds make; give one of them another name")
+    return {**data, "models": models, **_matrix(data, families)} if families else data
+
+
+def _are_seeds(seeds: Any) -> bool:
+    return isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+
+
+def _matrix(data: Mapping[str, Any], families: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The matrix with families in place of their names; nothing where the file has none of that shape."""
+    blocks = data.get("matrix")
+    if not isinstance(blocks, list):
+        return {}
+    return {"matrix": [_block(block, families) for block in blocks]}
+
+
+def _block(block: Any, families: Mapping[str, list[str]]) -> Any:
+    names = block.get("models") if isinstance(block, Mapping) else None
+    if not isinstance(names, list):
+        return block
+    whole = [
+        item for name in names for item in (families.get(name, [name]) if isinstance(name, str) else [name])
+    ]
+    return {**block, "models": whole}

@@ -1,0 +1,134 @@
+"""What an experiment with models of the hub would cost, estimated from published step times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from troll.common.errors import UserError
+from troll.common.hub import in_mirror
+from troll.experiment.experiment import Experiment, Run
+from troll.experiment.published import read_published
+from troll.experiment.settings import Hub, Training
+
+# What the published step times were measured on: Qwen3-4B and the paper's batch, on its four GPUs.
+_BILLIONS = 4.0
+_GPUS = 4
+_RESPONSES = 256 * 8
+_TOKENS = 4096
+_CRITIC = 2.0  # a critic as large as the policy, which is trained beside it: our guess
+# Bytes for each parameter: a download in bfloat16; weights in float32; those with AdamW's two moments.
+_DOWNLOAD, _WEIGHTS, _CHECKPOINT = 2, 4, 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What some runs together need.
+
+    Attributes:
+        runs: how many.
+        unknown: how many of them are of models whose size the file does not say; they count as nothing.
+        gpu_hours: of training.
+        disk_gb: of final checkpoints, in 10^9 bytes.
+    """
+
+    runs: int
+    unknown: int
+    gpu_hours: float
+    disk_gb: float
+
+
+def billions_of(hub: Hub | None) -> float | None:
+    """10^9 parameters of a model of the hub: those of its copy in the mirror, else what the file says.
+
+    None where neither tells, and for a model made from scratch. Bytes are counted as bfloat16.
+    """
+    if hub is None:
+        return None
+    try:
+        directory = in_mirror(hub.id)
+    except UserError:
+        directory = None
+    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors")) if directory else 0
+    return weights / _DOWNLOAD / 1e9 if weights else hub.billions
+
+
+def step_seconds() -> dict[str, float]:
+    """Published seconds of one rollout batch with its updates, by method: clip and troll."""
+    rows = [row for row in read_published() if row["metric"] == "step_runtime_s"]
+    return {str(row["method"]).lower(): float(row["value"]) for row in rows}
+
+
+def gpu_hours(training: Training, billions: float, *, projected: bool) -> float:
+    """GPU-hours of a run: in proportion to parameters, responses and their longest length.
+
+    Args:
+        training: of the run.
+        billions: parameters of the policy.
+        projected: whether TROLL's step time counts, or clip's.
+    """
+    batch = step_seconds()["troll" if projected else "clip"]
+    batch *= billions / _BILLIONS
+    batch *= training.prompts_per_batch * training.responses_per_prompt / _RESPONSES
+    batch *= training.max_response_tokens / _TOKENS
+    batch *= _CRITIC if training.critic is not None else 1.0
+    return batch * training.rollout_batches * _GPUS / 3600
+
+
+def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
+    """The estimated budget of some runs."""
+    hours = disk = 0.0
+    unknown = 0
+    for run in runs:
+        billions = billions_of(experiment.models[run.model].hub)
+        if billions is None:
+            unknown += 1
+            continue
+        projected = experiment.trust_regions[run.trust_region].rule.startswith("troll")
+        hours += gpu_hours(experiment.training_of(run), billions, projected=projected)
+        disk += billions * _WEIGHTS
+    return Budget(len(runs), unknown, hours, disk)
+
+
+def disk_gb(experiment: Experiment) -> float:
+    """Disk for the experiment's models of the hub, in 10^9 bytes: download, results, a run's checkpoints."""
+    sizes = _sizes(experiment)
+    if not sizes:
+        return 0.0
+    kept = _CHECKPOINT * max(sizes) * experiment.training.checkpoints_kept
+    return budget_of(experiment, experiment.runs()).disk_gb + sum(sizes) * _DOWNLOAD + kept
+
+
+def _sizes(experiment: Experiment) -> list[float]:
+    names = dict.fromkeys(run.model for run in experiment.runs())
+    sizes = [billions_of(experiment.models[name].hub) for name in names]
+    return [size for size in sizes if size is not None]
+
+
+def budget_lines(experiment: Experiment) -> list[str]:
+    """The budget by group, as lines of text."""
+    runs = experiment.runs()
+    groups = {**experiment.groups(), "all": runs}
+    seeds = len(experiment.seeds)
+    lines = [f"budget of {experiment.experiment} ({seeds} seed{'s' if seeds > 1 else ''}), estimated:"]
+    lines.append(f"  {'group':<18}{'runs':>6}{'GPU-hours':>12}{'checkpoints':>14}")
+    for name, members in groups.items():
+        budget = budget_of(experiment, members)
+        hours = f"{budget.gpu_hours:,.0f}" if budget.gpu_hours >= 10 else f"{budget.gpu_hours:.1f}"
+        lines.append(f"  {name:<18}{budget.runs:>6}{hours:>12}{budget.disk_gb:>11,.0f} GB")
+    sizes = _sizes(experiment)
+    kept = experiment.training.checkpoints_kept
+    if sizes:
+        lines.append(
+            f"  and {sum(sizes) * _DOWNLOAD:,.0f} GB for {len(sizes)} models; up to "
+            f"{max(sizes) * _CHECKPOINT * kept:,.0f} GB for the checkpoints of a run while it trains"
+        )
+    unknown = budget_of(experiment, runs).unknown
+    if unknown:
+        lines.append(f"  {unknown} runs are of models without hub.billions and count as nothing")
+    seconds = step_seconds()
+    return [
+        *lines,
+        f"  estimates: a rollout batch of Qwen3-4B takes {seconds['clip']:.0f} s (clip) or "
+        f"{seconds['troll']:.0f} s (troll) on {_GPUS} GPUs,",
+        "  as published; others in proportion to parameters, responses and longest response, twice with a",
+        "  critic. Validation, sampling and grading are left out. All counts runs of several groups once.",
+    ]

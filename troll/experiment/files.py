@@ -1,0 +1,97 @@
+"""Reading and writing experiment files and run files; what is wrong with one is a single line."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from troll.common.errors import UserError
+from troll.common.files import read_yaml, write_text
+from troll.experiment.experiment import Experiment
+from troll.experiment.run_config import RunConfig
+from troll.experiment.validation import explain, problems, run_problems
+
+# A template of YTE, the engine through which Snakemake reads configuration files, `snakemake -n` included.
+_TEMPLATE = "__use_yte__"
+
+
+def _parse_shape(data: Any, source: str) -> Experiment:
+    """The file's keys and types; names, settings and combinations are not looked at."""
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error, Experiment)}") from None
+
+
+def parse_experiment(data: Any, source: str) -> Experiment:
+    """Checks the contents of an experiment file.
+
+    Args:
+        data: the parsed YAML.
+        source: what to call the file in messages.
+
+    Raises:
+        UserError: the first problem, as one line with file, field, value and the valid choices.
+    """
+    experiment = _parse_shape(data, source)
+    for problem in itertools.chain(problems(experiment), run_problems(experiment)):
+        raise UserError(f"{source}: {problem}")
+    return experiment
+
+
+def read_configuration(path: Path) -> Any:
+    """Reads an experiment file as it stands, without looking at what it says.
+
+    Raises:
+        UserError: it is missing, no YAML, or asks Snakemake to run code that it holds.
+    """
+    data = read_yaml(path, "experiment file")
+    if isinstance(data, dict) and _TEMPLATE in data:
+        raise UserError(
+            f"{path}: {_TEMPLATE}: Snakemake runs the code in such a file before anything can check it; "
+            "remove the key, and write the values themselves"
+        )
+    return data
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Reads and checks an experiment file.
+
+    Raises:
+        UserError: it is missing, no YAML, or wrong.
+    """
+    return parse_experiment(read_configuration(path), str(path))
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Reads an experiment file that has been checked before: keys and types only, without torch, at once.
+
+    Raises:
+        UserError: it is missing, no YAML, or has a wrong key or type.
+    """
+    return _parse_shape(read_configuration(path), str(path))
+
+
+def write_run_file(path: Path, config: RunConfig) -> None:
+    """Writes a run.yaml."""
+    write_text(path, yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+
+
+def read_run_file(path: Path) -> RunConfig:
+    """Reads a run.yaml.
+
+    Raises:
+        UserError: it is missing, no run file, or of another version, whose keys are not those of this one.
+    """
+    data = read_yaml(path, "run file")
+    if not isinstance(data, dict) or "run_id" not in data:
+        raise UserError(f"{path}: not a run file; `troll configure` writes them")
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        problem = explain(error, RunConfig)
+        raise UserError(f"{path}: {problem}; delete a file of another version, and write it again") from None

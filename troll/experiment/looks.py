@@ -1,0 +1,70 @@
+"""What `make results` has decided on the way, kept beside the results: further seeds, and why it ended.
+
+``looks.json`` of an experiment with ``more_seeds``. Its seeds are part of the experiment until
+the file is removed, so that any command plans what `make results` had asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
+from troll.experiment.experiment import Experiment
+
+NAME = "looks.json"
+
+
+def read_looks(root: Path) -> dict[str, Any]:
+    """The file of results/<experiment>; empty where there is none.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    path = root / NAME
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    seeds = found.get("further_seeds") if isinstance(found, dict) else None
+    if not isinstance(seeds, dict) or not all(
+        isinstance(numbers, list) and all(type(seed) is int and seed >= 0 for seed in numbers)
+        for numbers in seeds.values()
+    ):
+        raise UserError(f"{path}: further_seeds: expected lists of seeds by setting; remove the file")
+    return dict(found)
+
+
+def write_looks(
+    root: Path, further_seeds: Mapping[str, Sequence[int]], looks: Sequence[Mapping[str, Any]], ended: str
+) -> None:
+    """Writes the file.
+
+    Args:
+        root: results/<experiment>.
+        further_seeds: by setting.
+        looks: each with what was decided at it.
+        ended: why no further seeds were begun; empty while they are.
+    """
+    known = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
+    write_json(root / NAME, {"looks": list(looks), "ended": ended, "further_seeds": known})
+
+
+def with_further_seeds(experiment: Experiment, root: Path) -> Experiment:
+    """The experiment with the seeds that `make results` has asked for; as it is where it asks for none.
+
+    Args:
+        experiment: of a file.
+        root: results/<experiment>.
+
+    Raises:
+        UserError: looks.json is none.
+    """
+    if experiment.more_seeds is None:
+        return experiment
+    there = {run.setting for run in experiment.runs()}
+    further = {name: list(seeds) for name, seeds in experiment.further_seeds.items()}
+    for name, seeds in read_looks(root).get("further_seeds", {}).items():
+        if name in there:  # the file may be older than the experiment
+            further[name] = sorted({*further.get(name, []), *seeds})
+    fields = {name: getattr(experiment, name) for name in Experiment.model_fields}
+    return Experiment.model_validate(fields | {"further_seeds": further})

@@ -1,0 +1,64 @@
+"""What an advantage estimator brings to a run, and what it needs of one.
+
+A recipe is the settings of a whole method. An estimator of that name starts from it instead of the
+experiment's `training` block, and every part can be changed or switched off in the experiment file, as in
+``training: {regulariser: null}``.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from troll.experiment.settings import Rule, Training
+
+_PPO_MAX: Mapping[str, Any] = {
+    # Section 5.4 of the paper: the critic is trained before the policy moves. The paper starts it from a
+    # reward model and gives no number of steps; here it starts from the policy.
+    "critic": {"learning_rate": 1.65e-6, "value_clip": 0.2, "gradient_clipping": 1.0, "warmup_steps": 8},
+    "regulariser": {"estimate": "k1", "applied_to": "reward", "coefficient": 0.05},
+    "gradient_clipping": 1.0,
+    # Its weight is not printed; InstructGPT's is the one in use.
+    "pretraining": {"coefficient": 27.8},
+}
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "ppo-max": _PPO_MAX,
+    # The released code: other weights, no pre-training of the critic, none of the policy.
+    "ppo-max-code": {
+        "critic": {**_PPO_MAX["critic"], "learning_rate": 1.5e-6, "warmup_steps": 0},
+        "regulariser": {**_PPO_MAX["regulariser"], "coefficient": 0.02},
+        "gradient_clipping": 1.0,
+        "pretraining": None,
+    },
+}
+"""PPO-max as in "Secrets of RLHF I" (arXiv 2307.04964, section 5, figure 7) and as in OpenLMLab/MOSS-RLHF.
+
+Reward normalisation and clipping are settings of the estimator: see `troll.algorithms.advantages.critic`.
+"""
+
+
+def recipe_of(estimator: str) -> Mapping[str, Any]:
+    """Overrides of `troll.experiment.settings.Training` that belong to an estimator; empty for most."""
+    return RECIPES.get(estimator, {})
+
+
+def missing_parts(where: str, rule: Rule, training: Training) -> Iterator[str]:
+    """What an estimator needs and the settings of a run do not give, as one line each.
+
+    Args:
+        where: the estimator's place in the experiment file.
+        rule: a registered estimator.
+        training: the settings of the run.
+    """
+    from troll.algorithms.advantages import ESTIMATORS
+
+    info = ESTIMATORS[rule.rule]
+    if info.needs_values and training.critic is None:
+        yield (
+            f"{where}: rule {rule.rule!r} needs a critic; add {where}.training.critic, for instance "
+            "{learning_rate: 1.0e-5, warmup_steps: 8}"
+        )
+    if info.uses_groups and training.responses_per_prompt == 1:
+        yield (
+            f"{where}: rule {rule.rule!r} compares the responses to one prompt, but responses_per_prompt is "
+            "1; sample at least 2, or use a rule without groups (gae, reinforce++, remax)"
+        )

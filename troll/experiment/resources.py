@@ -1,0 +1,69 @@
+"""What the workflow's jobs ask of a scheduler: for its rules, and for whoever wants to know beforehand."""
+
+from dataclasses import dataclass
+
+from troll.experiment.settings import Hub
+
+ATTEMPTS = 3
+"""From the third attempt on a job asks for no more than before."""
+
+_DAY = 1440
+_BILLIONS = 8  # where the file does not say
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one job asks for.
+
+    Attributes:
+        memory_mb: main memory.
+        minutes: of run time.
+        threads: processors.
+        gpus: of one node.
+    """
+
+    memory_mb: int
+    minutes: int
+    threads: int = 1
+    gpus: int = 0
+
+
+def growth(attempt: int) -> float:
+    """What a repeated job gets more of: a half at most, since few attempts fail for want of memory."""
+    return 1 + 0.25 * min(attempt - 1, ATTEMPTS - 1)
+
+
+def training_request(hub: Hub | None, gpus: int, attempt: int = 1) -> Request:
+    """Of a run: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint.
+
+    A run that needs longer goes on in another job: see workflow/profiles/slurm.
+
+    Args:
+        hub: the model, None for one made from scratch, which more than one thread would slow down.
+        gpus: of the run.
+        attempt: from 1.
+    """
+    processes = max(1, gpus)
+    size = 1000 * (hub.billions or _BILLIONS) * (4 * processes + 12) if hub else 0
+    threads = max(1, (4 if hub else 1) * gpus)
+    return Request(round((2000 + size) * growth(attempt)), _DAY if hub else 30, threads, gpus)
+
+
+def sampling_request(hub: Hub | None, gpus: int, attempt: int = 1) -> Request:
+    """Of a job that samples: the weights pass through main memory.
+
+    Args:
+        hub: the model, None for one made from scratch.
+        gpus: that share one copy of it.
+        attempt: from 1.
+    """
+    size = 2000 + (6000 * (hub.billions or _BILLIONS) if hub else 0)
+    return Request(round(size * growth(attempt)), _DAY if hub else 30, 1, gpus)
+
+
+FIXED = {
+    "hub_model": Request(4000, 240),
+    "grade": Request(2000, 30),
+    "grade_suites": Request(2000, 120),
+}
+"""Of rules whose jobs are all alike."""

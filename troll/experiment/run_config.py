@@ -1,0 +1,136 @@
+"""What defines one run or one base model, defaults included: the contents of run.yaml and of manifests."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
+
+from troll.experiment.settings import Count, FromScratch, HubModel, Settings, Size, Suite, Training, Whole
+
+
+class ScratchModelOfRun(FromScratch):
+    """A model made from scratch."""
+
+    name: str = Field(description="in the experiment file")
+    hub: None = None
+    base_seed: Whole | None = Field(None, description="where there are several base models of one kind")
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Configurations without one stay what they were to the last byte: runs are known by their digests.
+        data: dict[str, Any] = dump(self)
+        return data if self.base_seed is not None else {k: v for k, v in data.items() if k != "base_seed"}
+
+
+class HubModelOfRun(Settings):
+    """A model of the hub: its id alone, for the sizes are its own."""
+
+    name: str = Field(description="in the experiment file")
+    hub: HubModel
+
+
+def _kind_of_model(value: Any) -> str:
+    hub = value.get("hub") if isinstance(value, dict) else getattr(value, "hub", None)
+    return "from scratch" if hub is None else "of the hub"
+
+
+ModelOfRun = Annotated[
+    Annotated[ScratchModelOfRun, Tag("from scratch")] | Annotated[HubModelOfRun, Tag("of the hub")],
+    Discriminator(_kind_of_model),
+]
+"""A model with everything that defines it."""
+
+
+class ProblemsConfig(Settings):
+    """Problems to be written: of the splits that are named."""
+
+    name: str = Field(description="of the task")
+    train: Size | None = None
+    validation: Size | None = None
+    test: Size | None = None
+    settings: dict[str, Any] = Field({}, description="of the task's generator")
+
+
+class TaskOfRun(Settings):
+    """A task with all its settings."""
+
+    name: str
+    train: Size
+    validation: Size
+    test: Size
+    settings: dict[str, Any]
+
+
+class RuleOfRun(Settings):
+    """A trust region or an estimator with all its settings."""
+
+    name: str = Field(description="in the experiment file")
+    rule: str = Field(description="its registered name, or file.py:function")
+    file_sha256: str | None = Field(None, description="of the rule's file, if it has one of its own")
+    settings: dict[str, Any]
+
+
+class ConditionOfRun(Settings):
+    """The condition, whose overrides are in ``training``."""
+
+    name: str
+
+
+DerivedSeed = Annotated[int, Field(ge=0, lt=2**32)]
+"""As many bits as numpy accepts."""
+
+
+class SeedsOfRun(Settings):
+    """Derived seeds: of the order of prompts and rollouts, and of sampling for the evaluation."""
+
+    training: DerivedSeed
+    evaluation: DerivedSeed
+
+
+class SeedsOfBase(Settings):
+    """Derived seeds: of a base model's weights and order, and of its demonstrations."""
+
+    model: DerivedSeed
+    data: DerivedSeed
+
+
+Rehearsal = Annotated[bool, Field(description="of `troll rehearse`", exclude_if=lambda value: not value)]
+"""Written where it is true only: the files of real runs stay as they were."""
+
+
+class RunConfig(Settings):
+    """One run."""
+
+    experiment: str
+    run_id: str
+    seed: Whole
+    model: ModelOfRun
+    task: TaskOfRun
+    trust_region: RuleOfRun
+    estimator: RuleOfRun
+    condition: ConditionOfRun
+    training: Training
+    seeds: SeedsOfRun
+    rehearsal: Rehearsal = False
+
+
+class BaseConfig(Settings):
+    """One base model."""
+
+    experiment: str
+    run_id: str
+    model: ModelOfRun
+    task: TaskOfRun
+    seeds: SeedsOfBase
+    rehearsal: Rehearsal = False
+
+
+class TokenizerConfig(Settings):
+    """The tokenizer that an experiment's models from scratch share."""
+
+    tasks: dict[str, dict[str, Any]] = Field(description="settings by name of the task")
+    vocabulary: Count
+    demonstrations: Count = Field(description="texts of each task that it is made from")
+
+
+class SuitesConfig(RootModel[dict[str, Suite]]):
+    """How further data sets are sampled, by name."""

@@ -1,0 +1,247 @@
+"""What is wrong with an experiment file, as one line: place, value, and what would be right."""
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, RootModel, Tag, ValidationError
+
+from troll.common.errors import UserError, unknown
+from troll.experiment.experiment import Experiment, Run, merged
+from troll.experiment.names import LONGEST, name_problems
+from troll.experiment.recipes import missing_parts
+from troll.experiment.settings import Settings, TaskSettings, Training
+from troll.tasks import testbed
+from troll.tasks.registry import check_settings, get_task, task_names
+from troll.tasks.types import SPLITS
+
+
+def _choices(where: str, name: str, valid: list[str]) -> str:
+    return f"{where}: {unknown('name', name, valid)}"
+
+
+def _step_into(annotation: Any, part: int | str) -> Any:
+    """The annotation of one key, item or kind (of a tagged union) inside of another annotation."""
+    if get_origin(annotation) is Annotated:
+        return _step_into(get_args(annotation)[0], part)
+    if isinstance(annotation, type) and issubclass(annotation, RootModel):
+        return _step_into(annotation.model_fields["root"].annotation, part)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        return field.annotation if field else None
+    options = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        tagged = [get_args(option)[0] for option in options if Tag(str(part)) in get_args(option)]
+        return tagged[0] if tagged else _step_into(options[0], part)  # an optional block: X | None
+    return options[-1] if options else None  # dict[str, X] or list[X]
+
+
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[Settings] | None:
+    """The model whose key ``location[-1]`` was refused, found by walking the annotations."""
+    current: Any = model
+    for part in location[:-1]:
+        current = _step_into(current, part)
+    if get_origin(current) in (Union, UnionType):
+        current = get_args(current)[0]
+    return current if isinstance(current, type) and issubclass(current, Settings) else None
+
+
+def _unknown_key(where: str, key: str, owner: type[Settings]) -> str:
+    if key in owner.RENAMED:
+        return f"{where}: unknown key {key!r}; it is now called {owner.RENAMED[key]}"
+    return f"{where}: {unknown('key', key, owner.model_fields)}"
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first problem of a validation error as one line: field, what is wrong, what would be right."""
+    # A renamed key is both missing and unknown: the unknown one tells more.
+    first = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    location = tuple(part for part in first["loc"] if part != "int")
+    # The kind of a tagged union (two words) is no key.
+    keys = [str(part) for part in location if " " not in str(part)]
+    where = ".".join([*([prefix] if prefix else []), *keys])
+    owner = _model_at(model, location) if location else None
+    if first["type"] == "extra_forbidden" and owner is not None:
+        return _unknown_key(where, str(location[-1]), owner)
+    if first["type"] == "missing":
+        return f"{where}: is missing"
+    inner = _model_at(model, (*location, ""))
+    if first["type"] == "model_type" and inner is not None:
+        return f"{where}: expected a block with keys {', '.join(inner.model_fields)}{_shown(first['input'])}"
+    message = first["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(first["input"], dict) else _shown(first["input"])
+    return f"{where or 'experiment'}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f" (found {text})" if len(text) <= LONGEST else f" (found {text[:LONGEST]}...)"
+
+
+def problems(experiment: Experiment) -> Iterator[str]:
+    """Everything that the shape of the file does not show, as one line each."""
+    yield from name_problems(experiment)
+    for name, task in experiment.tasks.items():
+        yield from _task_problems(name, task)
+    yield from _suite_problems(experiment)
+    yield from _rule_problems(experiment)
+    yield from _matrix_problems(experiment)
+    yield from _override_problems(experiment)
+    yield from _seed_problems(experiment)
+    if experiment.public_data is not None:
+        for name in experiment.public_data.benchmarks:
+            if name not in _suites():
+                yield _choices("public_data.benchmarks", name, _suites())
+
+
+def _suites() -> list[str]:
+    """Data sets that have test problems."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+
+    return [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
+
+
+def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
+    from troll.tasks.datasets.catalogue import DATA_SETS
+
+    if name not in task_names():
+        yield _choices("tasks", name, task_names())
+        return
+    try:
+        check_settings(get_task(name), task.settings)
+    except UserError as error:
+        yield f"tasks.{name}.settings: {str(error).removeprefix(f'task {name}: ')}"
+    if name in testbed.NAMES:
+        for split in SPLITS:
+            if getattr(task, split) == "all":
+                yield f"tasks.{name}.{split}: a generated task has no last problem; give a number"
+    elif not {"train", "all"} & set(DATA_SETS[name].parts):
+        yield (
+            f"tasks.{name}: has no problems to train on, only {', '.join(DATA_SETS[name].parts)}; models of "
+            f"another task can be evaluated on it: tasks.<task>.evaluate_on"
+        )
+    for suite in task.evaluate_on:
+        if suite not in _suites():
+            yield _choices(f"tasks.{name}.evaluate_on", suite, _suites())
+
+
+def _suite_problems(experiment: Experiment) -> Iterator[str]:
+    """A data set that several tasks evaluate on is one file, and has one size."""
+    sizes: dict[str, tuple[str, int | str]] = {}
+    for name, task in experiment.tasks.items():
+        for suite, settings in task.evaluate_on.items():
+            other, size = sizes.setdefault(suite, (name, settings.test))
+            if size != settings.test:
+                yield (
+                    f"tasks.{name}.evaluate_on.{suite}.test: {settings.test}, but task {other} takes {size}; "
+                    "take as many"
+                )
+
+
+def _rule_problems(experiment: Experiment) -> Iterator[str]:
+    from troll.algorithms.advantages import make_estimator
+    from troll.algorithms.trust_regions import make_trust_region
+
+    for section, kind, make in (
+        ("trust_regions", "trust region", make_trust_region),
+        ("estimators", "estimator", make_estimator),
+    ):
+        for name, rule in getattr(experiment, section).items():
+            try:
+                make(rule.rule, **rule.settings)
+            except UserError as error:
+                # The place in the file says already what it is.
+                message = str(error).removeprefix(f"{kind}: ")
+                of_settings = message.removeprefix(f"{kind} {rule.rule!r}: ")
+                where = f"{section}.{name}" + ".settings" * (of_settings != message)
+                yield f"{where}: {of_settings}"
+
+
+def _matrix_problems(experiment: Experiment) -> Iterator[str]:
+    for number, block in enumerate(experiment.matrix):
+        for section in ("tasks", "models", "trust_regions", "estimators", "conditions"):
+            for name in getattr(block, section) or []:
+                if name not in getattr(experiment, section):
+                    yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
+                    return
+    for model, task in experiment.bases():
+        if experiment.models[model].hub is None and task not in testbed.NAMES:
+            yield (
+                f"models.{model}: is made from scratch out of demonstrations, and task {task} has none; give "
+                "it hub: {id: OWNER/NAME}"
+            )
+
+
+def _seed_problems(experiment: Experiment) -> Iterator[str]:
+    """Looks are planned: they begin with the seeds of the file, and end with a number of them."""
+    first, more = len(set(experiment.seeds)), experiment.more_seeds
+    if more is not None and not 2 <= first <= more.most:
+        yield (
+            f"more_seeds.most: looks go from the {first} of `seeds` to {more.most}; the first needs two "
+            "seeds or more, the last as many at least"
+        )
+    known = list(dict.fromkeys(run.setting for run in experiment.runs()))
+    for setting in experiment.further_seeds:
+        if setting not in known:
+            yield _choices("further_seeds", setting, known)
+
+
+def _override_problems(experiment: Experiment) -> Iterator[str]:
+    overrides: list[tuple[str, Mapping[str, Any]]] = [
+        *((f"models.{name}.training", model.training) for name, model in experiment.models.items()),
+        *((f"tasks.{name}.training", task.training) for name, task in experiment.tasks.items()),
+        *(
+            (f"trust_regions.{name}.training", rule.training)
+            for name, rule in experiment.trust_regions.items()
+        ),
+        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
+        *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
+    ]
+    for where, override in overrides:
+        try:
+            Training.model_validate(merged(experiment.training.model_dump(), override))
+        except ValidationError as error:
+            # A single override may clash with what another one sets: only the merged run decides that.
+            if error.errors()[0]["loc"]:
+                yield explain(error, Training, where)
+
+
+def _to_blame(experiment: Experiment, run: Run) -> str:
+    """The place without whose overrides a run's settings do not clash; empty if none alone is to blame."""
+    places = {
+        f"conditions.{run.condition}": experiment.conditions[run.condition],
+        f"estimators.{run.estimator}.training": experiment.estimators[run.estimator].training,
+        f"trust_regions.{run.trust_region}.training": experiment.trust_regions[run.trust_region].training,
+        f"tasks.{run.task}.training": experiment.tasks[run.task].training,
+        f"models.{run.model}.training": experiment.models[run.model].training,
+    }
+    for place, left_out in places.items():
+        settings: Mapping[str, Any] = experiment.training.model_dump()
+        for override in experiment.overrides_of(run):
+            settings = settings if override is left_out else merged(settings, override)
+        try:
+            Training.model_validate(settings)
+        except ValidationError:
+            continue
+        if left_out:
+            return place
+    return ""
+
+
+def run_problems(experiment: Experiment) -> Iterator[str]:
+    """What is wrong with single runs, when all that they override has come together."""
+    for run in experiment.runs():
+        try:
+            training = experiment.training_of(run)
+        except ValidationError as error:
+            said = f"run {run.run_id}: {explain(error, Training)}"
+            where = _to_blame(experiment, run)
+            yield f"{where}: {said}" if where else said
+            continue
+        where = f"estimators.{run.estimator}"
+        yield from missing_parts(where, experiment.estimators[run.estimator], training)
+        if training.pretraining is not None and run.task not in testbed.NAMES:
+            yield (
+                f"run {run.run_id}: training.pretraining needs demonstrations, and task {run.task} has none; "
+                f"switch it off: {where}.training: {{pretraining: null}}"
+            )

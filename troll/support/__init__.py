@@ -1,1 +1,0 @@
-"""What people ask around a run: is the machine ready, how long, how far, what may a file hold."""

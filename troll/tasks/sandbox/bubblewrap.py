@@ -1,0 +1,198 @@
+"""The process around the sandbox: bubblewrap's command line, and a running one with its control socket."""
+
+import array
+import functools
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+
+INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux"
+_INSIDE = ("runner.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
+_START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once
+
+
+class LostError(Exception):
+    """The runner inside the sandbox is gone or does not answer."""
+
+
+def bubblewrap_program() -> str | None:
+    """Where bubblewrap is; None if it is not installed, or this is not Linux."""
+    return shutil.which("bwrap") if sys.platform.startswith("linux") else None
+
+
+def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) -> list[str]:
+    """The start of a bubblewrap command line: everything unshared, the system and interpreter read-only.
+
+    Args:
+        read_only: further files and directories to show, at their own paths.
+        proc: mount /proc (of the new pid namespace); some libraries need it.
+
+    Raises:
+        UserError: not Linux, or bubblewrap is not installed.
+    """
+    program = bubblewrap_program()
+    if program is None:
+        raise UserError(
+            f"bwrap: not found, and model-written code runs in no other way; install it: {INSTALL_LINE}"
+        )
+    command = [
+        program,
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+    ]
+    for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"):
+        if Path(path).is_symlink():
+            command += ["--symlink", str(Path(path).readlink()), path]
+        elif Path(path).exists():
+            command += ["--ro-bind", path, path]
+    for prefix in dict.fromkeys((Path(sys.base_prefix).resolve(), *read_only)):
+        if not prefix.is_relative_to("/usr"):
+            command += ["--ro-bind", str(prefix), str(prefix)]
+    for device in ("null", "zero", "urandom", "random"):
+        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    if proc:
+        command += ["--proc", "/proc"]
+    # A fixed hash seed: the order of a set of strings must not decide a verdict.
+    for name, value in (
+        ("PYTHONHASHSEED", "0"),
+        ("PYTHONUTF8", "1"),
+        ("OMP_NUM_THREADS", "1"),
+        ("OPENBLAS_NUM_THREADS", "1"),
+        ("MALLOC_ARENA_MAX", "2"),  # the address space of a program with threads is not for their heaps
+        ("HOME", "/tmp"),
+    ):
+        command += ["--setenv", name, value]
+    return command
+
+
+def base_interpreter() -> str:
+    """The interpreter outside any virtual environment, as a real path."""
+    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+
+def _numpy() -> list[Path]:
+    """The directories of numpy, if it is installed: what solutions use beside the standard library."""
+    found = importlib.util.find_spec("numpy")
+    if found is None or not found.submodule_search_locations:
+        return []
+    package = Path(found.submodule_search_locations[0])
+    return [path for path in (package, package.with_name("numpy.libs")) if path.is_dir()]
+
+
+class Sandbox:
+    """A running bubblewrap with its runner.
+
+    Attributes:
+        pid_namespaces: whether each program has a pid namespace and, if it wants files, a directory of its
+            own. Where the kernel or bubblewrap refuses, the filter and Landlock keep programs apart.
+    """
+
+    pid_namespaces: bool
+
+    def __init__(self) -> None:
+        try:
+            self._start(
+                ["--cap-add", "CAP_SYS_ADMIN"]
+            )  # inside its own user namespace, and for the runner only
+        except UserError:
+            self._start([])
+
+    def _start(self, capabilities: list[str]) -> None:
+        here = Path(__file__).parent
+        command = [*bubblewrap_command(), *capabilities, "--dir", "/tmp"]
+        for name in _INSIDE:
+            command += ["--ro-bind", str(here / name), f"/troll/{name}"]
+        for path in _numpy():
+            command += ["--ro-bind", str(path), f"/troll/site/{path.name}"]
+        self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        command += ["--remount-ro", "/", "--chdir", "/", "--as-pid-1"]
+        command += [base_interpreter(), "-sSPB", "/troll/runner.py", str(remote.fileno())]
+        with remote:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=[remote.fileno()],
+            )
+        self._control.settimeout(_START_S)
+        try:
+            self.pid_namespaces = bool(self.receive()["pid_namespaces"])
+        except (LostError, TimeoutError) as error:
+            self._process.kill()
+            self._process.wait()
+            reason = self._complaint() or f"no answer within {_START_S:.0f} s ({type(error).__name__})"
+            self.close()
+            raise UserError(f"bwrap: cannot start the sandbox: {reason}") from None
+        self._control.setblocking(False)
+
+    def _complaint(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def fileno(self) -> int:
+        """The control socket, readable when a report is there."""
+        return self._control.fileno()
+
+    def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Hands a program to the runner.
+
+        Raises:
+            LostError: the runner is gone.
+        """
+        rights = array.array("i", descriptors).tobytes()
+        try:
+            self._control.sendmsg(
+                [json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
+        except OSError as error:
+            raise LostError(str(error)) from None
+
+    def receive(self) -> dict[str, Any]:
+        """The runner's next report.
+
+        Raises:
+            LostError: the runner is gone.
+        """
+        try:
+            data = self._control.recv(4096)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise LostError("the control socket closed")
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def close(self) -> None:
+        """Kills the sandbox with everything in it."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+
+@functools.cache
+def program_namespaces() -> bool:
+    """Whether programs get pid namespaces and directories of their own here.
+
+    Raises:
+        UserError: the sandbox cannot start.
+    """
+    sandbox = Sandbox()
+    sandbox.close()
+    return sandbox.pid_namespaces

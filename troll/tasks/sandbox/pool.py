@@ -1,0 +1,387 @@
+"""Runs programs written by models under bubblewrap, many per second, and returns what they did as plain data.
+
+One bubblewrap process per batch holds a warmed runner (``runner.py``) that forks a confined child for
+each program. The walls, from the outside in:
+
+* bubblewrap: new user, pid, network, ipc, uts and mount namespaces, no capabilities but the runner's right to
+  make further namespaces, a clean environment, a read-only view of the system's libraries, the interpreter
+  and numpy, no /proc, nothing writable anywhere;
+* per child: a pid namespace (so that no other process has a number to name it by), a small /tmp of its own,
+  limits of CPU, wall time, memory, threads, open files and output, its own session, no capabilities, a
+  seccomp filter that forbids new processes, signals to others, sockets, namespaces and inspection, and a
+  Landlock domain that signals do not leave (``syscall_filter.py``, ``thread_limit.py``);
+* what comes back is text, decoded into known built-in types (``plain_data.py``) by a process with limits of
+  its own. Expected outputs never go in.
+
+Where the kernel refuses pid namespaces, the filter and Landlock do the same; each alone is tested to suffice.
+What it does not cover: a bug of the kernel's own.
+"""
+
+import fcntl
+import functools
+import json
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from troll.common.errors import UserError
+from troll.tasks.sandbox.bubblewrap import LostError, Sandbox
+from troll.tasks.sandbox.program import Execution, Limits, Output, Program, Status
+
+__all__ = ["Execution", "Limits", "Output", "Program", "Status", "run_batch", "sandbox_available"]
+
+_GRACE_S = 10.0  # beyond a program's wall limit, after which the runner itself counts as lost
+_NUMPY_CPU_S = 0.5  # what its import may cost
+# More time for a second try: in a virtual machine whose memory nobody has touched, 500 MB can cost a second.
+_TOUCHING_S = 3.0
+_WALL_LIMIT = "wall limit"
+# Results that wait for their reduction; when there are more, no new program starts.
+_WAITING_BYTES = 64 * 2**20
+_REASON_BYTES = 400  # the runner writes less
+
+T = TypeVar("T")
+
+
+@overload
+def run_batch(
+    programs: Sequence[Program], limits: Limits | None = None, *, workers: int | None = None
+) -> list[Execution]: ...
+@overload
+def run_batch(
+    programs: Sequence[Program],
+    limits: Limits | None = None,
+    *,
+    workers: int | None = None,
+    reduce: Callable[[int, Execution], T],
+) -> list[T]: ...
+def run_batch(
+    programs: Sequence[Program],
+    limits: Limits | None = None,
+    *,
+    workers: int | None = None,
+    reduce: Callable[[int, Execution], Any] | None = None,
+) -> list[Any]:
+    """Runs programs in one sandbox, several at a time.
+
+    Args:
+        programs: what to run.
+        limits: of programs that name none of their own; the defaults of ``Limits`` if not given.
+        workers: programs in flight; default one more than the cores, so that a loop does not stall the rest.
+        reduce: makes of (number of the program, execution) what is returned of it, in a thread, while others
+            run. So the outputs of a batch are never all in memory.
+
+    Returns:
+        One execution per program, or what ``reduce`` made of it, in order. A program that lacked memory is
+        tried again with more, and one that ran out of time for the machine's sake (see `Limits`) with more
+        time, after the others. If the sandbox is lost, the programs in flight are tried again, each alone in
+        a fresh one; losing that too is the program's ``crash``.
+
+    Raises:
+        UserError: bubblewrap is missing or cannot start.
+    """
+    workers = workers or len(os.sched_getaffinity(0)) + 1
+    own = [program.limits or limits or Limits() for program in programs]
+    alone: list[int] = []
+    hungry: list[int] = []
+    late: list[int] = []
+    with _Results(reduce) as results:
+
+        def first(index: int, execution: Execution) -> None:
+            if execution.status == "infrastructure":
+                alone.append(index)
+            elif execution.status == "memory" and own[index].memory_bytes < own[index].spare_memory_bytes:
+                hungry.append(index)
+            elif _was_delayed(execution):
+                late.append(index)
+            else:
+                results.add(index, execution)
+
+        def second(index: int, execution: Execution) -> None:
+            if execution.status == "infrastructure":
+                alone.append(index)
+            else:
+                results.add(index, execution)
+
+        pending = deque(range(len(programs)))
+        while pending:
+            alone += _run_until_lost(programs, own, workers, pending, first, results)
+        if hungry:
+            pending = deque(hungry)
+            room = _free_memory() // 2
+            for index in hungry:
+                most = min(own[index].spare_memory_bytes, room)
+                own[index] = replace(_longer(own[index]), memory_bytes=max(own[index].memory_bytes, most))
+            fitting = room // max(own[index].memory_bytes for index in hungry)
+            while pending:
+                alone += _run_until_lost(
+                    programs, own, max(1, min(workers, fitting)), pending, second, results
+                )
+        for index in late:
+            own[index] = _longer(own[index])
+        pending = deque(late)
+        while pending:
+            alone += _run_until_lost(programs, own, workers, pending, second, results)
+        for index in alone:
+            if _run_until_lost(programs, own, 1, deque([index]), results.add, results):
+                results.add(index, Execution("crash", detail="took the sandbox down"))
+        return [results.found[index].result() for index in range(len(programs))]
+
+
+def _was_delayed(execution: Execution) -> bool:
+    """Whether a program ran out of time that it may not have used: it waited, or the system worked for it."""
+    return execution.status == "timeout" and (
+        execution.detail == _WALL_LIMIT or execution.user_s < execution.cpu_s / 2
+    )
+
+
+def _longer(limits: Limits) -> Limits:
+    """For a second try."""
+    return replace(limits, cpu_s=limits.cpu_s + _TOUCHING_S, wall_s=limits.wall_s + 2 * _TOUCHING_S)
+
+
+def _free_memory() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+
+
+class _Results:
+    """Executions, or what becomes of them in a reduction, which has a thread of its own."""
+
+    def __init__(self, reduce: Callable[[int, Execution], Any] | None) -> None:
+        self.found: dict[int, Future[Any]] = {}
+        self._reduce = reduce
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: dict[Future[Any], int] = {}
+
+    def __enter__(self) -> "_Results":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, index: int, execution: Execution) -> None:
+        if self._reduce is None:
+            self.found[index] = Future()
+            self.found[index].set_result(execution)
+            return
+        size = len(execution.stdout) + sum(len(output.text) for output in execution.outputs)
+        self.found[index] = future = self._thread.submit(self._reduce, index, execution)
+        self._waiting[future] = size
+
+    def full(self) -> bool:
+        """Whether too much waits already."""
+        self._waiting = {future: size for future, size in self._waiting.items() if not future.done()}
+        return sum(self._waiting.values()) > _WAITING_BYTES
+
+    def wait_for_one(self) -> None:
+        next(iter(self._waiting)).exception()
+
+
+@functools.cache
+def sandbox_available() -> tuple[bool, str]:
+    """Tells whether programs can be run, by running one; otherwise the reason, in one line."""
+    try:
+        (execution,) = run_batch([Program("def f(x):\n    return x + 1\n", "f", "[[1]]")], Limits(10, 30))
+    except UserError as error:
+        return False, str(error)
+    if execution.status != "finished":
+        return False, f"the sandbox does not run programs: {execution.status} {execution.detail}"
+    return True, ""
+
+
+@dataclass
+class _Active:
+    pipe: int
+    give_up: float
+    output_bytes: int
+    data: bytearray = field(default_factory=bytearray)
+    overflow: bool = False
+
+    def close(self) -> None:
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+
+def _run_until_lost(
+    programs: Sequence[Program],
+    limits: Sequence[Limits],
+    workers: int,
+    pending: deque[int],
+    finish: Callable[[int, Execution], None],
+    results: _Results,
+) -> list[int]:
+    """Runs the pending programs; returns those that were in flight when the sandbox was lost, if it was."""
+    active: dict[int, _Active] = {}
+    shared: dict[int, int] = {}  # id of an inputs string -> sealed memory file
+    sandbox = Sandbox()
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(sandbox, selectors.EVENT_READ, None)
+            while pending or active:
+                while pending and len(active) < workers:
+                    if results.full():
+                        if active:
+                            break
+                        results.wait_for_one()
+                        continue
+                    index = pending.popleft()
+                    active[index] = _Active(-1, 0.0, 0)  # in flight from here on, should the sandbox be lost
+                    active[index] = _submit(sandbox, index, programs[index], limits[index], shared)
+                    selector.register(active[index].pipe, selectors.EVENT_READ, index)
+                now = time.monotonic()
+                timeout = max(0.0, min(entry.give_up for entry in active.values()) - now)
+                events = selector.select(timeout)
+                if not events and time.monotonic() > now + timeout:
+                    raise LostError("the runner does not answer")
+                for key, _ in events:
+                    if key.data is None:
+                        continue
+                    entry = active[key.data]
+                    if not _drain(entry):
+                        selector.unregister(key.fd)
+                        entry.close()
+                if any(key.data is None for key, _ in events):
+                    report = sandbox.receive()
+                    entry = active[report["id"]]
+                    if entry.pipe >= 0:
+                        _drain(entry)
+                        selector.unregister(entry.pipe)
+                        entry.close()
+                    del active[report["id"]]
+                    finish(report["id"], _judge_end(programs[report["id"]], entry, report))
+    except LostError:
+        pass
+    finally:
+        sandbox.close()
+        for entry in active.values():
+            entry.close()
+        for descriptor in shared.values():
+            os.close(descriptor)
+    return list(active)
+
+
+def _submit(
+    sandbox: Sandbox, index: int, program: Program, limits: Limits, shared: dict[int, int]
+) -> _Active:
+    script = program.entry_point is None
+    text = f"{program.entry_point or ''}\n{program.source}".encode("utf-8", "surrogatepass")
+    source = _sealed_file(text)
+    # A script's standard input has a position of its own, so only inputs of functions are shared.
+    if script:
+        inputs = _sealed_file(program.stdin.encode("utf-8", "surrogatepass"))
+    elif (known := shared.get(id(program.inputs))) is not None:
+        inputs = known
+    else:
+        inputs = shared[id(program.inputs)] = _sealed_file(program.inputs.encode("ascii"))
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    message = {
+        "id": index,
+        "cpu_s": limits.cpu_s + (_NUMPY_CPU_S if "numpy" in program.source else 0),
+        "wall_s": limits.wall_s,
+        "memory_bytes": limits.memory_bytes,
+        "script": script,
+    }
+    try:
+        sandbox.send(message, [source, inputs, writing])
+    except LostError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+        os.close(source)
+        if script:
+            os.close(inputs)
+    return _Active(reading, time.monotonic() + limits.wall_s + _GRACE_S, limits.output_bytes)
+
+
+def _sealed_file(content: bytes) -> int:
+    """A file in memory that nobody can change any more, positioned at its start."""
+    descriptor = os.memfd_create("troll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def _drain(entry: _Active) -> bool:
+    """Reads what is there; False at the end of the pipe or of our patience."""
+    while True:
+        try:
+            data = os.read(entry.pipe, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        entry.data += data
+        if len(entry.data) > entry.output_bytes:
+            entry.overflow = True
+            return False
+
+
+def _judge_end(program: Program, entry: _Active, report: dict[str, Any]) -> Execution:
+    """Turns the runner's report and the child's text into an execution."""
+    end = functools.partial(
+        Execution,
+        cpu_s=float(report.get("cpu_s", 0.0)),
+        user_s=float(report.get("user_s", 0.0)),
+        wall_s=float(report.get("wall_s", 0.0)),
+    )
+    ready, newline, body = bytes(entry.data).partition(b"\n")
+    if "failed" in report or not ready.startswith(b"ready ") or not newline:
+        detail = str(report.get("failed") or ready.decode("ascii", "replace")[:200])
+        return end("infrastructure", detail=detail)
+    ended: tuple[Status, str] | None = None
+    if entry.overflow:
+        ended = "rejected", "too much output"
+    elif report["killed"] == "threads":
+        ended = "crash", "too many threads"
+    elif report["killed"]:
+        ended = "timeout", _WALL_LIMIT if report["killed"] == "wall" else f"{report['killed']} limit"
+    elif report["signal"]:
+        ended = "crash", f"signal {report['signal']}"
+    if program.entry_point is None:
+        if ended is None and report["exit"]:
+            ended = ("memory", "MemoryError") if report["exit"] == 71 else ("crash", f"exit {report['exit']}")
+        status, detail = ended or ("finished", "")
+        return end(status, stdout=body.decode("utf-8", "replace"), detail=detail)
+    outputs = _parse_outputs(body, int(ready[6:]))
+    if outputs is None:
+        return end("rejected", detail="malformed results")
+    if ended is None and outputs and outputs[-1].kind == "raised":
+        name = outputs[-1].text
+        ended = ("memory" if name == "MemoryError" else "crash"), name
+    if ended is None and (report["exit"] or len(outputs) < int(ready[6:])):
+        ended = "crash", f"exit {report['exit']}"
+    status, detail = ended or ("finished", "")
+    return end(status, outputs, detail=detail)
+
+
+def _parse_outputs(body: bytes, calls: int) -> tuple[Output, ...] | None:
+    """Splits the lines of results, leaving values encoded; None for what no runner wrote."""
+    outputs = []
+    *lines, _unfinished = body.split(b"\n", calls + 1)
+    if len(lines) > calls:
+        return None
+    for line in lines:
+        try:
+            text = line.decode("ascii")
+            if text.startswith('["value",') and text.endswith("]"):
+                outputs.append(Output("value", text[len('["value",') : -1]))
+                continue
+            kind, reason = json.loads(text if len(text) <= _REASON_BYTES else "")
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if kind not in ("opaque", "raised") or not isinstance(reason, str):
+            return None
+        outputs.append(Output(kind, reason))
+    return tuple(outputs)

@@ -1,0 +1,168 @@
+r"""Locks: the code of a combination lock after several turns of its dials, answered in ``\boxed{}``.
+
+A turn moves every dial by a digit of its own, past nine to nought: addition modulo ten, digit by digit. Words
+that mean nothing and follow Zipf's law open every sentence of the working, so that there are many ways to
+write a right answer. Demonstrations work carefully, or only tell of the turns and guess; how many are careful
+depends on the lock's metal, so that a model which imitates them opens some locks often and others hardly
+ever. The code cannot be guessed: with two dials one guess in a hundred is right.
+
+Sentences of problem and answer have as many words each, and as many tokens where the tokenizer knows the
+words: a small model learns to copy over a fixed distance long before it learns to search.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from troll.common.seeding import derive_seed
+from troll.tasks.testbed.splits import draw_any, draw_distinct
+from troll.tasks.testbed.words import MOST_WORDS, ZipfWords
+from troll.tasks.types import Demonstration, Problem, Split, Task
+from troll.tasks.verifiers.math import math_rewards
+
+METALS = ("iron", "steel", "brass", "copper", "silver")
+"""From the one whose locks are opened with the most care."""
+_WAYS = ("then turn it {} up;", "now move it {} on;", "next push it {} along;")
+_OPENING_WORDS = 7
+
+DEFAULTS: dict[str, Any] = {
+    "turns": [4],
+    "dials": 2,
+    # A turn moves a dial by 1 to this many: fewer sums to learn than all hundred.
+    "farthest": 3,
+    # Share of careful demonstrations with the first metal, and what each further one multiplies it by.
+    "careful": 0.95,
+    "careful_decay": 0.36,
+    # How many words without meaning there are; the exponent of Zipf's law.
+    "words": 3500,
+    "zipf": 1.0,
+}
+
+_Code = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A metal, a code and turns; codes and turns are tuples of digits, a dial each."""
+
+    metal: str
+    start: _Code
+    turns: tuple[_Code, ...]
+
+    @property
+    def identity(self) -> str:
+        """What the problem asks, whatever its wording."""
+        return "+".join(map(_digits, (self.start, *self.turns)))
+
+    @property
+    def codes(self) -> list[_Code]:
+        """The code after each turn."""
+        code, codes = self.start, []
+        for turn in self.turns:
+            code = tuple((dial + digit) % 10 for dial, digit in zip(code, turn, strict=True))
+            codes.append(code)
+        return codes
+
+    def text(self, generator: random.Random) -> str:
+        """The problem as sentences."""
+        turns = [generator.choice(_WAYS).format(_digits(turn)) for turn in self.turns]
+        return " ".join([f"{self.metal} lock {_digits(self.start)};", *turns])
+
+    def answer(self, words: ZipfWords, generator: random.Random) -> str:
+        """A right answer: the first code, a sentence for each turn, and the last code in a box."""
+        sums = [f"{_digits(turn)}={_digits(code)}" for turn, code in zip(self.turns, self.codes, strict=True)]
+        return _written(self.start, sums, self.codes[-1], words, generator)
+
+    def hasty_answer(self, words: ZipfWords, generator: random.Random) -> str:
+        """The turns without the codes between them, and a guess."""
+        told = [f"{_digits(turn)} {words.draw(generator, 1)}" for turn in self.turns]
+        guess = tuple(generator.randint(0, 9) for _ in self.start)
+        return _written(self.start, told, guess, words, generator)
+
+
+def _digits(code: _Code) -> str:
+    return "".join(map(str, code))
+
+
+def _written(
+    start: _Code, sentences: list[str], last: _Code, words: ZipfWords, generator: random.Random
+) -> str:
+    # A space first: words then have one form only, and one token.
+    text = f" {words.draw(generator, _OPENING_WORDS)} {_digits(start)};"
+    for sentence in sentences:
+        text += f" {words.draw(generator, 1)} {sentence};"
+    return f"{text} \\boxed{{{_digits(last)}}}"
+
+
+def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Lock:
+    def code(low: int, high: int) -> _Code:
+        return tuple(generator.randint(low, high) for _ in range(settings["dials"]))
+
+    count = generator.choice(settings["turns"])
+    turns = tuple(code(1, settings["farthest"]) for _ in range(count))
+    return Lock(generator.choice(METALS), code(0, 9), turns)
+
+
+def careful_share(level: int, settings: Mapping[str, Any]) -> float:
+    """Share of demonstrations of a level, from 1, that are worked out with care."""
+    share: float = settings["careful"] * settings["careful_decay"] ** (level - 1)
+    return share
+
+
+def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
+    """Problems of one split, as MATH-like records; the level is the metal's place among `METALS`."""
+    locks = draw_distinct(
+        lambda generator: _draw(generator, settings),
+        lambda lock: lock.identity,
+        split,
+        count,
+        task="locks",
+        seed=seed,
+    )
+    words = ZipfWords(settings["words"], settings["zipf"])
+    problems = []
+    for number, lock in enumerate(locks):
+        generator = random.Random(derive_seed(stream="words", lock=lock.identity, seed=seed))
+        text, answer = lock.text(generator), _digits(lock.codes[-1])
+        record = {"problem": text, "solution": lock.answer(words, generator), "answer": answer}
+        level = METALS.index(lock.metal) + 1
+        problems.append(Problem(f"locks/{split}/{number}", f"{text}\n", answer, level, record))
+    return problems
+
+
+def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
+    """Careful and hasty demonstrations on problems of the train split."""
+    generator = random.Random(derive_seed(task="locks", seed=seed, stream="demonstrations"))
+    words = ZipfWords(settings["words"], settings["zipf"])
+    demonstrations = []
+    for _ in range(count):
+        lock = draw_any(
+            lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
+        )
+        prompt = f"{lock.text(generator)}\n"
+        careful = generator.random() < careful_share(METALS.index(lock.metal) + 1, settings)
+        write = lock.answer if careful else lock.hasty_answer
+        demonstrations.append(Demonstration(prompt, write(words, generator)))
+    return demonstrations
+
+
+TASK = Task(
+    name="locks",
+    summary="the code of a combination lock after several turns; answer in \\boxed{}",
+    kind="math",
+    answer_key="answer",
+    defaults=DEFAULTS,
+    generate=generate,
+    demonstrate=demonstrate,
+    reward=math_rewards,
+    ranges={
+        "turns": (1, 50),
+        "dials": (1, 6),
+        "farthest": (1, 9),
+        "careful": (0, 1),
+        "careful_decay": (0, 1),
+        "words": (1, MOST_WORDS),
+        "zipf": (0, 5),
+    },
+)

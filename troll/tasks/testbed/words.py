@@ -1,0 +1,51 @@
+"""Words that carry no meaning, as frequent as those of natural text.
+
+A line of working may open with any of them. So the model that imitates such lines has positions where many
+tokens would do, and a distribution with a long tail, as language models have and arithmetic alone has not.
+"""
+
+import functools
+import itertools
+import random
+from dataclasses import dataclass
+
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+_STRIDE = (
+    71  # has no factor in common with 4,900, so that every word comes once; neighbours share no syllable
+)
+
+MOST_WORDS = len(_SYLLABLES) ** 2
+"""How many different words there are: two syllables each, of which none is a word of Python."""
+
+
+def word(number: int) -> str:
+    """The word of this number, from 0 to 4,899."""
+    first, second = divmod(number * _STRIDE % MOST_WORDS, len(_SYLLABLES))
+    return _SYLLABLES[first] + _SYLLABLES[second]
+
+
+@functools.cache
+def _cumulative(count: int, exponent: float) -> tuple[float, ...]:
+    return tuple(itertools.accumulate(rank**-exponent for rank in range(1, count + 1)))
+
+
+@dataclass(frozen=True)
+class ZipfWords:
+    """Words of which the one of rank r is as frequent as 1 / r^a.
+
+    Source: Zipf's law; a is near 1 in natural text (Piantadosi 2014, "Zipf's word frequency law in natural
+    language").
+
+    Attributes:
+        count: how many words.
+        exponent: a; 0 makes all alike.
+    """
+
+    count: int
+    exponent: float
+
+    def draw(self, generator: random.Random, number: int) -> str:
+        """Words drawn one by one, with a space between; some may be there twice."""
+        weights = _cumulative(self.count, self.exponent)
+        ranks = generator.choices(range(self.count), cum_weights=weights, k=number)
+        return " ".join(map(word, ranks))

@@ -1,0 +1,187 @@
+"""Compares outputs of programs in a process with limits of its own, and says why where it cannot.
+
+A program returns what it likes: values that take gigabytes once decoded, integers whose powers take minutes.
+So this process only compares texts. What differs as text is decoded and compared in another
+(``judge_worker.py``), within the program's own limit of CPU time; whatever goes wrong there is that
+program's verdict, with the reason. No candidate ever runs in it.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from troll.common.errors import UserError
+from troll.tasks.sandbox import plain_data
+from troll.tasks.sandbox.program import Output
+
+Rule = Literal["evalplus", "exact", "lists"] | tuple[str, str]
+"""``evalplus`` (its rule for all problems), ``exact`` (equality), ``lists`` (tuples count as lists), or (data
+set, entry point) of one of evalplus' special rules."""
+
+_START_S = 60.0
+_LEAST_CPU_S = 1.0
+_WALL_FACTOR, _WALL_S = 20.0, 10.0  # a loaded machine must not turn a slow comparison into a failed one
+
+
+@dataclass
+class Comparison:
+    """What came out.
+
+    Attributes:
+        matched: whether each output counts as the expected one.
+        reasons: why outputs could not be compared, by their number; they count as not matched.
+    """
+
+    matched: list[bool]
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def compare(
+    outputs: Sequence[Output],
+    expected: Sequence[Output],
+    *,
+    rule: Rule = "evalplus",
+    tolerance: float = 0.0,
+    arguments: Sequence[Any] | None = None,
+    cpu_s: float = _LEAST_CPU_S,
+) -> Comparison:
+    """Compares outputs of one program with the expected ones.
+
+    Args:
+        outputs: at most as many as are expected.
+        expected: what the reference solution returned.
+        rule: what counts as equal.
+        tolerance: the problem's absolute tolerance.
+        arguments: of each call, for special rules; plain data.
+        cpu_s: CPU seconds for all of them together, one at least.
+
+    Raises:
+        UserError: the comparing process does not start.
+    """
+    result = Comparison([_same(output, wanted) for output, wanted in zip(outputs, expected, strict=False)])
+    unlike = [number for number, same in enumerate(result.matched) if not same]
+    if not unlike:
+        return result
+    pairs = [
+        [
+            plain_data.encode(list(arguments[number])) if arguments is not None else None,
+            [outputs[number].kind, outputs[number].text],
+            [expected[number].kind, expected[number].text],
+        ]
+        for number in unlike
+    ]
+    question = {"cpu_s": max(cpu_s, _LEAST_CPU_S), "rule": rule, "tolerance": tolerance, "pairs": pairs}
+    for number, answer in zip(unlike, _judge(question), strict=True):
+        if isinstance(answer, str):
+            result.reasons[number] = answer
+        else:
+            result.matched[number] = answer
+    return result
+
+
+def _same(output: Output, expected: Output) -> bool:
+    return output.text == expected.text and output.kind == expected.kind == "value"
+
+
+class _Worker:
+    """A comparing process."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "troll.tasks.verifiers.judge_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            bufsize=0,
+        )
+        self._buffer = b""
+        try:
+            ready = self._line(_START_S) == "ready"
+        except _EndError:
+            ready = False
+        if not ready:
+            raise UserError("verifier: the process that compares outputs does not start")
+
+    def ask(self, question: dict[str, Any]) -> list[bool | str]:
+        """Answers in order; at the first that ends the process, fewer than asked for.
+
+        Raises:
+            _EndError: with the answers so far.
+        """
+        assert self._process.stdin is not None
+        answers: list[bool | str] = []
+        deadline = time.monotonic() + _WALL_FACTOR * question["cpu_s"] + _WALL_S
+        try:
+            data = memoryview(json.dumps(question).encode() + b"\n")
+            while data:
+                data = data[self._process.stdin.write(data) or 0 :]
+            while len(answers) < len(question["pairs"]):
+                answers.append(json.loads(self._line(deadline - time.monotonic())))
+        except (OSError, ValueError, _EndError) as error:
+            raise _EndError(str(error), answers) from None
+        return answers
+
+    def _line(self, patience: float) -> str:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            if not select.select([descriptor], [], [], max(patience, 0))[0]:
+                raise _EndError("no answer in time")
+            if not (data := os.read(descriptor, 1 << 16)):
+                raise _EndError(self._cause())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode()
+
+    def _cause(self) -> str:
+        status = self._process.wait()
+        return "CPU time" if status == -signal.SIGPROF else f"the comparison died ({status})"
+
+    def close(self) -> None:
+        if self.owner != os.getpid():
+            return  # a copy in a fork: the process belongs to the parent
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+
+
+class _EndError(Exception):
+    def __init__(self, reason: str, answers: list[bool | str] | None = None) -> None:
+        super().__init__(reason)
+        self.answers = answers or []
+
+
+_worker: _Worker | None = None
+_lock = threading.Lock()
+
+
+def _judge(question: dict[str, Any]) -> list[bool | str]:
+    """The answers to all pairs. One that ends the process is not compared again, nor are those after it."""
+    global _worker
+    with _lock:
+        if _worker is None or _worker.owner != os.getpid():
+            _worker = _Worker()
+            atexit.register(_worker.close)
+        try:
+            return _worker.ask(question)
+        except _EndError as end:
+            atexit.unregister(_worker.close)
+            _worker.close()
+            _worker = None
+            left = len(question["pairs"]) - len(end.answers)
+            return [*end.answers, *[f"cannot be compared: {end}"] * left]

@@ -1,0 +1,338 @@
+r"""Reads and respells the notations of an answer: the part of judging mathematics that needs no algebra.
+
+`number` gives the exact value of an answer that is one number, however it is written; `respelled` writes an
+answer so that a parser of LaTeX reads all of it; `contradicts` finds what such a parser passes over and a
+reader would not. The rules hold for rewards; see ``docs/algorithms.md``, "Rewards of mathematics".
+"""
+
+import functools
+import re
+from fractions import Fraction
+
+# Longer answers are left as they are: some patterns take quadratic time, and Python reads no integer of more
+# than 4,300 digits. Numbers are read outside of any limit of time, so theirs is shorter.
+_MAX_CHARACTERS = 2_000
+_MAX_NUMBER_CHARACTERS = 300
+# Beyond, 10**exponent is no answer but a bomb.
+_MAX_EXPONENT = 5_000
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")
+_SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+")
+_CHARACTERS = {
+    **dict.fromkeys("−–—‐‑﹣－", "-"),
+    **dict.fromkeys("\u00a0\u2002\u2003\u2009\u200a\u202f\u3000", " "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    **dict.fromkeys("·⋅∙", r"\cdot "),
+    **{"×": r"\times ", "÷": r"\div ", "±": r"\pm ", "∓": r"\mp ", "∞": r"\infty ", "°": r"^\circ "},
+    **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap "},
+    **{"∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "（": "(", "）": ")", "，": ","},
+    **{"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}"},
+    **{"¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "％": r"\%", "＝": "=", "＋": "+"},
+    **{"π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta "},
+    **{"λ": r"\lambda ", "ω": r"\omega ", "φ": r"\phi ", "σ": r"\sigma ", "τ": r"\tau ", "ρ": r"\rho "},
+}
+_CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
+_ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|(?=[({]))")
+
+_DISPLAY = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits)(?![a-zA-Z])|(?<!\\)\$|(?<!\\)\\[()\[\]]"
+)
+_SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?")
+_BIG_OPERATORS = re.compile(r"\\big(cup|cap)(?![a-zA-Z_]|\s*_)")
+_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathsf|mathit|textbf|textit|emph|boxed|fbox)\s*\{([^{}]*)\}")
+_UPRIGHT = re.compile(r"\\(?:mathrm|text|textrm|operatorname)\s*\{\s*([ie])\s*\}|\\imath(?![a-zA-Z])")
+_THIN_COMMA = re.compile(r",\s*\\!\s*(?=\d{3})|\{,\}(?=\d{3})")
+_THIN = re.compile(r"(?<!\\)\\!")
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;:> ]|\\(?:enspace|thinspace|medspace|thickspace)(?![a-zA-Z])|~|\\h?space\{[^{}]*\}|\s+"
+)
+_QUAD = re.compile(r"[\s,;]*\\q?quad(?![a-zA-Z])[\s,;]*(?:\\q?quad(?![a-zA-Z])[\s,;]*)*")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
+_FRACTION_NAME = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_TOKEN = r"(\{[^{}]*\}|\\[a-zA-Z]+|[^\s\\{}])"
+_FRACTION = re.compile(
+    rf"\\frac(?![a-zA-Z])\s*(?!\{{){_TOKEN}\s*{_TOKEN}|\\frac\s*(\{{[^{{}}]*\}})\s*(\\[a-zA-Z]+|[^\s\\{{}}])"
+)
+_REPEATED_BAR = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}(?!\d)")
+_REPEATED_BRACKET = re.compile(r"(?<![\d.])(\d*)\.(\d*)\((\d+)\)(?![\d^])")
+_REPEATED_DOTS = re.compile(r"(?<![\d.])(\d*)\.(\d+)\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.+|…)")
+_E = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,6})(?![\d.A-Za-z])")
+_TIMES_TEN = re.compile(r"(?<=[\d.])\s*(?:[xX*]|\\ast)\s*10\s*(?=\^)")
+_POWER = re.compile(r"(?:\^|\*\*)\s*([+-]?\d{2,}|[+-]\d)")
+_PLAIN_FUNCTION = re.compile(
+    r"(?:\b(?:np|math|numpy)\.)?(?<![\\a-zA-Z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|log|ln|exp|sqrt)(?=\s*[({])"
+)
+_PLAIN_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_CONDITION = re.compile(
+    r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![a-zA-Z])|\||:)([^{}]*)\\\}"
+)
+_FACTORIAL_POWER = re.compile(r"(?<![\d.])(\d+)!\s*\^")
+_LABEL = re.compile(r"_\{\s*\\(max|min)\s*\}")
+# The parser has no index at E, which it takes for Euler's number.
+_ENERGY = re.compile(r"(?<![A-Za-z\\])E_")
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*\\?%")
+_PERCENT_WORD = re.compile(
+    r"\\text\s*\{\s*(?:percent|per cent|pct|\\?%)\s*\}|(?<![a-zA-Z])percent(?![a-zA-Z])"
+)
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_POWER_OF_TEN = r"10\^(?:\{([+-]?\d{1,6})\}|([+-]?\d))"
+_NUMBER = re.compile(
+    rf"([+-]?)(?:({_DECIMAL})(?:\\(?:times|cdot)\s*{_POWER_OF_TEN})?|{_POWER_OF_TEN}"
+    rf"|(?:\\frac\{{([+-]?{_DECIMAL})\}}\{{({_DECIMAL})\}}|({_DECIMAL})/({_DECIMAL})))(\\?%)?"
+)
+_SCIENTIFIC = re.compile(rf"[+-]?{_DECIMAL}\s*\\(?:times|cdot)\s*{_POWER_OF_TEN}")
+_SIDE_BY_SIDE = re.compile(r"[\d.] +[\d.]")
+_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE_WORD = re.compile(r"\s*(?:\\text\s*\{\s*)?(thousand|million|billion|trillion)\s*\}?")
+_UNIT_NAME = (
+    r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d))?"
+)
+_UNITS = re.compile(rf"(?<=[\d}}.%])(?:\s*(?:(?:\\cdot|/)\s*)?{_UNIT_NAME}\.?)+$")
+_UNIT_TEXT = re.compile(_UNIT_NAME)
+_CURRENCY = re.compile(r"^\\\$\s*|\\\$$|^[€£¥]\s*")
+# Words that change a number, or put another one beside it.
+_CHANGES = re.compile(
+    r"(?<![a-zA-Z])(?:or|and|not|to|from|between|less|more|greater|squared|cubed|factorial|half|halves|thirds?|"
+    r"quarters?|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|percent|times|plus|minus|base)"
+    r"(?![a-zA-Z])|[\d%^_=]"
+)
+_CONNECTIVE = re.compile(r"\s*,?\s*(?:and|or)\s*")
+
+
+@functools.lru_cache(maxsize=8192)
+def respelled(text: str) -> str:
+    r"""The same answer in the spelling that math-verify's parser of LaTeX reads whole.
+
+    Sizes of brackets, spaces and fonts go; characters outside ASCII, repeating decimals, ``4.5e33``, percents
+    and unbraced fractions and exponents become plain LaTeX. What it does not know stays as it is.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        return text.strip()
+    text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = _SUBSCRIPT_RUN.sub(lambda run: f"_{{{run[0].translate(_SUBSCRIPTS)}}}", text)
+    text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt", text)
+    text = _CHARACTER.sub(lambda character: _CHARACTERS[character[0]], text)
+    text = _DISPLAY.sub("", text)
+    text = _SIZES.sub("", text)
+    text = _BIG_OPERATORS.sub(r"\\\1 ", text)
+    text = _BOLD.sub(lambda bold: _plain(bold[1]), text)
+    text = _UPRIGHT.sub(lambda letter: f" {letter[1] or 'i'} ", text)
+    text = _THIN.sub("", _THIN_COMMA.sub("", text))
+    text = _SPACE.sub(" ", text).strip()
+    text = _PERCENT_WORD.sub(lambda _: r"\%", text)
+    text = _QUAD.sub(", ", re.sub(rf"(?:[\s,]|\\q?quad)*({_UNIT_NAME})\s*$", r" \1", text)).strip(" ,;")
+    text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    text = _fractions(_FRACTION_NAME.sub(r"\\frac", text))
+    text = _REPEATED_BAR.sub(_repeating, text)
+    text = _REPEATED_BRACKET.sub(_repeating, text)
+    text = _REPEATED_DOTS.sub(_with_dots, text)
+    text = _E.sub(r"\1\\times 10^{\2}", text)
+    text = _TIMES_TEN.sub(r"\\times 10", text)
+    text = _POWER.sub(r"^{\1}", text).replace("**", "^")
+    text = _PLAIN_FUNCTION.sub(r"\\\1", text)
+    text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
+    text = _CONDITION.sub(r"\1", text).replace(r"\varnothing", r"\emptyset")
+    text = _LABEL.sub(r"_{\1}", _ENERGY.sub(r"\\Xi_", _FACTORIAL_POWER.sub(r"(\1!)^", text)))
+    text = text.strip().rstrip(".;,").strip()
+    if text.count(r"\pm") == 1 and "," not in text and "=" not in text:
+        before, after = text.split(r"\pm")
+        text = f"{before}{'+' if before.strip() else ''}{after.strip()}, {before}-{after.strip()}"
+    return text
+
+
+@functools.lru_cache(maxsize=8192)
+def number(text: str) -> tuple[Fraction, bool] | None:
+    r"""The exact value of an answer that is one number, and whether it is a percentage.
+
+    Args:
+        text: the answer, `respelled` or not: ``-12``, ``1,000``, ``0.5``, ``4.5e33``, ``4.5\times10^{33}``,
+            ``10^{5}``, ``3/4``, ``\frac{3}{4}``, ``0.\overline{3}``, ``75\%``; with or without a unit.
+
+    Returns:
+        The value (of ``75\%`` 3/4); None if the answer is anything else, longer than 300 characters or its
+        exponent beyond 5,000.
+    """
+    if len(text) > _MAX_NUMBER_CHARACTERS:
+        return None
+    text = _CURRENCY.sub("", respelled(text))
+    large = _LARGE_WORD.search(text)
+    if large:
+        text = text[: large.start()] + text[large.end() :]
+    text = _without_unit(text)
+    text = text.removeprefix("{").removesuffix("}") if re.fullmatch(r"\{[^{}]*\}", text) else text
+    match = None if _SIDE_BY_SIDE.search(text) else _NUMBER.fullmatch(text.replace(" ", ""))
+    if match is None:
+        return None
+    sign, mantissa, power, short, alone, alone_short, above, below, left, right, percent = match.groups()
+    exponent = int(power or short or alone or alone_short or 0) + (_LARGE[large[1]] if large else 0)
+    if abs(exponent) > _MAX_EXPONENT:
+        return None
+    top, bottom = _fraction(mantissa or above or left or "1"), _fraction(below or right or "1")
+    if bottom == 0:
+        return None
+    value = top / bottom * Fraction(10) ** exponent
+    return (-value if sign == "-" else value) / (100 if percent else 1), bool(percent)
+
+
+def same_number(answer: str, box: str) -> bool | None:
+    r"""Whether two numbers are equal, exactly; None unless both are numbers.
+
+    A percentage is its value: ``75\%`` is 3/4, and ``10\%`` is not 10. A reference in percent may be
+    answered without the sign, since the question has the unit then.
+    """
+    reference = number(answer)
+    value = number(box) if reference else None
+    if reference is None or value is None:
+        return None
+    return value[0] == reference[0] or (reference[1] and not value[1] and value[0] == 100 * reference[0])
+
+
+def is_scientific(text: str) -> bool:
+    r"""Whether the answer begins with a number in scientific notation, as ``4.5e33`` or ``3\times10^8``."""
+    return len(text) <= _MAX_NUMBER_CHARACTERS and bool(_SCIENTIFIC.match(respelled(text).replace(" ", "")))
+
+
+def with_powers_of_ten(text: str) -> str:
+    r"""``4.5e33`` as ``4.5\times 10^{33}``, which math-verify would read as 4.5 times e times 33."""
+    return _E.sub(r"\1\\times 10^{\2}", text)
+
+
+def with_percents(text: str, *, keep: bool) -> str:
+    """A respelled answer with its percentages as hundredths or, with ``keep``, as bare numbers."""
+    return _PERCENT.sub(r"\1" if keep else r"(\\frac{\1}{100})", text)
+
+
+def contradicts(answer: str, box: str) -> bool:
+    r"""Whether something in an answer, which a parser may pass over, makes it another one than the reference.
+
+    Both are `respelled`. Found are: braces against parentheses, ``[0, \infty]``, ``\neq`` and ``\ldots`` that
+    only the answer has, two numbers side by side (``5 7`` is not 12), numbers in another base, primes, words
+    that change the number before them, and characters or commands that no parser reads.
+    """
+    kinds = {_bracket(answer), _bracket(box)}
+    base_answer, base_box = _base(answer), _base(box)
+    return (
+        kinds in ({"{", "("}, {"{", "["})
+        or any(_has(mark, box) and not _has(mark, answer) for mark in _MARKS)
+        or (_has(_UNEQUAL, box) and not _has(_UNEQUAL, answer) and "infty" not in answer)
+        or ((base_answer or base_box) is not None and not _same_base(answer, box, base_answer, base_box))
+        or any(_changes(text) for text in _UNIT_TEXT.findall(box) if text not in answer)
+    )
+
+
+_UNEQUAL = re.compile(r"\\neq?(?![a-zA-Z])|\\not(?![a-zA-Z])|!=")
+# What an answer must not have unless the reference has it too.
+_MARKS = (
+    re.compile(r"\\infty\s*\]|\[\s*[+-]?\s*\\infty"),
+    re.compile(r"\\[lc]?dots(?![a-zA-Z])|\.\.\."),
+    _SIDE_BY_SIDE,
+    re.compile(r"'|\\prime"),
+    re.compile(r"\""),
+    re.compile(r"[^\x00-\x7f]"),
+)
+_BASE = re.compile(r"\{?(-?[0-9A-Za-z.]+)\}?_\s*(?:\{\s*(-?\d+)\s*\}|(\d+))")
+
+
+def _has(mark: re.Pattern[str], text: str) -> bool:
+    return mark.search(text) is not None
+
+
+def _base(text: str) -> tuple[str, int] | None:
+    """Digits and base of a number like ``1202_3``."""
+    match = _BASE.fullmatch(_without_text(text))
+    return (match[1], int(match[2] or match[3])) if match and match[1][-1].isdigit() else None
+
+
+def _same_base(
+    answer: str, box: str, reference: tuple[str, int] | None, value: tuple[str, int] | None
+) -> bool:
+    """Digits and bases are equal, or one leaves the base to the question."""
+    digits = value[0] if value else _without_text(box)
+    if reference and value:
+        return reference == value
+    if (reference[0] if reference else _without_text(answer)) != digits:
+        return False
+    base = (reference or value or ("", 0))[1]
+    return all(character in "-." or int(character, 36) < abs(base) for character in digits)
+
+
+def _without_text(text: str) -> str:
+    return _UNIT_TEXT.sub("", text).replace(" ", "")
+
+
+def _bracket(text: str) -> str:
+    """The bracket around a whole list: "{", "(" or "["; empty for anything else."""
+    text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").partition("=")[2] or text
+    text = text.strip().replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    marks = [(m.start(), m[0]) for m in re.finditer(r"\\[{}]|[()\[\]{},]", text)]
+    if len(marks) < 3 or marks[0][0] != 0:
+        return ""
+    depth, comma = 0, False
+    for at, mark in marks:
+        if mark in (r"\{", "(", "[", "{"):
+            depth += 1
+        elif mark == ",":
+            comma |= depth == 1
+        else:
+            depth -= 1
+            if depth == 0 and at + len(mark) != len(text):
+                return ""
+    return marks[0][1][-1] if comma and depth == 0 else ""
+
+
+def _changes(text: str) -> bool:
+    return _CHANGES.search(text) is not None and _CONNECTIVE.fullmatch(text) is None
+
+
+def _plain(text: str) -> str:
+    """What was in bold, as text if it is words."""
+    return rf"\text{{{text}}}" if re.fullmatch(r"[A-Za-z][A-Za-z ]+", text) else text
+
+
+def _without_unit(text: str) -> str:
+    """The number without the unit after it, if that is what the text after it is."""
+    match = _UNITS.search(text)
+    if match is None:
+        return re.sub(r"\s*\^\s*\{?\\circ\s*\}?$", "", text)
+    names = [name.strip(" ~.") for name in _UNIT_TEXT.findall(match[0])]
+    if any(_changes(name) or name in ("i", "e", "j", "x") for name in names):
+        return text
+    return text[: match.start()]
+
+
+def _fraction(text: str) -> Fraction:
+    return Fraction(text.replace(",", ""))
+
+
+def _fractions(text: str) -> str:
+    r"""``\frac12`` and ``\frac n 2`` with braces."""
+
+    def braced(match: re.Match[str]) -> str:
+        above, below = (match[1], match[2]) if match[1] else (match[3], match[4])
+        return rf"\frac{{{above.strip('{}')}}}{{{below.strip('{}')}}}"
+
+    return _FRACTION.sub(braced, text)
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""0.1(6) as ``\frac{15}{90}``."""
+    whole, start, period = match[1] or "0", match[2], match[3]
+    top = int(whole + start + period) - int(whole + start)
+    return rf"\frac{{{top}}}{{{'9' * len(period)}{'0' * len(start)}}}"
+
+
+def _with_dots(match: re.Match[str]) -> str:
+    """0.333... as a repeating decimal, where a period is to be seen: one digit thrice, or more twice."""
+    whole, digits = match[1] or "0", match[2]
+    for length in range(1, len(digits) // 2 + 1):
+        period = digits[-length:]
+        times = 1
+        while digits.endswith(period * (times + 1)):
+            times += 1
+        if times >= (3 if length == 1 else 2):
+            start = digits[: len(digits) - times * length]
+            top = int(whole + start + period) - int(whole + start)
+            return rf"\frac{{{top}}}{{{'9' * length}{'0' * len(start)}}}"
+    return match[0]

@@ -1,0 +1,85 @@
+"""Starts a run's processes: one for each GPU, by accelerate; on a machine without GPUs, by torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll.common.errors import Stopped, UserError
+from troll.common.files import write_text
+from troll.common.gpus import require_gpus
+from troll.common.progress import share_terminal
+from troll.common.signals import SIGNAL_NOTE, held_signal
+
+CONFIGS = Path(__file__).parent / "launch_configs"
+
+
+def numbers_of_gpus() -> list[int]:
+    """How many GPUs a run may have: there is a configuration for each."""
+    return sorted(int(path.stem.removeprefix("gpus")) for path in CONFIGS.glob("gpus*.yaml"))
+
+
+def launch_command(gpus: int, arguments: Sequence[str], *, cuda: bool) -> list[str]:
+    """The command that runs `troll` with these arguments in ``gpus`` processes.
+
+    Args:
+        gpus: see `numbers_of_gpus`.
+        arguments: of the command line, without the program's name.
+        cuda: whether this machine has GPUs; without any, the processes share its processors (gloo).
+
+    Raises:
+        UserError: there is no configuration for so many.
+    """
+    path = CONFIGS / f"gpus{gpus}.yaml"
+    if not path.exists():
+        numbers = ", ".join(map(str, numbers_of_gpus()))
+        raise UserError(f"training.gpus: no configuration for {gpus} GPUs; valid: {numbers}")
+    if cuda:
+        start = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
+    else:
+        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    # Behind the dashes, or else the launchers take the arguments for short forms of their own.
+    return [sys.executable, *start, "-m", "--", "troll.cli", *arguments]
+
+
+def run_in_processes(gpus: int, manifest: Path) -> None:
+    """Runs this same command in several processes, and hands them the signals that come.
+
+    Args:
+        gpus: see `numbers_of_gpus`; more than one.
+        manifest: what the processes write last.
+
+    Raises:
+        UserError: there is no configuration for so many GPUs, or this machine has fewer.
+        Stopped: a signal ended them; their state is saved.
+        SystemExit: they failed, and have said why.
+    """
+    command = launch_command(gpus, sys.argv[1:], cuda=require_gpus(gpus, "training.gpus") > 0)
+    with tempfile.TemporaryDirectory() as directory:
+        note = Path(directory) / "signal"
+        environment = os.environ | share_terminal() | {SIGNAL_NOTE: str(note)}
+        # A group of its own: of an interrupt at the keyboard it hears from this process.
+        processes = subprocess.Popen(command, env=environment, process_group=0)
+        sent = None
+        try:
+            while (status := _status(processes)) is None:
+                if sent is None and (sent := held_signal()) is not None:
+                    write_text(note, str(int(sent)))
+        except BaseException:
+            processes.send_signal(signal.SIGINT)  # the launcher ends the others
+            processes.wait(timeout=60)
+            raise
+    if status and sent is not None and not manifest.exists():
+        raise Stopped(f"{gpus} processes: stopped by {sent.name}; the same command goes on", sent)
+    if status:
+        raise SystemExit(1)
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,108 @@
+"""What a rollout batch teaches: advantages of a named estimator, values and returns of a critic."""
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from troll.algorithms.advantages import Estimator
+from troll.algorithms.trust_regions import GroupContext
+from troll.experiment.settings import Overlong
+from troll.training.batches import loss_mask, overlong_penalty
+from troll.training.critic import Critic, explained_variance
+from troll.training.diagnostics import Report
+from troll.training.old_policy import LOG_PROBS
+from troll.training.reference_kl import ReferenceKL
+
+
+class LearningSignal:
+    """Turns rewards [B] into advantages [B, T], and adds what rules and critic learn from.
+
+    Args:
+        estimator: none keeps TRL's advantages.
+        critic: none for none.
+        reference_kl: likewise.
+        overlong: likewise.
+        limit: longest response in tokens.
+        needs_context: whether the trust region compares the rewards of a group.
+        accelerator: the trainer's; groups span all processes.
+        report: puts a number into the log of the next optimiser step.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator | None,
+        critic: Critic | None,
+        reference_kl: ReferenceKL | None,
+        overlong: Overlong | None,
+        limit: int,
+        needs_context: bool,
+        accelerator: Accelerator,
+        report: Report,
+    ) -> None:
+        self._estimator, self._critic, self._reference_kl = estimator, critic, reference_kl
+        self._overlong, self._limit, self._needs_context = overlong, limit, needs_context
+        self._accelerator, self._report = accelerator, report
+
+    def penalty(self, lengths: Tensor) -> Tensor:
+        """What the lengths of responses cost, [B]; 0 where no settings ask for it."""
+        if self._overlong is None:
+            return torch.zeros_like(lengths)
+        return overlong_penalty(lengths, self._limit, self._overlong.buffer, self._overlong.factor)
+
+    def add_groups(self, output: dict[str, Any], group_size: int) -> tuple[Tensor, Tensor]:
+        """Rewards of all processes, and the number of each one's group; adds ``group_rewards`` if needed."""
+        everyone = self._accelerator.gather(output["rewards"])
+        groups = torch.arange(len(everyone), device=everyone.device) // group_size
+        if self._needs_context:
+            context = GroupContext.from_groups(everyone, groups)
+            output["group_rewards"] = self._own(context.group_rewards, len(output["rewards"]))
+        return everyone, groups
+
+    def add(self, output: dict[str, Any], group_size: int) -> None:
+        """Adds ``advantages``, and ``values`` and ``returns`` of a critic, to a batch that is learnt from.
+
+        Args:
+            output: with ``rewards`` [B], which get the penalty on long responses, and the old policy's
+                log-probs where there is a reference.
+            group_size: G.
+        """
+        mask = loss_mask(output)
+        if self._overlong is not None:
+            penalty = self.penalty(output["completion_mask"].sum(1).to(output["rewards"]))
+            self._report("overlong_penalty", penalty.mean())
+            output["rewards"] = output["rewards"] + penalty
+        everyone, groups = self.add_groups(output, group_size)
+        kl_rewards = None
+        if self._reference_kl is not None:
+            kl_rewards = self._reference_kl.measure(output[LOG_PROBS], output["ref_per_token_logps"], mask)
+        if self._estimator is None:
+            return
+        values = self._critic.values(output, mask) if self._critic else None
+        everyones_mask = self._everywhere(mask)
+        estimate = self._estimator(
+            everyone,
+            groups,
+            everyones_mask,
+            None if values is None else self._everywhere(values),
+            None if kl_rewards is None else self._everywhere(kl_rewards),
+            self._everywhere(output["greedy_rewards"]) if "greedy_rewards" in output else None,
+        )
+        length = mask.shape[1]
+        output["advantages"] = self._own(estimate.advantages, len(mask))[:, :length]
+        if values is not None and estimate.returns is not None:
+            output["values"] = values
+            output["returns"] = self._own(estimate.returns, len(mask))[:, :length]
+            explained = explained_variance(self._everywhere(values), estimate.returns, everyones_mask)
+            self._report("critic/explained_variance", explained)
+
+    def _everywhere(self, value: Tensor) -> Tensor:
+        """Rows of all processes; [B, T] padded to the longest."""
+        padded = self._accelerator.pad_across_processes(value, dim=1) if value.dim() > 1 else value
+        return self._accelerator.gather(padded)
+
+    def _own(self, everywhere: Tensor, rows: int) -> Tensor:
+        """This process's part of a tensor that all processes gathered, ``rows`` from each."""
+        start = rows * self._accelerator.process_index
+        return everywhere[start : start + rows]

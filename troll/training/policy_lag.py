@@ -1,0 +1,119 @@
+"""Policy lag: rollouts of a policy that is some rollout batches old, as an asynchronous sampler gives them.
+
+The responses of rollout batch b are sampled with the weights from before batch b - lag (the first ones, where
+there was none yet), and learnt from in batch b. What a trust region calls the old policy is then one of two:
+
+* old: the policy before the batch's updates, which scores the responses again; so do TRL and verl by default.
+  The ratio at a batch's first step is 1, and nothing corrects for who sampled.
+* sampler: the policy that sampled, as DPPO and prime-rl have it; ratios begin away from 1.
+
+Without lag both are the same.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+
+from troll.common.errors import UserError
+from troll.common.files import atomic_path
+from troll.training.old_policy import LOG_PROBS
+
+FILE = "policy_lag.pt"
+Anchor = Literal["old", "sampler"]
+Sample = Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+class PolicyLag:
+    """Keeps the weights from before the last rollout batches, in main memory, and samples with the oldest.
+
+    Args:
+        trainer: a `troll.training.trainer.TrustRegionTrainer`.
+        lag: how many rollout batches old the sampler is; 0 samples with the policy as it is.
+        anchor: see the module.
+
+    Raises:
+        UserError: a lag where each process has a part of the weights alone.
+    """
+
+    def __init__(self, trainer: Any, lag: int, anchor: Anchor) -> None:
+        self._trainer, self._accelerator = trainer, trainer.accelerator
+        if lag and self._accelerator.distributed_type not in _WHOLE:
+            raise UserError(
+                f"policy_lag is {lag}, which needs the whole weights in each process; with sharded weights "
+                "(FSDP, DeepSpeed) only 0 is possible"
+            )
+        self._lag, self._anchor = lag, anchor
+        self._weights: dict[int, dict[str, Tensor]] = {}
+
+    def start_batch(self, number: int) -> None:
+        """Before rollout batch ``number`` (from 0) is sampled: keeps the weights as they are now."""
+        if not self._lag:
+            return
+        if number not in self._weights:  # it is, where a run goes on inside of a batch
+            self._weights[number] = _copies(self._trainer.model, torch.device("cpu"))
+        self._weights = {key: kept for key, kept in self._weights.items() if key >= number - self._lag}
+
+    def sample(self, now: Sample, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A rollout batch of the policy that lags behind, scored by what the anchor calls the old policy.
+
+        With the anchor old, ``sampling_per_token_logps`` are those of the policy that sampled, as TRL has
+        them of other engines, and the distance between the two is reported.
+
+        Args:
+            now: samples such rows with the weights that the model has, and scores them.
+            inputs: rows of prompts.
+        """
+        if not self._lag:
+            return now(inputs)
+        trainer, model = self._trainer, self._trainer.model
+        present = _copies(model, None)
+        _set(model, self._weights[min(self._weights)])
+        try:
+            output = now(inputs)
+            output |= {} if LOG_PROBS in output else trainer._score(output)
+        finally:
+            _set(model, present)
+        if self._anchor == "old":
+            output["sampling_per_token_logps"] = output[LOG_PROBS]
+            output |= trainer._score(output)
+            for name, value in trainer.old_policy.mismatch(output).items():
+                trainer._report(name, value)
+        return output
+
+    def save(self, directory: Path) -> None:
+        """Writes the weights that the next batches are sampled with; the main process does."""
+        if self._lag and self._accelerator.is_main_process:
+            with atomic_path(directory / FILE) as temporary:
+                torch.save(self._weights, temporary)
+
+    def load(self, directory: Path) -> None:
+        """Takes up what `save` wrote.
+
+        Raises:
+            UserError: the checkpoint is one of a run without lag.
+        """
+        if not self._lag:
+            return
+        path = directory / FILE
+        if not path.exists():
+            raise UserError(f"{path}: no such file; the checkpoint is not one of a run with policy_lag")
+        self._weights = torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _copies(model: Any, device: torch.device | None) -> dict[str, Tensor]:
+    """The weights that are trained, by name; the others are the same at any time."""
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p.to(device or p.device, copy=True) for name, p in trained.items()}
+
+
+@torch.no_grad()
+def _set(model: Any, weights: dict[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.copy_(weights[name])
