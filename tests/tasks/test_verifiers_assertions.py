@@ -8,6 +8,7 @@ from troll.common.errors import UserError
 from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
+from troll.tasks.verifiers import assertions
 from troll.tasks.verifiers.code import code_rewards, verify_code
 
 pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
@@ -50,6 +51,16 @@ def test_assertions_are_decided_outside():
         "class A(int):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n",
         cpu_s=0.5,
     ) == ["passed", "passed", "passed", "wrong", "wrong", *["crash"] * 3, "timeout", "rejected"]
+
+
+def test_a_program_may_be_a_few_times_slower_than_the_reference(monkeypatch):
+    monkeypatch.setattr(assertions, "_LIMITS", Limits(cpu_s=0.4, wall_s=20))
+    works = "import time\ndef f(x):\n    while time.process_time() < {}: sum(range(20000))\n"
+    works += "    return 3 * x + 1\n"
+    slow = {**ASSERTIONS, "test_list": ["assert f(1) == 4"], "canonical_solution": works.format(0.8)}
+    quick = {**slow, "canonical_solution": works.format(0)}
+    verdicts = verify_code([slow, quick], [works.format(2)] * 2)
+    assert [verdict.status for verdict in verdicts] == ["passed", "timeout"]
 
 
 @pytest.mark.timeout(120)

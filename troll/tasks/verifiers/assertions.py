@@ -8,7 +8,7 @@ So a program can neither read an expected value nor forge a verdict.
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,11 @@ from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
 from troll.tasks.verifiers.extraction import whole_program
 from troll.tasks.verifiers.judge import Rule, compare
+from troll.tasks.verifiers.references import REFERENCE_TIME_FACTOR
 from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 # Names that no candidate has reason to use; redefining it changes nothing, since ours comes last.
 _PROBE = "troll_evaluate_expression"
-# No reference runs beside, so that all programs get what the slowest solution of MBPP needs (2 s).
 _LIMITS = Limits(cpu_s=6, wall_s=20)
 _REFERENCE_LIMITS = Limits(cpu_s=60, wall_s=300, memory_bytes=2 * 2**30)
 
@@ -33,6 +33,12 @@ class _Assertions:
     questions: tuple[str, ...]
     setup: str
     expected: tuple[str, ...]  # encoded
+    reference_cpu_s: float  # of the reference solution, for all questions
+
+    def limits(self) -> Limits:
+        """The default, with room for a program that is a few times slower than the reference."""
+        cpu_s = max(_LIMITS.cpu_s, REFERENCE_TIME_FACTOR * self.reference_cpu_s)
+        return replace(_LIMITS, cpu_s=cpu_s, wall_s=max(_LIMITS.wall_s, 4 * cpu_s))
 
 
 # Problems come again and again in training.
@@ -52,7 +58,8 @@ def verify_assertions(
         records: one per completion, with prompt, canonical_solution, test_list (``assert`` statements) and
             test_setup_code.
         completions: texts that a model wrote after the prompt.
-        limits: of one program over all its tests; default 6 CPU seconds.
+        limits: of one program over all its tests; default 6 CPU seconds, or four times what the reference
+            solution takes.
         workers: programs in flight.
 
     Raises:
@@ -65,14 +72,14 @@ def verify_assertions(
             whole_program(record["prompt"], text, record["entry_point"]),
             test.setup,
             test.questions,
-            limits or _LIMITS,
+            limits or test.limits(),
         )
         for record, text, test in zip(records, completions, tests, strict=True)
     ]
 
     def judged(number: int, execution: Execution) -> CodeVerdict:
         outputs = [Output("value", text) for text in tests[number].expected]
-        return _judge(execution, outputs, "exact", (limits or _LIMITS).cpu_s)
+        return _judge(execution, outputs, "exact", (limits or tests[number].limits()).cpu_s)
 
     return run_batch(programs, workers=workers, reduce=judged)
 
@@ -85,19 +92,22 @@ def _program(source: str, setup: str, questions: Sequence[str], limits: Limits |
 
 
 def _prepare(keys: Sequence[str]) -> list[_Assertions]:
-    """The tests of records given as JSON; the expected values of all new ones are evaluated in one batch."""
+    """The tests of records given as JSON; expected values and references of all new ones run in one batch."""
     new = [key for key in dict.fromkeys(keys) if key not in _PREPARED]
     parsed = [_parse(key) for key in new]
     programs = [_program(code, setup, answers, _REFERENCE_LIMITS) for _, answers, setup, code in parsed]
+    programs += [_program(code, setup, questions, _REFERENCE_LIMITS) for questions, _, setup, code in parsed]
     executions = run_batch(programs) if programs else []
-    for key, (questions, _, setup, _), execution in zip(new, parsed, executions, strict=True):
+    found = zip(executions[: len(new)], executions[len(new) :], strict=True)
+    for key, (questions, _, setup, _), (execution, reference) in zip(new, parsed, found, strict=True):
         if execution.status != "finished" or any(output.kind != "value" for output in execution.outputs):
             raise UserError(
                 f"mbpp: the expected values of {json.loads(key)[0][0]!r} cannot be computed "
                 f"({execution.status}: {execution.detail})"
             )
         expected = tuple(output.text for output in execution.outputs)
-        _PREPARED[key] = _Assertions(tuple(questions), setup, expected)
+        seconds = reference.cpu_s if reference.status == "finished" else 0.0
+        _PREPARED[key] = _Assertions(tuple(questions), setup, expected, seconds)
     return [_PREPARED[key] for key in keys]
 
 

@@ -14,13 +14,16 @@ from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
 from troll.tasks.verifiers.extraction import whole_program
 from troll.tasks.verifiers.judge import compare
-from troll.tasks.verifiers.references import CodeProblem, Reference, read_problem, reference_outputs
+from troll.tasks.verifiers.references import (
+    REFERENCE_TIME_FACTOR,
+    CodeProblem,
+    Reference,
+    read_problem,
+    reference_outputs,
+)
 from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 __all__ = ["CodeVerdict", "code_rewards", "verify_code"]
-
-# evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR
-_REFERENCE_TIME_FACTOR = 4.0
 
 
 class _HasRecord(Protocol):
@@ -117,7 +120,7 @@ def _program(reference: Reference, completion: str, limits: Limits) -> Program:
 
 def _limits_for(limits: Limits, reference: Reference) -> Limits:
     """Room for a solution a few times slower than the reference, and for outputs twice as long."""
-    cpu_s = max(limits.cpu_s, _REFERENCE_TIME_FACTOR * reference.cpu_s)
+    cpu_s = max(limits.cpu_s, REFERENCE_TIME_FACTOR * reference.cpu_s)
     return replace(
         limits,
         cpu_s=cpu_s,

@@ -24,6 +24,8 @@ from troll.tasks.verifiers.oracles import OPAQUE_ALLOWED, special_oracle
 
 Dataset = Literal["humaneval", "mbpp"]
 
+# evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR: a program may be this many times slower than the reference.
+REFERENCE_TIME_FACTOR = 4.0
 # A fault in a reference is a fault of the data, so references get time enough on any machine.
 _LIMITS = Limits(cpu_s=120, wall_s=600, memory_bytes=4 * 2**30, output_bytes=256 * 2**20)
 _REQUIRED = ("prompt", "entry_point", "canonical_solution", "base_input", "plus_input")
