@@ -99,6 +99,10 @@ def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
     assert lines[3].startswith(
         "missing for d: seed3 of 2 runs (tiny/b/troll/grpo/stale, tiny/b/clip/grpo/stale)"
     )
+    several = [judged(setting("b", NOISY[:3]), setting("c", NOISY[:3]), id="e")]
+    assert "seed3 of 4 runs (tiny/b/troll/grpo/stale, tiny/b/clip/grpo/stale and 2 more)" in "".join(
+        closing_lines(several, [0, 1, 2], "the minutes are spent")
+    )
     record = look_record(known, 12.34, 48)
     assert record["minutes"] == 12.3 and record["claims"]["c"]["decided"] is True
 

@@ -9,6 +9,8 @@ from troll.analysis.claims.rule import Setting
 from troll.analysis.claims.verdicts import Claim, Judged
 from troll.analysis.data.tidy import BASE
 
+_NAMED = 2  # runs of a claim that the terminal names
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -95,6 +97,12 @@ def look_record(judged: Sequence[Judged], minutes: float, runs: int) -> dict[str
     return {"minutes": round(minutes, 1), "runs": runs, "claims": claims}
 
 
+def _some(names: Sequence[str]) -> str:
+    """The first of many names: all of them fill the terminal."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def closing_lines(judged: Sequence[Judged], seeds: Sequence[int], ended: str) -> list[str]:
     """What the terminal says at the end: verdicts, the seeds that they took, and the seeds that are missing.
 
@@ -113,6 +121,6 @@ def closing_lines(judged: Sequence[Judged], seeds: Sequence[int], ended: str) ->
             names = dict.fromkeys(f"seed{seed}" for _, seed in want.runs)
             lines.append(
                 f"missing for {one.claim.id}: {', '.join(names)} of {len(want.runs)} runs "
-                f"({', '.join(path for path, _ in want.runs)}); {why(one)}"
+                f"({_some([path for path, _ in want.runs])}); {why(one)}"
             )
     return lines
