@@ -212,6 +212,23 @@ def test_a_failed_job_is_shown_with_its_log(tmp_path, clock):
     assert screen.shown()[-1].endswith("now: train chains/clip")
 
 
+def test_an_interruption_is_no_failure(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=3)
+    begin(handler, 0, "train", "train chains/clip")
+    for _ in range(2):
+        send(handler, message="Terminating processes on user request, this might take some time.")
+    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, jobid=0, rule_name="train", log=[], aux={})
+    failed = "WorkflowError:\nAt least one job did not complete successfully."
+    send(handler, LogEvent.ERROR, failed, logging.ERROR)
+    send(handler, message=failed, level=logging.ERROR)
+    send(handler, message=f"Complete log(s): {tmp_path}/x.log")
+    assert screen.getvalue().splitlines() == [
+        "interrupted: ending what runs; the same command goes on from there",
+        f"full log: {tmp_path}/x.log",
+    ]
+
+
 def test_the_command_of_a_killed_job_is_not_shown_before_its_failure_is(tmp_path, clock):
     handler, screen = make(tmp_path, clock, terminal=False)
     plan(handler, train=1)

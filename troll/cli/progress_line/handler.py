@@ -35,6 +35,8 @@ _NOISE = re.compile(
     r"Exiting because a job execution failed|.* has been submitted with|SLURM run ID|At least one job did not"
 )
 """Messages that say nothing of how a run goes. All others are shown, as is everything from a warning on."""
+_INTERRUPTED = "Terminating processes on user request"
+_JOBS_FAILED = "At least one job did not complete successfully"
 _COMPLETE = re.compile(r"Complete log\(s\): (.+)")
 _RAN = re.compile(r"CalledProcessError|returned non-zero exit status|Command .* died with")
 _OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
@@ -76,7 +78,7 @@ class LogHandler(LogHandlerBase):
         self._decided = "" if self._stage.first else decided(self._verdicts)
         self._terminal = _is_terminal(given.stream)
         self._painted = self._last = ""
-        self._broken = False
+        self._broken = self._interrupted = False
         self._shown = 0.0  # the share that the last plain line told
         self._spoke = self._began = time.monotonic()
         self._ticker: threading.Thread | None = None
@@ -125,10 +127,14 @@ class LogHandler(LogHandlerBase):
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)
                 name = job.name if job else ""
+                if self._interrupted:  # it was ended, and did not fail
+                    return
                 self._say(failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
             case LogEvent.ERROR:
                 # What a shell command's end says is said better by the job's log.
                 text = record.getMessage()
+                if self._interrupted and _JOBS_FAILED in text:
+                    return
                 if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
                     self._say([text])
             case None | LogEvent.GROUP_ERROR:
@@ -136,7 +142,13 @@ class LogHandler(LogHandlerBase):
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if complete := _COMPLETE.match(text):
+        if self._interrupted and _JOBS_FAILED in text:
+            return
+        if text.startswith(_INTERRUPTED):
+            if not self._interrupted:
+                self._say(["interrupted: ending what runs; the same command goes on from there"])
+            self._interrupted = True
+        elif complete := _COMPLETE.match(text):
             self.end()
             if self._stage.last or self._state.finished < self._state.total:
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
