@@ -67,9 +67,10 @@ coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
 	@"$(BIN)/coverage" combine -q && "$(BIN)/coverage" report
 
-docs: env ## write what is generated from the code: the JSON schema, docs/configuration.md, conda's files
+docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
+	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
 check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
 	@for plan in results/*/plan.json; do "$(BIN)/troll" check-results "$$(dirname "$$plan")" --release; done
