@@ -93,7 +93,9 @@ def audit(*, full: bool = False) -> dict[str, Any]:
     misjudged = [row for row in [*pairs, *forms] if row["reward"] != row["right"]]
     say(f"audit: notations done, {time.monotonic() - start:.0f} s")
     hostile = audit_hostile()
+    say(f"audit: hostile programs done, {time.monotonic() - start:.0f} s")
     judges = code_judges(data if full else {}, hostile=full)
+    say(f"audit: two judges of code done, {time.monotonic() - start:.0f} s")
     return {
         "mode": "full" if full else "fast",
         "ok": hostile["ok"] and not misjudged and all(row["ok"] for row in [*rows, *judges]),
