@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import synthetic
 
+from troll.analysis.data.axes import AXES, lines, recorded
 from troll.analysis.data.runs import Collected, read_directories
 from troll.analysis.data.summaries import cells
-from troll.analysis.figures.sensitivity import AXES, lines, recorded, sensitivity_figure
+from troll.analysis.figures.sensitivity import sensitivity_figure
 
-KL_BOUND, EPSILON, KEEP, STALENESS, LEARNING_RATE = AXES
+KL_BOUND, EPSILON, KEEP, STALENESS, LEARNING_RATE, LAG = AXES
 PLACE = ("tiny", "chains", "grpo")
 
 

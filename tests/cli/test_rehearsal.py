@@ -210,7 +210,7 @@ def test_a_figure_without_a_limit_is_found(contents, monkeypatch):
 
     experiment = experiment_of(contents)
     monkeypatch.setattr(make, "make", lambda *_: Figure(figsize=(5, 60)))
-    monkeypatch.setattr(figures, "wanted", lambda *_, **__: [entries("figure")["main"]])
+    monkeypatch.setattr(figures, "entries_of", lambda *_, **__: [entries("figure")["main"]])
     (check,) = figures.check_figures(experiment)
     assert check.state == "ok"
     monkeypatch.setattr(style, "_frame", lambda _: {"dpi": 200})

@@ -6,12 +6,13 @@ task), or the name of a table, which is then made first. The caption is ``captio
 Nothing heavy is imported here, because the workflow reads it whenever it starts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 Kind = Literal["table", "figure"]
-When = Literal["always", "variants", "published"]
+When = Literal["always", "variants", "crossed", "published"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Entry:
         title: its heading on the page.
         function: ``module:function`` below ``troll.analysis``.
         settings: further keyword arguments of the function.
-        when: always, where a rule was run with other settings too, or where the paper's numbers are wanted.
+        when: always; where a rule was run with other settings too; where learning rate and staleness were
+            varied together; or where the paper's numbers are wanted.
         per_task: one for each task of the experiment.
         groups: of published ones: the groups of ``paper.yaml`` that have the runs.
     """
@@ -80,6 +82,7 @@ ENTRIES = (
     _figure("final", "Success after training", "results:final_figure"),
     _figure("time", "Success over time", "results:time_figure"),
     _figure("sensitivity", "How much settings matter", "sensitivity:sensitivity_figure", "variants"),
+    _figure("heat_map", "Success by learning rate and staleness", "heat_map:heat_map_figure", "crossed"),
     _figure("ablation", "Learning curves of variants", "results:ablation_figure", "variants"),
     _task_figure("learning", "Learning", "results:task_figure"),
     _task_figure("projection", "What the trust regions did", "results:projection_figure"),
@@ -125,16 +128,19 @@ def entries(kind: Kind) -> dict[str, Entry]:
     return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
 
 
-def wanted(kind: Kind, *, variants: bool, published: bool, group: str | None = None) -> list[Entry]:
+def wanted(
+    kind: Kind, *, variants: bool, crossed: bool, published: bool, group: str | None = None
+) -> list[Entry]:
     """The tables or figures of an experiment, or of a group of its runs.
 
     Args:
         kind: table or figure.
         variants: whether a rule is run with other settings beside its own.
+        crossed: whether learning rate and staleness are varied together.
         published: whether the paper's numbers are wanted.
         group: the group's name; it gets the published ones that are about its runs.
     """
-    there = {"always": True, "variants": variants, "published": published}
+    there = {"always": True, "variants": variants, "crossed": crossed, "published": published}
     return [
         entry
         for entry in entries(kind).values()
@@ -155,6 +161,14 @@ def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
         The method that it varies, by name of the variant.
     """
     return {name: rule for name, rule in rules.items() if name != rule and rule in rules}
+
+
+def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
+    """Whether two values of one setting were each combined with the same two values of another."""
+    by_first: dict[Hashable, set[Hashable]] = {}
+    for first, second in pairs:
+        by_first.setdefault(first, set()).add(second)
+    return any(len(one & other) > 1 for one, other in combinations(by_first.values(), 2))
 
 
 def stems(chosen: Iterable[Entry], tasks: Iterable[str]) -> list[str]:

@@ -37,7 +37,7 @@ rule collect:
 
 
 # A caption belongs to a rule, so that every table and figure gets a rule of its own.
-for _entry in entries_of("table", RUNS):
+for _entry in entries_of("table", EXPERIMENT, RUNS):
 
     rule:
         name:
@@ -70,7 +70,7 @@ for _entry in entries_of("table", RUNS):
             "troll --log {log:q} table {params.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-for _entry in entries_of("figure", RUNS):
+for _entry in entries_of("figure", EXPERIMENT, RUNS):
     _stem = f"{_entry.name}_{{task}}" if _entry.per_task else _entry.name
 
     rule:

@@ -10,7 +10,7 @@ from shlex import quote
 
 from troll.analysis.captions import CAPTIONS
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.registry import stems, variants_of, wanted
+from troll.analysis.registry import stems
 from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.experiment.files import parse_experiment, read_configuration
@@ -20,6 +20,7 @@ from troll.experiment.resources import FIXED, sampling_request, training_request
 from troll.common.files import unwritable
 from troll.cli.doctor import VLLM_ENVIRONMENT
 from troll.cli import progress_line
+from troll.cli.outputs import entries_of, rule_of
 from troll.tasks import testbed
 from troll import warm
 
@@ -349,14 +350,9 @@ def sample_seed(wildcards):
     return run_seeds(EXPERIMENT.run(name)).evaluation if kind == "runs" else 0
 
 
-def rule_of(run):
-    """The trust region's rule, whatever the experiment calls it."""
-    return EXPERIMENT.trust_regions[run.trust_region].rule
-
-
 def planned(runs):
     """Coordinates of runs as JSON, for tables that say what was not run."""
-    return as_json([vars(run) | {"rule": rule_of(run)} for run in runs])
+    return as_json([vars(run) | {"rule": rule_of(EXPERIMENT, run)} for run in runs])
 
 
 def looks():
@@ -369,16 +365,11 @@ def tasks_of(runs):
     return list(dict.fromkeys(run.task for run in runs))
 
 
-def entries_of(kind, runs, group=None):
-    """The tables or figures that an experiment, or a group of its runs, has."""
-    varied = variants_of({run.trust_region: rule_of(run) for run in runs})
-    published = EXPERIMENT.published
-    return wanted(kind, variants=bool(varied), published=published, group=group)
-
-
 def outputs_of(directory, runs, group=None):
     """One file of each table and figure below a directory."""
-    tables, figures = (entries_of(kind, runs, group) for kind in ("table", "figure"))
+    tables, figures = (
+        entries_of(kind, EXPERIMENT, runs, group) for kind in ("table", "figure")
+    )
     return [
         *(f"{directory}/tables/{entry.name}.csv" for entry in tables),
         *(f"{directory}/figures/{stem}.png" for stem in stems(figures, tasks_of(runs))),

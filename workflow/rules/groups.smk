@@ -59,7 +59,7 @@ rule group_table:
         "troll --log {log:q} table {wildcards.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-for _entry in entries_of("figure", EXPERIMENT.runs()):
+for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
     _stem = f"{_entry.name}_{{task}}" if _entry.per_task else _entry.name
 
     rule:

@@ -57,8 +57,11 @@ def paths_of(claim: Claim, setting: Setting) -> list[str]:
     methods = [names["method"]]
     if isinstance(claim.baseline, str) and claim.baseline != BASE:
         methods.append(claim.baseline)
-    tail = f"{names['estimator']}/{names['condition']}"
-    return [f"{names['model']}/{names['task']}/{method}/{tail}" for method in methods]
+    return [
+        f"{names['model']}/{names['task']}/{method}/{names['estimator']}/{condition}"
+        for condition in setting.conditions or (names["condition"],)
+        for method in methods
+    ]
 
 
 def affordable(

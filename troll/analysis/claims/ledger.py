@@ -51,11 +51,10 @@ def ordered(judged: Sequence[Judged]) -> list[Judged]:
 
 def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
     """How a claim's differences are written, and their unit."""
-    if claim.relative:
-        return points, " %"
-    if claim.metric.startswith(_SHARES):
-        return points, " points"
-    return _signed, _UNITS.get(claim.metric, "")
+    if claim.across is not None:
+        shares = claim.across.statistic == "slope" and claim.metric.startswith(_SHARES)
+        return points if shares else _signed, _unit(claim)
+    return (points if claim.relative or claim.metric.startswith(_SHARES) else _signed), _unit(claim)
 
 
 def span(one: Judged) -> str:
@@ -191,10 +190,29 @@ def _signed(value: float) -> str:
 def measure(claim: Claim) -> str:
     """What a claim's intervals are of, and which side it claims."""
     how = "relative to" if claim.relative else "minus"
-    scale = 100 if claim.relative or claim.metric.startswith(_SHARES) else 1
-    unit = " %" if claim.relative else " points" if scale == 100 else _UNITS.get(claim.metric, "")
-    margin = f", margin {scale * claim.margin:g}{unit}" if claim.margin else ""
-    return f"{claim.metric}, {claim.method} {how} {_name(claim)}; claimed: {claim.direction}{margin}"
+    usable = claim.across is not None and claim.across.statistic == "usable"
+    shares = claim.metric.startswith(_SHARES) and not usable
+    margin = f", margin {(100 if claim.relative or shares else 1) * claim.margin:g}{_unit(claim)}"
+    what = claim.metric
+    if claim.across is not None:
+        what = f"{what} across {claim.across.setting},{_unit(claim)}"
+    if claim.across is not None and usable:
+        what = (
+            f"decades of {claim.across.setting} with {100 * claim.across.share:g} % "
+            f"of the best gain in {claim.metric}"
+        )
+    said = f"{what}, {claim.method} {how} {_name(claim)}; claimed: {claim.direction}"
+    return said + (margin if claim.margin else "")
+
+
+def _unit(claim: Claim) -> str:
+    """The unit of a claim's differences, with the space before it."""
+    if claim.relative:
+        return " %"
+    unit = " points" if claim.metric.startswith(_SHARES) else _UNITS.get(claim.metric, "")
+    if claim.across is None:
+        return unit
+    return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"
 
 
 def to_markdown(judged: Sequence[Judged]) -> str:

@@ -60,12 +60,14 @@ class Setting:
         coordinates: model, task, condition, estimator and method.
         differences: one for each seed, ``[S]``.
         level: of its intervals; above 95 % where it is looked at more than once.
+        conditions: those whose runs it rests on.
     """
 
     name: str
     coordinates: Mapping[str, str]
     differences: Array
     level: float = LEVEL
+    conditions: tuple[str, ...] = ()
 
     @property
     def seeds(self) -> int:

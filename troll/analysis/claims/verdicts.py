@@ -7,17 +7,19 @@ data, counts once, with the seeds of all of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from troll.analysis.claims.across import Across, across_differences
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
+from troll.analysis.data.axes import by_condition
 from troll.analysis.data.identity import first_experiments, made_first
 from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run
 from troll.analysis.data.tidy import BASE
@@ -66,6 +68,9 @@ class Claim(BaseModel):
         default=0.0, ge=0, description="how much higher or lower; for equivalent, how close"
     )
     relative: bool = Field(default=False, description="compare (method - baseline) / baseline")
+    across: Across | None = Field(
+        default=None, description="compare a statistic over conditions that differ in one setting instead"
+    )
     least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")
     where: Where = Where()
     note: str = ""
@@ -73,6 +78,15 @@ class Claim(BaseModel):
     history: list[str] = Field(
         default=[], description="when it was asked, and what changed after results had been seen"
     )
+
+    @model_validator(mode="after")
+    def _across_two_methods(self) -> "Claim":
+        if self.across is not None:
+            if self.relative or not isinstance(self.baseline, str) or self.baseline == BASE:
+                raise ValueError("across compares two trust regions, and no relative differences")
+            if self.across.statistic == "usable" and not self.metric.startswith("pass@"):
+                raise ValueError(f"metric {self.metric}: usable decades are those of pass@k")
+        return self
 
 
 @dataclass(frozen=True)
@@ -138,29 +152,27 @@ def judge(
     summaries = {name: per_run(runs[runs["experiment"] == name]) for name in known}
     parts = {name: items[items["experiment"] == name] for name in known}
     first = first_experiments(runs) if known else {}
-    return [_judge(claim, summaries, parts, first, looks) for claim in claims]
+    return [_judge(claim, runs, summaries, parts, first, looks) for claim in claims]
 
 
 def _judge(
     claim: Claim,
+    runs: pd.DataFrame,
     summaries: Mapping[str, pd.DataFrame],
     parts: Mapping[str, pd.DataFrame],
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
 ) -> Judged:
-    measured: dict[tuple[str, ...], tuple[str, Cell, dict[float, float]]] = {}
+    measured: dict[tuple[str, ...], tuple[str, tuple[Cell, ...], dict[float, float]]] = {}
     for experiment, summary in summaries.items():
-        for cell in cells(summary):
-            if not (fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)):
+        for line, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
+            if not differences:
                 continue
-            differences = _differences(claim, summary, parts[experiment], cell)
-            if differences:
-                baseline = _baseline(claim, cell)
-                both = [cell] if baseline is None else [cell, baseline]
-                same = tuple(made_first(experiment, one.of(summary)["run_id"], first) for one in both)
-                key = (str(cell), *same)
-                before = measured.setdefault(key, (experiment, cell, {}))[2]
-                before |= {seed: value for seed, value in differences.items() if seed not in before}
+            both = [one for cell in line for one in (cell, _baseline(claim, cell)) if one is not None]
+            same = tuple(made_first(experiment, one.of(summary)["run_id"], first) for one in both)
+            key = (*map(str, line), *same)
+            before = measured.setdefault(key, (experiment, line, {}))[2]
+            before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
     if looks is None:
@@ -168,13 +180,38 @@ def _judge(
     return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks)
 
 
-def _setting(claim: Claim, experiment: str, cell: Cell, differences: Mapping[float, float]) -> Setting:
-    names = [experiment, cell.model, cell.task, cell.condition, cell.estimator]
+def _compared(
+    claim: Claim, experiment: str, runs: pd.DataFrame, summary: pd.DataFrame, items: pd.DataFrame
+) -> Iterator[tuple[tuple[Cell, ...], dict[float, float]]]:
+    """The method's cells of each setting, one or a line of conditions, with the difference of every seed."""
+
+    def meant(cell: Cell) -> bool:
+        return fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)
+
+    if claim.across is None:
+        for cell in filter(meant, cells(summary)):
+            yield (cell,), _differences(claim, summary, items, cell)
+        return
+    for points in by_condition(runs[runs["experiment"] == experiment], claim.across.axis):
+        line = {value: cell for value, cell in points.items() if meant(cell)}
+        if len(line) > 1:
+            yield (
+                tuple(line.values()),
+                across_differences(claim.across, claim.metric, line, str(claim.baseline), summary, items),
+            )
+
+
+def _setting(
+    claim: Claim, experiment: str, line: Sequence[Cell], differences: Mapping[float, float]
+) -> Setting:
+    cell, conditions = line[0], tuple(one.condition for one in line)
+    condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
+    names = [experiment, cell.model, cell.task, condition, cell.estimator]
     names += [cell.trust_region] if cell.trust_region != claim.method else []
-    coordinates = {"model": cell.model, "task": cell.task, "condition": cell.condition}
+    coordinates = {"model": cell.model, "task": cell.task, "condition": condition}
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
     values = np.asarray([differences[seed] for seed in sorted(differences)])
-    return Setting(" / ".join(names), coordinates, values)
+    return Setting(" / ".join(names), coordinates, values, conditions=conditions)
 
 
 def _baseline(claim: Claim, cell: Cell) -> Cell | None:

@@ -1,11 +1,6 @@
-"""How much a setting matters: test success and training behaviour against a setting's value, as lines.
+"""How much a setting matters: test success and training behaviour against a setting's value, as lines."""
 
-Settings are read from the runs themselves (``setting/...`` rows of the tidy table), never from names. Two
-runs belong to one line when nothing else about them differs but what always goes with the setting.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,116 +9,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from troll.analysis.data.summaries import (
-    Cell,
-    cells,
-    estimator_order,
-    interval,
-    per_run,
-    require_one,
-    variants,
-)
+from troll.analysis.data.axes import AXES, Axis, Line, lines
+from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run, require_one
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.panels import Quantity, grid, limits
 from troll.analysis.render.style import Look, empty, legend, styled
 from troll.analysis.statistics import seed_interval
 
-_PREFIX = "setting/"
-_TRAINING, _RULE = "training/", "trust_region/settings/"
 _LEAST_LOG = 1e-12
-_NEVER = ("checkpoint_every", "validate_every", "micro_batches")
-"""Settings that cannot change a result."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A setting along which lines are drawn.
-
-    Attributes:
-        name: of the setting.
-        label: of the axis, with the unit.
-        parts: recorded settings whose product it is.
-        along: settings that change with it, and so may differ within a line.
-    """
-
-    name: str
-    label: str
-    parts: tuple[str, ...]
-    along: tuple[str, ...] = ()
-
-    def value(self, settings: Mapping[str, float]) -> float | None:
-        """The setting's value in one cell; None where the runs do not record it."""
-        if any(part not in settings for part in self.parts):
-            return None
-        return float(np.prod([settings[part] for part in self.parts]))
-
-
-AXES = (
-    Axis("kl_bound", "KL bound (nats)", (f"{_RULE}kl_bound",)),
-    Axis("epsilon", "clipping range", (f"{_RULE}epsilon_low",), (f"{_RULE}epsilon_high",)),
-    Axis("keep", "kept tokens", (f"{_TRAINING}keep",), (f"{_TRAINING}dropped_mass",)),
-    Axis(
-        "staleness",
-        "optimiser steps per batch of rollouts",
-        (f"{_TRAINING}mini_batches", f"{_TRAINING}num_iterations"),
-        (f"{_TRAINING}rollout_batches",),
-    ),
-    Axis("learning_rate", "learning rate", (f"{_TRAINING}learning_rate",)),
-)
 MEASURES = (
     Quantity("pass@1", "test pass@1 (%)", "share"),
     Quantity("drop", "largest drop (points)", "share"),
     Quantity("kl", "late KL to old policy (nats)", "log"),
     Quantity("entropy", "final entropy (nats)"),
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """The cells of one method that differ in one setting, in the order of its values."""
-
-    family: str
-    label: str
-    points: tuple[tuple[float, Cell], ...]
-
-
-def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, float]:
-    """The settings of a cell as its runs record them: those of training and of the rule that are numbers."""
-    rows = cell.of(runs[runs["source"] == "manifest"])
-    rows = rows[rows["metric"].str.startswith((_PREFIX + _TRAINING, _PREFIX + _RULE))]
-    first = rows.drop_duplicates("metric")
-    names = (str(name).removeprefix(_PREFIX) for name in first["metric"])
-    settings = dict(zip(names, map(float, first["value"]), strict=True))
-    return {name: value for name, value in settings.items() if name.rsplit("/", 1)[-1] not in _NEVER}
-
-
-def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Line]]:
-    """The lines along a setting, by model, task and estimator; only those with two values or more."""
-    groups: dict[tuple[str, str, str, str, tuple[tuple[str, float], ...]], dict[float, Cell]] = {}
-    defaults = variants(runs)
-    for cell in cells(runs):
-        if cell.trust_region == BASE:
-            continue
-        settings = recorded(runs, cell)
-        x = axis.value(settings)
-        if x is None:
-            continue
-        free = {*axis.parts, *axis.along}
-        rest = tuple(sorted((name, value) for name, value in settings.items() if name not in free))
-        family = defaults.get(cell.trust_region, cell.trust_region)
-        # The condition is a name for settings that are compared here one by one.
-        groups.setdefault((cell.model, cell.task, cell.estimator, family, rest), {}).setdefault(x, cell)
-    by_setting: dict[tuple[str, str, str], list[Line]] = {}
-    for (model, task, estimator, family, _), by_value in groups.items():
-        if len(by_value) < 2:
-            continue
-        conditions = sorted({cell.condition for cell in by_value.values()})
-        label = conditions[0] if len(conditions) == 1 else ""
-        setting = (model, task, estimator)
-        by_setting.setdefault(setting, []).append(
-            Line(family, label, tuple(sorted(by_value.items(), key=lambda point: point[0])))
-        )
-    return by_setting
 
 
 def sensitivity_figure(
@@ -212,8 +111,9 @@ def _measured(
 
 def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) -> None:
     values = sorted({value for line in members for value, _ in line.points})
-    axes.set_xscale("log")
-    axes.set_xlim(values[0] / 1.6, values[-1] * 1.6)
+    if values[0] > 0:
+        axes.set_xscale("log")
+        axes.set_xlim(values[0] / 1.6, values[-1] * 1.6)
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))

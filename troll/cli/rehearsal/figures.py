@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
-from troll.analysis.registry import stems, variants_of, wanted
+from troll.analysis.registry import stems
+from troll.cli.outputs import entries_of
 from troll.cli.rehearsal.checks import Check, State, verdict
 from troll.experiment.experiment import Experiment
 
@@ -65,9 +66,8 @@ def _drawn(experiment: Experiment, directory: Path) -> Iterator[Check]:
     from troll.analysis.report.make import make_figure
 
     results = made_up(experiment)
-    rules = {run.trust_region: experiment.trust_regions[run.trust_region].rule for run in experiment.runs()}
     tasks = list(dict.fromkeys(run.task for run in experiment.runs()))
-    chosen = wanted("figure", variants=bool(variants_of(rules)), published=experiment.published)
+    chosen = entries_of("figure", experiment, experiment.runs())
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None  # how large it is, is the question
     try:

@@ -62,7 +62,7 @@ def load(name: str, split: str = "test") -> Loaded:
     item = DATA_SETS[name]
     if split not in item.parts:
         raise UserError(f"data set {name} has no split {split!r}; valid: {', '.join(item.parts)}")
-    return _load(name, split, mirror_of(item), lock_path())
+    return _load(name, split, mirror_of(item), lock_path(), os.environ.get(STAND_INS))
 
 
 def mirror_of(item: DataSet) -> Path | None:
@@ -79,10 +79,10 @@ def mirror_of(item: DataSet) -> Path | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _load(name: str, split: str, root: Path | None, _lock: Path) -> Loaded:
+def _load(name: str, split: str, root: Path | None, _lock: Path, _stand_ins_in: str | None) -> Loaded:
     item = DATA_SETS[name]
     if name == "dapo" and root is not None and split != "all" and _stand_ins(name, split) is None:
-        whole = _load(name, "all", root, _lock)
+        whole = _load(name, "all", root, _lock, _stand_ins_in)
         splits, facts = split_dapo(whole.problems)
         return _loaded(name, split, splits[split], {**whole.provenance, "split": facts})
     rows, provenance = _rows(item, split, root)

@@ -1,0 +1,149 @@
+"""Claims about a line of conditions: slopes, usable decades, and their verdicts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from troll.analysis.claims.across import slope, usable_decades
+from troll.analysis.claims.further import paths_of
+from troll.analysis.claims.ledger import measure, why
+from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.data.runs import Collected, read_directories
+from troll.common.errors import UserError
+
+ENTRY = {
+    "id": "c",
+    "sentence": "S",
+    "place": "P",
+    "method": "troll",
+    "baseline": "clip",
+    "metric": "pass@1",
+    "direction": "higher",
+}
+SOLVED = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 24, ("troll", "stale"): 51}
+"""Of 60 problems; the base model solves 20."""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    dirs = [
+        synthetic.write_run(
+            root,
+            "chains",
+            method,
+            "grpo",
+            condition,
+            seed,
+            batches=2,
+            table=np.repeat(np.arange(60) < count + seed, 8).reshape(60, 8),
+        )
+        for (method, condition), count in SOLVED.items()
+        for seed in range(3)
+    ]
+    base = synthetic.write_base(root, "chains", table=np.repeat(np.arange(60) < 20, 8).reshape(60, 8))
+    return read_directories(dirs, [base])
+
+
+@pytest.fixture(scope="module")
+def rates(known: Collected) -> pd.DataFrame:
+    """The same runs, but what the two conditions differ in is the learning rate: 1e-5 and 1e-4."""
+    runs = known.runs.copy()
+    setting = "setting/training/"
+    runs.loc[runs["metric"] == f"{setting}mini_batches", "value"] = 8.0
+    gentle = (runs["metric"] == f"{setting}learning_rate") & (runs["condition"] == "gentle")
+    runs.loc[gentle, "value"] = 1e-5
+    return runs
+
+
+def verdict(runs: pd.DataFrame, known: Collected, across: dict[str, object], **changes: object) -> Judged:
+    return judge([Claim.model_validate(ENTRY | changes | {"across": across})], runs, known.items)[0]
+
+
+def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Collected) -> None:
+    judged = verdict(known.runs, known, {"setting": "staleness", "statistic": "slope"})
+    (setting,) = judged.decision.settings
+    # From 8 to 32 steps: two doublings, over which the lead grows from 15 to 27 of 60 problems.
+    np.testing.assert_allclose(setting.differences, [12 / 60 / 2] * 3)
+    assert setting.name == "testbed / tiny / chains / gentle to stale / grpo"
+    assert judged.verdict == "supported everywhere"
+    assert "+10.0 points per doubling" in why(judged)
+    assert measure(judged.claim) == (
+        "pass@1 across staleness, points per doubling, troll minus clip; claimed: higher"
+    )
+    assert paths_of(judged.claim, setting) == [
+        f"tiny/chains/{method}/grpo/{condition}"
+        for condition in ("gentle", "stale")
+        for method in ("troll", "clip")
+    ]
+
+
+def test_usable_decades_share_a_threshold_measured_from_the_base_model(
+    rates: pd.DataFrame, known: Collected
+) -> None:
+    across = {"setting": "learning_rate", "statistic": "usable", "share": 0.5}
+    judged = verdict(rates, known, across, margin=0.2)
+    (setting,) = judged.decision.settings
+    # Half of the way from 20 to the best, 52: 36. TROLL is above it everywhere, clip nowhere.
+    np.testing.assert_allclose(setting.differences, [1.0] * 3)
+    assert judged.verdict == "supported everywhere"
+    assert why(judged).endswith("+1.00 decades") and "margin 0.2 decades" in measure(judged.claim)
+    higher = verdict(rates, known, across | {"share": 0.9}).decision.settings[0]
+    # 48.8: TROLL's line rises from 45 + seed to 51 + seed.
+    np.testing.assert_allclose(higher.differences, [(51 + seed - 48.8) / 6 for seed in range(3)])
+
+
+def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known: Collected) -> None:
+    across = {"setting": "learning_rate", "statistic": "usable"}
+    gone = (known.items["trust_region"] == "clip") & (known.items["condition"] == "stale")
+    judged = judge([Claim.model_validate(ENTRY | {"across": across})], rates, known.items[~gone])
+    assert judged[0].verdict == "not run"
+    assert verdict(rates, known, across, where={"condition": ["stale"]}).verdict == "not run"
+    assert verdict(rates, known, {"setting": "policy_lag", "statistic": "slope"}).verdict == "not run"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"baseline": "base"}, "two trust regions"),
+        ({"baseline": 0.5}, "two trust regions"),
+        ({"relative": True}, "no relative differences"),
+        ({"metric": "kl"}, "usable decades are those of pass@k"),
+        ({"across": {"setting": "keep", "statistic": "slope"}}, "across.setting"),
+    ],
+)
+def test_claims_that_make_no_sense_are_one_line(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    across = {"setting": "learning_rate", "statistic": "usable"}
+    synthetic.write_json(tmp_path / "claims.yaml", [ENTRY | {"across": across} | changes])
+    with pytest.raises(UserError, match=said) as error:
+        read_claims([tmp_path / "claims.yaml"])
+    assert "claim c: " in str(error.value)
+
+
+lines = st.lists(st.floats(-2, 2), min_size=2, max_size=6)
+
+
+@given(lines, st.floats(-2, 2))
+def test_usable_decades_are_what_a_fine_grid_counts(line: list[float], threshold: float) -> None:
+    values = np.logspace(-5, -3, len(line))
+    x = np.linspace(-5, -3, 20_001)
+    middle = (x[1:] + x[:-1]) / 2
+    share = (np.interp(middle, np.log10(values), line) >= threshold).mean()
+    found = usable_decades(list(values), np.asarray([line]), threshold)
+    np.testing.assert_allclose(found, [2 * share], atol=2e-3)
+
+
+@given(lines, st.booleans())
+def test_a_slope_is_that_of_a_fitted_line(line: list[float], zero: bool) -> None:
+    values = [float(number) for number in (range(len(line)) if zero else np.geomspace(1, 64, len(line)))]
+    scale: Callable[[object], object] = (lambda x: x) if zero else np.log2
+    wanted = np.polyfit(scale(np.asarray(values)), line, 1)[0]
+    np.testing.assert_allclose(slope(values, np.asarray([line])), [wanted], atol=1e-9)

@@ -1,0 +1,141 @@
+"""Claims about a line of conditions: how a number changes with a setting, or where it is good enough.
+
+Two statistics turn a line into one number for each seed, so that two methods are compared seed by seed as
+everywhere else: the slope along the setting, and how many decades of the setting are usable.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field
+
+from troll.analysis.data.axes import AXES, Axis
+from troll.analysis.data.summaries import Cell, scores
+from troll.analysis.statistics import Array
+
+
+class Across(BaseModel):
+    """A statistic over conditions that differ in one setting and in nothing else."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    setting: Literal["learning_rate", "staleness", "policy_lag"] = Field(
+        description="staleness: optimiser steps for each batch of rollouts"
+    )
+    statistic: Literal["slope", "usable"] = Field(
+        description="slope: change for each doubling, or for each unit where the setting is zero somewhere; "
+        "usable: decades of the setting in which a share of the best gain over the base model is reached"
+    )
+    share: float = Field(default=0.8, gt=0, lt=1, description="of the best gain, for usable")
+
+    @property
+    def unit(self) -> str:
+        """What the statistic is per, behind the metric's own unit; "decades" stands alone."""
+        if self.statistic == "usable":
+            return "decades"
+        return f"per {'batch of policy lag' if self.setting == 'policy_lag' else 'doubling'}"
+
+    @property
+    def axis(self) -> Axis:
+        """The setting as runs record it."""
+        return next(axis for axis in AXES if axis.name == self.setting)
+
+
+def slope(values: Sequence[float], measured: Array) -> Array:
+    """Least-squares slope of each seed's line, for each doubling of the setting.
+
+    Args:
+        values: of the setting, ``[P]``, at least two different ones; where one is zero, the slope is for each
+            unit of the setting.
+        measured: ``[S, P]``.
+
+    Returns:
+        ``[S]``.
+    """
+    x = np.asarray(values, dtype=float)
+    x = np.log2(x) if x.min() > 0 else x
+    x = x - x.mean()
+    return np.asarray(measured @ x / (x @ x))
+
+
+def usable_decades(values: Sequence[float], measured: Array, threshold: float) -> Array:
+    """Decades of a setting in which each seed's line, straight between points, is at the threshold or above.
+
+    Args:
+        values: of the setting, ``[P]``, positive and ascending; what lies beyond them does not count.
+        measured: ``[S, P]``.
+        threshold: what is good enough.
+
+    Returns:
+        ``[S]``, between 0 and ``log10(values[-1] / values[0])``.
+    """
+    widths = np.diff(np.log10(np.asarray(values, dtype=float)))
+    left, right = measured[:, :-1] - threshold, measured[:, 1:] - threshold
+    above, below = np.maximum(left, right), np.minimum(left, right)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = np.where(above > below, above / (above - below), 1.0)
+    shares = np.where(below >= 0, 1.0, np.where(above < 0, 0.0, crossing))
+    return np.asarray(shares @ widths)
+
+
+def seed_values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
+    """A metric of a cell's runs by seed: pass@k from the test problems, others from the table of runs."""
+    name, _, k = metric.partition("@")
+    if name == "pass" and k.isdigit():
+        table = scores(items, cell, int(k))
+        return table.mean(axis=1) if len(table) else pd.Series(dtype=float)
+    if metric not in summary:
+        return pd.Series(dtype=float)
+    values: pd.Series = cell.of(summary).set_index("seed")[metric].dropna().astype(float)
+    return values
+
+
+def across_differences(
+    across: Across,
+    metric: str,
+    line: Mapping[float, Cell],
+    baseline: str,
+    summary: pd.DataFrame,
+    items: pd.DataFrame,
+) -> dict[float, float]:
+    """The statistic of a method minus that of its baseline, for every seed that both have at every point.
+
+    Args:
+        across: the statistic.
+        metric: what is measured at each point.
+        line: the method's cells by value of the setting, ascending.
+        baseline: another trust region, compared in the same conditions.
+        summary: a row for each run.
+        items: the table of test problems.
+
+    Returns:
+        By seed; empty where a point has no runs of one of the two, or where the base model, which usable
+        decades are measured from, has no samples.
+    """
+    both = []
+    for method in (None, baseline):
+        points = [cell if method is None else cell.method(method) for cell in line.values()]
+        both.append(
+            pd.DataFrame(
+                {x: seed_values(metric, summary, items, c) for x, c in zip(line, points, strict=True)}
+            )
+        )
+    own, other = (table.dropna() for table in both)
+    seeds = own.index.intersection(other.index)
+    if own.shape[1] != len(line) or seeds.empty:
+        return {}
+    values, first, second = list(line), own.loc[seeds].to_numpy(), other.loc[seeds].to_numpy()
+    if across.statistic == "slope":
+        change = slope(values, first) - slope(values, second)
+    else:
+        base = seed_values(metric, summary, items, next(iter(line.values())).base())
+        if base.empty:
+            return {}
+        start, best = float(base.mean()), float(max(first.mean(axis=0).max(), second.mean(axis=0).max()))
+        if best <= start:  # nothing was learned at any value
+            return {}
+        threshold = start + across.share * (best - start)
+        change = usable_decades(values, first, threshold) - usable_decades(values, second, threshold)
+    return dict(zip(map(float, seeds), change.tolist(), strict=True))

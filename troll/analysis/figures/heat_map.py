@@ -1,0 +1,179 @@
+"""Success by learning rate and staleness, a panel for each method, and its difference from the baseline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from troll.analysis.data.axes import AXES, recorded
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cell_order,
+    cells,
+    difference,
+    interval,
+    method_order,
+    require_one,
+)
+from troll.analysis.data.tidy import BASE
+from troll.analysis.registry import crossed
+from troll.analysis.render.formats import MINUS
+from troll.analysis.render.panels import grid
+from troll.analysis.render.style import empty, styled
+from troll.analysis.statistics import Array
+
+_Place = tuple[str, str, str]
+_Stale = tuple[float, float]
+_RATE, _STEPS, _LAG = (
+    next(axis for axis in AXES if axis.name == name) for name in ("learning_rate", "staleness", "policy_lag")
+)
+_DARK = 0.6
+"""Of a colour scale, above which numbers are written in white."""
+_LEAST_SPAN = 0.05
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of one setting by learning rate and staleness.
+
+    Attributes:
+        rates: columns, ascending.
+        stale: rows: optimiser steps for each batch of rollouts, and policy lag in batches; ascending.
+        methods: in the order of legends.
+        cells: by method, rate and staleness.
+    """
+
+    rates: tuple[float, ...]
+    stale: tuple[_Stale, ...]
+    methods: tuple[str, ...]
+    cells: Mapping[tuple[str, float, _Stale], Cell]
+
+
+def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
+    """By model, task and estimator, the methods that were run at every combination of two rates and more."""
+    by_place: dict[_Place, dict[tuple[str, float, _Stale], Cell]] = {}
+    for cell in sorted(cells(runs), key=cell_order):
+        settings = recorded(runs, cell)
+        rate, steps = _RATE.value(settings), _STEPS.value(settings)
+        if cell.trust_region != BASE and rate is not None and steps is not None:
+            key = (cell.trust_region, rate, (steps, _LAG.value(settings) or 0.0))
+            by_place.setdefault((cell.model, cell.task, cell.estimator), {}).setdefault(key, cell)
+    found = {}
+    for place, known in by_place.items():
+        methods = [
+            name
+            for name in sorted({name for name, _, _ in known}, key=method_order)
+            if crossed((rate, stale) for method, rate, stale in known if method == name)
+        ]
+        if methods:
+            own = {key: cell for key, cell in known.items() if key[0] in methods}
+            rates, stale = (tuple(sorted({key[part] for key in own})) for part in (1, 2))
+            found[place] = Grid(rates, stale, tuple(methods), own)  # type: ignore[arg-type]
+    return found
+
+
+def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
+    """Two rows for each model, task and estimator: pass@1 of each method, its difference from the baseline.
+
+    Numbers are means over seeds, in percent and in points. A bold difference has a 95 % interval that leaves
+    out zero.
+    """
+    require_one(runs)
+    found = grids(runs)
+    columns = max((len(one.methods) for one in found.values()), default=1)
+    wide = max((len(one.rates) for one in found.values()), default=1)
+    high = max((len(one.stale) for one in found.values()), default=1)
+    with styled():
+        figure, panels = grid(2 * len(found), columns, width=0.55 * wide + 0.7, height=0.3 * high + 0.6)
+        if not found:
+            empty(panels[0, 0], "learning rate and staleness were not varied together")
+            return figure
+        for axes in panels.flat:
+            axes.set_visible(False)
+        for row, (place, one) in enumerate(found.items()):
+            upper, lower = panels[2 * row], panels[2 * row + 1]
+            base = interval(items, next(iter(one.cells.values())).base())
+            tables = {name: _table(one, name, items) for name in one.methods}
+            span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
+            gaps = {name: _gaps(one, name, baseline, items) for name in one.methods if name != baseline}
+            widest = max(
+                (float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values() if _some(gap)), default=0.0
+            )
+            widest = max(widest, _LEAST_SPAN)
+            for axes, (name, table) in zip(upper, tables.items(), strict=False):
+                _draw(axes, one, table, "viridis_r", span, signed=False)
+                axes.set_title(name)
+            for axes, name in zip(lower, tables, strict=False):
+                if name in gaps and _some(gaps[name][0]):
+                    gap, sure = gaps[name]
+                    _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
+                    axes.set_title(f"{name} {MINUS} {baseline}")
+            said = f" (base model {100 * base.estimate:.0f})" if base else ""
+            upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
+        return figure
+
+
+def _some(table: Array) -> bool:
+    return not bool(np.isnan(table).all())
+
+
+def _span(tables: Sequence[Array]) -> tuple[float, float]:
+    values = np.concatenate([table.ravel() for table in tables])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return low, max(high, low + _LEAST_SPAN)
+
+
+def _table(one: Grid, name: str, items: pd.DataFrame) -> Array:
+    """Means over seeds, ``[staleness, rate]``; NaN where there are no runs."""
+    table = np.full((len(one.stale), len(one.rates)), np.nan)
+    for (method, rate, stale), cell in one.cells.items():
+        if method == name and (known := interval(items, cell)) is not None:
+            table[one.stale.index(stale), one.rates.index(rate)] = known.estimate
+    return table
+
+
+def _gaps(one: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Array, Array]:
+    """Mean differences from the baseline, and where their intervals leave out zero."""
+    table = np.full((len(one.stale), len(one.rates)), np.nan)
+    sure = np.zeros_like(table)
+    for (method, rate, stale), cell in one.cells.items():
+        if method == name and (known := difference(items, cell, cell.method(baseline))) is not None:
+            place = one.stale.index(stale), one.rates.index(rate)
+            table[place], sure[place] = known.estimate, float(known.low > 0 or known.high < 0)
+    return table, sure
+
+
+def _draw(
+    axes: Axes,
+    one: Grid,
+    table: Array,
+    colours: str,
+    span: tuple[float, float],
+    *,
+    signed: bool,
+    bold: Array | None = None,
+) -> None:
+    axes.set_visible(True)
+    axes.grid(visible=False)
+    axes.imshow(table, cmap=colours, vmin=span[0], vmax=span[1], aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(table):
+        if np.isnan(value):
+            continue
+        share = (value - span[0]) / (span[1] - span[0])
+        dark = abs(2 * share - 1) > _DARK if signed else share > _DARK
+        weight = "bold" if bold is not None and bold[row, column] else "normal"
+        text = f"{100 * value:+.0f}".replace("-", MINUS) if signed else f"{100 * value:.0f}"
+        axes.text(
+            column, row, text, ha="center", va="center", fontsize=7, weight=weight, color="w" if dark else "k"
+        )
+    axes.set_xticks(range(len(one.rates)), [f"{rate:g}" for rate in one.rates], fontsize=6)
+    axes.set_yticks(range(len(one.stale)), [_said(stale) for stale in one.stale], fontsize=6)
+
+
+def _said(stale: _Stale) -> str:
+    steps, lag = stale
+    return f"{steps:g} steps" + (f", lag {lag:g}" if lag else "")

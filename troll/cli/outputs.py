@@ -1,0 +1,44 @@
+"""Which tables and figures an experiment has."""
+
+from collections.abc import Iterable
+
+from troll.analysis.registry import Entry, Kind, crossed, variants_of, wanted
+from troll.experiment.experiment import Experiment, Run
+
+
+def entries_of(
+    kind: Kind, experiment: Experiment, runs: Iterable[Run], group: str | None = None
+) -> list[Entry]:
+    """The tables or figures of an experiment, or of a group of its runs.
+
+    Args:
+        kind: table or figure.
+        experiment: as planned.
+        runs: all of its runs, or those of the group.
+        group: the group's name.
+    """
+    by_setting = {run.setting: run for run in runs}
+    rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
+    return wanted(
+        kind,
+        variants=bool(variants_of(rules)),
+        crossed=_varies_both(experiment, by_setting.values()),
+        published=experiment.published,
+        group=group,
+    )
+
+
+def rule_of(experiment: Experiment, run: Run) -> str:
+    """The rule of a run's trust region, whatever the experiment calls it."""
+    return experiment.trust_regions[run.trust_region].rule
+
+
+def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:
+    """Whether some method was planned at two learning rates or more, each with the same two stalenesses."""
+    pairs: dict[tuple[str, ...], list[tuple[float, tuple[int, int]]]] = {}
+    for run in runs:
+        training = experiment.training_of(run)
+        stale = training.mini_batches * training.num_iterations, training.policy_lag
+        method = run.model, run.task, run.trust_region, run.estimator
+        pairs.setdefault(method, []).append((training.learning_rate, stale))
+    return any(crossed(own) for own in pairs.values())
