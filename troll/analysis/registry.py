@@ -75,6 +75,7 @@ ENTRIES = (
     _table("test", "Test success by task", "results:test_table"),
     _table("constraint_check", "What the trust regions did", "results:constraint_check_table"),
     _table("ablation", "Variants of each rule", "results:ablation_table", "variants"),
+    _table("matched", "Methods at equal divergence", "matched:matched_table", "variants"),
     _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
     _table("training_cost", "What training took", "training_cost:training_cost_table"),
     _figure("forest", "Differences from PPO-clip", "forest:forest_figure"),
