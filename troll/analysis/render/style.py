@@ -197,7 +197,7 @@ def _frame(figure: Figure) -> dict[str, Any]:
         return {"dpi": resolution, "bbox_inches": "tight", "pad_inches": 0.06}
     if figure.get_layout_engine() is not None:  # once: laying out a hundred panels takes seconds
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # "none" would leave a placeholder, for which saving draws once more
     box = figure.get_tightbbox().padded(0.06)  # legends above the panels included
     return {"dpi": min(resolution, (MOST_PIXELS - 2) / max(box.width, box.height)), "bbox_inches": box}
 
@@ -205,10 +205,12 @@ def _frame(figure: Figure) -> dict[str, Any]:
 def write_figure(figure: Figure, stem: Path) -> list[Path]:
     """Writes ``<stem>.pdf`` and ``<stem>.png`` without dates, so that the same data give the same bytes."""
     paths = []
+    with styled():
+        frame = _frame(figure)
     for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
         path = stem.with_name(stem.name + suffix)
         with styled(), atomic_path(path) as temporary:
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata, **_frame(figure))
+            figure.savefig(temporary, format=suffix[1:], metadata=metadata, **frame)
             if suffix == ".png":
                 _reduce_colours(temporary)
         paths.append(path)
