@@ -1,7 +1,8 @@
 """Kills jobs, server or Snakemake of the reduced experiment at random moments.
 
 ``python tests/warm/killed_workflows.py DIRECTORY KILLS SEED``: one experiment undisturbed in DIRECTORY/whole,
-then one for every four kills, which is typed again after each. Says what differs, and what is left behind.
+then one for every four kills, which is typed again after each. Says what differs, and what is left behind, as
+each experiment ends: what an interrupted test has seen is not lost.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENT = "tests/workflow/reduced.yaml"
-TIMES = ("time", "wall_s", "peak_gib")
+# A commit may be made meanwhile.
+UNLIKE = ("time", "wall_s", "peak_gib", "git_commit")
 # In this order: a workflow survives its server, and is complete after that.
 KINDS = ("snakemake", "forked", "client", "server")
 
@@ -68,11 +70,11 @@ def victim(kind, snakemake, directory):
 
 
 def contents(directory):
-    """What an experiment has found out, without times and memory."""
+    """What an experiment has found out, without times, memory and the commit."""
 
     def bare(value):
         if isinstance(value, dict):
-            return {name: bare(item) for name, item in value.items() if name not in TIMES}
+            return {name: bare(item) for name, item in value.items() if name not in UNLIKE}
         return value
 
     root, found = directory / "results/reduced", {}
@@ -127,12 +129,13 @@ def main(directory, kills, seed):
         checkout(each)
         for kind in KINDS[: kills - number]:
             kill = disturb(each, kind, random.uniform(0, 0.3 * seconds))
-            print(kill, file=sys.stderr, flush=True)
             kill["left"] = left_behind(each)
             found.append(kill)
         found[-1]["again"], now = finish(each), contents(each)
         differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
         found[-1]["differ"] = differ
+        for kill in found[number:]:
+            print(kill, file=sys.stderr, flush=True)
         shutil.rmtree(each)
     print("RESULT " + json.dumps(found), flush=True)
 
