@@ -73,7 +73,7 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
         f"Each method beside the variant of {baseline} whose late KL to the policy that sampled (mean of the "
         f"last third of a run, nats per token) is nearest. Δ is given where the two agree within "
         f"{100 * WITHIN:.0f} %: test pass@1, paired by seed and problem, with Student's 95 % interval over "
-        "seeds. Which variants there are was decided before the runs.",
+        "seeds.",
     ]
     return frame
 
