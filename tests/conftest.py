@@ -2,7 +2,6 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import signal
@@ -12,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from troll.common.processor import prepare_processor
 from troll.common.quiet_libraries import quiet_libraries
 
 quiet_libraries()
+prepare_processor()
 
 # What runs in the background of a script has interrupts ignored, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

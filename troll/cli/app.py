@@ -4,7 +4,6 @@ Heavy libraries are imported inside the commands, so that ``troll --help`` and t
 once.
 """
 
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -26,6 +25,7 @@ from troll.cli.site import register_site
 from troll.cli.train import register_train
 from troll.common.errors import UserError
 from troll.common.machine_errors import in_a_line
+from troll.common.processor import prepare_processor
 from troll.common.progress import log_to, say
 from troll.common.quiet_libraries import quiet_libraries
 
@@ -134,8 +134,7 @@ def _logged() -> str:
 
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback."""
-    # Tiny models on a CPU are fastest with one thread; Snakemake sets this to a rule's threads.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    prepare_processor()
     try:
         app()
     except UserError as error:

@@ -24,6 +24,7 @@ from typing import Any
 
 import troll
 from troll.analysis.registry import ENTRIES
+from troll.common.processor import prepare_processor
 from troll.common.quiet_libraries import quiet_libraries
 from troll.warm.client import HANDED_ON, circumstances, peer
 
@@ -279,6 +280,7 @@ def main(listener: int, lifeline: int) -> None:
     # pyarrow's allocator would start a thread.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     quiet_libraries()
+    prepare_processor()
     from troll.cli import app
 
     if (request := server.serve()) is None:

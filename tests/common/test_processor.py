@@ -1,0 +1,79 @@
+"""One branch of arithmetic on all processors, and memory that a process keeps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from troll.common import processor
+
+NAMES = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_avx2_is_asked_for_where_the_processor_has_it(environment):
+    environment.setattr(processor, "_has_avx2", lambda: True)
+    processor.prepare_processor()
+    assert [os.environ[name] for name in NAMES] == ["1", "avx2", "AVX2", "AVX2"]
+
+
+def test_no_instructions_are_asked_for_that_the_processor_lacks(environment):
+    environment.setattr(processor, "_has_avx2", lambda: False)
+    processor.prepare_processor()
+    assert [os.environ.get(name) for name in NAMES] == ["1", None, None, None]
+
+
+def test_another_kind_of_machine_has_no_avx2(environment):
+    environment.setattr(processor.platform, "machine", lambda: "aarch64")
+    assert not processor._has_avx2()
+
+
+def test_what_the_environment_says_stays(environment):
+    environment.setenv("ATEN_CPU_CAPABILITY", "default")
+    environment.setenv("OMP_NUM_THREADS", "4")
+    processor.prepare_processor()
+    assert (os.environ["ATEN_CPU_CAPABILITY"], os.environ["OMP_NUM_THREADS"]) == ("default", "4")
+
+
+@pytest.mark.skipif(not processor._has_avx2(), reason="this processor has no AVX2")
+def test_torch_computes_with_what_is_asked_for():
+    script = (
+        "from troll.common.processor import prepare_processor; prepare_processor(); "
+        "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=clean, check=True
+    )
+    assert done.stdout.strip() == "AVX2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc is asked on Linux only")
+def test_freed_memory_is_used_again():
+    script = """
+import resource, sys
+from troll.common.processor import prepare_processor
+if sys.argv[1] == "kept":
+    prepare_processor()
+import numpy as np
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    np.ones(20_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    kept, returned = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", script, how], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for how in ("kept", "returned")
+    )
+    assert kept < 0.3 * returned
