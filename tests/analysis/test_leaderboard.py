@@ -250,6 +250,21 @@ def _trial_score(task, trial, seed):
     return 0.1 * trial.number + (0.05 if trial.name == "troll" else 0.0)
 
 
+def test_a_rule_that_is_best_at_the_end_of_its_learning_rates_is_named(board, protocol):
+    _, final = board
+    scores = trial_scores(validation(protocol, _trial_score), protocol)
+
+    def notes(number):
+        best = choose(scores, protocol)
+        best["chains", "none"] = protocol.trials_by_variant[f"none.{number}"]
+        return " ".join(board_table(final, scores, best, protocol).attrs["notes"])
+
+    # The two learning rates of the others are the least and the largest.
+    said = "learning rate that was tried: clip (chains, functions), troll (chains, functions), none ({})"
+    assert said.format("functions") in notes(3)
+    assert said.format("chains, functions") in notes(4) and said.format("chains, functions") in notes(1)
+
+
 def test_the_board_has_every_rule_once_per_task_best_first(board):
     table, _ = board
     assert list(table.groupby("task")["trust_region"].agg(sorted)) == [["clip", "none", "troll"]] * 2

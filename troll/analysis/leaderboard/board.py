@@ -82,7 +82,7 @@ def board_table(
     frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
-    frame.attrs["notes"] = _notes(protocol, len(final), missing)
+    frame.attrs["notes"] = _notes(protocol, len(final), missing, _at_edges(best, protocol))
     return frame.drop(columns="p")
 
 
@@ -159,8 +159,21 @@ _STYLES = {
 }
 
 
-def _notes(protocol: Protocol, tasks: int, missing: Sequence[str]) -> list[str]:
+def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list[str]:
+    """The rules, with their tasks, whose best learning rate is the least or largest of those tried."""
+    found: dict[str, list[str]] = {}
+    for (task, name), trial in best.items():
+        rates = [one.learning_rate for one in protocol.trials_of(name)]
+        if trial.learning_rate in (min(rates), max(rates)):
+            found.setdefault(name, []).append(task)
+    return [f"{name} ({', '.join(tasks)})" for name, tasks in found.items()]
+
+
+def _notes(protocol: Protocol, tasks: int, missing: Sequence[str], edges: Sequence[str]) -> list[str]:
     left = [f"No runs yet: {', '.join(missing)}."] if missing else []
+    if edges:
+        outside = f"{', '.join(edges)}; a better one may lie outside."
+        left = [f"Best at the least or largest learning rate that was tried: {outside}", *left]
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
         f"{tasks} tasks, the best by validation success went on to {len(protocol.seeds)} fresh seeds. "
