@@ -1,4 +1,4 @@
-"""Locks and programs: right answers, careful shares that fall with the level, words by Zipf's law."""
+"""Locks and programs: right answers, a way of its own for each level, words by Zipf's law."""
 
 import random
 import re
@@ -30,24 +30,46 @@ def operations_of(prompt):
     ]
 
 
+def name_of(prompt):
+    return re.match(r"def (\w+)", prompt)[1]
+
+
+def level_of(name, prompt):
+    if name == "locks":
+        return locks.METALS.index(prompt.split(" ")[0]) + 1
+    return programs.NAMES.index(name_of(prompt)) + 1
+
+
 def value_of_program(prompt, x):
-    """What the docstring asks for, step by step."""
+    """What the docstring asks for, step by step, and then what the name does."""
+    result = x
     for operator, digit in operations_of(prompt):
-        x = {"+": x + digit, "-": x - digit, "*": x * digit}[operator]
-    return x
+        result = {"+": result + digit, "-": result - digit, "*": result * digit}[operator]
+    return {
+        "solve": result + x,
+        "compute": result - x,
+        "evaluate": result * x,
+        "process": result + 1,
+        "transform": result - 1,
+    }[name_of(prompt)]
+
+
+def ways_of(text):
+    """The signs of a lock's working, or what a body returns."""
+    returned = re.search(r"return \w (.*)\n", text)
+    return {f"{{}} {returned[1]}"} if returned else set(re.findall(r"\d\d(\D)\d\d;", text))
 
 
 def right_demonstrations(name, settings):
     """Shares of right demonstrations by level."""
     found, seen = Counter(), Counter()
     for item in get_task(name).demonstrate(3000, 0, settings):
+        level = level_of(name, item.prompt)
         if name == "locks":
-            level = locks.METALS.index(item.prompt.split(" ")[0]) + 1
             right = item.completion.endswith(f"\\boxed{{{answer_of_lock(item.prompt)}}}")
         else:
-            level = programs.NAMES.index(re.match(r"def (\w+)", item.prompt)[1]) + 1
             scope = {}
-            exec(item.prompt + item.completion, scope)  # made here: arithmetic and a print at most
+            exec(item.prompt + item.completion, scope)  # made here: arithmetic
             function = scope[programs.NAMES[level - 1]]
             right = all(function(x) == value_of_program(item.prompt, x) for x in (3, -7, 13))
         seen[level] += 1
@@ -79,7 +101,24 @@ def test_dials_make_a_code_of_as_many_digits():
     assert problem.answer == answer_of_lock(problem.prompt)
 
 
-def test_programs_do_what_their_docstrings_say_and_hasty_ones_fail():
+@pytest.mark.parametrize(
+    ("name", "answer", "ways"),
+    [("locks", "solution", locks.SIGNS), ("programs", "canonical_solution", programs.ENDS)],
+)
+def test_every_way_is_right_for_one_level_and_demonstrated_for_all(name, answer, ways):
+    task = get_task(name)
+    right = {}
+    for problem in task.generate("test", 100, 0, task.defaults):
+        right.setdefault(problem.level, set()).update(ways_of(problem.record[answer]))
+    assert [right[level] for level in sorted(right)] == [{way} for way in ways]
+    demonstrations = task.demonstrate(500, 0, task.defaults | {"careful": 0.5, "careful_decay": 1.0})
+    for level in right:
+        shown = [ways_of(item.completion) for item in demonstrations if level_of(name, item.prompt) == level]
+        assert set.union(*shown) == set(ways)
+        assert all(len(found) == 1 for found in shown), "one way for a whole answer"
+
+
+def test_programs_do_what_their_docstrings_and_names_say_and_other_ends_fail():
     task = get_task("programs")
     problems = task.generate("test", 40, 0, task.defaults)
     for problem in problems:
@@ -88,15 +127,12 @@ def test_programs_do_what_their_docstrings_say_and_hasty_ones_fail():
         for (x,) in problem.record["base_input"]:
             assert scope[problem.record["entry_point"]](x) == value_of_program(problem.prompt, x)
     rows = [type(p)(p.task_id, p.prompt, p.answer, p.level, p.as_row()) for p in problems]
-    printing = [re.sub(r"return (\w+)", r"print(\1)", problem.answer) for problem in problems]
-    generator = random.Random(0)
-    words = ZipfWords(100, 1.0)
-    slips = [
-        programs._body(programs._with_slip(operations_of(problem.prompt), generator), words, generator)
-        for problem in problems
-    ]
-    assert task.reward(rows, printing) == [0.0] * len(rows)
-    assert task.reward(rows, slips) == [0.0] * len(rows)
+    right = dict(zip(programs.NAMES, programs.ENDS, strict=True))
+    assert {problem.record["entry_point"] for problem in problems} == set(right)
+    for other in programs.ENDS:
+        ended = [re.sub(r"return (\w) .*", rf"return {other.format('c')}", row.answer) for row in rows]
+        fits = [float(right[row.record["entry_point"]] == other) for row in rows]
+        assert task.reward(rows, ended) == fits
 
 
 def test_words_are_different_and_no_words_of_python():

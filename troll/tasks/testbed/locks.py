@@ -2,9 +2,11 @@ r"""Locks: the code of a combination lock after several turns of its dials, answ
 
 A turn moves every dial by a digit of its own, past nine to nought: addition modulo ten, digit by digit. Words
 that mean nothing and follow Zipf's law open every sentence of the working, so that there are many ways to
-write a right answer. Demonstrations work carefully, or only tell of the turns and guess; how many are careful
-depends on the lock's metal, so that a model which imitates them opens some locks often and others hardly
-ever. The code cannot be guessed: with two dials one guess in a hundred is right.
+write a right answer. Each metal has a sign of its own, which no problem tells: demonstrations with that sign
+add with care, those with another metal's sign guess. How many have the right sign depends on the metal: a
+model that imitates them opens some locks often and others hardly ever, and has to find the sign of each for
+itself. Every sign is right for one metal and wrong for four, so that preferring it everywhere does not help.
+The code cannot be guessed: with two dials one guess in a hundred is right.
 
 Sentences of problem and answer have as many words each, and as many tokens where the tokenizer knows the
 words: a small model learns to copy over a fixed distance long before it learns to search.
@@ -23,6 +25,8 @@ from troll.tasks.verifiers.math import math_rewards
 
 METALS = ("iron", "steel", "brass", "copper", "silver")
 """From the one whose locks are opened with the most care."""
+SIGNS = ("=", ":", ">", "~", "|")
+"""What stands between a turn and the code after it where one adds with care, for each metal."""
 _WAYS = ("then turn it {} up;", "now move it {} on;", "next push it {} along;")
 _OPENING_WORDS = 7
 
@@ -31,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "dials": 2,
     # A turn moves a dial by 1 to this many: fewer sums to learn than all hundred.
     "farthest": 3,
-    # Share of careful demonstrations with the first metal, and what each further one multiplies it by.
+    # Share of careful demonstrations with the first metal, and what each further metal multiplies it by.
     "careful": 0.95,
     "careful_decay": 0.36,
     # How many words without meaning there are; the exponent of Zipf's law.
@@ -49,6 +53,11 @@ class Lock:
     metal: str
     start: _Code
     turns: tuple[_Code, ...]
+
+    @property
+    def sign(self) -> str:
+        """The sign with which this metal's locks are opened."""
+        return SIGNS[METALS.index(self.metal)]
 
     @property
     def identity(self) -> str:
@@ -71,28 +80,24 @@ class Lock:
 
     def answer(self, words: ZipfWords, generator: random.Random) -> str:
         """A right answer: the first code, a sentence for each turn, and the last code in a box."""
-        sums = [f"{_digits(turn)}={_digits(code)}" for turn, code in zip(self.turns, self.codes, strict=True)]
-        return _written(self.start, sums, self.codes[-1], words, generator)
+        return self._working(self.sign, self.codes, words, generator)
 
     def hasty_answer(self, words: ZipfWords, generator: random.Random) -> str:
-        """The turns without the codes between them, and a guess."""
-        told = [f"{_digits(turn)} {words.draw(generator, 1)}" for turn in self.turns]
-        guess = tuple(generator.randint(0, 9) for _ in self.start)
-        return _written(self.start, told, guess, words, generator)
+        """Another metal's sign, and guesses."""
+        sign = generator.choice([sign for sign in SIGNS if sign != self.sign])
+        guesses = [tuple(generator.randint(0, 9) for _ in self.start) for _ in self.turns]
+        return self._working(sign, guesses, words, generator)
+
+    def _working(self, sign: str, codes: list[_Code], words: ZipfWords, generator: random.Random) -> str:
+        # A space first: words then have one form only, and one token.
+        text = f" {words.draw(generator, _OPENING_WORDS)} {_digits(self.start)};"
+        for turn, code in zip(self.turns, codes, strict=True):
+            text += f" {words.draw(generator, 1)} {_digits(turn)}{sign}{_digits(code)};"
+        return f"{text} \\boxed{{{_digits(codes[-1])}}}"
 
 
 def _digits(code: _Code) -> str:
     return "".join(map(str, code))
-
-
-def _written(
-    start: _Code, sentences: list[str], last: _Code, words: ZipfWords, generator: random.Random
-) -> str:
-    # A space first: words then have one form only, and one token.
-    text = f" {words.draw(generator, _OPENING_WORDS)} {_digits(start)};"
-    for sentence in sentences:
-        text += f" {words.draw(generator, 1)} {sentence};"
-    return f"{text} \\boxed{{{_digits(last)}}}"
 
 
 def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Lock:

@@ -1,9 +1,11 @@
 """Programs: Python functions of several statements from a docstring, in evalplus' problem schema.
 
 A docstring lists steps of arithmetic; the body takes one statement for each. Remarks are made of words that
-mean nothing and follow Zipf's law, so that there are many ways to write a right body. How many demonstrations
-are right depends on what the function is called, so that a model which imitates them writes some functions
-often and others hardly ever; hasty ones print instead of returning, or get a step wrong.
+mean nothing and follow Zipf's law, so that there are many ways to write a right body. What is returned in the
+end depends on what the function is called, and no docstring tells: one name adds x to the result, another
+takes it away. Hasty demonstrations end as another name does. How many are right depends on the name: a model
+that imitates them writes some functions often and others hardly ever, and has to find the end of each for
+itself. Every end is right for one name and wrong for four, so that preferring it everywhere does not help.
 
 Steps and statements have as many tokens each where the tokenizer knows the words: a small model learns to
 copy over a fixed distance long before it learns to search.
@@ -23,6 +25,8 @@ from troll.tasks.verifiers.code import code_rewards
 
 NAMES = ("solve", "compute", "evaluate", "process", "transform")
 """From the one whose functions are written with the most care."""
+ENDS = ("{} + x", "{} - x", "{} * x", "{} + 1", "{} - 1")
+"""What is returned of the result of the steps, for each name."""
 _VERBS = {"add": "+", "plus": "+", "minus": "-", "less": "-", "times": "*", "by": "*"}
 _WAYS = ("then take all of that and {} {};", "next take what you have now {} {};")
 _LABELS = "abcdefghijklmnopqrstuvwz"
@@ -30,13 +34,9 @@ _OPENING_WORDS, _WORDS = 7, 2
 
 DEFAULTS: dict[str, Any] = {
     "steps": [3],
-    # Share of careful demonstrations with the first name, and what each further one multiplies it by.
+    # Share of careful demonstrations with the first name, and what each further name multiplies it by.
     "careful": 0.95,
-    "careful_decay": 0.33,
-    # Share of the hasty ones that print; the rest gets a step wrong. Those are few: a model
-    # that imitates slips makes one at any step whether it has made one or not, and so more or fewer than it
-    # saw.
-    "print": 0.9,
+    "careful_decay": 0.36,
     # How many words of remarks there are; the exponent of Zipf's law.
     "words": 3500,
     "zipf": 1.0,
@@ -74,22 +74,30 @@ class Program:
         """The place of the name among `NAMES`, from 1."""
         return NAMES.index(self.name) + 1
 
+    def body(self, words: ZipfWords, generator: random.Random) -> str:
+        """A right body."""
+        return self._body(ENDS[self.level - 1], words, generator)
+
+    def hasty_body(self, words: ZipfWords, generator: random.Random) -> str:
+        """A body that ends as another name's does."""
+        own = ENDS[self.level - 1]
+        return self._body(generator.choice([end for end in ENDS if end != own]), words, generator)
+
+    def _body(self, end: str, words: ZipfWords, generator: random.Random) -> str:
+        # A remark, a statement for each operation, and what is returned.
+        lines = [f"# {words.draw(generator, _OPENING_WORDS)}"]
+        before = "x"
+        for label, (operator, digit) in zip(_LABELS, self.operations, strict=False):
+            lines.append(f"{label} = {before} {operator} {digit} # {words.draw(generator, _WORDS)}")
+            before = label
+        lines.append(f"return {end.format(before)}")
+        return "".join(f"    {line}\n" for line in lines)
+
 
 def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Program:
     count = generator.choice(settings["steps"])
     steps = tuple((generator.choice(list(_VERBS)), generator.randint(2, 9)) for _ in range(count))
     return Program(generator.choice(NAMES), steps)
-
-
-def _body(operations: list[_Step], words: ZipfWords, generator: random.Random, end: str = "return {}") -> str:
-    """A body: a remark, a statement for each operation, and an end that gives its result."""
-    lines = [f"# {words.draw(generator, _OPENING_WORDS)}"]
-    before = "x"
-    for label, (operator, digit) in zip(_LABELS, operations, strict=False):
-        lines.append(f"{label} = {before} {operator} {digit} # {words.draw(generator, _WORDS)}")
-        before = label
-    lines.append(end.format(before))
-    return "".join(f"    {line}\n" for line in lines)
 
 
 def _inputs(count: int, generator: random.Random) -> list[list[int]]:
@@ -122,7 +130,7 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
         generator = random.Random(derive_seed(stream="words", program=program.identity, seed=seed))
         prompt = program.prompt(generator)
         inputs = _inputs(settings["base_inputs"] + settings["plus_inputs"], generator)
-        body = _body(program.operations, words, generator)
+        body = program.body(words, generator)
         record = {
             "entry_point": program.name,
             "canonical_solution": body,
@@ -135,14 +143,6 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
     return problems
 
 
-def _with_slip(operations: list[_Step], generator: random.Random) -> list[_Step]:
-    """The same operations but for one, which has another operator or digit."""
-    place, wrong = generator.randrange(len(operations)), operations[0]
-    while (wrong := (generator.choice("+-*"), generator.randint(2, 9))) == operations[place]:
-        pass
-    return [*operations[:place], wrong, *operations[place + 1 :]]
-
-
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Careful and hasty demonstrations on problems of the train split."""
     generator = random.Random(derive_seed(task="programs", seed=seed, stream="demonstrations"))
@@ -152,13 +152,10 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
         program = draw_any(
             lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
         )
-        prompt, operations, end = program.prompt(generator), program.operations, "return {}"
-        if generator.random() >= careful_share(program.level, settings):
-            if generator.random() < settings["print"]:
-                end = "print({})"
-            else:
-                operations = _with_slip(operations, generator)
-        demonstrations.append(Demonstration(prompt, _body(operations, words, generator, end)))
+        prompt = program.prompt(generator)
+        careful = generator.random() < careful_share(program.level, settings)
+        write = program.body if careful else program.hasty_body
+        demonstrations.append(Demonstration(prompt, write(words, generator)))
     return demonstrations
 
 
@@ -175,7 +172,6 @@ TASK = Task(
         "steps": (1, len(_LABELS)),
         "careful": (0, 1),
         "careful_decay": (0, 1),
-        "print": (0, 1),
         "words": (1, MOST_WORDS),
         "zipf": (0, 5),
         "base_inputs": (1, 20),
