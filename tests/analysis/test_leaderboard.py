@@ -110,6 +110,7 @@ def test_trials_are_an_experiment_with_the_same_budget_for_every_rule(protocol):
     }
     assert clips == {(rate, size, size) for rate in (1e-4, 3e-4) for size in (0.1, 0.2)}
     assert {config.seed for config in configs} == {100, 101}
+    assert experiment.evaluation.samples == 1, "nobody looks at the test problems yet"
 
 
 def test_the_best_by_validation_goes_on_by_task_and_on_fresh_seeds(protocol):
