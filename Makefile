@@ -72,8 +72,9 @@ docs: env ## write what is generated: the JSON schema, docs/configuration.md, co
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
-check-results: env ## make the tracked tables and figures again from the tracked tidy tables and compare
-	@for plan in results/*/plan.json; do "$(BIN)/troll" check-results "$$(dirname "$$plan")" --release; done
+check-results: env ## make the tracked tables and figures again from the tracked data and compare
+	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json; do [ ! -e "$$data" ] || \
+		"$(BIN)/troll" check-results "$$(dirname "$$data")" --release; done
 
 contract: env ## hold a trust region of your own to the contract: make contract RULE=my_rules.py:soft_wall
 	@TROLL_CONTRACT="$(RULE)" "$(BIN)/python" -m pytest -q --tb=line -k "$(lastword $(subst :, ,$(RULE)))" \

@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -107,6 +108,33 @@ def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> No
     path.write_bytes(b"no image")
     with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
         check_results(copy)
+
+
+@pytest.mark.parametrize(("shift", "same"), [(1e-12, True), (1e-6, False)])
+def test_the_last_digits_may_be_another_processors(copy: Path, shift: float, same: bool) -> None:
+    only(copy, "tables/main")
+
+    def shifted(found: re.Match[str]) -> str:
+        return repr(float(found[0]) * (1 + shift))
+
+    for name in ("tables/main.csv", "claims.json"):
+        text = (copy / name).read_text()
+        changed = re.sub(r"(?<=[ ,])-?0\.\d{6,}", shifted, text)
+        assert changed != text
+        (copy / name).write_text(changed)
+    if same:
+        check_results(copy, claims=[copy / "claims.yaml"])
+    else:
+        with pytest.raises(UserError, match=r"^tables/main\.csv, claims\.json: not what"):
+            check_results(copy, claims=[copy / "claims.yaml"])
+
+
+def test_whole_numbers_and_names_have_to_be_the_same(copy: Path) -> None:
+    only(copy, "tables/main")
+    text = (copy / "claims.json").read_text()
+    (copy / "claims.json").write_text(text.replace('"clip"', '"klip"', 1))
+    with pytest.raises(UserError, match=r"claims\.json: not what"):
+        check_results(copy, claims=[copy / "claims.yaml"])
 
 
 def test_another_tidy_table_is_found(copy: Path) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from troll.analysis.claims.ledger import average, levels
+from troll.analysis.claims.ledger import average, levels, write_claims
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Judged, judge, read_claims
-from troll.analysis.data.results import read_tables
+from troll.analysis.data.results import read_results, read_tables
+from troll.analysis.report.check import same
 
 ROOT = Path(__file__).parents[2]
 RELEASES = [ROOT / "results" / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
@@ -35,6 +36,17 @@ AVERAGES = {
 @pytest.mark.parametrize(("name", "text"), AVERAGES.items())
 def test_averages_over_unique_settings(judged: dict[str, Judged], name: str, text: str) -> None:
     assert average(judged[name]).startswith(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", RELEASES, ids=lambda path: path.name)
+def test_released_verdicts_are_those_of_the_present_rule(directory: Path, tmp_path: Path) -> None:
+    claims, given = [claims_file(DEFAULT)], read_results(directory)
+    fresh = judge(read_claims(claims), given.runs, given.items, given.looks)
+    inputs = [directory / "runs.parquet", directory / "items.parquet", *claims]
+    write_claims(fresh, given.runs, inputs, tmp_path / "claims")
+    for name in ("claims.json", "claims.md"):
+        assert same(directory / name, tmp_path / name), f"`troll check-results {directory} --write` mends it"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from torch import Tensor
 from troll.algorithms.distributions import kl, on_support, sparsify, tail_gap_bound
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import Projection, project
-from troll.analysis.render.formats import write_table
+from troll.analysis.render.formats import Style, percent, whole, write_table
 from troll.analysis.render.style import MARKERS, styled, write_figure
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
@@ -29,6 +29,22 @@ from troll.common.seeding import derive_seed
 KEEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DROPPED_MASSES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 _BLOCK_ROWS = 8
+_STYLES = {
+    "keep": Style("K", whole),
+    "dropped_mass": Style("Dropped mass, at most"),
+    "kept": Style("Tokens kept"),
+    "tail": Style("Mass dropped"),
+    "kl_error": Style("KL error"),
+    "kl_error_max": Style("largest"),
+    "kl_bound_ratio": Style("over its bound"),
+    "log_prob_error": Style("Log-prob error"),
+    "log_prob_error_max": Style("largest"),
+    "gradient_cosine": Style("Cosine of gradients"),
+    "gradient_cosine_min": Style("least"),
+    "gradient_norm": Style("Norm of gradient, times dense"),
+    "outside": Style("Outside (%)", percent),
+    "disagree": Style("Projected by one alone (%)", percent),
+}
 
 
 @dataclass(frozen=True)
@@ -264,6 +280,12 @@ def draw_again(out: Path) -> None:
     write_figure(approximation_figure(errors), out / "approximation")
 
 
+def annotate(errors: pd.DataFrame, conditions: str) -> pd.DataFrame:
+    """Gives the table its headings, and below it the conditions under which it was measured."""
+    errors.attrs |= {"styles": _STYLES, "notes": [conditions]}
+    return errors
+
+
 def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float = 0.05) -> pd.DataFrame:
     """Writes ``approximation.csv`` (with .md and .tex) and the figure ``approximation.pdf`` (with .png).
 
@@ -276,10 +298,10 @@ def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float 
     pairs = pairs or zipf_pairs()
     errors = approximation_errors(pairs, kl_bound=kl_bound)
     rows, vocab = pairs.old.shape
-    errors.attrs["notes"] = [
+    conditions = (
         f"Sparse against dense on {rows} {source}, V = {vocab:,}, KL bound {kl_bound}; "
         f"{100 * errors['outside'].iloc[0]:.0f} % of the rows are outside it."
-    ]
-    write_table(errors, out / "approximation")
+    )
+    write_table(annotate(errors, conditions), out / "approximation")
     write_figure(approximation_figure(errors), out / "approximation")
     return errors

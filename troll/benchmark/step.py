@@ -77,17 +77,26 @@ def run_step_cost(
         row = {"method": method, "peak_bytes": measured.pop("peak_bytes")}
         measurements.append(row | {name: median(values) for name, values in measured.items()})
     table = summarise(pd.DataFrame(measurements))
-    table.attrs["headings"] = _HEADINGS
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads or 'default'} threads"
-    table.attrs["notes"] = [
+    conditions = (
         f"One optimiser step (forward, backward, AdamW) of a random {shape} model on {responses} responses "
         f"of {response} tokens after {prompt} of prompt, K = {keep}, {where}; median and range of "
         f"{repeats} processes, each the median of {steps} steps. Scoring a rollout happens once for every "
         "batch of rollouts: the old policy's log-probs, for TROLL its sparse distribution, for a critic its "
-        "values. Memory is the peak of weights, optimiser states, gradients and activations.",
-        *_verdict(table),
-    ]
-    write_table(table, out / "cost_step")
+        "values. Memory is the peak of weights, optimiser states, gradients and activations."
+    )
+    write_table(annotate(table, conditions), out / "cost_step")
+    return table
+
+
+def annotate(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
+    """Gives the table its headings, and below it the conditions and what follows from its numbers.
+
+    Args:
+        table: of `summarise`.
+        conditions: under which it was measured.
+    """
+    table.attrs |= {"headings": _HEADINGS, "notes": [conditions, *_verdict(table)]}
     return table
 
 

@@ -3,7 +3,7 @@
 import math
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,38 +93,47 @@ def run_cost(
             works = {name: Work(name, *fixed) for name in chosen}
             for name, repeat, measured in in_turns("update_worker", works, repeats, threads):
                 measurements.append({"width": width, "variant": name, "repeat": repeat, **measured})
-    table = summarise(pd.DataFrame(measurements), chosen)
+    report = {
+        "settings": {
+            "tokens": tokens,
+            "vocab": vocab,
+            "keep": keep,
+            "device": device,
+            "dtype": dtype,
+            "seed": seed,
+        },
+        "environment": {
+            "hardware": hardware(device, threads),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "projected_share": projected,
+        "measurements": measurements,
+    }
+    write_json(out / "cost.json", report)
+    table = cost_table(report)
+    write_table(table, out / "cost")
+    return table
+
+
+def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
+    """The cost table of the single measurements.
+
+    Args:
+        report: the contents of ``cost.json``.
+    """
+    settings, measurements = report["settings"], pd.DataFrame(report["measurements"])
+    order = [name for name in (*VARIANTS, *OLD_PASSES) if name in set(measurements["variant"])]
+    table = summarise(measurements, order)
     table.attrs["headings"] = _HEADINGS
     table.attrs["notes"] = [
-        f"One update's forward and backward pass of the output layer and the loss: N = {tokens:,} tokens, "
-        f"V = {vocab:,}, K = {keep}, {dtype} on {hardware(device, threads)}; median and range of {repeats}. "
-        f"Time and memory as multiples of clip with full logits at the same D. "
-        f"Projected tokens: {100 * max(projected.values()):.0f} %.",
+        f"One update's forward and backward pass of the output layer and the loss: "
+        f"N = {settings['tokens']:,} tokens, V = {settings['vocab']:,}, K = {settings['keep']}, "
+        f"{settings['dtype']} on {report['environment']['hardware']}; median and range of "
+        f"{measurements['repeat'].nunique()}. Time and memory as multiples of clip with full logits at the "
+        f"same D. Projected tokens: {100 * max(report['projected_share'].values()):.0f} %.",
         *verdicts(table),
     ]
-    write_table(table, out / "cost")
-    settings = {
-        "tokens": tokens,
-        "vocab": vocab,
-        "keep": keep,
-        "device": device,
-        "dtype": dtype,
-        "seed": seed,
-    }
-    machine = {
-        "hardware": hardware(device, threads),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    write_json(
-        out / "cost.json",
-        {
-            "settings": settings,
-            "environment": machine,
-            "projected_share": projected,
-            "measurements": measurements,
-        },
-    )
     return table
 
 

@@ -1,5 +1,6 @@
 """Commands of the leaderboard: every rule tuned with the same budget, then compared on fresh seeds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +77,24 @@ def board(
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml --trials results/leaderboard-trials
     --final results/leaderboard-locks --final results/leaderboard-programs --out results/leaderboard
+    """
+    from troll.common.files import write_text
+
+    make_board(protocol, trials, final, out)
+    write_text(out / "protocol.yaml", protocol.read_text())
+
+
+def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -> None:
+    """Writes the tables ``board`` and ``trials`` and the figure ``profile``.
+
+    Args:
+        protocol: of the leaderboard.
+        trials: results/<experiment> of the trials.
+        final: results/<experiment> of fresh seeds, one for each task.
+        out: directory.
+
+    Raises:
+        UserError: runs are missing.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_runs

@@ -225,19 +225,24 @@ def check_results(
 ) -> None:
     """Make released tables and figures again and compare.
 
-    They are made from the tidy table beside them; any difference is an error, or is written with --write.
+    They are made from the tidy table beside them; the leaderboard from the runs behind it; costs, errors of
+    approximation and the graders' audit from their measurements. Any difference is an error, or is written
+    with --write.
 
     Example: troll check-results results/testbed
     """
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results
     from troll.analysis.report.check import check_results as make_again
+    from troll.cli.released import check_measurements
 
-    known = read_results(results)
-    if release:
-        check_clean(known.runs, results)
-    compared = make_again(results, results=known, claims=_files(ledger), write=write)
-    done = "written" if write else "are what the tidy table gives"
+    compared = check_measurements(results, write=write)
+    if not compared or (results / "runs.parquet").exists():
+        known = read_results(results)
+        if release:
+            check_clean(known.runs, results)
+        compared += make_again(results, results=known, claims=_files(ledger), write=write)
+    done = "written" if write else "are what the released data give"
     typer.echo(f"{results}: {len(compared)} files {done}")
 
 

@@ -1,0 +1,90 @@
+"""Released measurements are held to their data: what differs is named, and can be written again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from troll.cli.app import app
+from troll.cli.released import check_measurements
+from troll.common.errors import UserError
+
+MEASURED = ("cost", "approximation/zipf")
+
+
+@pytest.fixture
+def graders(repository: Path, tmp_path: Path) -> Path:
+    shutil.copytree(repository / "results/graders", tmp_path / "graders")
+    return tmp_path / "graders"
+
+
+@pytest.fixture
+def measured(repository: Path, tmp_path: Path) -> Path:
+    for name in MEASURED:
+        shutil.copytree(repository / "results/testbed-ablations" / name, tmp_path / "measured" / name)
+    return tmp_path / "measured"
+
+
+def test_the_released_audit_is_that_of_its_report(graders):
+    compared = {path.name for path in check_measurements(graders)}
+    assert compared == {"audit.csv", "audit.md", "audit.tex"}
+    result = CliRunner().invoke(app, ["check-results", str(graders), "--release"])
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("graders: 3 files are what the released data give\n")
+
+
+def test_another_verdict_than_the_reports_is_refused(graders):
+    report = json.loads((graders / "audit.json").read_text())
+    report["cases"][0]["rate"] = 0.25
+    (graders / "audit.json").write_text(json.dumps(report))
+    with pytest.raises(UserError, match=r"graders: audit\.csv, audit\.md, audit\.tex: not what the data"):
+        check_measurements(graders)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("cost/cost.md", "Met: time", "Missed: time"),
+        ("cost/cost_step.md", "goal 1.02", "goal 2.02"),
+        ("cost/cost_step.tex", "tabular", "tabularx"),
+        ("approximation/zipf/approximation.tex", "tabular", "tabularx"),
+    ],
+)
+def test_what_was_changed_by_hand_is_named_and_can_be_written_again(measured, path, old, new):
+    text = (measured / path).read_text()
+    assert old in text
+    (measured / path).write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=rf"measured: {path}: not what the data beside them give"):
+        check_measurements(measured)
+    assert check_measurements(measured, write=True) == [measured / path]
+    assert (measured / path).read_text() == text
+
+
+def test_a_changed_number_reaches_table_and_figure(measured):
+    data = measured / "approximation/zipf/approximation.csv"
+    lines = data.read_text().splitlines()
+    column = lines[0].split(",").index("kl_error")
+    cells = lines[1].split(",")
+    cells[column] = "0.5"
+    data.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]) + "\n")
+    with pytest.raises(UserError) as error:
+        check_measurements(measured)
+    assert [f"approximation{suffix}" in str(error.value) for suffix in (".md", ".tex", ".png")] == [True] * 3
+
+
+def test_a_missing_file_is_named(measured):
+    (measured / "cost/cost.tex").unlink()
+    with pytest.raises(UserError, match=r"measured: cost/cost\.tex: not what"):
+        check_measurements(measured)
+    (measured / "cost/cost_step.md").unlink()
+    with pytest.raises(
+        UserError, match=r"cost_step\.md: no such file; it says how cost_step\.csv was measured"
+    ):
+        check_measurements(measured)
+
+
+def test_where_nothing_was_released_there_is_nothing_to_check(tmp_path):
+    result = CliRunner().invoke(app, ["check-results", str(tmp_path)])
+    assert result.exit_code != 0

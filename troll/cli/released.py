@@ -1,0 +1,132 @@
+"""Released tables that come from no tidy table: made again from the data beside them, and compared.
+
+The leaderboard from the runs of its trials and of its fresh seeds, costs from their measurements, the
+graders' audit from its report, approximation errors from their numbers.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from troll.common.errors import UserError
+from troll.common.files import atomic_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
+    """Makes the tables and figures below a directory again from their data and compares them.
+
+    Args:
+        directory: results/<name>, or one with other measurements below it.
+        write: put what differs in its place.
+
+    Returns:
+        The files that were compared, or those that were written; none where there are no such data.
+
+    Raises:
+        UserError: a file differs or is missing; every one is named.
+    """
+    from troll.analysis.report.check import same
+
+    compared, different = [], []
+    with tempfile.TemporaryDirectory() as name:
+        for number, (data, make) in enumerate(_data_below(directory)):
+            fresh = Path(name, str(number))
+            fresh.mkdir()
+            make(data, fresh)
+            for path in sorted(fresh.iterdir()):
+                released = data.parent / path.name
+                compared.append(released)
+                if same(released, path):
+                    continue
+                different.append(released)
+                if write:
+                    with atomic_path(released) as temporary:
+                        shutil.copyfile(path, temporary)
+    if write:
+        return different
+    if different:
+        names = ", ".join(str(path.relative_to(directory)) for path in different)
+        raise UserError(
+            f"{directory}: {names}: not what the data beside them give; "
+            f"`troll check-results {directory} --write` makes them again"
+        )
+    return compared
+
+
+def _data_below(directory: Path) -> Iterator[tuple[Path, Callable[[Path, Path], None]]]:
+    for path in sorted(directory.rglob("*")):
+        if path.name in _MAKERS and not {"runs", "restored", "base"} & set(path.relative_to(directory).parts):
+            yield path, _MAKERS[path.name]
+
+
+def _board(data: Path, out: Path) -> None:
+    from troll.analysis.leaderboard.protocol import read_protocol
+    from troll.cli.leaderboard import make_board
+
+    protocol = read_protocol(data)
+    results = data.parents[1]
+    final = [results / f"{protocol.name}-{task}" for task in protocol.experiment["tasks"]]
+    make_board(data, results / f"{protocol.name}-trials", final, out)
+
+
+def _audit(data: Path, out: Path) -> None:
+    from troll.analysis.tables.audit import write_audit
+    from troll.common.files import read_json
+
+    write_audit(read_json(data), out / "audit")
+
+
+def _cost(data: Path, out: Path) -> None:
+    from troll.analysis.render.formats import write_table
+    from troll.benchmark.update import cost_table
+    from troll.common.files import read_json
+
+    write_table(cost_table(read_json(data)), out / "cost")
+
+
+def _step_cost(data: Path, out: Path) -> None:
+    from troll.analysis.render.formats import write_table
+    from troll.benchmark.step import annotate
+
+    write_table(annotate(_numbers(data), _notes(data)[0]), out / "cost_step")
+
+
+def _approximation(data: Path, out: Path) -> None:
+    from troll.analysis.render.formats import write_table
+    from troll.analysis.render.style import write_figure
+    from troll.benchmark.approximation import annotate, approximation_figure
+
+    errors = _numbers(data)
+    write_table(annotate(errors, _notes(data)[0]), out / "approximation")
+    write_figure(approximation_figure(errors), out / "approximation")
+
+
+def _numbers(data: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.read_csv(data)
+
+
+def _notes(data: Path) -> list[str]:
+    """The sentences below a released table: under which conditions its numbers were measured."""
+    path = data.with_suffix(".md")
+    try:
+        paragraphs = path.read_text().split("\n\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; it says how {data.name} was measured") from None
+    return [text.strip() for text in paragraphs[1:]]
+
+
+_MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
+    "protocol.yaml": _board,
+    "audit.json": _audit,
+    "cost.json": _cost,
+    "cost_step.csv": _step_cost,
+    "approximation.csv": _approximation,
+}
+"""What makes the files beside a file of data again, by its name."""
