@@ -23,7 +23,7 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
     "$python" -m venv "$venv"
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-# What is imported is compiled then; compiling all of it takes a minute, and most is never imported.
+# import_all.py compiles what is imported; compiling all of it takes a minute, and most is never imported.
 install() { pip install -qq --no-compile "$@"; }
 
 # torch first: without a GPU a CPU build saves gigabytes. Three sources are tried in turn: a CPU build among the
@@ -48,6 +48,7 @@ held() { install --require-hashes --no-deps --no-build-isolation --requirement "
 held <(sed -n '/^setuptools==/,/[^\\]$/p' "$requirements")
 held "$requirements"
 install --no-build-isolation --constraint "$constraints" --editable "$here[$extras]"
+"$venv/bin/python" "$here/envs/import_all.py" >/dev/null 2>&1 || true
 pip check >/dev/null || say "warning: $(pip check 2>&1 | head -n 1)"
 
 # Model-written code runs under bubblewrap; without it the code task is skipped, and every table says so.
