@@ -1,8 +1,11 @@
 """Runs of `troll train` as processes forked from one that has loaded the libraries: those cost the time."""
 
+import gc
 import os
 import sys
 import time
+
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401 - what is trained here
 
 from troll.cli.app import main
 from troll.training import run  # noqa: F401 - loads them
@@ -13,6 +16,8 @@ def start(out, base, data, prepare=None, terminal=None):
 
     What a person would see goes to the file descriptor ``terminal``, or else to standard error.
     """
+    gc.collect()
+    gc.freeze()  # or else every run would go through all that the libraries have made, again and again
     process = os.fork()
     if process:
         return process
