@@ -20,6 +20,12 @@ tail <!-- generated:x -->
 """
 
 
+@pytest.fixture(scope="module")
+def main(runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
+    """The main table, made once for all tests here."""
+    return main_table(runs, items)
+
+
 def told(tmp_path: Path, solved: dict[tuple[str, str], tuple[int, ...]], base: int = 20) -> list[str]:
     """Sentences about runs in which the first so many of 60 problems pass, by method and condition."""
     root = tmp_path / "testbed"
@@ -80,11 +86,11 @@ def test_blocks_replace_what_is_between_the_markers() -> None:
 
 
 def test_check_shows_the_difference_and_update_removes_it(
-    tmp_path: Path, runs: pd.DataFrame, items: pd.DataFrame
+    tmp_path: Path, main: pd.DataFrame, items: pd.DataFrame
 ) -> None:
     path = tmp_path / "README.md"
     path.write_text(TEXT)
-    generated = blocks(main_table(runs, items), items)
+    generated = blocks(main, items)
     difference = check(path, generated)
     assert "-old" in difference and "+| Task | Condition | Estimator |" in difference
     assert path.read_text() == TEXT, "checking does not write"
@@ -113,26 +119,28 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         check(tmp_path / "README.md", {})
 
 
-def test_verdicts_are_a_block(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame) -> None:
     entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
     claims = [
         Claim.model_validate({"id": name, "sentence": name, "method": name} | entry)
         for name in ("troll", "gspo")
     ]
-    generated = blocks(main_table(runs, items), items, judged=judge(claims, runs, items))
+    generated = blocks(main, items, judged=judge(claims, runs, items))
     text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
     assert "**supported everywhere**" in text
     assert "1 further claim of the ledger: **not run**." in text and "| gspo |" not in text
 
 
-def test_three_findings_are_taken_by_rule(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+def test_three_findings_are_taken_by_rule(
+    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
+) -> None:
     entry = {"place": "P", "baseline": "clip", "metric": "kl"}
     wanted = [("lost", "higher", "troll"), *((f"won{n}", "lower", "troll") for n in range(3))]
     claims = [
         Claim.model_validate(entry | {"id": name, "sentence": name, "direction": direction, "method": method})
         for name, direction, method in [*wanted, ("absent", "lower", "gspo")]
     ]
-    text = blocks(main_table(runs, items), items, judged=judge(claims, runs, items))["findings"]
+    text = blocks(main, items, judged=judge(claims, runs, items))["findings"]
     lines = text.splitlines()
     # What speaks against a claim is told in its turn.
     assert [line.split(":")[0] for line in lines[:3]] == ["- lost", "- won0", "- won1"]
@@ -141,12 +149,12 @@ def test_three_findings_are_taken_by_rule(runs: pd.DataFrame, items: pd.DataFram
     assert lines[4] == (
         "Of 4 claims with runs: 3 supported everywhere, 1 contradicted. 1 claim of the ledger waits for runs."
     )
-    nothing = blocks(main_table(runs, items), items, judged=judge(claims[-1:], runs, items))["findings"]
+    nothing = blocks(main, items, judged=judge(claims[-1:], runs, items))["findings"]
     assert nothing == "None of 1 claim has runs.\n"
 
 
-def test_the_top_of_the_board(runs: pd.DataFrame, items: pd.DataFrame) -> None:
-    assert blocks(main_table(runs, items), items)["board"] == "", "there is none yet"
+def test_the_top_of_the_board(main: pd.DataFrame, items: pd.DataFrame) -> None:
+    assert blocks(main, items)["board"] == "", "there is none yet"
     rows = [
         {"task": task, "trust_region": f"rule{n}", "seeds": 5, "difference": 0.1 if n != 7 else np.nan}
         | {"pass@1": 0.9 - n / 100}
@@ -156,7 +164,7 @@ def test_the_top_of_the_board(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     board = pd.DataFrame(rows)
     for name in ("pass@1", "difference"):
         board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
-    text = blocks(main_table(runs, items), items, board=board)["board"]
+    text = blocks(main, items, board=board)["board"]
     shown = [line.split("|")[1:4] for line in text.splitlines() if line.startswith(("| locks", "| programs"))]
     places = ["1", "2", "3", "4", "5", "8"]
     assert [tuple(cell.strip() for cell in row) for row in shown] == [
@@ -165,8 +173,8 @@ def test_the_top_of_the_board(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     assert "The first 5 of 9 rules" in text and "90.0 [89.0, 91.0]" in text
 
 
-def test_settings_of_a_condition_are_told_together(runs, items):
-    lines = [line for line in sentences(main_table(runs, items), items) if "together" in line]
+def test_settings_of_a_condition_are_told_together(main, items):
+    lines = [line for line in sentences(main, items) if "together" in line]
     table = aggregate_table(items).set_index("condition")
     assert len(lines) == 2
     for line, condition in zip(lines, ("gentle", "stale"), strict=True):
