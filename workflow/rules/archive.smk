@@ -53,6 +53,7 @@ rule archive:
     log:
         f"{ROOT}/logs/archive/{{checkpoint_dir}}.log",
     localrule: True
+    priority: 2
     conda:
         "../../envs/analyse.yaml"
     params:

@@ -16,6 +16,8 @@ rule sample:
         f"{ROOT}/benchmarks/sample/{{checkpoint_dir}}.jsonl"
     conda:
         SAMPLING_ENVIRONMENT
+    # A run is finished before another is begun.
+    priority: 1
     threads: 1
     resources:
         gpu=sampling_gpus,
@@ -52,6 +54,7 @@ rule grade:
         f"{ROOT}/benchmarks/grade/{{checkpoint_dir}}.jsonl"
     conda:
         "../../envs/evaluate.yaml"
+    priority: 1
     threads: 1
     resources:
         mem_mb=FIXED["grade"].memory_mb,
