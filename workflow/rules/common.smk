@@ -58,7 +58,11 @@ _prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
 if (
     _source.exists()
 ):  # for the manifests, and no parameter either: a comment in the file repeats nothing
-    _prefix += f"export TROLL_EXPERIMENT_FILE={quote(f'{sha256_of_file(_source)} {_source}')}; "
+    # Where somebody keeps their files tells others nothing.
+    _named = _source.name if _source.is_absolute() else _source
+    _prefix += (
+        f"export TROLL_EXPERIMENT_FILE={quote(f'{sha256_of_file(_source)} {_named}')}; "
+    )
 # What jobs say of themselves goes to Snakemake's log file where the terminal has one line for all of them.
 if SHOWN.log:
     _prefix += f"export {progress_line.TERMINAL}={quote(str(SHOWN.log))}; "
