@@ -52,8 +52,8 @@ rule archive:
         f"{ARCHIVE}/{{checkpoint_dir}}.zip",
     log:
         f"{ROOT}/logs/archive/{{checkpoint_dir}}.log",
-    localrule: True
     priority: 2
+    localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:

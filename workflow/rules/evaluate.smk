@@ -14,10 +14,10 @@ rule sample:
         f"{ROOT}/logs/sample/{{checkpoint_dir}}.log",
     benchmark:
         f"{ROOT}/benchmarks/sample/{{checkpoint_dir}}.jsonl"
-    conda:
-        SAMPLING_ENVIRONMENT
     # A run is finished before another is begun.
     priority: 1
+    conda:
+        SAMPLING_ENVIRONMENT
     threads: 1
     resources:
         gpu=sampling_gpus,
@@ -52,9 +52,9 @@ rule grade:
         f"{ROOT}/logs/grade/{{checkpoint_dir}}.log",
     benchmark:
         f"{ROOT}/benchmarks/grade/{{checkpoint_dir}}.jsonl"
+    priority: 1
     conda:
         "../../envs/evaluate.yaml"
-    priority: 1
     threads: 1
     resources:
         mem_mb=FIXED["grade"].memory_mb,
