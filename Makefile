@@ -61,7 +61,7 @@ test: env ## linters, type checker and all tests
 
 readme: env ## write the generated parts of README.md and docs/findings.md from the tracked tidy tables
 	@"$(BIN)/troll" readme README.md docs/findings.md --results results/testbed \
-		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/testbed*/plan.json))))
+		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q

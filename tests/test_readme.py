@@ -66,8 +66,8 @@ def test_the_generated_blocks_are_those_of_the_tracked_table(repository):
     root = repository / "results/testbed"
     pages = [str(repository / name) for name in ("README.md", "docs/findings.md")]
     command = [sys.executable, "-m", "troll.cli", "readme", "--check", *pages, "--results", str(root)]
-    command += ["--board", str(repository / "results/leaderboard/board.csv")]
-    others = sorted(path.parent for path in repository.glob("results/testbed*/plan.json"))
+    command += ["--board", str(repository / "results/leaderboard")]
+    others = sorted(path.parent for path in repository.glob("results/*/plan.json"))
     command += [f"--also={path}" for path in others if path != root]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

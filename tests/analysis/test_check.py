@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import synthetic
 from matplotlib.image import imread, imsave
+from typer.testing import CliRunner
 
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
@@ -12,7 +13,9 @@ from troll.analysis.data.results import Results, read_results, write_plan
 from troll.analysis.data.runs import collect
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_figure, make_table
+from troll.cli.app import app
 from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
 
 CLAIMS = """
 - {id: c, sentence: S, place: P, method: troll, baseline: clip, metric: pass@1, direction: higher}
@@ -158,6 +161,19 @@ def test_changed_claims_are_found(copy: Path) -> None:
     ledger.write_text(CLAIMS.replace("higher", "lower"))
     with pytest.raises(UserError, match=r"claims\.json, claims\.md"):
         check_results(copy, claims=[ledger])
+
+
+def test_the_command_judges_by_the_claims_of_the_experiment(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(copy, "tables/main")
+    monkeypatch.chdir(copy)
+    plan = read_json(copy / "plan.json")
+    result = CliRunner().invoke(app, ["check-results", "."])
+    assert isinstance(result.exception, UserError) and "claims.json" in str(result.exception)
+    write_json(copy / "plan.json", plan | {"claims": ["claims.yaml"]})
+    result = CliRunner().invoke(app, ["check-results", "."])
+    assert result.exit_code == 0, result.exception
 
 
 def test_tables_by_hand_are_refused(copy: Path) -> None:

@@ -171,6 +171,42 @@ def test_the_top_of_the_board(main: pd.DataFrame, items: pd.DataFrame) -> None:
         (task, place, f"rule{int(place) - 1}") for task in ("locks", "programs") for place in places
     ]
     assert "The first 5 of 9 rules" in text and "90.0 [89.0, 91.0]" in text
+    assert "wait" not in text
+
+
+@pytest.mark.parametrize(
+    ("difference", "p", "reading"),
+    [
+        (0.05, 0.049, "**troll is higher**"),
+        (-0.05, 0.049, "**troll is lower**"),
+        (0.05, 0.051, "**no clear difference**"),
+        (-0.05, np.nan, "**no clear difference**"),
+    ],
+)
+def test_what_tuned_rules_differ_by_is_told(
+    main: pd.DataFrame, items: pd.DataFrame, difference: float, p: float, reading: str
+) -> None:
+    baseline = {"task": "locks", "trust_region": "clip", "seeds": 10, "difference": np.nan, "p_holm": np.nan}
+    troll = baseline | {"trust_region": "troll", "difference": difference, "p_holm": p}
+    board = pd.DataFrame([troll | {"pass@1": 0.4 + difference}, baseline | {"pass@1": 0.4}])
+    for name in ("pass@1", "difference"):
+        board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
+    text = blocks(main, items, board=board, waiting=3)["board"]
+    (line,) = (line for line in text.splitlines() if line.startswith("- "))
+    assert line.startswith("- Both tuned, on locks: troll ends at ") and line.endswith(f"; {reading}.")
+    assert f"clip at 40.0 %, {'+' if difference > 0 else '−'}5.0 points" in line and "over 10 seeds" in line
+    assert "The 2 rules that have been run" in text and "3 further rules wait for runs" in text
+
+
+def test_verdicts_of_the_benchmark_are_a_block_of_their_own(
+    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
+) -> None:
+    entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower", "method": "troll"}
+    claims = [Claim.model_validate({"id": name, "sentence": name} | entry) for name in ("one", "two")]
+    own, others = (judge([claim], runs, items) for claim in claims)
+    text = blocks(main, items, judged=own, benchmark=others)
+    assert "| one |" in text["verdicts"] and "| one |" not in text["benchmark-verdicts"]
+    assert "| two |" in text["benchmark-verdicts"] and "| two |" not in text["verdicts"]
 
 
 def test_settings_of_a_condition_are_told_together(main, items):

@@ -1,25 +1,29 @@
 """Commands that read finished runs: the tidy table, and everything that is made from it."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from troll.cli.options import Out, Stem, json_object, json_value
 from troll.common.errors import UserError
 
+if TYPE_CHECKING:
+    from troll.analysis.data.results import Results as Known
+
 Results = Annotated[
     Path, typer.Option(help="directory with runs.parquet, items.parquet and plan.json, as collect wrote them")
 ]
 Ledger = Annotated[
-    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the package")
+    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
 ]
 
 
-def _files(ledger: list[str] | None) -> list[Path]:
+def _files(ledger: Sequence[str] | None, known: "Known | None" = None) -> list[Path]:
     from troll.analysis.claims.packaged import DEFAULT, claims_file
 
-    return [claims_file(name) for name in ledger or [DEFAULT]]
+    return [claims_file(name) for name in ledger or (known.claims if known else ()) or [DEFAULT]]
 
 
 def collect(
@@ -30,6 +34,7 @@ def collect(
     looks: Annotated[
         str, typer.Option(help="seeds at the first and the last look, where seeds are added, as JSON")
     ] = "null",
+    ledger: Ledger = None,
     allow_mixed: Annotated[
         bool, typer.Option(help="admit runs whose source, environment or data differ; rows are marked")
     ] = False,
@@ -65,6 +70,7 @@ def collect(
             substitutes,
             restored,
             looks_of(given, "--looks") if given is not None else None,
+            ledger or (),
             rehearsal=rehearsed(directories),
         )
 
@@ -171,7 +177,7 @@ def page(
     from troll.analysis.report.page import make_page
 
     known = read_results(results)
-    judged = judge(read_claims(_files(ledger)), known.runs, known.items, known.looks)
+    judged = judge(read_claims(_files(ledger, known)), known.runs, known.items, known.looks)
     commands, replication = command or ["make results"], replication_of(results)
     make_page(known, judged, results, out, commands=commands, replication=replication)
 
@@ -183,8 +189,8 @@ def readme(
     also: Annotated[
         list[Path] | None, typer.Option(help="further released results that verdicts are about")
     ] = None,
-    board: Annotated[Path, typer.Option(help="the leaderboard's table; none if there is none")] = Path(
-        "results/leaderboard/board.csv"
+    board: Annotated[Path, typer.Option(help="directory of the leaderboard; none if there is none")] = Path(
+        "results/leaderboard"
     ),
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
 ) -> None:
@@ -192,8 +198,6 @@ def readme(
 
     Example: troll readme README.md docs/findings.md --results results/testbed
     """
-    import pandas as pd
-
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results, read_tables
@@ -202,17 +206,44 @@ def readme(
     from troll.analysis.report.make import make
     from troll.analysis.tables.comparisons import comparison_family
 
-    known, every = read_results(results), read_tables([results, *(also or [])])
-    judged = judge(read_claims(_files(ledger)), *every, known.looks)
-    check_clean(every[0], results)
+    known, others = read_results(results), {path: read_results(path) for path in also or []}
+    alike = [path for path, one in others.items() if one.claims == known.claims]
+    every, all_runs = read_tables([results, *alike]), read_tables([results, *others])[0]
+    judged = judge(read_claims(_files(ledger, known)), *every, known.looks)
+    check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
-    ranked = pd.read_csv(board) if board.exists() else None
-    generated = text.blocks(main, known.items, judged=judged, family=family, runs=every[0], board=ranked)
+    # Experiments that are asked other claims are a family of their own.
+    benchmark = [path for path in others if path not in alike]
+    files = dict.fromkeys(name for path in benchmark for name in others[path].claims)
+    asked = judge(read_claims(_files([*files])), *read_tables(benchmark)) if files else []
+    generated = text.blocks(
+        main,
+        known.items,
+        judged=judged,
+        family=family,
+        runs=all_runs,
+        **_board_of(board),
+        benchmark=asked,
+    )
     for path in pages or [Path("README.md")]:
         if not check:
             text.update(path, generated)
         elif difference := text.check(path, generated):
             raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+
+
+def _board_of(directory: Path) -> dict[str, Any]:
+    """The released leaderboard, and how many rules of its protocol have no runs yet."""
+    import pandas as pd
+
+    from troll.analysis.leaderboard.protocol import read_protocol
+
+    path = directory / "board.csv"
+    if not path.exists():
+        return {}
+    board = pd.read_csv(path)
+    rules = read_protocol(directory / "protocol.yaml").rules
+    return {"board": board, "waiting": len(set(rules) - set(board["trust_region"]))}
 
 
 def check_results(
@@ -241,7 +272,7 @@ def check_results(
         known = read_results(results)
         if release:
             check_clean(known.runs, results)
-        compared += make_again(results, results=known, claims=_files(ledger), write=write)
+        compared += make_again(results, results=known, claims=_files(ledger, known), write=write)
     done = "written" if write else "are what the released data give"
     typer.echo(f"{results}: {len(compared)} files {done}")
 

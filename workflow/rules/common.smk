@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from troll.analysis.captions import CAPTIONS
-from troll.analysis.claims.packaged import claims_file
+from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.registry import stems
 from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
@@ -357,6 +357,15 @@ def sample_seed(wildcards):
 def planned(runs):
     """Coordinates of runs as JSON, for tables that say what was not run."""
     return as_json([vars(run) | {"rule": rule_of(EXPERIMENT, run)} for run in runs])
+
+
+def named_claims():
+    """The files of claims by the names of the experiment file, for whoever judges again."""
+    return [
+        f"--ledger {quote(name)}"
+        for name in EXPERIMENT.claims
+        if EXPERIMENT.claims != [DEFAULT]
+    ]
 
 
 def looks():

@@ -28,10 +28,11 @@ rule collect_group:
         skipped=as_json(SKIPPED),
         looks=as_json(looks()),
         mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
+        ledger=named_claims(),
     message:
         "collect {output.runs}"
     shell:
-        "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed}"
+        "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed} {params.ledger}"
         " --expected {params.expected:q} --skipped {params.skipped:q} --looks {params.looks:q}"
 
 

@@ -29,6 +29,7 @@ class Results:
         restored: ids of runs that were not made here but restored from the archive.
         rehearsal: whether these are runs of `troll rehearse`, whose numbers mean nothing.
         looks: when seeds were looked at, where they were added after looking.
+        claims: what the experiment file names as its files of claims; none: those of the package.
     """
 
     runs: pd.DataFrame
@@ -39,6 +40,7 @@ class Results:
     restored: Sequence[str] = ()
     rehearsal: bool = False
     looks: Looks | None = None
+    claims: Sequence[str] = ()
 
 
 def write_plan(
@@ -48,6 +50,7 @@ def write_plan(
     substitutes: Mapping[str, str] | None = None,
     restored: Sequence[str] = (),
     looks: Looks | None = None,
+    claims: Sequence[str] = (),
     *,
     rehearsal: bool = False,
 ) -> None:
@@ -61,11 +64,13 @@ def write_plan(
         restored: ids of runs that were restored from the archive.
         rehearsal: whether the runs are a rehearsal's.
         looks: when seeds are looked at, where they are added after looking.
+        claims: the files of claims as the experiment file names them; none: those of the package.
     """
     plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     plan |= {"substitutes": dict(substitutes)} if substitutes else {}
     plan |= {"restored": sorted(restored)} if restored else {}
     plan |= {"looks": {"first": looks.first, "most": looks.most}} if looks else {}
+    plan |= {"claims": list(claims)} if claims else {}
     write_json(directory / PLAN, plan | ({"rehearsal": True} if rehearsal else {}))
 
 
@@ -83,7 +88,7 @@ def read_results(directory: Path) -> Results:
     """
     path = directory / PLAN
     plan = read_json(path) if path.exists() else {}
-    known = ("expected", "skipped", "substitutes", "restored", "rehearsal", "looks")
+    known = ("expected", "skipped", "substitutes", "restored", "rehearsal", "looks", "claims")
     if not isinstance(plan, dict) or set(plan) - {*known}:
         raise UserError(f"{path}: expected an object with {', '.join(known[:-1])} and {known[-1]}")
     if plan.get("looks"):

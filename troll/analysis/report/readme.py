@@ -30,6 +30,7 @@ _OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+) -->$")
 _CLOSE = "<!-- /generated -->"
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
+_SIGNIFICANT = 0.05
 _TOP = 5
 """Rules of each task that a README shows of the leaderboard."""
 
@@ -42,6 +43,8 @@ def blocks(
     family: pd.DataFrame | None = None,
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
+    waiting: int = 0,
+    benchmark: Sequence[Judged] = (),
     method: str = "troll",
     baseline: str = BASELINE,
 ) -> dict[str, str]:
@@ -54,19 +57,23 @@ def blocks(
         family: the result of ``comparison_family``; readings are then those of the family.
         runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
+        waiting: rules of its protocol that have no runs yet.
+        benchmark: the verdicts on the benchmark's claims.
         method: whose results are told.
         baseline: what it is compared with.
 
     Returns:
-        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``, ``results-table``
-        (a row per setting), ``results-sentences``, ``results-full-table`` and ``provenance``.
+        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
+        ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
+        ``results-full-table`` and ``provenance``.
     """
     if family is not None:
         main = read_in_family(main, family)
     return {
         "findings": "\n".join(findings(judged)) + "\n",
-        "board": top_of(board) if board is not None else "",
+        "board": top_of(board, waiting, benchmark, method) if board is not None else "",
         "verdicts": to_short_markdown(judged),
+        "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
         "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
         "results-full-table": to_markdown(main),
@@ -74,19 +81,46 @@ def blocks(
     }
 
 
-def top_of(board: pd.DataFrame) -> str:
-    """The best rules of each task on the leaderboard, with the baseline, as Markdown.
+def top_of(
+    board: pd.DataFrame, waiting: int = 0, benchmark: Sequence[Judged] = (), method: str = "troll"
+) -> str:
+    """What the leaderboard says of a method, and the best rules of each task with the baseline, as Markdown.
 
     Args:
         board: the columns of ``board.csv``, best first within a task.
+        waiting: rules that have no runs yet.
+        benchmark: the verdicts on the benchmark's claims.
+        method: whose difference from the baseline is told.
     """
-    parts = [_best_of(str(task), rows) for task, rows in board.groupby("task", sort=False)]
+    tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
+    told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
+    decided = [line for line in findings(benchmark)[:-1] if line]
+    parts = [_best_of(task, rows) for task, rows in tasks]
+    there = board["trust_region"].nunique()
+    which = f"The first {_TOP} of {there} rules" if there > _TOP else f"The {there} rules that have been run"
+    others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
     note = (
-        f"The first {_TOP} of {board['trust_region'].nunique()} rules on each task, every one tuned with the "
-        "same number of trials and then run on fresh seeds, and the tuned baseline (Δ is paired by seed). "
-        "The whole board: [`results/leaderboard/board.md`](results/leaderboard/board.md)."
+        f"{which} on each task, every one tuned with the same number of trials and then run on fresh seeds; "
+        f"Δ is the difference from the tuned baseline, paired by seed.{others} The whole board: "
+        "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
-    return "\n".join([*parts, note]) + "\n"
+    return "\n".join([*told, *decided, "", *parts, note]) + "\n"
+
+
+def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
+    """By how much a method and the baseline, both tuned, differ on a task."""
+    own = rows[rows["trust_region"] == method].iloc[0]
+    baseline = rows[rows["difference"].isna()].iloc[0]
+    reading = "no clear difference"
+    if own["p_holm"] < _SIGNIFICANT:
+        reading = f"{method} is {'higher' if own['difference'] > 0 else 'lower'}"
+    low, high = points(float(own["difference_low"])), points(float(own["difference_high"]))
+    return (
+        f"- Both tuned, on {task}: {method} ends at {percent(own['pass@1'])} %, "
+        f"{baseline['trust_region']} at {percent(baseline['pass@1'])} %, "
+        f"{points(float(own['difference']))} points [{low}, {high}] over {int(own['seeds'])} seeds; "
+        f"**{reading}**."
+    )
 
 
 def _best_of(task: str, rows: pd.DataFrame) -> str:

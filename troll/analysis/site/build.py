@@ -212,7 +212,9 @@ class _Site:
         path = "results/statistics/index.md"
         text = ["# Statistics of all released experiments", ""]
         if self._has(_FOREST):
-            tables = read_tables([self._root / "results" / name for name in self._known])
+            # The benchmark, with claims of its own, is a family of its own.
+            family = [name for name, results in self._known.items() if not results.claims]
+            tables = read_tables([self._root / "results" / name for name in family])
             found = self._figures.drawn(_FOREST, "forest", lambda: forest_figure(*tables))
             shown = paragraphs(caption(CAPTIONS / "forest_figure.rst"))
             text += [figure(relative(path, found), "Differences from PPO-clip", shown), ""]
