@@ -18,7 +18,13 @@ from typer.testing import CliRunner
 from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
-from troll.analysis.leaderboard.board import board_table, performance_profile, profile_figure
+from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.figures import (
+    budget_figure,
+    differences_figure,
+    performance_profile,
+    profile_figure,
+)
 from troll.analysis.leaderboard.own_rule import own_board, places
 from troll.analysis.leaderboard.protocol import (
     Protocol,
@@ -244,7 +250,7 @@ def board(tmp_path_factory):
         collected = read_directories(runs, bases)
         final.append(Results(collected.runs, collected.items))
     scores = trial_scores(validation(protocol, _trial_score), protocol)
-    return board_table(final, scores, best, protocol), final
+    return board_table(final, scores, best, protocol), final, scores
 
 
 def _trial_score(task, trial, seed):
@@ -252,7 +258,7 @@ def _trial_score(task, trial, seed):
 
 
 def test_a_rule_that_is_best_at_the_end_of_its_learning_rates_is_named(board, protocol):
-    _, final = board
+    _, final, _ = board
     scores = trial_scores(validation(protocol, _trial_score), protocol)
 
     def notes(number):
@@ -267,7 +273,7 @@ def test_a_rule_that_is_best_at_the_end_of_its_learning_rates_is_named(board, pr
 
 
 def test_the_board_has_every_rule_once_per_task_best_first(board):
-    table, _ = board
+    table, *_ = board
     assert list(table.groupby("task")["trust_region"].agg(sorted)) == [["clip", "none", "troll"]] * 2
     for _, group in table.groupby("task"):
         assert group["pass@1"].is_monotonic_decreasing
@@ -279,7 +285,7 @@ def test_the_board_has_every_rule_once_per_task_best_first(board):
 
 
 def test_the_numbers_of_the_board_are_those_of_the_runs(board):
-    table, final = board
+    table, final, _ = board
     row = table[(table["task"] == "chains") & (table["trust_region"] == "troll")].iloc[0]
     items = final[0].items
     rate = items[items["trust_region"] != "base"].assign(rate=lambda frame: frame["c"] / frame["n"])
@@ -316,8 +322,33 @@ def test_profiles_count_the_tasks_within_a_ratio_of_the_quickest():
     assert profile.loc["z"].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_differences_are_drawn_best_first_with_their_intervals(board):
+    table, *_ = board
+    axes = differences_figure(table).axes
+    assert [one.get_title() for one in axes] == ["chains", "functions"]
+    for one, (_, rows) in zip(axes, table.groupby("task"), strict=True):
+        assert [label.get_text() for label in one.get_yticklabels()] == list(rows["trust_region"])
+        places = [bar.lines[0].get_xdata()[0] for bar in one.containers]
+        assert places == pytest.approx(list(100 * rows["difference"].fillna(0.0)))
+        ends = [bar.lines[2][0].get_segments()[0][:, 0] for bar in one.containers]
+        for (low, high), row in zip(ends, rows.to_dict("records"), strict=True):
+            wanted = [100 * row["difference_low"], 100 * row["difference_high"]]
+            assert [low, high] == pytest.approx(wanted if row["trust_region"] != "clip" else [0.0, 0.0])
+
+
+def test_budgets_are_drawn_for_every_rule_and_never_fall(board):
+    table, _, scores = board
+    for axes, (_, rows) in zip(budget_figure(scores, table).axes, scores.groupby("task"), strict=True):
+        assert len(axes.lines) == rows["rule"].nunique()
+        for line, (_, own) in zip(axes.lines, rows.groupby("rule"), strict=True):
+            heights = line.get_ydata()
+            assert (np.diff(heights) >= -1e-9).all() and len(heights) == len(own)
+            assert heights[0] == pytest.approx(100 * own["score"].mean())
+            assert heights[-1] == pytest.approx(100 * own["score"].max())
+
+
 def test_table_and_profile_are_written(board, tmp_path):
-    table, _ = board
+    table, *_ = board
     write_table(table, tmp_path / "board")
     text = (tmp_path / "board.md").read_text()
     assert "| chains |" in text and "Test pass@1" in text and "corrected by Holm over the whole table" in text
@@ -331,7 +362,7 @@ def test_table_and_profile_are_written(board, tmp_path):
 @pytest.fixture(scope="module")
 def ranked(board, tmp_path_factory):
     """The board with a rule more, whose runs were made apart from the released ones."""
-    _, final = board
+    _, final, _ = board
     protocol = with_rule(Protocol.model_validate(PROTOCOL), "soft-wall", "my_rules.py:soft_wall", {})
     root, own = tmp_path_factory.mktemp("own"), []
     for task in ("chains", "functions"):

@@ -73,7 +73,7 @@ def board(
     final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; may be repeated")],
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
-    """Make the board from finished experiments: table and performance profile.
+    """Make the board from finished experiments: tables and figures.
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml --trials results/leaderboard-trials
     --final results/leaderboard-locks --final results/leaderboard-programs --out results/leaderboard
@@ -85,7 +85,7 @@ def board(
 
 
 def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -> None:
-    """Writes the tables ``board`` and ``trials`` and the figure ``profile``.
+    """Writes the tables ``board`` and ``trials`` and the figures ``differences``, ``budget`` and ``profile``.
 
     Args:
         protocol: of the leaderboard.
@@ -98,7 +98,8 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.board import board_table, profile_figure
+    from troll.analysis.leaderboard.board import board_table
+    from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
     from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores, tried
     from troll.analysis.render.formats import write_table
     from troll.analysis.render.style import write_figure
@@ -110,6 +111,8 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     table = board_table([read_results(path) for path in final], scores, choose(scores, known), known, missing)
     write_table(table, out / "board")
     write_table(scores, out / "trials")
+    write_figure(differences_figure(table), out / "differences")
+    write_figure(budget_figure(scores, table), out / "budget")
     write_figure(profile_figure(table), out / "profile")
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import (
@@ -22,7 +20,6 @@ from troll.analysis.data.summaries import (
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best
 from troll.analysis.render.formats import Style, percent, whole
-from troll.analysis.render.style import Look, legend, styled
 from troll.analysis.statistics import (
     holm,
     paired_p_value,
@@ -185,47 +182,3 @@ def _notes(protocol: Protocol, tasks: int, missing: Sequence[str], edges: Sequen
         "of the expected best of so many trials, drawn from those that were made.",
         *left,
     ]
-
-
-def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
-    """Share of tasks on which a rule reaches the target within so many times the rollouts of the quickest.
-
-    Source: AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
-
-    Args:
-        board: of `board_table`.
-        ratios: values of tau.
-
-    Returns:
-        One row per rule, a column for each ratio; a rule that never reaches the target counts as infinite.
-    """
-    setting = [board["task"], board["model"]]
-    quickest = board["rollouts"].groupby(setting).transform("min")
-    ratio = (board["rollouts"] / quickest).where(np.isfinite(board["rollouts"]), np.inf)
-    shares = {
-        str(name): [float((own <= tau).mean()) for tau in ratios]
-        for name, own in ratio.groupby(board["trust_region"])
-    }
-    return pd.DataFrame(shares, index=list(ratios)).T
-
-
-def profile_figure(board: pd.DataFrame) -> Figure:
-    """Performance profiles (`performance_profile`): a line for each rule, tau from 1 to 4."""
-    ratios = [round(float(ratio), 4) for ratio in np.geomspace(1, 4, 121)]
-    profile = performance_profile(board, ratios)
-    with styled():
-        figure, axes = plt.subplots(figsize=(5.2, 3.2))
-        look = Look(profile.index)
-        for name in look.methods:
-            axes.step(ratios, profile.loc[name], where="post", linewidth=1.4, **look.line(name))
-        axes.set(
-            xscale="log",
-            xlim=(1, 4),
-            ylim=(-0.02, 1.02),
-            xlabel="rollout batches to the target, relative to the quickest rule",
-            ylabel="share of tasks",
-        )
-        axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
-        axes.minorticks_off()
-        legend(figure, look, columns=5)
-    return figure

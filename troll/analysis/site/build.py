@@ -13,7 +13,7 @@ from troll.analysis.captions import CAPTIONS
 from troll.analysis.data.results import PLAN, Results, read_results, read_tables
 from troll.analysis.data.tidy import BASE
 from troll.analysis.figures.forest import forest_figure
-from troll.analysis.leaderboard.board import profile_figure
+from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
 from troll.analysis.render.html import caption, paragraphs
 from troll.analysis.site.experiment import Page, experiment_pages, parts_of
 from troll.analysis.site.figures import Figures
@@ -42,6 +42,11 @@ _STATISTICS = {
     "comparisons": "Every comparison, once",
     "coverage": "How often intervals cover the truth",
     "looks": "Looking after every seed",
+}
+_BOARD = {
+    "differences": "Differences from the tuned baseline",
+    "budget": "What fewer trials would have found",
+    "profile": "How soon each rule is there",
 }
 _GRADERS = {"audit": "Audit of the graders", "benchmarks": "Reference solutions and base models"}
 
@@ -245,10 +250,16 @@ class _Site:
             text += adapt(
                 self._read(f"{home}/board.md"), self._links.of(path, f"{home}/board.md"), name="board"
             )
-        if self._has(f"{home}/profile.png"):
-            found = self._figures.drawn(f"{home}/profile.png", "profile", lambda: profile_figure(board))
-            text += "\n## How soon each rule is there {#profile}\n\n"
-            text += figure(relative(path, found), "Performance profile", "") + "\n"
+        drawn = {
+            "differences": lambda: differences_figure(board),
+            "budget": lambda: budget_figure(pd.read_csv(self._root / home / "trials.csv"), board),
+            "profile": lambda: profile_figure(board),
+        }
+        for name, draw in drawn.items():
+            if self._has(f"{home}/{name}.png"):
+                found = self._figures.drawn(f"{home}/{name}.png", name, draw)
+                text += f"\n## {_BOARD[name]} {{#{name}}}\n\n"
+                text += figure(relative(path, found), _BOARD[name], "") + "\n"
         text += f"\n[board.csv]({self._links.of(path, 'README.md')(f'{home}/board.csv')})\n"
         return Page(path, "Leaderboard", text)
 

@@ -1,0 +1,134 @@
+"""Figures of the leaderboard: differences from the tuned baseline, what a smaller budget finds, how soon."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from troll.analysis.leaderboard.protocol import expected_best
+from troll.analysis.render.formats import points
+from troll.analysis.render.style import Look, legend, styled
+
+_LINE = 0.17
+_NAMED = 5
+"""Rules that get a colour in the figure of budgets, beside the baseline and TROLL; the others are grey."""
+
+
+def differences_figure(board: pd.DataFrame) -> Figure:
+    """Test pass@1 minus that of the tuned baseline, best rule first, a panel for each task and model.
+
+    Args:
+        board: of `troll.analysis.leaderboard.board.board_table`.
+    """
+    groups = list(board.groupby(["task", "model"], sort=False))
+    rules = int(max(len(rows) for _, rows in groups))
+    with styled():
+        figure = Figure(figsize=(3.6 * len(groups), 0.9 + _LINE * rules), layout="constrained")
+        for axes, ((task, _), rows) in zip(np.ravel(figure.subplots(1, len(groups))), groups, strict=True):
+            look = Look(board["trust_region"])
+            _draw_differences(axes, rows.reset_index(drop=True), look)
+            axes.set_title(str(task))
+            axes.set_xlabel("test pass@1 minus tuned baseline (points)")
+    return figure
+
+
+def _draw_differences(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+    axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
+    for place, row in enumerate(rows.to_dict("records")):
+        name, baseline = str(row["trust_region"]), bool(np.isnan(row["difference"]))
+        value, low, high = (
+            0.0 if baseline else 100 * row[f"difference{end}"] for end in ("", "_low", "_high")
+        )
+        axes.errorbar(
+            value,
+            place,
+            xerr=[[value - low], [high - value]],
+            fmt=look.marker(name),
+            color=look.colour(name),
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            zorder=2,
+        )
+    axes.set_yticks(range(len(rows)), list(rows["trust_region"]))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: points(value / 100)))
+
+
+def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
+    """Expected validation success of the best of one to all trials, a panel for each task.
+
+    Source: Dodge et al. 2019; the estimator is `troll.analysis.leaderboard.protocol.expected_best`.
+
+    Args:
+        trials: of `troll.analysis.leaderboard.protocol.trial_scores`.
+        board: of `troll.analysis.leaderboard.board.board_table`; its baseline and TROLL always have a colour.
+    """
+    groups = list(trials.groupby("task", sort=False))
+    baseline = str(board.loc[board["difference"].isna(), "trust_region"].iloc[0])
+    best = trials.groupby(["rule", "task"])["score"].max().groupby("rule").mean()
+    named = [*best.sort_values(ascending=False, kind="stable").index[:_NAMED], baseline, "troll"]
+    with styled():
+        figure = Figure(figsize=(3.2 * len(groups), 2.6), layout="constrained")
+        look = Look(set(named) & set(trials["rule"]))
+        panels = np.ravel(figure.subplots(1, len(groups), sharex=True))
+        for axes, (task, rows) in zip(panels, groups, strict=True):
+            for rule, own in rows.groupby("rule"):
+                scores = own["score"].to_list()
+                budgets = range(1, len(scores) + 1)
+                expected = [100 * expected_best(scores, budget) for budget in budgets]
+                style = look.line(str(rule)) if rule in look.methods else {"color": "#c9c9c9", "zorder": 1}
+                axes.plot(budgets, expected, linewidth=1.4 if rule in look.methods else 0.7, **style)
+            axes.set_title(str(task))
+            axes.set_xlabel("trials")
+        panels[0].set_ylabel("validation success, expected best (%)")
+        legend(figure, look, columns=4)
+    return figure
+
+
+def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
+    """Share of tasks on which a rule reaches the target within so many times the rollouts of the quickest.
+
+    Source: AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
+
+    Args:
+        board: of `board_table`.
+        ratios: values of tau.
+
+    Returns:
+        One row per rule, a column for each ratio; a rule that never reaches the target counts as infinite.
+    """
+    setting = [board["task"], board["model"]]
+    quickest = board["rollouts"].groupby(setting).transform("min")
+    ratio = (board["rollouts"] / quickest).where(np.isfinite(board["rollouts"]), np.inf)
+    shares = {
+        str(name): [float((own <= tau).mean()) for tau in ratios]
+        for name, own in ratio.groupby(board["trust_region"])
+    }
+    return pd.DataFrame(shares, index=list(ratios)).T
+
+
+def profile_figure(board: pd.DataFrame) -> Figure:
+    """Performance profiles (`performance_profile`): a line for each rule, tau from 1 to 4."""
+    ratios = [round(float(ratio), 4) for ratio in np.geomspace(1, 4, 121)]
+    profile = performance_profile(board, ratios)
+    with styled():
+        figure = Figure(figsize=(5.2, 3.2))
+        axes = figure.subplots()
+        look = Look(profile.index)
+        for name in look.methods:
+            axes.step(ratios, profile.loc[name], where="post", linewidth=1.4, **look.line(name))
+        axes.set(
+            xscale="log",
+            xlim=(1, 4),
+            ylim=(-0.02, 1.02),
+            xlabel="rollout batches to the target, relative to the quickest rule",
+            ylabel="share of tasks",
+        )
+        axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
+        axes.minorticks_off()
+        legend(figure, look, columns=5)
+    return figure
