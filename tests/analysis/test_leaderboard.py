@@ -32,6 +32,7 @@ from troll.analysis.leaderboard.protocol import (
     choose,
     expected_best,
     final_experiments,
+    rate,
     read_protocol,
     trial_scores,
     trials_experiment,
@@ -139,6 +140,24 @@ def test_the_best_by_validation_goes_on_by_task_and_on_fresh_seeds(protocol):
 def test_of_equal_trials_the_first_goes_on(protocol):
     best = choose(trial_scores(validation(protocol, lambda *_: 0.5), protocol), protocol)
     assert {trial.number for trial in best.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e-5, "3e-5"), (4.13e-5, "4.13e-5"), (1e-3, "1e-3"), (0.1, "1e-1"), (9.999e-4, "1e-3")],
+)
+def test_learning_rates_are_shown_as_files_write_them(value, text):
+    assert rate(value) == text
+
+
+def test_the_table_of_trials_says_what_was_tried(protocol, tmp_path):
+    write_table(trial_scores(validation(protocol, lambda *_: 0.25), protocol), tmp_path / "trials")
+    lines = (tmp_path / "trials.md").read_text().splitlines()
+    assert lines[0].startswith(
+        "| Task | Trust region | Trial | Learning rate | Settings | Validation success (%)"
+    )
+    assert "| chains | clip | 2 | 1e-4 | epsilon_low 0.2, epsilon_high 0.2 | 25.0 | 2 |" in lines
+    assert "| functions | none | 4 | 3e-4 | – | 25.0 | 2 |" in lines
 
 
 def test_missing_trials_are_named(protocol):

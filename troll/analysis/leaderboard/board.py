@@ -18,8 +18,8 @@ from troll.analysis.data.summaries import (
     spread,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best
-from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best, rate
+from troll.analysis.render.formats import Style, percent
 from troll.analysis.statistics import (
     holm,
     paired_p_value,
@@ -101,7 +101,7 @@ def _row(
         "trust_region": cell.trust_region,
         "rule": protocol.rules[cell.trust_region].rule,
         "learning_rate": trial.learning_rate,
-        "settings": ", ".join(f"{name} {value}" for name, value in trial.settings.items()) or "–",
+        "settings": trial.described,
         "seeds": len(table),
         "pass@1": test.estimate,
         "pass@1_low": test.low,
@@ -145,11 +145,12 @@ def _collapsed(results: Results, cell: Cell, table: pd.DataFrame) -> float:
 
 
 _STYLES = {
-    "learning_rate": Style("Learning rate"),
+    "rule": Style("Rule"),
+    "learning_rate": Style("Learning rate", rate),
     "settings": Style("Tuned settings"),
     "pass@1": Style("Test pass@1 (%)", percent),
     "improvement": Style("P(above baseline)", percent),
-    "rollouts": Style("Batches to 90 %", lambda value: "never" if np.isinf(value) else whole(value)),
+    "rollouts": Style("Batches to 90 %", lambda value: "never" if np.isinf(value) else f"{value:g}"),
     "collapsed": Style("Collapsed (%)", percent),
     "few": Style(f"Validation, best of {FEW_TRIALS} (%)", percent),
     "all": Style("Validation, best of all (%)", percent),

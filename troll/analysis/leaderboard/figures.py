@@ -116,7 +116,7 @@ def profile_figure(board: pd.DataFrame) -> Figure:
     ratios = [round(float(ratio), 4) for ratio in np.geomspace(1, 4, 121)]
     profile = performance_profile(board, ratios)
     with styled():
-        figure = Figure(figsize=(5.2, 3.2))
+        figure = Figure(figsize=(5.2, 3.0), layout="constrained")
         axes = figure.subplots()
         look = Look(profile.index)
         for name in look.methods:

@@ -17,6 +17,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.special import comb
 
+from troll.analysis.render.formats import Style, percent, whole
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 
@@ -126,6 +127,11 @@ class Trial:
     def variant(self) -> str:
         """Its name as a trust region of the experiment of trials."""
         return f"{self.name}.{self.number}"
+
+    @property
+    def described(self) -> str:
+        """Its settings in words; a dash where it has none."""
+        return ", ".join(f"{name} {value}" for name, value in self.settings.items()) or "–"
 
 
 def read_protocol(path: Path) -> Protocol:
@@ -273,8 +279,8 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
         only: a rule whose trials alone are in the table.
 
     Returns:
-        Columns task, rule, trial (number), learning_rate, score (mean over tuning seeds and models) and runs
-        (how many). A run that diverged counts with the success that it ended with.
+        Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over tuning seeds
+        and models) and runs (how many). A run that diverged counts with the success that it ended with.
 
     Raises:
         UserError: a trial lacks runs; the message says how many.
@@ -299,11 +305,30 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
                     "rule": trial.name,
                     "trial": trial.number,
                     "learning_rate": trial.learning_rate,
+                    "settings": trial.described,
                     "score": float(own["value"].mean()),
                     "runs": len(own),
                 }
             )
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = TRIAL_STYLES
+    return frame
+
+
+def rate(value: float) -> str:
+    """A learning rate, as files write it: 3e-5, 4.13e-5."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+TRIAL_STYLES = {
+    "rule": Style("Trust region"),
+    "trial": Style("Trial", whole),
+    "learning_rate": Style("Learning rate", rate),
+    "settings": Style("Settings"),
+    "score": Style("Validation success (%)", percent),
+    "runs": Style("Runs", whole),
+}
 
 
 def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Trial]:
