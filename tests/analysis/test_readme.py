@@ -195,7 +195,7 @@ def test_what_tuned_rules_differ_by_is_told(
     (line,) = (line for line in text.splitlines() if line.startswith("- "))
     assert line.startswith("- Both tuned, on locks: troll ends at ") and line.endswith(f"; {reading}.")
     assert f"clip at 40.0 %, {'+' if difference > 0 else '−'}5.0 points" in line and "over 10 seeds" in line
-    assert "The 2 rules that have been run" in text and "3 further rules wait for runs" in text
+    assert "All 2 rules so far" in text and "3 further rules wait for runs" in text
 
 
 def test_verdicts_of_the_benchmark_are_a_block_of_their_own(

@@ -97,10 +97,10 @@ def top_of(
     decided = [line for line in findings(benchmark)[:-1] if line]
     parts = [_best_of(task, rows) for task, rows in tasks]
     there = board["trust_region"].nunique()
-    which = f"The first {_TOP} of {there} rules" if there > _TOP else f"The {there} rules that have been run"
+    which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
     note = (
-        f"{which} on each task, every one tuned with the same number of trials and then run on fresh seeds; "
+        f"{which}, each tuned with the same number of trials and then run on fresh seeds; "
         f"Δ is the difference from the tuned baseline, paired by seed.{others} The whole board: "
         "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
