@@ -29,8 +29,9 @@ LOAD = """async () => {
 }"""
 SCHEME = "name => document.body.dataset.mdColorScheme === name"
 COLOURS = """() => {
-  const seen = getComputedStyle(document.body);
-  return [seen.backgroundColor, getComputedStyle(document.querySelector('.md-typeset p, .md-typeset')).color];
+  const texts = document.querySelectorAll('.md-content .md-typeset, .md-nav__link--active');
+  const colours = [...texts].map(text => getComputedStyle(text).color);
+  return [getComputedStyle(document.body).backgroundColor, ...new Set(colours)];
 }"""
 # What reaches over the right edge, unless a box around it scrolls or cuts it off within the edge. How far the
 # page scrolls does not tell: the theme cuts off what is too wide.
