@@ -71,8 +71,8 @@ def rank(
     own = trial_scores(read_runs(trials / "runs.parquet"), known, name)
     best = choose(own, known)
     for (task, _), trial in best.items():
-        settings = ", ".join(f"{key} {value}" for key, value in trial.settings.items())
-        say(f"{task}: best at learning rate {trial.learning_rate:g}{f', {settings}' if settings else ''}")
+        settings = f", {trial.described}" if trial.settings else ""
+        say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
     for experiment in final_experiments(known, best, name).values():
         _run(experiment, root, count, protocol)
     finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
