@@ -245,7 +245,10 @@ class _Site:
     def _leaderboard(self) -> Page:
         path, home = "results/leaderboard/index.md", "results/leaderboard"
         board = pd.read_csv(self._root / home / "board.csv")
+        link = self._links.of(path, "README.md")
         text = "# Leaderboard\n\nEvery rule with the same number of trials, then compared on fresh seeds.\n"
+        if self._has("docs/leaderboard.md"):
+            text += f"[How it is made, and what its columns mean]({link('docs/leaderboard.md')})\n"
         if self._has(f"{home}/board.md"):
             text += adapt(
                 self._read(f"{home}/board.md"), self._links.of(path, f"{home}/board.md"), name="board"
@@ -260,7 +263,8 @@ class _Site:
                 found = self._figures.drawn(f"{home}/{name}.png", name, draw)
                 text += f"\n## {_BOARD[name]} {{#{name}}}\n\n"
                 text += figure(relative(path, found), _BOARD[name], "") + "\n"
-        text += f"\n[board.csv]({self._links.of(path, 'README.md')(f'{home}/board.csv')})\n"
+        data = [name for name in ("board.csv", "trials.csv") if self._has(f"{home}/{name}")]
+        text += "\n" + ", ".join(f"[{name}]({link(f'{home}/{name}')})" for name in data) + "\n"
         return Page(path, "Leaderboard", text)
 
 
