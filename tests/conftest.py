@@ -7,11 +7,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from troll import warm
 from troll.common.processor import prepare_processor
 from troll.common.quiet_libraries import quiet_libraries
 
@@ -40,6 +42,11 @@ def _stolen() -> tuple[float, float]:
     except (OSError, ValueError):  # no Linux
         return 0.0, 1.0
     return ticks[7], sum(ticks)
+
+
+def pytest_collection_modifyitems(items):
+    """Files with a whole workflow first: they take longest."""
+    items.sort(key=lambda item: item.get_closest_marker("snakemake") is None)
 
 
 def pytest_collection_finish():
@@ -75,6 +82,30 @@ def pytest_runtest_makereport(item, call):
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Variables with which `troll` is forked from a warm server; none where it cannot be started."""
+    started = warm.start()
+    return warm.ONE_THREAD | started if started else {}
+
+
+@pytest.fixture
+def troll(forked):
+    """Runs `troll` with these arguments, in a process of its own that need not import the libraries."""
+
+    def run(*arguments, **settings):
+        command = ["troll"] if forked else [sys.executable, "-m", "troll.cli"]
+        settings = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 300,
+            "env": os.environ | forked,
+        } | settings
+        return subprocess.run([*command, *map(str, arguments)], **settings)
+
+    return run
 
 
 @pytest.fixture

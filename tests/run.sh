@@ -18,8 +18,9 @@ if wanted lint; then
     step "snakemake --lint"; snakemake --lint
     if command -v actionlint >/dev/null; then step "actionlint"; actionlint; fi # `make actionlint` installs it
 fi
-# As many at a time as there are cores; those of one file one after another, because they share what is costly to make.
-several=(-q -n logical --dist loadfile --maxprocesses 4)
+# As many at a time as there are cores; those of one file one after another, because they share what is costly to make;
+# in the order of tests/conftest.py, so that none of the longest is left for the end, when it would run alone.
+several=(-q -n logical --dist loadfile --no-loadscope-reorder --maxprocesses 4)
 status=0
 if wanted fast; then step "fast tests"; pytest -m "not slow" "${several[@]}" --durations=25 || status=$?; fi
 wanted slow || exit "$status"

@@ -114,7 +114,7 @@ def example(kind):
 
 
 @pytest.mark.slow
-def test_cheap_commands_run(checkout):
+def test_cheap_commands_run(checkout, troll):
     ran = []
     for _, words in ALL:
         text = " ".join(words)
@@ -127,13 +127,7 @@ def test_cheap_commands_run(checkout):
             or "my_experiment" in text
         ):
             continue
-        result = subprocess.run(
-            [sys.executable, "-m", "troll.cli", *words[1:]],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        )
+        result = troll(*words[1:], cwd=checkout)
         if "parity" not in text:  # a task that the reader is about to write
             # This machine need not have what the paper's experiments take, and is told so.
             lacking = "cannot run here yet" in result.stdout and "paper" in text

@@ -62,12 +62,11 @@ def test_links_to_files_lead_somewhere(readme, repository):
         assert (repository / target).exists(), target
 
 
-def test_the_generated_blocks_are_those_of_the_tracked_table(repository):
+def test_the_generated_blocks_are_those_of_the_tracked_table(repository, troll):
     root = repository / "results/testbed"
-    pages = [str(repository / name) for name in ("README.md", "docs/findings.md")]
-    command = [sys.executable, "-m", "troll.cli", "readme", "--check", *pages, "--results", str(root)]
-    command += ["--board", str(repository / "results/leaderboard")]
+    pages = [repository / name for name in ("README.md", "docs/findings.md")]
+    arguments = ["--check", *pages, "--results", root, "--board", repository / "results/leaderboard"]
     others = sorted(path.parent for path in repository.glob("results/*/plan.json"))
-    command += [f"--also={path}" for path in others if path != root]
-    result = subprocess.run(command, capture_output=True, text=True)
+    arguments += [f"--also={path}" for path in others if path != root]
+    result = troll("readme", *arguments)
     assert result.returncode == 0, result.stderr

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -472,10 +470,8 @@ def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, spa
 
 
 @pytest.mark.slow
-def test_a_rule_that_breaks_the_contract_is_one_line(own_rules):
-    arguments = [f"{own_rules}:careless", "--protocol", own_rules.with_name("protocol.yaml")]
-    command = [sys.executable, "-m", "troll.cli", "rank", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
+def test_a_rule_that_breaks_the_contract_is_one_line(own_rules, troll):
+    result = troll("rank", f"{own_rules}:careless", "--protocol", own_rules.with_name("protocol.yaml"))
     assert result.returncode == 1 and result.stderr.count("\n") == 1
     assert "careless breaks the contract of rules (test_" in result.stderr
 

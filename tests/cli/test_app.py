@@ -29,11 +29,6 @@ def _flat(group, *before):
 COMMANDS = dict(_flat(typer.main.get_command(app)))
 
 
-def troll(*arguments, **settings):
-    command = [sys.executable, "-m", "troll.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
-
-
 def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout.strip() == f"troll {__version__}"
@@ -67,7 +62,7 @@ def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(arguments, message, tmp_path):
+def test_a_mistake_is_one_line_and_writes_nothing(troll, arguments, message, tmp_path):
     result = troll(*arguments, cwd=tmp_path)
     assert result.returncode == 1
     lines = result.stderr.strip().splitlines()
@@ -106,7 +101,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         ("configure", {"run_id": "a", "training": {"passes": 1}}, "it is now called num_iterations"),
     ],
 )
-def test_settings_that_the_workflow_would_not_write_are_one_line(command, config, said, tmp_path):
+def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command, config, said, tmp_path):
     more = {"base-model": ["--tokenizer", "t"], "sample-suites": ["--checkpoint", "c", "--data", "d"]}
     result = troll(
         command, "--config", json.dumps(config), *more.get(command, []), "--out", str(tmp_path / "out")
@@ -114,7 +109,7 @@ def test_settings_that_the_workflow_would_not_write_are_one_line(command, config
     assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_check_shows_the_matrix_and_lists_the_runs(repository, tmp_path):
+def test_check_shows_the_matrix_and_lists_the_runs(troll, repository, tmp_path):
     path = str(repository / "workflow/config/testbed.yaml")
     table = troll("check", path, cwd=tmp_path).stdout.splitlines()
     assert len(table) == 1 + 16 + 2
@@ -124,7 +119,7 @@ def test_check_shows_the_matrix_and_lists_the_runs(repository, tmp_path):
     assert "tiny/chains/troll/grpo/stale/seed0" in names
 
 
-def test_the_long_version_holds_what_a_report_needs_and_no_names():
+def test_the_long_version_holds_what_a_report_needs_and_no_names(troll):
     result = troll("--version", "--verbose")
     assert result.returncode == 0
     shown = dict(line.split(None, 1) for line in result.stdout.splitlines())
@@ -132,11 +127,11 @@ def test_the_long_version_holds_what_a_report_needs_and_no_names():
     assert str(Path.home()) not in result.stdout
 
 
-def test_no_command_is_one_line():
+def test_no_command_is_one_line(troll):
     assert troll("--log", "/dev/null").stderr.startswith("error: no command given; `troll --help` lists them")
 
 
-def test_a_place_that_cannot_be_written_is_one_line():
+def test_a_place_that_cannot_be_written_is_one_line(troll):
     config = '{"name": "chains", "train": 4, "validation": 2, "test": 2}'
     result = troll("problems", "--config", config, "--out", "/dev/null/p")
     assert result.returncode == 1

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 from urllib.error import URLError
 
 import pytest
@@ -197,12 +195,11 @@ def test_a_tracker_that_is_not_installed_stops_the_experiment(monkeypatch):
     )
 
 
-def test_the_exit_status_says_whether_it_can_run(data, tmp_path):
+def test_the_exit_status_says_whether_it_can_run(data, tmp_path, troll):
     def run(name, extra):
         path = tmp_path / name
         path.write_text(yaml.safe_dump(data | extra))
-        command = [sys.executable, "-m", "troll.cli", "doctor", str(path), "--offline"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return troll("doctor", path, "--offline", cwd=tmp_path)
 
     good = run("good.yaml", {})
     assert good.returncode == 0, good.stdout + good.stderr

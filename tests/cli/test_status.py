@@ -140,9 +140,8 @@ def test_it_needs_no_torch_and_takes_other_seeds(repository, tmp_path):
     assert result.stdout.splitlines()[0] == "reduced: 12 runs: 12 missing"
 
 
-def test_a_wrong_list_of_seeds_is_one_line(repository, tmp_path):
-    command = [sys.executable, "-m", "troll.cli", "status", str(repository / "tests/workflow/reduced.yaml")]
-    result = subprocess.run([*command, "--seeds", "0;1"], cwd=tmp_path, capture_output=True, text=True)
+def test_a_wrong_list_of_seeds_is_one_line(repository, tmp_path, troll):
+    result = troll("status", repository / "tests/workflow/reduced.yaml", "--seeds", "0;1", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr == "error: --seeds: '0;1' is no list of whole numbers; write for instance 0,1,2\n"
 

@@ -62,10 +62,9 @@ import resource, sys
 from troll.common.processor import prepare_processor
 if sys.argv[1] == "kept":
     prepare_processor()
-import numpy as np
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    np.ones(20_000_000)
+    b"x" * 100_000_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     kept, returned = (

@@ -9,18 +9,16 @@ from run_cases import write_run
 from trainer_cases import PROMPTS, configured, digits
 from transformers import AutoModelForCausalLM
 
-from troll import warm
 from troll.tasks.write import write_problems
 from troll.training.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_commands():
+def forked_commands(forked):
     """Commands of `run_cases.command` are forked from a warm server where one can be started."""
     with pytest.MonkeyPatch.context() as patch:
-        if started := warm.start():
-            for name, value in (warm.ONE_THREAD | started).items():
-                patch.setenv(name, value)
+        for name, value in forked.items():
+            patch.setenv(name, value)
         yield
 
 

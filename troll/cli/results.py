@@ -200,22 +200,22 @@ def readme(
     """
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.provenance import check_clean
-    from troll.analysis.data.results import read_results, read_tables
+    from troll.analysis.data.results import read_results, tables_of
     from troll.analysis.registry import entries
     from troll.analysis.report import readme as text
     from troll.analysis.report.make import make
     from troll.analysis.tables.comparisons import comparison_family
 
-    known, others = read_results(results), {path: read_results(path) for path in also or []}
-    alike = [path for path, one in others.items() if one.claims == known.claims]
-    every, all_runs = read_tables([results, *alike]), read_tables([results, *others])[0]
+    known, others = read_results(results), [read_results(path) for path in also or []]
+    every = tables_of([known, *(one for one in others if one.claims == known.claims)])
+    all_runs = tables_of([known, *others])[0]
     judged = judge(read_claims(_files(ledger, known)), *every, known.looks)
     check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
     # Experiments that are asked other claims are a family of their own.
-    benchmark = [path for path in others if path not in alike]
-    files = dict.fromkeys(name for path in benchmark for name in others[path].claims)
-    asked = judge(read_claims(_files([*files])), *read_tables(benchmark)) if files else []
+    benchmark = [one for one in others if one.claims != known.claims]
+    files = dict.fromkeys(name for one in benchmark for name in one.claims)
+    asked = judge(read_claims(_files([*files])), *tables_of(benchmark)) if files else []
     generated = text.blocks(
         main,
         known.items,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, read_items, read_runs
+from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, below_each_other, read_items, read_runs
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
@@ -110,9 +110,12 @@ def looks_of(value: object, where: str) -> Looks:
         raise UserError(f"{where}: {error}") from None
 
 
-def read_tables(directories: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def tables_of(every: Sequence[Results]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tidy tables and the tables of test problems of several experiments, one below the other."""
-    every = [read_results(directory) for directory in directories]
-    runs = pd.concat([results.runs for results in every], ignore_index=True)
-    items = pd.concat([results.items for results in every], ignore_index=True)
-    return runs.astype(dict(RUN_COLUMNS)), items.astype(dict(ITEM_COLUMNS))
+    runs = below_each_other([results.runs for results in every], RUN_COLUMNS)
+    return runs, below_each_other([results.items for results in every], ITEM_COLUMNS)
+
+
+def read_tables(directories: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`tables_of` what is in these directories."""
+    return tables_of([read_results(directory) for directory in directories])

@@ -4,6 +4,7 @@ import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,10 +45,7 @@ class Cell:
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a tidy table that belong to this cell."""
-        chosen = frame
-        for name in GROUP:
-            chosen = chosen[chosen[name] == getattr(self, name)]
-        return chosen
+        return frame[np.logical_and.reduce([frame[name] == getattr(self, name) for name in GROUP])]
 
     def base(self) -> "Cell":
         """The base model of the same task."""
@@ -175,33 +173,46 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 # By the identity of a tidy table, which nobody changes in place, as long as it lives.
 _SUMMARIES: dict[int, tuple["weakref.ref[pd.DataFrame]", pd.DataFrame]] = {}
 
+_MEASURED = ("step", "rollout_batch", "wall_s", "value")
+_SUMMARISED = ("kl_to_old", "kl_to_old_max", "entropy", "response_length", "success", "time/cpu_s")
+
 
 def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
-    records = []
-    for _, rows in runs.groupby("run_id", sort=True):
-        first = rows.iloc[0]
-        record = {name: first[name] for name in ("run_id", *GROUP, "seed")}
-        record["mixed"] = bool(rows["mixed"].any())
-        test = rows[rows["source"] == "test"]
-        record |= dict(zip(test["metric"], test["value"], strict=True))
-        peak = rows.loc[(rows["source"] == "manifest") & (rows["metric"] == "peak_gib"), "value"]
-        record |= {"peak_gib": float(peak.iloc[0])} if len(peak) else {}
-        train = rows[rows["source"] == "train"]
-        if not train.empty:
-            record |= _training_summary(train)
-        records.append(record)
-    return pd.DataFrame.from_records(records)
+    if runs.empty:
+        return pd.DataFrame()
+    firsts = runs[["run_id", *GROUP, "seed"]].drop_duplicates("run_id").sort_values("run_id")
+    firsts = firsts.assign(mixed=runs.groupby("run_id", observed=True)["mixed"].any().to_numpy())
+    seeds = firsts.pop("seed").astype(object)
+    records: dict[str, dict[Any, Any]] = {record["run_id"]: record for record in firsts.to_dict("records")}
+    memory = (runs["source"] == "manifest") & (runs["metric"] == "peak_gib")
+    for chosen in (runs["source"] == "test", memory):
+        for run, metric, value in runs.loc[chosen, ["run_id", "metric", "value"]].itertuples(index=False):
+            records[run][metric] = value
+    train = runs.loc[runs["source"] == "train", ["run_id", "metric", *_MEASURED]].sort_values("step")
+    spans = train.groupby("run_id", observed=True).agg(
+        first_step=("step", "min"),
+        last_step=("step", "max"),
+        wall_s=("wall_s", "max"),
+        batches=("rollout_batch", "nunique"),
+    )
+    wholes: dict[Any, dict[Any, Any]] = spans.to_dict("index")
+    means = train.groupby(["run_id", "metric"], observed=True)["value"].mean()
+    needed = train[train["metric"].isin(_SUMMARISED)].astype({"run_id": str, "metric": str})
+    curves = {str(run): dict(list(rows.groupby("metric"))) for run, rows in needed.groupby("run_id")}
+    for run, own in means.groupby(level=0, observed=True):
+        name = str(run)
+        records[name] |= _training_summary(wholes[run], own.droplevel(0), curves.get(name, {}))
+    table = pd.DataFrame.from_records(list(records.values()))
+    table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
+    return table
 
 
-def _training_summary(train: pd.DataFrame) -> dict[str, float]:
-    last_step, first_step = int(train["step"].max()), int(train["step"].min())
-    span = last_step - first_step + 1
-    train = train.sort_values("step")
-    by_metric = train.groupby("metric", observed=True)
-    needed = {"kl_to_old", "kl_to_old_max", "entropy", "response_length", "success"}
-    series = {str(name): rows for name, rows in by_metric if name in needed}
-    summary: dict[str, float] = {"steps": last_step, "hours": float(train["wall_s"].max()) / 3600}
-    summary |= {f"mean/{name}": float(value) for name, value in by_metric["value"].mean().items()}
+def _training_summary(
+    whole: Mapping[Any, Any], means: pd.Series, series: Mapping[Any, pd.DataFrame]
+) -> dict[str, float]:
+    last_step, span = int(whole["last_step"]), int(whole["last_step"] - whole["first_step"]) + 1
+    summary: dict[str, float] = {"steps": last_step, "hours": float(whole["wall_s"]) / 3600}
+    summary |= {f"mean/{name}": float(value) for name, value in means.items()}
     for metric, name, share in (
         ("kl_to_old", "kl", LATE_SHARE),
         ("entropy", "entropy", FINAL_SHARE),
@@ -212,12 +223,10 @@ def _training_summary(train: pd.DataFrame) -> dict[str, float]:
             rows = series[metric]
             late = rows[rows["step"] > last_step - share * span]
             summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
-    if train["rollout_batch"].notna().any():
-        batches = train["rollout_batch"].nunique()
-        summary["batch_s"] = float(train["wall_s"].max()) / batches
-        processor = train.loc[train["metric"] == "time/cpu_s", "value"]
-        if len(processor):
-            summary["batch_cpu_s"] = float(processor.max()) / batches
+    if batches := int(whole["batches"]):
+        summary["batch_s"] = float(whole["wall_s"]) / batches
+        if "time/cpu_s" in series:
+            summary["batch_cpu_s"] = float(series["time/cpu_s"]["value"].max()) / batches
     if "entropy" in series:
         rows = series["entropy"]
         first = rows["rollout_batch"] == rows["rollout_batch"].min()

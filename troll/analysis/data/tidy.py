@@ -4,7 +4,7 @@
 """
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -97,7 +97,8 @@ def write_parquet(frame: pd.DataFrame, path: Path, columns: Mapping[str, str]) -
 
 def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        names = [name for name in pq.read_schema(path).names if columns.get(name) == _STRING]
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=names) as file:
             table, rows = file.read(), file.metadata.num_rows
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -115,7 +116,21 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; collect the runs again")
     frame: pd.DataFrame = table.select(list(columns)).to_pandas()
+    for name, values in frame.items():
+        if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
+            frame[name] = values.cat.set_categories(sorted(values.cat.categories))
     return frame.astype(dict(columns))
+
+
+def below_each_other(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
+    """Tidy tables of several experiments as one; the names of each column are those of all."""
+    named = {}
+    for name in (name for name, dtype in columns.items() if dtype == _STRING):
+        names = {text for frame in frames for text in frame[name].cat.categories}
+        named[name] = pd.CategoricalDtype(sorted(names))
+    return pd.concat([frame.astype(named) for frame in frames], ignore_index=True).astype(
+        {name: dtype for name, dtype in columns.items() if name not in named}
+    )
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
