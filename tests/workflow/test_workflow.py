@@ -1,4 +1,4 @@
-"""The workflow as a person runs it, on a copy of its files in a directory of its own."""
+"""The workflow as a person runs it, on a copy of its files in a directory of its own; some of it killed."""
 
 import fcntl
 import hashlib
@@ -6,19 +6,23 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import killed_workflows as kills
 import pandas as pd
 import pytest
 
+from troll import warm
 from troll.experiment.looks import write_looks
 from troll.tasks.sandbox.pool import sandbox_available
 
 pytestmark = pytest.mark.snakemake
+# Twenty and more on a machine that has the time; five take as long as two more experiments.
+KILLS = int(os.environ.get("TROLL_TEST_WORKFLOW_KILLS", "5"))
 RAW = shutil.ignore_patterns("runs", "base", "data", "logs", "benchmarks", "page.html")
 
 
@@ -156,49 +160,61 @@ def test_a_failure_ends_with_where_to_look(checkout):
     assert "claims.md" not in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_whole_chain_with_a_killed_job_goes_on_and_is_then_complete(checkout):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The reduced experiment made undisturbed: its directory, what was said, and the seconds that it took."""
     available, reason = sandbox_available()
     assert available, reason
-    arguments = ("--configfile", "tests/workflow/reduced.yaml")
-    root = checkout / "results/reduced"
-
-    # Kill everything as soon as a run trains, as a power cut would.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
-        cwd=checkout,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 600
-    while not list(root.glob("runs/**/metrics.jsonl")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    base = {path: path.stat().st_mtime_ns for path in root.glob("base/*/*/manifest.json")}
-
-    result = make_results(checkout)
+    directory = tmp_path_factory.mktemp("a checkoüt")
+    kills.checkout(directory)
+    begun = time.monotonic()
+    result = make_results(directory)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert all(path.stat().st_mtime_ns == then for path, then in base.items()), (
-        "finished models were made again"
-    )
-    check_what_is_shown(checkout, result.stderr)
+    return SimpleNamespace(directory=directory, said=result.stderr, seconds=time.monotonic() - begun)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_chain(whole):
+    arguments = ("--configfile", "tests/workflow/reduced.yaml")
+    root = whole.directory / "results/reduced"
+    check_what_is_shown(whole.directory, whole.said)
     verdicts = (root / "claims.md").read_text().splitlines()[0]
-    assert f"results/reduced/claims.md: {verdicts}" in result.stderr
-    assert "everything on one page: results/reduced/page.html" in result.stderr
+    assert f"results/reduced/claims.md: {verdicts}" in whole.said
+    assert "everything on one page: results/reduced/page.html" in whole.said
     check_outputs(root)
 
-    result = snakemake(checkout, *arguments, "--report", "report.html")
+    result = snakemake(whole.directory, *arguments, "--report", "report.html")
     assert result.returncode == 0, result.stderr[-4000:]
-    report = (checkout / "report.html").read_text()
+    report = (whole.directory / "report.html").read_text()
     assert "main.png" in report and "main.csv" in report and "Success over training" in report
-    result = snakemake(checkout, *arguments)
+    result = snakemake(whole.directory, *arguments)
     assert "Nothing to be done" in result.stdout + result.stderr
-    check_archive(checkout, root, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 * KILLS)
+@pytest.mark.skipif(not warm.usable(), reason="no warm server is started on this machine")
+def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
+    expected = kills.contents(whole.directory)
+    assert not kills.left_behind(whole.directory) and len(expected) > 20
+    for number in range(0, KILLS, len(kills.KINDS)):
+        kinds = kills.KINDS[: KILLS - number]
+        found = kills.disturbed(tmp_path / f"killed {number}", kinds, whole.seconds, expected)
+        assert 2 * sum(kill["hit"] for kill in found) >= len(kinds)
+        for kill in found:
+            # A killed server costs nothing but time; the rest ends the workflow.
+            assert (kill["status"] == 0) == (kill["kind"] == "server" or not kill["hit"]), kill
+            assert kill["left"] == kill["made_again"] == kill.get("differ", []) == [], kill
+            assert kill.get("again", 0) == 0, kill
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_archived_is_restored_and_the_rest_made(whole, tmp_path):
+    """On another machine, that is; with the base models for it."""
+    checkout = shutil.copytree(whole.directory, tmp_path / "archived")
+    check_archive(checkout, checkout / "results/reduced", ("--configfile", "tests/workflow/reduced.yaml"))
 
 
 def check_what_is_shown(checkout: Path, shown: str) -> None:
@@ -212,7 +228,6 @@ def check_what_is_shown(checkout: Path, shown: str) -> None:
 
 
 def check_archive(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
-    """Another machine restores what is archived, and makes what is not with the base models for it."""
     archiving = (*arguments, "--config", "archive=true")
     result = snakemake(checkout, *archiving)
     assert result.returncode == 0, result.stderr[-4000:]

@@ -1,8 +1,8 @@
-"""Kills jobs, server or Snakemake of the reduced experiment at random moments.
+"""Kills jobs, server or Snakemake of the reduced experiment, or all of them, at random moments.
 
-``python tests/warm/killed_workflows.py DIRECTORY KILLS SEED``: one experiment undisturbed in DIRECTORY/whole,
-then one for every four kills, which is typed again after each. Says what differs, and what is left behind, as
-each experiment ends: what an interrupted test has seen is not lost.
+``python tests/workflow/killed_workflows.py DIRECTORY KILLS SEED``: one experiment undisturbed in
+DIRECTORY/whole, then one for every five kills, which is typed again after each. Says what differs, and what
+is left behind, as each experiment ends: what an interrupted test has seen is not lost.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ EXPERIMENT = "tests/workflow/reduced.yaml"
 # A commit may be made meanwhile.
 UNLIKE = ("time", "wall_s", "peak_gib", "git_commit")
 # In this order: a workflow survives its server, and is complete after that.
-KINDS = ("snakemake", "forked", "client", "server")
+KINDS = ("everything", "snakemake", "forked", "client", "server")
 
 
 def checkout(directory):
@@ -56,8 +56,8 @@ def processes(directory):
     return found
 
 
-def victim(kind, snakemake, directory):
-    """A process of a kind that runs now: the workflow, its server, a client, or what was forked for one."""
+def victims(kind, snakemake, directory):
+    """A process of a kind that runs now: workflow, server, a client, what was forked for one; or all."""
     found = processes(directory)
     servers = [p for p, (parent, line) in found.items() if "warm/server.py" in line and parent == snakemake]
     kinds = {
@@ -66,7 +66,9 @@ def victim(kind, snakemake, directory):
         "client": [p for p, (_, line) in found.items() if "warm/client.py" in line],
         "forked": [p for p, (parent, _) in found.items() if parent in servers],
     }
-    return next(iter(random.sample(kinds[kind], 1) if kinds[kind] else []), None)
+    if kind == "everything":  # as a power cut would
+        return list(found)
+    return random.sample(kinds[kind], min(1, len(kinds[kind])))
 
 
 def contents(directory):
@@ -99,7 +101,7 @@ def disturb(directory, kind, wait):
     process, begun, hit = start(directory), time.monotonic(), False
     while process.poll() is None and not hit:
         time.sleep(0.02)
-        if time.monotonic() - begun > wait and (target := victim(kind, process.pid, directory)):
+        for target in victims(kind, process.pid, directory) if time.monotonic() - begun > wait else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGKILL)
                 hit = True
@@ -116,6 +118,35 @@ def left_behind(directory):
     return list(left.values())
 
 
+def bases(directory):
+    """When each base model was made, those of the last seconds left out: their jobs may not have ended."""
+    made = {path: path.stat().st_mtime for path in directory.glob("results/reduced/base/*/*/manifest.json")}
+    return {path: then for path, then in made.items() if time.time() - then > 5}
+
+
+def disturbed(directory, kinds, seconds, expected):
+    """Kills something of each kind in an experiment that takes so long undisturbed; what was seen each time.
+
+    Args:
+        directory: where the experiment is run; not there yet.
+        kinds: of `KINDS`, one after the other.
+        seconds: of the undisturbed experiment.
+        expected: its `contents`.
+    """
+    checkout(directory)
+    found = []
+    for kind in kinds:
+        kill = disturb(directory, kind, random.uniform(0, 0.45 * seconds))
+        found.append(kill | {"left": left_behind(directory), "bases": bases(directory)})
+    again, now = finish(directory), contents(directory)
+    differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
+    found[-1] |= {"again": again, "differ": differ}
+    for kill in found:
+        before = kill.pop("bases").items()
+        kill["made_again"] = [str(path) for path, then in before if path.stat().st_mtime != then]
+    return found
+
+
 def main(directory, kills, seed):
     random.seed(seed)
     whole = directory / "whole"
@@ -126,14 +157,7 @@ def main(directory, kills, seed):
     assert not left_behind(whole) and len(expected) > 20
     for number in range(0, kills, len(KINDS)):
         each = directory / f"killed{number}"
-        checkout(each)
-        for kind in KINDS[: kills - number]:
-            kill = disturb(each, kind, random.uniform(0, 0.3 * seconds))
-            kill["left"] = left_behind(each)
-            found.append(kill)
-        found[-1]["again"], now = finish(each), contents(each)
-        differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
-        found[-1]["differ"] = differ
+        found += disturbed(each, KINDS[: kills - number], seconds, expected)
         for kill in found[number:]:
             print(kill, file=sys.stderr, flush=True)
         shutil.rmtree(each)
