@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, below_each_other, read_items, read_runs
+from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, concatenated, read_items, read_runs
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
@@ -112,8 +112,8 @@ def looks_of(value: object, where: str) -> Looks:
 
 def tables_of(every: Sequence[Results]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tidy tables and the tables of test problems of several experiments, one below the other."""
-    runs = below_each_other([results.runs for results in every], RUN_COLUMNS)
-    return runs, below_each_other([results.items for results in every], ITEM_COLUMNS)
+    runs = concatenated([results.runs for results in every], RUN_COLUMNS)
+    return runs, concatenated([results.items for results in every], ITEM_COLUMNS)
 
 
 def read_tables(directories: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -122,7 +122,7 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
     return frame.astype(dict(columns))
 
 
-def below_each_other(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
+def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
     """Tidy tables of several experiments as one; the names of each column are those of all."""
     named = {}
     for name in (name for name, dtype in columns.items() if dtype == _STRING):
