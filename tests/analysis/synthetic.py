@@ -64,6 +64,11 @@ def passes(rng: np.random.Generator, rate: float, problems: int = 40, samples: i
     return rng.random((problems, samples)) < each
 
 
+def solved(count: int, problems: int = 60) -> np.ndarray:
+    """Passes of problems of which so many are solved by all of eight samples."""
+    return np.repeat(np.arange(problems) < count, 8).reshape(problems, 8)
+
+
 def metrics(rng: np.random.Generator, condition: str, method: str, batches: int) -> list[dict[str, Any]]:
     """A learning curve: rises towards the end value; stale clip rises a little, then falls."""
     lines, step, wall = [], 0, 0.0

@@ -42,12 +42,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
             condition,
             seed,
             batches=2,
-            table=np.repeat(np.arange(60) < count + seed, 8).reshape(60, 8),
+            table=synthetic.solved(count + seed),
         )
         for (method, condition), count in SOLVED.items()
         for seed in range(3)
     ]
-    base = synthetic.write_base(root, "chains", table=np.repeat(np.arange(60) < 20, 8).reshape(60, 8))
+    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
     return read_directories(dirs, [base])
 
 

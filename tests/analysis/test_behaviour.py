@@ -73,16 +73,14 @@ def test_one_run_of_two_that_never_gets_there_makes_the_median_never(known: pd.D
 
 def test_stability_counts_collapses_against_the_base(tmp_path: Path) -> None:
     root = tmp_path / "testbed"
-
-    def table(count: int) -> np.ndarray:
-        return np.repeat(np.arange(60) < count, 8).reshape(60, 8)
-
     counts = {("clip", 0): 9, ("clip", 1): 10, ("clip", 2): 30, ("troll", 0): 30}
     dirs = [
-        synthetic.write_run(root, "chains", method, "grpo", "stale", seed, batches=4, table=table(count))
+        synthetic.write_run(
+            root, "chains", method, "grpo", "stale", seed, batches=4, table=synthetic.solved(count)
+        )
         for (method, seed), count in counts.items()
     ]
-    base = synthetic.write_base(root, "chains", table=table(20))
+    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
     runs = read_directories(dirs, [base]).runs
     clip = row(stability_table(runs), trust_region="clip")
     assert clip["collapsed"] == 1, "9 of 60 is below half of 20, 10 of 60 is not"

@@ -45,12 +45,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
             condition,
             seed,
             batches=4,
-            table=np.repeat(np.arange(60) < count, 8).reshape(60, 8),
+            table=synthetic.solved(count),
         )
         for (method, condition), count in solved.items()
         for seed in range(3)
     ]
-    base = synthetic.write_base(root, "chains", table=np.repeat(np.arange(60) < 20, 8).reshape(60, 8))
+    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
     return read_directories(dirs, [base])
 
 

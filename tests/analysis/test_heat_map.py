@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import synthetic
@@ -37,13 +36,13 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Collected:
                 f"{rate}-{steps}",
                 seed,
                 batches=1,
-                table=np.repeat(np.arange(60) < count + seed, 8).reshape(60, 8),
+                table=synthetic.solved(count + seed),
             )
             for method, counts in SOLVED.items()
             for (rate, steps), count in zip(places, counts, strict=True)
             for seed in range(2)
         ]
-    base = synthetic.write_base(root, "chains", table=np.repeat(np.arange(60) < 20, 8).reshape(60, 8))
+    base = synthetic.write_base(root, "chains", table=synthetic.solved(20))
     return read_directories(dirs, [base])
 
 

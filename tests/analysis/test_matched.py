@@ -25,7 +25,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
             "stale",
             seed,
             batches=3,
-            table=np.repeat(np.arange(60) < count + seed, 8).reshape(60, 8),
+            table=synthetic.solved(count + seed),
         )
         for method, count in SOLVED.items()
         for seed in range(3)

@@ -1,7 +1,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import synthetic
@@ -36,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Collected:
             "gentle",
             seed,
             batches=2,
-            table=np.repeat(np.arange(60) < count, 8).reshape(60, 8),
+            table=synthetic.solved(count),
         )
         for method, count in (("clip", 30), ("troll", 45), ("troll-kl0.01", 15))
         for seed in range(2)

@@ -30,15 +30,14 @@ def told(tmp_path: Path, solved: dict[tuple[str, str], tuple[int, ...]], base: i
     """Sentences about runs in which the first so many of 60 problems pass, by method and condition."""
     root = tmp_path / "testbed"
 
-    def table(count: int) -> np.ndarray:
-        return np.repeat(np.arange(60) < count, 8).reshape(60, 8)
-
     dirs = [
-        synthetic.write_run(root, "chains", method, "grpo", condition, seed, batches=2, table=table(count))
+        synthetic.write_run(
+            root, "chains", method, "grpo", condition, seed, batches=2, table=synthetic.solved(count)
+        )
         for (method, condition), counts in solved.items()
         for seed, count in enumerate(counts)
     ]
-    collected = read_directories(dirs, [synthetic.write_base(root, "chains", table=table(base))])
+    collected = read_directories(dirs, [synthetic.write_base(root, "chains", table=synthetic.solved(base))])
     return sentences(main_table(collected.runs, collected.items), collected.items)
 
 

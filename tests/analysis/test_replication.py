@@ -91,7 +91,7 @@ def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
             for method, solved in (("clip", 20), ("troll", troll))
             for condition in ("gentle", "stale")
             for seed in range(seeds)
-            for table in [np.repeat(np.arange(60) < solved + seed * (method == "troll"), 8).reshape(60, 8)]
+            for table in [synthetic.solved(solved + seed * (method == "troll"))]
         ]
         collect(dirs, root / "runs.parquet")
         return root

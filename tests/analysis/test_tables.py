@@ -20,13 +20,6 @@ from troll.common.errors import UserError
 # pytest would take the imported function for a test.
 status_table, test_table = test_table, None
 
-PROBLEMS = 60
-
-
-def passing(problems: int) -> np.ndarray:
-    """The first problems pass always, the others never."""
-    return np.repeat(np.arange(PROBLEMS) < problems, 8).reshape(PROBLEMS, 8)
-
 
 @pytest.fixture
 def known(tmp_path: Path) -> Collected:
@@ -40,12 +33,12 @@ def known(tmp_path: Path) -> Collected:
     }
     dirs = [
         synthetic.write_run(
-            root, "chains", method, "grpo", condition, seed, batches=4, table=passing(counts[seed])
+            root, "chains", method, "grpo", condition, seed, batches=4, table=synthetic.solved(counts[seed])
         )
         for (method, condition), counts in solved.items()
         for seed in range(3)
     ]
-    return read_directories(dirs, [synthetic.write_base(root, "chains", table=passing(20))])
+    return read_directories(dirs, [synthetic.write_base(root, "chains", table=synthetic.solved(20))])
 
 
 def row(frame: pd.DataFrame, **where: str) -> pd.Series:
@@ -96,7 +89,9 @@ def test_pairing_uses_the_seeds_that_both_have(tmp_path: Path) -> None:
     root = tmp_path / "testbed"
     counts = {("clip", 0): 10, ("clip", 1): 50, ("troll", 1): 55, ("troll", 2): 60}
     dirs = [
-        synthetic.write_run(root, "chains", method, "grpo", "gentle", seed, batches=1, table=passing(solved))
+        synthetic.write_run(
+            root, "chains", method, "grpo", "gentle", seed, batches=1, table=synthetic.solved(solved)
+        )
         for (method, seed), solved in counts.items()
     ]
     collected = read_directories(dirs)
@@ -163,7 +158,7 @@ def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> Non
     for variant, solved in solved_by.items():
         dirs.append(
             synthetic.write_run(
-                root, "chains", variant, "grpo", "gentle", 0, batches=1, table=passing(solved)
+                root, "chains", variant, "grpo", "gentle", 0, batches=1, table=synthetic.solved(solved)
             )
         )
     collected = read_directories(dirs)

@@ -12,7 +12,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from troll.analysis.data.axes import AXES, Axis
-from troll.analysis.data.summaries import Cell, scores
+from troll.analysis.data.summaries import Cell, scores, values_by_seed
 from troll.analysis.statistics import Array
 
 
@@ -86,10 +86,7 @@ def seed_values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: C
     if name == "pass" and k.isdigit():
         table = scores(items, cell, int(k))
         return table.mean(axis=1) if len(table) else pd.Series(dtype=float)
-    if metric not in summary:
-        return pd.Series(dtype=float)
-    values: pd.Series = cell.of(summary).set_index("seed")[metric].dropna().astype(float)
-    return values
+    return values_by_seed(summary, cell, metric)
 
 
 def across_differences(

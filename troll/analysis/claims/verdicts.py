@@ -21,7 +21,7 @@ from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.identity import first_experiments, made_first
-from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run
+from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
@@ -229,12 +229,10 @@ def _differences(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell:
         if pair is None:
             return {}
         return _by_seed((pair[0] - pair[1]).mean(axis=1))
-    if claim.metric not in summary:
-        return {}
-    values = cell.of(summary).set_index("seed")[claim.metric].dropna().astype(float)
+    values = values_by_seed(summary, cell, claim.metric)
     before: pd.Series | float = float(claim.baseline) if baseline is None else math.nan
     if baseline is not None:
-        other = baseline.of(summary).set_index("seed")[claim.metric].dropna().astype(float)
+        other = values_by_seed(summary, baseline, claim.metric)
         if baseline.trust_region == BASE:  # one set of samples for all seeds
             before = float(other.iloc[0]) if len(other) else math.nan
         else:

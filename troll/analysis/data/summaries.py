@@ -310,6 +310,14 @@ def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1
     return np.empty(0) if pair is None else np.asarray((pair[0] - pair[1]).mean(axis=1))
 
 
+def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
+    """A metric of a cell's runs from the table of `per_run`, by seed; empty where none has it."""
+    if metric not in summary:
+        return pd.Series(dtype=float)
+    values: pd.Series = cell.of(summary).set_index("seed")[metric].dropna().astype(float)
+    return values
+
+
 def spread(values: Iterable[float]) -> tuple[float, float]:
     """Mean and sample standard deviation over seeds, ignoring missing values; NaN where undefined."""
     array: Array = np.asarray([value for value in values if value == value], dtype=np.float64)
