@@ -52,6 +52,8 @@ rule archive:
         f"{ARCHIVE}/{{checkpoint_dir}}.zip",
     log:
         f"{ROOT}/logs/archive/{{checkpoint_dir}}.log",
+    wildcard_constraints:  # an archive that is restored from is never written, nor is its run made for it
+        checkpoint_dir=one_of(archivable(RUNS)),
     priority: 2
     localrule: True
     conda:

@@ -53,9 +53,12 @@ def restorable():
 RESTORABLE = restorable() if EXPERIMENT.archive else []
 
 
-def archives_of(runs):
-    """The archives of these runs and their base models that are to be written."""
+def archivable(runs):
+    """Directories of these runs and their base models whose archives are to be written."""
     if not EXPERIMENT.archive:
         return []
-    places = [place for place in checkpoint_dirs_of(runs) if place not in RESTORABLE]
-    return [archive_of(place) for place in places]
+    return [place for place in checkpoint_dirs_of(runs) if place not in RESTORABLE]
+
+
+def archives_of(runs):
+    return [archive_of(place) for place in archivable(runs)]
