@@ -232,13 +232,29 @@ def check_archive(checkout: Path, root: Path, arguments: tuple[str, ...]) -> Non
     result = snakemake(checkout, *archiving)
     assert result.returncode == 0, result.stderr[-4000:]
     assert len(list(root.glob("archive/**/*.zip"))) == 6
-    for name in ("runs", "base", "data"):
+    table = (root / "tables/main.csv").read_bytes()
+    for name in ("runs", "base", "data", "tables"):
         shutil.rmtree(root / name)
-    result = snakemake(checkout, "-n", *archiving)
+    assert dry(checkout, archiving) == {"restore": 6}
+    more = (*archiving, "seeds=[0, 1]")
+    made = {"base_model": 2, "configure": 4, "train": 4, "archive": 6}
+    assert dry(checkout, more) == {"restore": 4, **made}
+    # The same once they are restored: what is made for new runs does not make the restored ones again.
+    result = snakemake(checkout, *archiving)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert (planned(result, "restore"), planned(result, "train"), planned(result, "base_model")) == (6, 0, 0)
-    result = snakemake(checkout, "-n", *archiving, "seeds=[0, 1]")
-    assert (planned(result, "restore"), planned(result, "train"), planned(result, "base_model")) == (4, 4, 2)
+    assert (root / "tables/main.csv").read_bytes() == table
+    assert dry(checkout, archiving) == {}
+    assert dry(checkout, more) == made
+
+
+def dry(checkout: Path, arguments: tuple[str, ...]) -> dict[str, int]:
+    """How many jobs are planned that restore runs, make or archive them."""
+    result = snakemake(checkout, "-n", *arguments)
+    assert result.returncode == 0, result.stderr[-4000:]
+    counts = {
+        rule: planned(result, rule) for rule in ("restore", "base_model", "configure", "train", "archive")
+    }
+    return {rule: count for rule, count in counts.items() if count}
 
 
 def check_outputs(root: Path) -> None:
