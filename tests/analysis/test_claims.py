@@ -109,6 +109,28 @@ def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
     assert why(verdict(known, least_seeds=4)).startswith("3 seeds in 2 settings, the claim asks for 4; ")
 
 
+def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None:
+    """Variants share the baseline's alone. A base model's samples have no seeds."""
+    root = tmp_path / "testbed"
+    dirs = [
+        synthetic.write_run(root, task, method, "grpo", condition, seed, batches=2)
+        for task, condition in (("chains", "gentle"), ("chains", "stale"), ("functions", "gentle"))
+        for method in ("clip", "troll", "troll-k4")
+        for seed in range(2)
+    ]
+    bases = [synthetic.write_base(root, task) for task in ("chains", "functions")]
+    collected = read_directories(dirs, bases)
+
+    def baselines(**changes: object) -> list[object]:
+        decision = verdict(collected, method="troll*", **changes).decision
+        assert all(one.seed_numbers == (0.0, 1.0) for one in decision.settings)
+        return [one.baseline for one in decision.settings]
+
+    found = baselines()
+    assert len(found) == 6 and len(set(found)) == 3 and None not in found
+    assert set(baselines(baseline="base")) == set(baselines(metric="area", baseline=0.5)) == {None}
+
+
 def test_a_run_that_stands_in_two_experiments_counts_once(known: Collected) -> None:
     tables = (known.runs, known.items)
 

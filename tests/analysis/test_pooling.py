@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.meta_analysis import combine_effects
 
-from troll.analysis.pooling import clears, moderator_p, pool, reml, seeds_to_decide
+from troll.analysis.pooling import clears, error_covariance, moderator_p, pool, reml, seeds_to_decide
 
 # Thirteen trials of the BCG vaccine (Colditz et al. 1994): cases and others among vaccinated and controls.
 TRIALS = np.array(
@@ -79,6 +79,75 @@ def test_the_interval_of_the_average_covers_the_truth(between: float) -> None:
     assert hits / trials > 0.88
 
 
+def sharing(rng: np.random.Generator, effects: np.ndarray, seeds: int = 5) -> list[dict[float, float]]:
+    """Differences of a few variants from one baseline, whose runs vary more than theirs."""
+    baseline = rng.normal(0, 0.08, seeds)
+    own = rng.normal(0, 0.05, (effects.size, seeds))
+    return [dict(enumerate(row)) for row in (effects[:, None] + own - baseline).tolist()]
+
+
+def test_settings_of_one_baseline_have_the_covariance_of_its_seeds() -> None:
+    pair = [{0.0: 0.1, 1.0: 0.4, 2.0: 0.1}, {2.0: 0.3, 0.0: 0.2, 1.0: 0.6}]
+    one_seed, means = error_covariance(pair, ["clip", "clip"])
+    table = np.array([[0.1, 0.4, 0.1], [0.2, 0.6, 0.3]])
+    assert one_seed == pytest.approx(np.cov(table)) and means == pytest.approx(np.cov(table) / 3)
+    for apart in (["clip", "gspo"], [None, None]):
+        assert error_covariance(pair, apart)[0] == pytest.approx(np.diag(np.var(table, axis=1, ddof=1)))
+    # Runs that vary against each other by chance are not taken as surer than independent ones.
+    against = [{0.0: 0.1, 1.0: 0.2, 2.0: 0.3}, {0.0: 0.3, 1.0: 0.2, 2.0: 0.1}]
+    assert error_covariance(against, ["clip", "clip"])[0] == pytest.approx(np.diag([0.01, 0.01]))
+
+
+def test_seeds_that_only_one_of_two_settings_has_share_nothing() -> None:
+    rng = np.random.default_rng(5)
+    draws = [sharing(rng, np.zeros(2), 6) for _ in range(4000)]
+    kept = [({s: a[s] for s in range(4)}, {s: b[s] for s in range(2, 6)}) for a, b in draws]
+    means = np.array([[np.mean(list(one.values())) for one in pair] for pair in kept])
+    expected = 0.08**2 * 2 / (4 * 4)  # two common seeds of the baseline, in two means of four
+    assert np.cov(means.T)[0, 1] == pytest.approx(expected, rel=0.15)
+    found = np.mean([error_covariance(pair, ["clip"] * 2)[1][0, 1] for pair in kept])
+    assert found == pytest.approx(expected, rel=0.3)
+
+
+def test_a_covariance_that_is_diagonal_is_independence() -> None:
+    effects, variances = bcg()
+    assert reml(effects, np.diag(variances)) == pytest.approx(reml(effects, variances), rel=1e-9)
+    assert pool(effects, np.diag(variances)) == pool(effects, variances)
+
+
+def test_equal_settings_of_one_baseline_are_little_more_than_one() -> None:
+    correlated = 0.01 * (0.5 * np.eye(4) + 0.5)
+    found = pool([0.2, 0.2, 0.2, 0.2], correlated)
+    # Of K equal variances with correlation r the mean has the variance v (1 + (K - 1) r) / K.
+    error = math.sqrt(0.01 * (1 + 3 * 0.5) / 4)
+    assert found.high - found.estimate == pytest.approx(stats.t.ppf(0.975, 3) * error)
+
+
+def test_reml_of_correlated_effects_is_the_maximum_of_the_restricted_likelihood() -> None:
+    rng = np.random.default_rng(6)
+    effects, mix = rng.normal(0, 0.2, 6), rng.normal(size=(6, 6))
+    covariance = 0.01 * (mix @ mix.T / 6 + np.eye(6))
+    contrasts = np.linalg.qr(np.column_stack([np.ones(6), rng.normal(size=(6, 5))]))[0][:, 1:]
+
+    def likelihood(between: float) -> float:  # of five contrasts that the mean does not enter
+        whole = contrasts.T @ (covariance + between * np.eye(6)) @ contrasts
+        return stats.multivariate_normal(np.zeros(5), whole).logpdf(contrasts.T @ effects)
+
+    found = reml(effects, covariance)
+    assert found > 0 and likelihood(found) >= max(likelihood(found * (1 + step)) for step in (-0.01, 0.01))
+
+
+def test_the_average_of_variants_of_one_baseline_covers_the_truth() -> None:
+    rng, trials, hits = np.random.default_rng(7), 300, {"covariance": 0, "independent": 0}
+    for _ in range(trials):
+        known = [*sharing(rng, np.zeros(3)), *sharing(rng, np.zeros(3))]
+        effects = [np.mean(list(one.values())) for one in known]
+        for name, baselines in (("covariance", ["a"] * 3 + ["b"] * 3), ("independent", [None] * 6)):
+            found = pool(effects, error_covariance(known, baselines)[1])
+            hits[name] += found.low <= 0 <= found.high
+    assert hits["covariance"] / trials > 0.9 > 0.88 > hits["independent"] / trials
+
+
 def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not() -> None:
     rng = np.random.default_rng(2)
     tasks, estimators = ["a", "b"] * 6, ["x", "x", "y", "y"] * 3
@@ -105,13 +174,24 @@ def test_false_dependence_is_as_rare_as_it_should_be() -> None:
     assert found / trials < 0.09
 
 
+def test_false_dependence_between_variants_of_one_baseline_is_as_rare() -> None:
+    rng, trials, found = np.random.default_rng(8), 300, {"covariance": 0, "independent": 0}
+    levels = ["a"] * 3 + ["b"] * 3
+    for _ in range(trials):
+        known = [*sharing(rng, np.zeros(3)), *sharing(rng, np.zeros(3))]
+        effects = [np.mean(list(one.values())) for one in known]
+        for name, baselines in (("covariance", levels), ("independent", [None] * 6)):
+            found[name] += moderator_p(effects, error_covariance(known, baselines)[1], levels) < 0.05
+    assert 2 * found["covariance"] < found["independent"] and found["covariance"] / trials < 0.1
+
+
 def test_seeds_that_would_decide_do_decide() -> None:
     def above(average: float, error: float, df: int) -> float:
         return clears(average, error, df)
 
-    needed = seeds_to_decide([0.1], [0.2], above, least=3)
+    needed = seeds_to_decide([0.1], [0.2**2], above, least=3)
     assert needed is not None
     draws = np.random.default_rng(4).normal(0.1, 0.2, (20_000, needed))
     assert float((stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean()) == pytest.approx(0.8, abs=0.03)
     # Settings that differ much are not decided by seeds.
-    assert seeds_to_decide([0.5, -0.4, 0.1, -0.1], [0.1] * 4, above, least=3) is None
+    assert seeds_to_decide([0.5, -0.4, 0.1, -0.1], [0.1**2] * 4, above, least=3) is None

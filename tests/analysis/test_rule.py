@@ -1,5 +1,7 @@
 """The rule of the verdicts on settings whose differences are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,20 @@ def test_every_setting_has_to_hold_for_everywhere() -> None:
     one_out = judged(0.1, 0.12, 0.11, 0.1, 0.01)
     assert one_out.label == "supported on average" and one_out.held == (True, True, True, True, False)
     assert one_out.pooled is not None and one_out.pooled.low > 0
+
+
+def test_settings_that_share_their_baseline_are_less_sure_on_average() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.02, (4, 5))
+    same = [
+        replace(one, differences=0.012 + noise[0] + row / 4)
+        for one, row in zip(settings(*[0] * 4), noise, strict=True)
+    ]
+    assert decide(ABOVE, same, 3).label == "supported on average"
+    found = decide(ABOVE, [replace(one, baseline="clip") for one in same], 3)
+    assert found.label == "inconclusive" and found.seeds is not None and found.seeds > 5
+    assert same[0].first(2).by_seed == dict(enumerate(same[0].differences[:2]))
+    named = replace(same[0], seed_numbers=(3.0, 5.0, 7.0, 8.0, 9.0))
+    assert list(named.first(2).by_seed) == [3.0, 5.0]
 
 
 def test_an_average_on_the_other_side_contradicts() -> None:

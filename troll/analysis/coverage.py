@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from troll.analysis.pooling import pool
+from troll.analysis.pooling import error_covariance, pool
 from troll.analysis.render.formats import Style, percent, whole
 from troll.analysis.statistics import LEVEL, Array
 from troll.common.seeding import derive_seed
@@ -73,6 +73,11 @@ SETTINGS = 7
 BETWEEN = 0.05
 SPREADS = (0.02, 0.03, 0.06, 0.06, 0.08, 0.10, 0.15)
 """Of an average over settings: how many, how they differ, and how the seeds of each do (as stale ones do)."""
+
+SHARING = (0.03, 0.03, 0.06) * 2
+BASELINE_SPREAD = 0.06
+"""Of an average over variants of a method on two tasks: how the seeds of each variant differ, and those of
+the baseline, whose runs a task's variants are all compared with."""
 
 Method = Callable[[Array, np.random.Generator], tuple[Array, Array]]
 """Maps differences [N, S, I] to lower and upper ends [N] at level 0.95."""
@@ -147,6 +152,9 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+_POOLED = "REML, Hartung and Knapp"
+
+
 def _average(seeds: int, trials: int) -> dict[str, object]:
     """Coverage of the average over settings: REML with Hartung's and Knapp's interval."""
     rng = np.random.default_rng(derive_seed(purpose="coverage of averages", seeds=seeds))
@@ -156,10 +164,30 @@ def _average(seeds: int, trials: int) -> dict[str, object]:
         values = settings + np.array(SPREADS)[:, None] * rng.normal(size=(SETTINGS, seeds))
         average = pool(values.mean(axis=1), values.var(axis=1, ddof=1) / seeds)
         ends.append((average.low, average.high))
-    low, high = np.asarray(ends).T
-    covers = float(np.mean((low <= 0) & (high >= 0)))
     name = f"average over {SETTINGS} settings that differ"
-    row = {"scenario": name, "seeds": seeds, "interval": "REML, Hartung and Knapp", "covers": covers}
+    return _average_row(name, seeds, _POOLED, np.asarray(ends))
+
+
+def _averages_of_variants(seeds: int, trials: int) -> list[dict[str, object]]:
+    """The same where variants share the runs of a baseline: with their covariance, and as if they did not."""
+    rng = np.random.default_rng(derive_seed(purpose="coverage of averages of variants", seeds=seeds))
+    tasks = np.repeat([0, 1], len(SHARING) // 2)
+    ends: dict[str, list[tuple[float, float]]] = {_POOLED: [], f"{_POOLED}, as if independent": []}
+    for _ in range(trials):
+        baseline = BASELINE_SPREAD * rng.normal(size=(2, seeds))[tasks]
+        values = np.array(SHARING)[:, None] * rng.normal(size=(len(SHARING), seeds)) - baseline
+        by_seed = [{float(seed): value for seed, value in enumerate(row)} for row in values.tolist()]
+        for kinds, found in zip((tasks.tolist(), [None] * len(SHARING)), ends.values(), strict=True):
+            average = pool(values.mean(axis=1), error_covariance(by_seed, kinds)[1])
+            found.append((average.low, average.high))
+    name = f"average over {len(SHARING)} settings, three compared with the same runs"
+    return [_average_row(name, seeds, kind, np.asarray(found)) for kind, found in ends.items()]
+
+
+def _average_row(scenario: str, seeds: int, interval: str, ends: Array) -> dict[str, object]:
+    low, high = ends.T
+    covers = float(np.mean((low <= 0) & (high >= 0)))
+    row = {"scenario": scenario, "seeds": seeds, "interval": interval, "covers": covers}
     return row | {"covers_population": np.nan, "width": float(np.median(high - low))}
 
 
@@ -170,7 +198,7 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
         trials: N, simulated experiments for each scenario and number of seeds.
 
     Returns:
-        One row per scenario, number of seeds and method, and three of averages over settings: ``covers``
+        One row per scenario, number of seeds and method, and nine of averages over settings: ``covers``
         (share of intervals that hold the true difference on the problems of the test split),
         ``covers_population`` (on all problems that could have been drawn) and ``width`` (median length; a
         share). All methods see the same draws.
@@ -192,7 +220,9 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
                     "width": float(np.median(high - low)),
                 }
             )
-    rows += [_average(seeds, max(trials // 4, 1)) for seeds in SEEDS]
+    few = max(trials // 4, 1)
+    rows += [_average(seeds, few) for seeds in SEEDS]
+    rows += [row for seeds in SEEDS for row in _averages_of_variants(seeds, few)]
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
         "scenario": Style("Differences", str),
@@ -209,6 +239,7 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
         "seeds, problems and samples are like those of the released runs. Tables and verdicts use Student's "
         "t over seeds. Where a quarter of the seeds collapse, three seeds often show no collapse, and no "
         "interval made from them can know of it. Averages (a quarter as many experiments): what verdicts on "
-        "average use. Made by `troll coverage --out results/statistics`.",
+        "average use, and, where variants of a method are compared with the same runs, what it would be if "
+        "they were taken as independent. Made by `troll coverage --out results/statistics`.",
     ]
     return frame

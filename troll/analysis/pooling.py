@@ -4,19 +4,24 @@ Every setting has an effect (the mean paired difference over its seeds) with a v
 each other by more than that, with variance tau². Sources: REML for tau² (Viechtbauer 2005, "Bias and
 efficiency of meta-analytic variance estimators"); Hartung's and Knapp's interval of the average, Student's
 quantile with an estimated scale that is not let below one (Knapp and Hartung 2003; Röver, Knapp and Friede
-2015); prediction interval of a further setting (Higgins, Thompson and Spiegelhalter 2009). Weighted least
-squares with an estimated scale, which is Hartung's and Knapp's method, is statsmodels'; its own meta-analysis
-lacks REML, the bounded scale, moderators and prediction intervals.
+2015); prediction interval of a further setting (Higgins, Thompson and Spiegelhalter 2009).
+
+Settings that are compared with the same runs of a baseline have errors that go together (Gleser and Olkin
+2009, "Stochastically dependent effect sizes"); `error_covariance` estimates how much from the seeds. REML,
+the scale and all errors take the covariance into account. The weights stay those of independent settings,
+1 / (variance + tau²): best weights for a covariance that five seeds estimate can be negative. Without
+shared runs all of it is Hartung's and Knapp's method as statsmodels has it; that lacks REML, the bounded
+scale, moderators, prediction intervals and covariances.
 
 Axis letters: K settings, P columns of a design.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
@@ -24,6 +29,10 @@ from troll.analysis.statistics import LEVEL, Array
 
 _LEAST_OF_LEVEL = 2
 """A level of a coordinate that is known from one setting cannot be told from that setting."""
+_FLAT = 1e-9
+"""Deviances that differ by less are equal: the last digits of a processor do not choose between them."""
+_MOST_CORRELATED = 0.99
+"""Errors that went together wholly would leave nothing to divide by."""
 
 
 @dataclass(frozen=True)
@@ -49,64 +58,107 @@ class Pooled:
     settings: int
 
 
-def reml(effects: ArrayLike, variances: ArrayLike, design: ArrayLike | None = None) -> float:
+def error_covariance(
+    differences: Sequence[Mapping[float, float]], baselines: Sequence[Hashable]
+) -> tuple[Array, Array]:
+    """How the errors of settings' mean differences go together, for one seed and for the seeds there are.
+
+    All pairs of settings that are compared with the same runs have one correlation, at least zero: the sum of
+    their covariances over common seeds, divided by that of the products of their standard deviations.
+
+    Args:
+        differences: of each setting, by seed; at least two seeds in each.
+        baselines: the runs that each is compared with, by any name; None shares them with no other.
+
+    Returns:
+        The covariance of the differences of one seed ``[K, K]``, and that of the means ``[K, K]``.
+    """
+    table = pd.DataFrame({index: pd.Series(one, dtype=float) for index, one in enumerate(differences)})
+    spreads = table.std().to_numpy()
+    same = np.asarray([[a == b and a is not None for b in baselines] for a in baselines])
+    np.fill_diagonal(same, False)
+    pairs = [(i, j) for i, j in zip(*np.nonzero(np.triu(same)), strict=True)]
+    together, apart = 0.0, 0.0
+    for i, j in pairs:
+        common = table[[i, j]].dropna()
+        if len(common) > 1:
+            covariance = common.cov().to_numpy()
+            together += covariance[0, 1]
+            apart += math.sqrt(covariance[0, 0] * covariance[1, 1])
+    correlation = float(np.clip(together / apart, 0, _MOST_CORRELATED)) if apart else 0.0
+    one_seed = (np.eye(len(baselines)) + correlation * same) * np.outer(spreads, spreads)
+    there = table.notna().to_numpy(dtype=float)
+    counts = there.sum(axis=0)
+    return one_seed, one_seed * (there.T @ there) / np.outer(counts, counts)
+
+
+def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None) -> float:
     """The variance between settings that makes the restricted likelihood largest; at least zero.
 
     Args:
         effects: ``[K]``.
-        variances: of the effects, ``[K]``, positive.
+        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``, positive definite.
         design: ``[K, P]``; a column of ones by default.
     """
-    y, v = np.asarray(effects, dtype=np.float64), np.asarray(variances, dtype=np.float64)
+    y, v = np.asarray(effects, dtype=np.float64), _matrix(errors)
     x = np.ones((y.size, 1)) if design is None else np.asarray(design, dtype=np.float64)
 
-    def deviance(between: float) -> float:
-        weight = 1 / (v + between)
-        information = x.T @ (weight[:, None] * x)
-        rest = y - x @ np.linalg.solve(information, x.T @ (weight * y))
-        return float(np.log(v + between).sum() + np.linalg.slogdet(information)[1] + (weight * rest**2).sum())
+    def deviance(between: Array) -> Array:  # of many values at once, [N]
+        whole = v + between[:, None, None] * np.eye(y.size)
+        weighted = np.linalg.solve(whole, np.column_stack([x, y]))
+        information = x.T @ weighted[:, :, :-1]
+        rest = y[:, None] - x @ np.linalg.solve(information, x.T @ weighted[:, :, -1:])
+        logs = np.linalg.slogdet(whole)[1] + np.linalg.slogdet(information)[1]
+        return np.asarray(logs + (rest * np.linalg.solve(whole, rest)).sum(axis=(1, 2)))
 
     # The deviance may have several minima: a grid finds the lowest, a search between its neighbours the rest.
-    grid = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 100) * (np.ptp(y) ** 2 + v.max())])
-    least = int(np.argmin([deviance(between) for between in grid]))
+    grid = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 100) * (np.ptp(y) ** 2 + v.diagonal().max())])
+    deviances = deviance(grid)
+    least = int(np.argmin(deviances))
     ends = grid[max(least - 1, 0)], grid[min(least + 1, grid.size - 1)]
-    minimum = optimize.minimize_scalar(deviance, bounds=ends, method="bounded", options={"xatol": 1e-12})
-    return float(minimum.x) if minimum.fun < deviance(grid[least]) else float(grid[least])
+    minimum = optimize.minimize_scalar(
+        lambda between: float(deviance(np.asarray([between]))[0]),
+        bounds=ends,
+        method="bounded",
+        options={"xatol": 1e-12},
+    )
+    return float(minimum.x) if minimum.fun < deviances[least] - _FLAT else float(grid[least])
 
 
-def pool(effects: ArrayLike, variances: ArrayLike, *, level: float = LEVEL) -> Pooled:
+def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pooled:
     """The average over settings with its interval and the prediction interval.
 
     Args:
         effects: ``[K]``, at least two.
-        variances: of the effects, ``[K]``; zero where all seeds agree to the last digit.
+        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``; variances are zero
+            where all seeds agree to the last digit.
         level: of the average's interval; the prediction interval is one of 95 % always.
 
     Raises:
         ValueError: there are fewer than two effects.
     """
-    y, v = _known(effects, variances)
+    y, v = _known(effects, errors)
     if y.size < 2:
         raise ValueError("an average over settings needs at least two of them")
     between = reml(y, v)
-    fitted = _fit(y, v, np.ones((y.size, 1)), between)
-    low, high = fitted.conf_int(alpha=1 - level)[0]
-    estimate, error = float(fitted.params[0]), float(fitted.bse[0])
-    half = math.nan
+    average, variance = _fit(y, v, np.ones((y.size, 1)), between)
+    estimate, error = float(average[0]), math.sqrt(variance[0, 0])
+    half = float(stats.t.ppf((1 + level) / 2, y.size - 1)) * error
+    further = math.nan
     if y.size > 2:
-        half = float(stats.t.ppf((1 + LEVEL) / 2, y.size - 2)) * math.sqrt(between + error**2)
-    ends = float(low), float(high), estimate - half, estimate + half
+        further = float(stats.t.ppf((1 + LEVEL) / 2, y.size - 2)) * math.sqrt(between + error**2)
+    ends = estimate - half, estimate + half, estimate - further, estimate + further
     return Pooled(estimate, *ends, math.sqrt(between), y.size)
 
 
-def moderator_p(effects: ArrayLike, variances: ArrayLike, levels: Sequence[Hashable]) -> float:
+def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable]) -> float:
     """p-value of the hypothesis that the average is the same at every level of a coordinate.
 
     A mixed-effects meta-regression on the levels that have at least two settings, with a common tau².
 
     Args:
         effects: ``[K]``.
-        variances: ``[K]``.
+        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``.
         levels: of the coordinate, one for each setting.
 
     Returns:
@@ -116,11 +168,14 @@ def moderator_p(effects: ArrayLike, variances: ArrayLike, levels: Sequence[Hasha
     chosen = np.asarray([level in kept for level in levels], dtype=bool)
     if len(kept) < 2:
         return math.nan
-    y, v = (part[chosen] for part in _known(effects, variances))
+    y, v = _known(effects, errors)
+    y, v = y[chosen], v[np.ix_(chosen, chosen)]
     x = np.asarray([[float(level == name) for name in kept] for level in levels if level in kept])
-    fitted = _fit(y, v, x, reml(y, v, x))
+    means, covariance = _fit(y, v, x, reml(y, v, x))
     contrasts = np.eye(len(kept))[1:] - np.eye(len(kept))[0]
-    return float(fitted.f_test(contrasts).pvalue)
+    found = contrasts @ means
+    f = found @ np.linalg.solve(contrasts @ covariance @ contrasts.T, found) / found.size
+    return float(stats.f.sf(f, found.size, y.size - len(kept)))
 
 
 def common_levels(levels: Sequence[Hashable]) -> list[Hashable]:
@@ -130,7 +185,7 @@ def common_levels(levels: Sequence[Hashable]) -> list[Hashable]:
 
 def seeds_to_decide(
     effects: ArrayLike,
-    spreads: ArrayLike,
+    errors: ArrayLike,
     decides: Callable[[float, float, int], float],
     *,
     least: int,
@@ -140,7 +195,8 @@ def seeds_to_decide(
 
     Args:
         effects: ``[K]``.
-        spreads: standard deviations of the paired differences between seeds, ``[K]``.
+        errors: of the paired difference of one seed: variances of independent settings, ``[K]``, or their
+            covariance, ``[K, K]``.
         decides: the chance of a decision given the average, its standard error and degrees of freedom.
         least: seeds that are there.
         most: give up above this many.
@@ -149,14 +205,15 @@ def seeds_to_decide(
         The least number of seeds with a chance of 80 %; None when ``most`` are not enough, because settings
         differ more than seeds.
     """
-    y, spread = np.asarray(effects, dtype=np.float64), np.asarray(spreads, dtype=np.float64)
-    _, now = _known(y, spread**2 / least)
+    y, now = _known(effects, _matrix(errors) / least)
     between = reml(y, now) if y.size > 1 else 0.0
 
     def enough(seeds: int) -> bool:
-        weight = 1 / (now * least / seeds + between)
-        error, df = math.sqrt(1 / weight.sum()), y.size - 1 if y.size > 1 else seeds - 1
-        return decides(float((weight * y).sum() / weight.sum()), error, df) >= 0.8
+        whole = now * least / seeds + between * np.eye(y.size)
+        weight = 1 / whole.diagonal()
+        weight /= weight.sum()
+        df = y.size - 1 if y.size > 1 else seeds - 1
+        return decides(float(weight @ y), math.sqrt(weight @ whole @ weight), df) >= 0.8
 
     if not enough(most):
         return None
@@ -173,18 +230,25 @@ def clears(distance: float, error: float, df: int, level: float = LEVEL) -> floa
     return float(np.nan_to_num(stats.nct.sf(critical, df, distance / error), nan=1.0))
 
 
-def _known(effects: ArrayLike, variances: ArrayLike) -> tuple[Array, Array]:
-    """Effects, and variances kept above zero: seeds that agree to the last digit would get all the weight."""
-    y, v = np.asarray(effects, dtype=np.float64), np.asarray(variances, dtype=np.float64)
+def _matrix(errors: ArrayLike) -> Array:
+    v = np.asarray(errors, dtype=np.float64)
+    return np.diag(v) if v.ndim == 1 else v
+
+
+def _known(effects: ArrayLike, errors: ArrayLike) -> tuple[Array, Array]:
+    """Effects and covariance, variances kept above zero: seeds that agree would get all the weight."""
+    y, v = np.asarray(effects, dtype=np.float64), _matrix(errors)
     scale = float(np.max(np.abs(y), initial=0.0)) ** 2 or 1.0
-    return y, np.maximum(v, 1e-12 * scale)
+    return y, v + np.diag(np.maximum(1e-12 * scale - v.diagonal(), 0.0))
 
 
-def _fit(y: Array, v: Array, x: Array, between: float) -> Any:
-    from statsmodels.regression.linear_model import WLS  # half a second that most commands can spare
-
-    model = WLS(y, x, weights=1 / (v + between))
-    fitted = model.fit()
-    if fitted.scale >= 1:
-        return fitted
-    return model.fit(cov_type="fixed scale", cov_kwds={"scale": 1.0}, use_t=True)
+def _fit(y: Array, v: Array, x: Array, between: float) -> tuple[Array, Array]:
+    """Coefficients [P] by weighted least squares, and their covariance [P, P] with the scale."""
+    whole = v + between * np.eye(y.size)
+    weight = 1 / whole.diagonal()
+    bread = np.linalg.inv(x.T @ (weight[:, None] * x))
+    fitted = bread @ (x.T @ (weight * y))
+    rest = y - x @ fitted
+    scale = float(rest @ np.linalg.solve(whole, rest)) / (y.size - x.shape[1])
+    half = bread @ (x.T * weight)
+    return fitted, max(1.0, scale) * (half @ whole @ half.T)

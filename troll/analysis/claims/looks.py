@@ -60,7 +60,7 @@ def look_again(
                 decision = decide(side, settings, max(least_seeds, looks.first))
             return decision, Seen(seen, decided=False, missing=missing)
         known = [
-            replace(one, differences=one.differences[: used[index]], level=looks.level_at(used[index]))
+            replace(one.first(used[index]), level=looks.level_at(used[index]))
             for index, one in enumerate(settings)
         ]
         decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds

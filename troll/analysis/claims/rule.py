@@ -18,17 +18,26 @@ In this order:
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
 The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
-on. The condition is no coordinate of the first test: claims say which conditions they speak of.
+on; settings that are compared with the same runs of a baseline are not taken as independent. The condition
+is no coordinate of the first test: claims say which conditions they speak of.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from troll.analysis.pooling import Pooled, clears, common_levels, moderator_p, pool, seeds_to_decide
+from troll.analysis.pooling import (
+    Pooled,
+    clears,
+    common_levels,
+    error_covariance,
+    moderator_p,
+    pool,
+    seeds_to_decide,
+)
 from troll.analysis.statistics import LEVEL, Array, Interval, holm, seed_interval
 
 Direction = Literal["higher", "lower", "equivalent"]
@@ -61,6 +70,9 @@ class Setting:
         differences: one for each seed, ``[S]``.
         level: of its intervals; above 95 % where it is looked at more than once.
         conditions: those whose runs it rests on.
+        seed_numbers: the seeds, in the order of the differences; 0 to S - 1 by default.
+        baseline: names the runs that it is compared with, where other settings may be compared with the same;
+            None where none can be.
     """
 
     name: str
@@ -68,6 +80,13 @@ class Setting:
     differences: Array
     level: float = LEVEL
     conditions: tuple[str, ...] = ()
+    seed_numbers: tuple[float, ...] = ()
+    baseline: Hashable = None
+
+    @property
+    def by_seed(self) -> dict[float, float]:
+        """The difference of every seed."""
+        return dict(zip(self.seed_numbers or range(self.seeds), self.differences.tolist(), strict=True))
 
     @property
     def seeds(self) -> int:
@@ -83,6 +102,10 @@ class Setting:
     def spread(self) -> float:
         """Standard deviation over seeds; NaN for one."""
         return float(self.differences.std(ddof=1)) if self.seeds > 1 else math.nan
+
+    def first(self, seeds: int) -> "Setting":
+        """The same with its first seeds alone."""
+        return replace(self, differences=self.differences[:seeds], seed_numbers=self.seed_numbers[:seeds])
 
     def interval(self, level: float | None = None) -> Interval:
         """Student's interval over seeds, by default at the setting's level."""
@@ -177,8 +200,7 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     wrong = tuple(_refuted(side, one, one.strict(len(known))) for one in known)
     if any(one.seeds < least_seeds for one in known):
         return Decision("inconclusive", known, held, wrong, seeds=least_seeds)
-    effects, variances = _effects(known)
-    pooled = pool(effects, variances, level=level) if len(known) >= _LEAST_SETTINGS else None
+    pooled = pool(*_effects(known), level=level) if len(known) >= _LEAST_SETTINGS else None
     evidence = (known, held, wrong, pooled)
     if all(held):
         return Decision("supported everywhere", *evidence)
@@ -209,8 +231,12 @@ def _refuted(side: Side, setting: Setting, level: float) -> bool:
 
 
 def _effects(settings: Sequence[Setting]) -> tuple[Array, Array]:
-    effects = np.asarray([one.effect for one in settings])
-    return effects, np.asarray([one.spread**2 / one.seeds for one in settings])
+    """Effects [K] and the covariance of their errors [K, K]."""
+    return np.asarray([one.effect for one in settings]), _errors(settings)[1]
+
+
+def _errors(settings: Sequence[Setting]) -> tuple[Array, Array]:
+    return error_covariance([one.by_seed for one in settings], [one.baseline for one in settings])
 
 
 def _levels(settings: Sequence[Setting], name: str) -> dict[str, float]:
@@ -223,9 +249,9 @@ def _levels(settings: Sequence[Setting], name: str) -> dict[str, float]:
 
 def _moderator(side: Side, settings: Sequence[Setting], alpha: float) -> tuple[str, float]:
     """The coordinate whose levels lie on different sides and differ most surely, with its p-value."""
-    effects, variances = _effects(settings)
+    effects, errors = _effects(settings)
     by_name = {name: [one.coordinates[name] for one in settings] for name in MODERATORS}
-    p_values = holm([moderator_p(effects, variances, values) for values in by_name.values()])
+    p_values = holm([moderator_p(effects, errors, values) for values in by_name.values()])
     corrected = dict(zip(MODERATORS, map(float, p_values), strict=True))
     tests = []
     for name, p in corrected.items():
@@ -251,12 +277,12 @@ def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequen
 
 def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
     """Seeds that would decide by the average, or by every setting on its own, whichever comes first."""
-    effects, _ = _effects(settings)
-    spreads = np.asarray([one.spread for one in settings])
+    effects, one_seed = np.asarray([one.effect for one in settings]), _errors(settings)[0]
     least = min(one.seeds for one in settings)
     counts: list[int | None] = []
     if len(settings) != 2:
-        counts.append(seeds_to_decide(effects, spreads, side.chance, least=least, most=MOST_SEEDS))
+        counts.append(seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS))
+    spreads = np.sqrt(one_seed.diagonal())
     if all(side.shown(effect, effect) for effect in effects):
         singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
         counts.append(

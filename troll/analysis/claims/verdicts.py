@@ -7,7 +7,7 @@ data, counts once, with the seeds of all of them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -163,15 +163,20 @@ def _judge(
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
 ) -> Judged:
-    measured: dict[tuple[str, ...], tuple[str, tuple[Cell, ...], dict[float, float]]] = {}
+    measured: dict[tuple[str, ...], tuple[str, tuple[Cell, ...], dict[float, float], Hashable]] = {}
     for experiment, summary in summaries.items():
         for line, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
             if not differences:
                 continue
-            both = [one for cell in line for one in (cell, _baseline(claim, cell)) if one is not None]
-            same = tuple(made_first(experiment, one.of(summary)["run_id"], first) for one in both)
-            key = (*map(str, line), *same)
-            before = measured.setdefault(key, (experiment, line, {}))[2]
+            baselines = [one for cell in line if (one := _baseline(claim, cell)) is not None]
+            made = {
+                one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
+            }
+            key = (*map(str, line), *made.values())
+            # One set of samples of a base model says nothing of how differences vary together.
+            trained = [(one, made[one]) for one in baselines if one.trust_region != BASE]
+            shared = tuple(trained) or None
+            before = measured.setdefault(key, (experiment, line, {}, shared))[2]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
@@ -202,7 +207,11 @@ def _compared(
 
 
 def _setting(
-    claim: Claim, experiment: str, line: Sequence[Cell], differences: Mapping[float, float]
+    claim: Claim,
+    experiment: str,
+    line: Sequence[Cell],
+    differences: Mapping[float, float],
+    baseline: Hashable,
 ) -> Setting:
     cell, conditions = line[0], tuple(one.condition for one in line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
@@ -210,8 +219,16 @@ def _setting(
     names += [cell.trust_region] if cell.trust_region != claim.method else []
     coordinates = {"model": cell.model, "task": cell.task, "condition": condition}
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
-    values = np.asarray([differences[seed] for seed in sorted(differences)])
-    return Setting(" / ".join(names), coordinates, values, conditions=conditions)
+    seeds = tuple(sorted(differences))
+    values = np.asarray([differences[seed] for seed in seeds])
+    return Setting(
+        " / ".join(names),
+        coordinates,
+        values,
+        conditions=conditions,
+        seed_numbers=seeds,
+        baseline=baseline,
+    )
 
 
 def _baseline(claim: Claim, cell: Cell) -> Cell | None:
