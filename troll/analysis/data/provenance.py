@@ -27,8 +27,6 @@ processor the same base model has other bits.
 _NAMED_RUNS = 3
 DIRTY = "-dirty"
 """At the end of a commit: the source had changes that were not committed."""
-RELEASED_BEFORE = ("31ad94d5a09061382fdac09fe23edffb8cfb9a0a-dirty",)
-"""Sources of runs that were released before `check_clean` was there. The README says which."""
 
 
 def check_digests(
@@ -85,6 +83,28 @@ def _message(
     )
 
 
+def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
+    """What each run was made from.
+
+    A checkout has changes, too, where tracked results have been made again. What runs are made from has a
+    digest of its own: where it is that of a run from an unchanged checkout, the commit has it.
+
+    Args:
+        runs: the tidy table.
+
+    Returns:
+        A row per run: ``run_id``, ``git_commit``, ``changed`` (the checkout had changes that were not
+        committed) and ``known`` (what it was made from is in a commit).
+    """
+    table = runs.drop_duplicates(["experiment", "run_id"])
+    table = table[["run_id", "git_commit", "digest_source"]].astype(str).reset_index(drop=True)
+    table["changed"] = table["git_commit"].str.endswith(DIRTY)
+    table["known"] = (table["git_commit"] != "") & ~table["changed"]
+    digests = set(table.loc[table["known"], "digest_source"]) - {"", "nan"}
+    table["known"] |= table["changed"] & table["digest_source"].isin(digests)
+    return table.drop(columns="digest_source")
+
+
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
     """Refuses a release whose source nobody can look up.
 
@@ -93,13 +113,12 @@ def check_clean(runs: pd.DataFrame, place: Path) -> None:
         place: what to call it in the message.
 
     Raises:
-        UserError: a run's source had changes that were not committed, or was in no git repository.
+        UserError: a run's source had changes that are in no commit, or was in no git repository.
     """
-    commits = runs.drop_duplicates(["experiment", "run_id"]).set_index("run_id")["git_commit"].astype(str)
-    unknown = commits[(commits == "") | commits.str.endswith(DIRTY)]
-    unknown = unknown[~unknown.isin(RELEASED_BEFORE)]
+    made = made_from_commits(runs)
+    unknown = made[~made["known"]]
     if len(unknown):
         raise UserError(
-            f"{place}: {len(unknown)} of {len(commits)} runs, {unknown.index[0]} among them, were made from "
-            "source that is in no commit, and cannot be released; commit it, and make them again"
+            f"{place}: {len(unknown)} of {len(made)} runs, {unknown['run_id'].iloc[0]} among them, were made "
+            "from source that is in no commit, and cannot be released; commit it, and make them again"
         )

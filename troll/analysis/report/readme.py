@@ -15,7 +15,7 @@ import pandas as pd
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.ledger import to_short_markdown
 from troll.analysis.claims.verdicts import Judged
-from troll.analysis.data.provenance import DIRTY
+from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, percent, points, significant, to_markdown, whole
@@ -145,12 +145,17 @@ def provenance(runs: pd.DataFrame) -> list[str]:
 
 
 def _made(rows: pd.DataFrame) -> str:
-    commits = rows.drop_duplicates("run_id")["git_commit"].astype(str).value_counts()
+    made = made_from_commits(rows)
     parts = []
-    for commit, count in commits.sort_index().items():
-        text = f"{count} at commit `{str(commit)[:7]}`" if commit else f"{count} at no known commit"
-        parts.append(text + " with changes that were not committed" * str(commit).endswith(DIRTY))
-    return f"{_count(int(commits.sum()), 'run')}, {' and '.join(parts)}"
+    for _, own in made.groupby(["git_commit", "known"]):
+        one = own.iloc[0]
+        commit = str(one["git_commit"])
+        text = f"{len(own)} at commit `{commit[:7]}`" if commit else f"{len(own)} at no known commit"
+        if one["changed"]:
+            outside = ", none of them to what runs are made from" if one["known"] else ""
+            text += f" with changes that were not committed{outside}"
+        parts.append(text)
+    return f"{_count(len(made), 'run')}, {' and '.join(parts)}"
 
 
 def _took(rows: pd.DataFrame) -> str:
