@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,15 @@ def test_a_rule_that_is_best_at_the_end_of_its_learning_rates_is_named(board, pr
     said = "learning rate that was tried: clip (chains, functions), troll (chains, functions), none ({})"
     assert said.format("functions") in notes(3)
     assert said.format("chains, functions") in notes(4) and said.format("chains, functions") in notes(1)
+
+
+def test_a_rule_that_is_tuned_and_has_no_fresh_runs_is_named(board, protocol):
+    table, final, scores = board
+    assert not any("not yet run" in note for note in table.attrs["notes"])
+    known = [replace(one, items=one.items[one.items["trust_region"] != "none"]) for one in final]
+    notes = board_table(known, scores, choose(scores, protocol), protocol, ["pg"]).attrs["notes"]
+    assert notes[-2:] == ["Tuned, and not yet run on fresh seeds: none.", "No runs yet: pg."]
+    assert not any("tried" in note and "none (" in note for note in notes)
 
 
 def test_the_board_has_every_rule_once_per_task_best_first(board):

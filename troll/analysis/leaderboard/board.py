@@ -79,7 +79,10 @@ def board_table(
     frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
-    frame.attrs["notes"] = _notes(protocol, len(final), missing, _at_edges(best, protocol))
+    there = set(frame["trust_region"])
+    tuned = list(dict.fromkeys(name for _, name in best if name not in there))
+    edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
+    frame.attrs["notes"] = _notes(protocol, len(final), missing, tuned, edges)
     return frame.drop(columns="p")
 
 
@@ -167,8 +170,11 @@ def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list
     return [f"{name} ({', '.join(tasks)})" for name, tasks in found.items()]
 
 
-def _notes(protocol: Protocol, tasks: int, missing: Sequence[str], edges: Sequence[str]) -> list[str]:
-    left = [f"No runs yet: {', '.join(missing)}."] if missing else []
+def _notes(
+    protocol: Protocol, tasks: int, missing: Sequence[str], tuned: Sequence[str], edges: Sequence[str]
+) -> list[str]:
+    left = [f"Tuned, and not yet run on fresh seeds: {', '.join(tuned)}."] if tuned else []
+    left += [f"No runs yet: {', '.join(missing)}."] if missing else []
     if edges:
         outside = f"{', '.join(edges)}; a better one may lie outside."
         left = [f"Best at the least or largest learning rate that was tried: {outside}", *left]
