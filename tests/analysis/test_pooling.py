@@ -100,13 +100,13 @@ def test_settings_of_one_baseline_have_the_covariance_of_its_seeds() -> None:
 
 def test_seeds_that_only_one_of_two_settings_has_share_nothing() -> None:
     rng = np.random.default_rng(5)
-    draws = [sharing(rng, np.zeros(2), 6) for _ in range(4000)]
-    kept = [({s: a[s] for s in range(4)}, {s: b[s] for s in range(2, 6)}) for a, b in draws]
+    draws = [sharing(rng, np.zeros(2), 12) for _ in range(2000)]
+    kept = [({s: a[s] for s in range(9)}, {s: b[s] for s in range(3, 12)}) for a, b in draws]
     means = np.array([[np.mean(list(one.values())) for one in pair] for pair in kept])
-    expected = 0.08**2 * 2 / (4 * 4)  # two common seeds of the baseline, in two means of four
+    expected = 0.08**2 * 6 / (9 * 9)  # six common seeds of the baseline, in two means of nine
     assert np.cov(means.T)[0, 1] == pytest.approx(expected, rel=0.15)
     found = np.mean([error_covariance(pair, ["clip"] * 2)[1][0, 1] for pair in kept])
-    assert found == pytest.approx(expected, rel=0.3)
+    assert found == pytest.approx(expected, rel=0.1)
 
 
 def test_a_covariance_that_is_diagonal_is_independence() -> None:
@@ -134,18 +134,21 @@ def test_reml_of_correlated_effects_is_the_maximum_of_the_restricted_likelihood(
         return stats.multivariate_normal(np.zeros(5), whole).logpdf(contrasts.T @ effects)
 
     found = reml(effects, covariance)
-    assert found > 0 and likelihood(found) >= max(likelihood(found * (1 + step)) for step in (-0.01, 0.01))
+    assert found > 0 and likelihood(found) >= max(likelihood(found * (1 + step)) for step in (-1e-4, 1e-4))
+    # To the digits that released files are compared to, whatever a processor rounds otherwise.
+    assert reml(effects * (1 + 1e-15), covariance * (1 - 1e-15)) == pytest.approx(found, rel=1e-11)
 
 
 def test_the_average_of_variants_of_one_baseline_covers_the_truth() -> None:
     rng, trials, hits = np.random.default_rng(7), 300, {"covariance": 0, "independent": 0}
     for _ in range(trials):
-        known = [*sharing(rng, np.zeros(3)), *sharing(rng, np.zeros(3))]
+        known = sharing(rng, np.zeros(5))
         effects = [np.mean(list(one.values())) for one in known]
-        for name, baselines in (("covariance", ["a"] * 3 + ["b"] * 3), ("independent", [None] * 6)):
+        for name, baselines in (("covariance", ["clip"] * 5), ("independent", [None] * 5)):
             found = pool(effects, error_covariance(known, baselines)[1])
             hits[name] += found.low <= 0 <= found.high
-    assert hits["covariance"] / trials > 0.9 > 0.88 > hits["independent"] / trials
+    assert hits["covariance"] / trials > 0.88
+    assert hits["independent"] / trials < 0.8, "the case would show nothing"
 
 
 def test_what_an_effect_depends_on_is_found_and_what_it_does_not_is_not() -> None:

@@ -10,9 +10,13 @@ from troll.analysis.claims.ledger import average, levels, write_claims
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Judged, judge, read_claims
 from troll.analysis.data.results import read_results, read_tables
+from troll.analysis.pooling import error_covariance, pool
+from troll.analysis.render.formats import points
 from troll.analysis.report.check import same
+from troll.analysis.statistics import seed_interval
 
 ROOT = Path(__file__).parents[2]
+CLAIMS = ROOT / "workflow/config/benchmark-claims.yaml"
 RELEASES = [ROOT / "results" / name for name in ("testbed", "testbed-ablations", "testbed-estimators")]
 
 
@@ -71,3 +75,23 @@ def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
 def test_where_the_sign_differs_by_task(judged: dict[str, Judged]) -> None:
     assert judged["clip-stale-falls"].decision.label == "depends on task"
     assert levels(judged["clip-stale-falls"]).startswith("chains −28.2, functions +8.2 points")
+
+
+SPARSE = ("benchmark-16-tokens-suffice", "benchmark-constant-tail-suffices")
+
+
+@pytest.mark.slow
+def test_other_readings_of_sparsity_are_those_that_are_told() -> None:
+    """As if settings shared no runs, in the claims' histories; and seed by seed, in the findings."""
+    directory = ROOT / "results/benchmark-sparsity"
+    given = read_results(directory)
+    claims = [one for one in read_claims([CLAIMS]) if one.id in SPARSE]
+    first, second = (one.decision.settings for one in judge(claims, given.runs, given.items))
+    for claim, settings in zip(claims, (first, second), strict=True):
+        known = [one.by_seed for one in settings]
+        independent = pool([one.effect for one in settings], error_covariance(known, [None] * len(known))[1])
+        assert f"[{100 * independent.low:+.1f}, {100 * independent.high:+.1f}]" in claim.history[-1]
+    by_seed = seed_interval(np.mean([one.differences for one in first], axis=0))
+    told = [points(value) for value in (by_seed.estimate, by_seed.low, by_seed.high)]
+    text = " ".join((ROOT / "docs/findings.md").read_text().split())
+    assert f"is {told[0]} points with Student's interval [{told[1]}, {told[2]}]" in text

@@ -29,8 +29,6 @@ from troll.analysis.statistics import LEVEL, Array
 
 _LEAST_OF_LEVEL = 2
 """A level of a coordinate that is known from one setting cannot be told from that setting."""
-_FLAT = 1e-9
-"""Deviances that differ by less are equal: the last digits of a processor do not choose between them."""
 _MOST_CORRELATED = 0.99
 """Errors that went together wholly would leave nothing to divide by."""
 
@@ -74,19 +72,14 @@ def error_covariance(
         The covariance of the differences of one seed ``[K, K]``, and that of the means ``[K, K]``.
     """
     table = pd.DataFrame({index: pd.Series(one, dtype=float) for index, one in enumerate(differences)})
-    spreads = table.std().to_numpy()
+    covariances = table.cov(min_periods=2).to_numpy()
+    products = np.outer(spreads := np.sqrt(covariances.diagonal()), spreads)
     same = np.asarray([[a == b and a is not None for b in baselines] for a in baselines])
     np.fill_diagonal(same, False)
-    pairs = [(i, j) for i, j in zip(*np.nonzero(np.triu(same)), strict=True)]
-    together, apart = 0.0, 0.0
-    for i, j in pairs:
-        common = table[[i, j]].dropna()
-        if len(common) > 1:
-            covariance = common.cov().to_numpy()
-            together += covariance[0, 1]
-            apart += math.sqrt(covariance[0, 0] * covariance[1, 1])
-    correlation = float(np.clip(together / apart, 0, _MOST_CORRELATED)) if apart else 0.0
-    one_seed = (np.eye(len(baselines)) + correlation * same) * np.outer(spreads, spreads)
+    pairs = same & ~np.isnan(covariances)
+    apart = float(products[pairs].sum())
+    correlation = np.clip(covariances[pairs].sum() / apart, 0, _MOST_CORRELATED) if apart else 0.0
+    one_seed = (np.eye(len(baselines)) + correlation * same) * products
     there = table.notna().to_numpy(dtype=float)
     counts = there.sum(axis=0)
     return one_seed, one_seed * (there.T @ there) / np.outer(counts, counts)
@@ -111,18 +104,20 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
         logs = np.linalg.slogdet(whole)[1] + np.linalg.slogdet(information)[1]
         return np.asarray(logs + (rest * np.linalg.solve(whole, rest)).sum(axis=(1, 2)))
 
-    # The deviance may have several minima: a grid finds the lowest, a search between its neighbours the rest.
+    def slope(between: float) -> float:  # of the deviance
+        inverse = np.linalg.inv(v + between * np.eye(y.size))
+        projection = inverse - inverse @ x @ np.linalg.solve(x.T @ inverse @ x, x.T @ inverse)
+        rest = projection @ y
+        return float(np.trace(projection) - rest @ rest)
+
+    # The deviance may have several minima: a grid finds the lowest. Between its neighbours the slope has a
+    # root, which is known to more digits than the place where the deviance is least.
     grid = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 100) * (np.ptp(y) ** 2 + v.diagonal().max())])
-    deviances = deviance(grid)
-    least = int(np.argmin(deviances))
-    ends = grid[max(least - 1, 0)], grid[min(least + 1, grid.size - 1)]
-    minimum = optimize.minimize_scalar(
-        lambda between: float(deviance(np.asarray([between]))[0]),
-        bounds=ends,
-        method="bounded",
-        options={"xatol": 1e-12},
-    )
-    return float(minimum.x) if minimum.fun < deviances[least] - _FLAT else float(grid[least])
+    least = int(np.argmin(deviance(grid)))
+    low, high = grid[max(least - 1, 0)], grid[min(least + 1, grid.size - 1)]
+    if slope(low) < 0 < slope(high):
+        return float(optimize.brentq(slope, low, high, xtol=1e-300, rtol=1e-12))
+    return float(grid[least])
 
 
 def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pooled:

@@ -358,17 +358,15 @@ def write_claims(
 
 
 def _record(one: Judged) -> dict[str, Any]:
-    def number(value: float) -> float | None:  # further digits differ from processor to processor
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
 
     decision, pooled = one.decision, one.decision.pooled
     return one.claim.model_dump() | {
         "verdict": decision.label,
         "reason": why(one),
         "pooled": {name: number(value) for name, value in asdict(pooled).items()} if pooled else None,
-        "levels": {name: number(value) for name, value in decision.levels.items()}
-        if decision.levels
-        else None,
+        "levels": dict(decision.levels) if decision.levels else None,
         "p_levels": number(decision.p),
         "seeds_needed": decision.seeds,
         **({"look": asdict(one.seen)} if one.seen else {}),
