@@ -39,14 +39,14 @@ def test_a_checkout_with_other_changes_passes_where_a_commit_has_the_same_source
         check_clean(made(runs, {"a": f"{COMMIT}-dirty", "b": f"{COMMIT}-dirty"}, "xx"), Path("x"))
     (line,) = provenance(made(runs, commits, "xxx"))
     assert line.startswith(
-        "- `results/testbed`: 3 runs, 1 at no known commit and 1 at commit `0123456` and 1 at commit "
-        "`0123456` with changes that were not committed, none of them to what runs are made from; "
+        "- `results/testbed`: 3 runs: 1 at no known commit, 1 at commit `0123456` and 1 at commit "
+        "`0123456` (with changes that were not committed, none of them to what runs are made from); "
     )
 
 
 def test_the_readme_tells_where_runs_come_from(runs: pd.DataFrame) -> None:
     (line,) = provenance(made(runs, {"a": COMMIT, "b": f"{COMMIT}-dirty"}))
     assert line.startswith(
-        "- `results/testbed`: 2 runs, 1 at commit `0123456` and 1 at commit `0123456` with changes that were "
-        "not committed; "
+        "- `results/testbed`: 2 runs: 1 at commit `0123456` and 1 at commit `0123456` (with changes that "
+        "were not committed); "
     )

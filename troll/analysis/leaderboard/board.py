@@ -19,7 +19,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best, rate
-from troll.analysis.render.formats import Style, percent
+from troll.analysis.render.formats import Style, listed, percent
 from troll.analysis.statistics import (
     holm,
     paired_p_value,
@@ -161,13 +161,28 @@ _STYLES = {
 
 
 def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list[str]:
-    """The rules, with their tasks, whose best learning rate is the least or largest of those tried."""
-    found: dict[str, list[str]] = {}
+    """The rules whose best trial has the least or largest of the numbers tried, by what and task."""
+    found: dict[str, dict[str, list[str]]] = {}
     for (task, name), trial in best.items():
-        rates = [one.learning_rate for one in protocol.trials_of(name)]
-        if trial.learning_rate in (min(rates), max(rates)):
-            found.setdefault(name, []).append(task)
-    return [f"{name} ({', '.join(tasks)})" for name, tasks in found.items()]
+        trials = [_tried(one) for one in protocol.trials_of(name)]
+        for what, value in _tried(trial).items():
+            values = {one[what] for one in trials}
+            if len(values) > 1 and value in (min(values), max(values)):
+                found.setdefault(name, {}).setdefault(what, []).append(task)
+    return [f"{name} ({'; '.join(_edges_in_words(tasks))})" for name, tasks in found.items()]
+
+
+def _tried(trial: Trial) -> dict[str, float]:
+    numbers = {name: value for name, value in trial.settings.items() if type(value) in (int, float)}
+    return {"learning rate": trial.learning_rate} | numbers
+
+
+def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Settings that take the same value are at their edges on the same tasks: said once."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for what, own in tasks.items():
+        groups.setdefault(tuple(own), []).append(what)
+    return [f"{listed(names)} on {listed(own)}" for own, names in groups.items()]
 
 
 def _notes(
@@ -176,8 +191,8 @@ def _notes(
     left = [f"Tuned, and not yet run on fresh seeds: {', '.join(tuned)}."] if tuned else []
     left += [f"No runs yet: {', '.join(missing)}."] if missing else []
     if edges:
-        outside = f"{', '.join(edges)}; a better one may lie outside."
-        left = [f"Best at the least or largest learning rate that was tried: {outside}", *left]
+        outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
+        left = [f"{outside} A better one may lie outside.", *left]
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
         f"{tasks} tasks, the best by validation success went on to {len(protocol.seeds)} fresh seeds. "

@@ -9,7 +9,7 @@ in rows that say "not run" too.
 
 import html
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,11 @@ def probability(value: float) -> str:
 def whole(value: float) -> str:
     """A whole number."""
     return _signed(f"{value:.0f}")
+
+
+def listed(items: Sequence[str]) -> str:
+    """Some words as a list in a sentence: a, b and c."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def _signed(text: str) -> str:

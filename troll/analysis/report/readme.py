@@ -18,7 +18,7 @@ from troll.analysis.claims.verdicts import Judged
 from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.formats import Style, percent, points, significant, to_markdown, whole
+from troll.analysis.render.formats import Style, listed, percent, points, significant, to_markdown, whole
 from troll.analysis.statistics import Interval
 from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.comparisons import read_in_family
@@ -153,9 +153,9 @@ def _made(rows: pd.DataFrame) -> str:
         text = f"{len(own)} at commit `{commit[:7]}`" if commit else f"{len(own)} at no known commit"
         if one["changed"]:
             outside = ", none of them to what runs are made from" if one["known"] else ""
-            text += f" with changes that were not committed{outside}"
+            text += f" (with changes that were not committed{outside})"
         parts.append(text)
-    return f"{_count(len(made), 'run')}, {' and '.join(parts)}"
+    return f"{_count(len(made), 'run')}: {listed(parts)}"
 
 
 def _took(rows: pd.DataFrame) -> str:
