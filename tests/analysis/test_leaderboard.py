@@ -330,6 +330,7 @@ def test_the_numbers_of_the_board_are_those_of_the_runs(board):
     rate = items[items["trust_region"] != "base"].assign(rate=lambda frame: frame["c"] / frame["n"])
     by_seed = rate.pivot_table(index="seed", columns="trust_region", values="rate", observed=True)
     assert row["pass@1"] == pytest.approx(by_seed["troll"].mean())
+    assert (row["worst"], row["best"]) == pytest.approx((by_seed["troll"].min(), by_seed["troll"].max()))
     assert row["difference"] == pytest.approx((by_seed["troll"] - by_seed["clip"]).mean())
     above = [a > b for a in by_seed["troll"] for b in by_seed["clip"]]
     assert row["improvement"] == pytest.approx(np.mean(above))

@@ -152,11 +152,14 @@ def test_a_board_has_a_page_as_soon_as_it_is_tracked(checkout, tmp_path):
     )
     write_site(checkout, out)
     assert "Leaderboard" not in titles(out), "not tracked yet"
+    (board / "levels.md").write_text("| Trust region | Level 1 (%) |\n| --- | ---: |\n| troll | 75.0 |\n")
+    (board / "levels.csv").write_text("trust_region,level_1\ntroll,0.75\n")
     track(checkout)
     write_site(checkout, out)
     assert "Leaderboard" in titles(out)
     page = (out / "pages/results/leaderboard/index.md").read_text()
-    assert '<tr id="board-locks-troll">' in page and "(board.csv)" in page
+    assert '<tr id="board-locks-troll">' in page and "[board.csv](board.csv), [levels.csv]" in page
+    assert "## Success by level of difficulty {#levels}" in page and '<tr id="levels-troll">' in page
     assert (out / "pages/results/leaderboard/board.csv").exists()
 
 

@@ -85,7 +85,9 @@ def board(
 
 
 def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -> None:
-    """Writes the tables ``board`` and ``trials`` and the figures ``differences``, ``budget`` and ``profile``.
+    """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
+
+    The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table.
 
     Args:
         protocol: of the leaderboard.
@@ -100,6 +102,7 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     from troll.analysis.data.tidy import read_runs
     from troll.analysis.leaderboard.board import board_table
     from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
+    from troll.analysis.leaderboard.levels import levels_table
     from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores, tried
     from troll.analysis.render.formats import write_table
     from troll.analysis.render.style import write_figure
@@ -108,8 +111,12 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     known = among(whole, tried(runs, whole))
     missing = [name for name in whole.rules if name not in known.rules]
     scores = trial_scores(runs, known)
-    table = board_table([read_results(path) for path in final], scores, choose(scores, known), known, missing)
+    finals = [read_results(path) for path in final]
+    table = board_table(finals, scores, choose(scores, known), known, missing)
     write_table(table, out / "board")
+    levels = levels_table(finals, known)
+    if not levels.empty:
+        write_table(levels, out / "levels")
     write_table(scores, out / "trials")
     write_figure(differences_figure(table), out / "differences")
     write_figure(budget_figure(scores, table), out / "budget")

@@ -54,12 +54,13 @@ def board_table(
 
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
-        test ``pass@1`` with its 95 % interval; ``difference`` from the baseline, paired by seed, with its
-        interval and Holm's ``p_holm`` over the whole board; ``improvement`` (chance that a seed of the rule
-        ends above one of the baseline); ``area`` under the curve of training success; ``rollouts`` until
-        training success is at `TARGET` of the best rule's final success (median over seeds, infinite where
-        most never are); late ``kl``; share of runs that ``collapsed``; ``few`` and ``all``: validation
-        success of the expected best of `FEW_TRIALS` trials and of all.
+        test ``pass@1`` with its 95 % interval, and that of the ``worst`` and ``best`` seed; ``difference``
+        from the baseline, paired by seed, with its interval and Holm's ``p_holm`` over the whole board;
+        ``improvement`` (chance that a seed of the rule ends above one of the baseline); ``area`` under the
+        curve of training success; ``rollouts`` until training success is at `TARGET` of the best rule's final
+        success (median over seeds, infinite where most never are); late ``kl``; share of runs that
+        ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS` trials and
+        of all.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -109,6 +110,8 @@ def _row(
         "pass@1": test.estimate,
         "pass@1_low": test.low,
         "pass@1_high": test.high,
+        "worst": float(table.mean(axis=1).min()),
+        "best": float(table.mean(axis=1).max()),
     }
     against = None if cell == baseline else difference(items, cell, baseline)
     if against is not None:
@@ -152,6 +155,8 @@ _STYLES = {
     "learning_rate": Style("Learning rate", rate),
     "settings": Style("Tuned settings"),
     "pass@1": Style("Test pass@1 (%)", percent),
+    "worst": Style("Worst seed (%)", percent),
+    "best": Style("Best seed (%)", percent),
     "improvement": Style("P(above baseline)", percent),
     "rollouts": Style("Batches to 90 %", lambda value: "never" if np.isinf(value) else f"{value:g}"),
     "collapsed": Style("Collapsed (%)", percent),

@@ -263,7 +263,8 @@ class _Site:
                 found = self._figures.drawn(f"{home}/{name}.png", name, draw)
                 text += f"\n## {_BOARD[name]} {{#{name}}}\n\n"
                 text += figure(relative(path, found), _BOARD[name], "") + "\n"
-        data = [name for name in ("board.csv", "trials.csv") if self._has(f"{home}/{name}")]
+        text += self._parts(path, "leaderboard", {"levels": "Success by level of difficulty"})
+        data = [name for name in ("board.csv", "levels.csv", "trials.csv") if self._has(f"{home}/{name}")]
         text += "\n" + ", ".join(f"[{name}]({link(f'{home}/{name}')})" for name in data) + "\n"
         return Page(path, "Leaderboard", text)
 

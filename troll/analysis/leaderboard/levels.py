@@ -1,0 +1,97 @@
+"""Success by level of difficulty: which of a task's levels each rule learns to solve, and how often."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import Cell, cells, scores, spread
+from troll.analysis.data.tidy import BASE
+from troll.analysis.leaderboard.protocol import Protocol
+from troll.analysis.render.formats import Style, percent
+from troll.common.digests import sha256_of_file
+from troll.common.files import read_jsonl
+from troll.experiment.settings import TaskSettings
+from troll.tasks import testbed
+from troll.tasks.write import write_problems
+
+SOLVED = 0.5
+"""A run solves a level where at least this share of its samples is right."""
+
+
+def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
+    """One row per task and rule, best first, below the base model.
+
+    Tasks of the testbed alone: their test problems, which bear the levels, are generated again, and must have
+    the digest of those that the runs were tested on.
+
+    Args:
+        final: results of the experiments of fresh seeds, one for each task.
+        protocol: of the leaderboard.
+
+    Returns:
+        Columns: ``task``, ``model``, ``trust_region``, ``seeds``; ``level_1`` and so on (test pass@1, mean
+        over seeds); ``solved`` and ``solved_sd`` (levels solved by a seed, mean and standard deviation);
+        ``every`` (share of seeds that solve all levels). No rows where no task has levels.
+    """
+    rows: list[dict[str, Any]] = []
+    for results in final:
+        present = [cell for cell in cells(results.items) if cell.trust_region in (BASE, *protocol.rules)]
+        known = {task: problem_levels(results, task, protocol) for task in {cell.task for cell in present}}
+        rows += [_row(results.items, cell, known[cell.task]) for cell in present if known[cell.task]]
+    frame = pd.DataFrame(rows)
+    if frame.empty:
+        return frame
+    frame = frame.assign(base=frame["trust_region"] == BASE).sort_values(
+        ["task", "model", "base", "mean"], ascending=[True, True, False, False], ignore_index=True
+    )
+    levels = [name for name in map(str, frame) if name.startswith("level_")]
+    named = sorted(levels, key=lambda name: int(name[6:]))
+    last = ["solved", "solved_sd", "every"]
+    frame = frame[["task", "model", "trust_region", "seeds", *named, *last]]
+    frame.attrs["styles"] = {name: Style(f"Level {name[6:]} (%)", percent) for name in named} | {
+        "solved": Style("Levels solved", lambda value: f"{value:.1f}"),
+        "every": Style("All solved (% of seeds)", percent),
+    }
+    frame.attrs["notes"] = [
+        "Test pass@1 by level of difficulty, mean over seeds. A seed solves a level where at least "
+        f"{100 * SOLVED:.0f} % of its samples are right: mean ± standard deviation over seeds. This explains "
+        "the board; no claim rests on it."
+    ]
+    return frame
+
+
+def problem_levels(results: Results, task: str, protocol: Protocol) -> Mapping[str, int]:
+    """The level of each test problem by its id; none for a task of public data, or where the data differ."""
+    if task not in testbed.NAMES:
+        return {}
+    settings = TaskSettings.model_validate(protocol.experiment["tasks"][task])
+    runs = results.runs
+    digests = set(runs.loc[runs["task"] == task, "digest_test_data"].dropna())
+    with tempfile.TemporaryDirectory() as name:
+        write_problems({"name": task, "test": settings.test, "settings": settings.settings}, Path(name))
+        path = Path(name) / "test.jsonl"
+        if digests != {sha256_of_file(path)}:
+            return {}
+        return {str(row["task_id"]): int(row["level"]) for row in read_jsonl(path)}
+
+
+def _row(items: pd.DataFrame, cell: Cell, levels: Mapping[str, int]) -> dict[str, Any]:
+    table = scores(items, cell)
+    by_level = table.T.groupby(lambda name: levels[str(name)]).mean().T
+    solved = (by_level >= SOLVED).sum(axis=1)
+    mean, deviation = spread(solved)
+    return {
+        "task": cell.task,
+        "model": cell.model,
+        "trust_region": cell.trust_region,
+        "seeds": len(table) if cell.trust_region != BASE else pd.NA,
+        "mean": float(table.mean(axis=1).mean()),
+        **{f"level_{level}": float(own.mean()) for level, own in by_level.items()},
+        "solved": mean,
+        "solved_sd": deviation,
+        "every": float((solved == by_level.shape[1]).mean()),
+    }
