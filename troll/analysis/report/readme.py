@@ -43,6 +43,7 @@ def blocks(
     family: pd.DataFrame | None = None,
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
+    levels: str = "",
     waiting: int = 0,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
@@ -57,14 +58,15 @@ def blocks(
         family: the result of ``comparison_family``; readings are then those of the family.
         runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
+        levels: its table of success by level, in Markdown.
         waiting: rules of its protocol that have no runs yet.
         benchmark: the verdicts on the benchmark's claims.
         method: whose results are told.
         baseline: what it is compared with.
 
     Returns:
-        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
-        ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
+        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``levels``,
+        ``verdicts``, ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
         ``results-full-table`` and ``provenance``.
     """
     if family is not None:
@@ -72,6 +74,7 @@ def blocks(
     return {
         "findings": "\n".join(findings(judged)) + "\n",
         "board": top_of(board, waiting, benchmark, method) if board is not None else "",
+        "levels": levels,
         "verdicts": to_short_markdown(judged),
         "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
