@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from troll import warm
+
 pytestmark = pytest.mark.snakemake
 
 EXPERIMENT = """
@@ -83,6 +85,26 @@ def test_a_module_runs_to_a_verdict_in_a_folder_of_its_own(folder):
     assert len(list(runs.glob("seed[01]/manifest.json"))) == 2
     assert "my_rules.py:soft_wall" in (runs / "seed0/run.yaml").read_text()
     assert "Finished jobid" in result.stderr, "what the terminal shows is for the folder's owner to say"
+
+
+@pytest.mark.skipif(not warm.usable(), reason="no warm server is started on this machine")
+def test_jobs_of_a_module_are_forked_too_and_the_users_own_hook_is_called(folder):
+    own = """
+onstart:
+    open("begun", "w").close()
+
+"""
+    ask = """
+rule which:
+    output: "which"
+    shell: "command -v troll > {output}"
+"""
+    path = folder / "Snakefile"
+    path.write_text(own + path.read_text() + ask)
+    result = snakemake(folder, "which")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (folder / "which").read_text().endswith("/warm/bin/troll\n"), "the client, not the program"
+    assert (folder / "begun").exists()
 
 
 def test_it_is_what_the_catalogue_asks_for(repository):

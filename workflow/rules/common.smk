@@ -72,14 +72,29 @@ if not workflow.deployment_settings.deployment_method:
 shell.prefix(_prefix)
 
 
-# Jobs on this machine are forked from a process that has loaded the libraries, where that gives the same.
-onstart:
+def fork_jobs():
+    """Jobs on this machine are forked from a process that has loaded the libraries, where that gives the same."""
     if (
         workflow.is_main_process
         and workflow.local_exec
         and not workflow.deployment_settings.deployment_method
     ):
         shell.prefix(_prefix + warm.shell_prefix())
+
+
+onstart:
+    fork_jobs()
+
+
+# Snakemake calls no `onstart` of a module: it is added to that of the Snakefile that uses this one.
+if not workflow.modifier.is_main_snakefile():
+    _users_onstart = workflow._onstart
+
+    def _start(log):
+        _users_onstart(log)
+        fork_jobs()
+
+    workflow._onstart = _start
 
 
 wildcard_constraints:
