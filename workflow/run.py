@@ -143,8 +143,6 @@ def following(
     if not wants:
         decided = all(one.seen is None or one.seen.decided or not one.decision.settings for one in judged)
         return [], "every claim is decided" if decided else "all planned seeds are there"
-    if all(want.likely is None for want in wants):
-        return [], "more seeds would not decide the others"
     seen = list(earlier_runs(Path("results")))
     by_setting = {run.setting: run for run in experiment.runs()}
     seconds = {}

@@ -19,7 +19,8 @@ class Wanted:
     Attributes:
         claim: its id.
         runs: settings of runs (``Run.setting``) and seeds.
-        likely: seeds in each setting that would probably decide; None where no number of them would.
+        likely: seeds in each setting that would decide with a chance of 80 %; None where no number of them
+            would.
     """
 
     claim: str
@@ -29,6 +30,8 @@ class Wanted:
 
 def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
     """The claims whose next look lacks seeds, those first that will probably be decided soonest.
+
+    Those come last that no number of seeds would decide with a chance of 80 %: a few seeds predict badly.
 
     Args:
         judged: verdicts with looks.
@@ -76,8 +79,6 @@ def affordable(
     """
     chosen: dict[tuple[str, int], None] = {}
     for want in wants:
-        if want.likely is None:
-            continue
         new = [run for run in want.runs if run not in chosen]
         cost = sum(seconds[run] for run in new)
         if cost <= left:

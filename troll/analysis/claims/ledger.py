@@ -160,8 +160,8 @@ def _missing(one: Judged) -> str:
         return (
             f"about {seeds - there} more seeds in each setting would decide, if differences stay as they are"
         )
-    more = ", but more settings might" if len(settings) > 1 else ""
-    return f"not even {MOST_SEEDS:,} seeds in each setting would decide{more}"
+    more = "; more settings might" if len(settings) > 1 else ""
+    return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
 
 def _of(held: int, settings: int) -> str:
