@@ -1,5 +1,7 @@
 """The released tables say what an independent recomputation of them said, by the present rule."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,15 @@ def test_released_verdicts_are_those_of_the_present_rule(directory: Path, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_released_board_is_that_of_its_runs(
+    troll: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    result = troll("check-results", "results/leaderboard", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "are what the released data give" in result.stderr + result.stdout
+
+
 def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, Judged]) -> None:
     counts = {name: len(one.decision.settings) for name, one in judged.items()}
     assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
