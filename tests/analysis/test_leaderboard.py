@@ -311,6 +311,15 @@ def test_a_rule_that_is_tuned_and_has_no_fresh_runs_is_named(board, protocol):
     assert not any("tried" in note and "none (" in note for note in notes)
 
 
+def test_a_reconstruction_is_called_one(board, protocol):
+    table, final, scores = board
+    assert not any("reconstruction" in note for note in table.attrs["notes"])
+    rules = PROTOCOL["rules"] | {"none": PROTOCOL["rules"]["none"] | {"rule": "quatro-recon-gradient"}}
+    other = Protocol.model_validate(PROTOCOL | {"rules": rules})
+    note = board_table(final, scores, choose(scores, protocol), other).attrs["notes"][-1]
+    assert note == "A reconstruction, because the paper's exact objective was not available: none."
+
+
 def test_the_board_has_every_rule_once_per_task_best_first(board):
     table, *_ = board
     assert list(table.groupby("task")["trust_region"].agg(sorted)) == [["clip", "none", "troll"]] * 2

@@ -32,6 +32,8 @@ TARGET = 0.9
 """Share of the best rule's final success that rollouts are counted to."""
 FEW_TRIALS = 4
 """Trials of the column that says what a smaller budget would have found."""
+RECONSTRUCTED = "-recon-"
+"""In the names of rules that are our reading of a paper."""
 COLLAPSED = 0.5
 """A run has diverged that ends below this share of its base model's test pass@1."""
 
@@ -84,6 +86,11 @@ def board_table(
     tuned = list(dict.fromkeys(name for _, name in best if name not in there))
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
     frame.attrs["notes"] = _notes(protocol, len(final), missing, tuned, edges)
+    read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
+    if read:
+        frame.attrs["notes"].append(
+            f"A reconstruction, because the paper's exact objective was not available: {listed([*read])}."
+        )
     return frame.drop(columns="p")
 
 
