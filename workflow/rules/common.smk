@@ -86,9 +86,10 @@ onstart:
     fork_jobs()
 
 
-# Snakemake calls no `onstart` of a module: it is added to that of the Snakefile that uses this one.
-if not workflow.modifier.is_main_snakefile():
-    _users_onstart = workflow._onstart
+# Snakemake calls no `onstart` of a module: it is added to that of the Snakefile that uses this one. There is no
+# public way to; where another version has none at all, jobs are ordinary processes.
+_users_onstart = getattr(workflow, "_onstart", None)
+if _users_onstart and not workflow.modifier.is_main_snakefile():
 
     def _start(log):
         _users_onstart(log)
