@@ -193,6 +193,19 @@ def test_the_whole_chain(whole):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_is_graded_before_another_is_begun(whole):
+    """So that an interrupted experiment holds finished runs, and not many that are half done."""
+    log = (whole.directory / full_log(whole.said)).read_text()
+    started = re.findall(r"^Job \d+: (train|grade) (?:runs/tiny/)?(?!base)(\S+)", log, re.MULTILINE)
+    assert len(started) == len(set(started)) == 8
+    rules = [rule for rule, _ in started]
+    for position, rule in enumerate(rules):
+        if rule == "train":  # beside it runs one other at the most
+            assert rules[:position].count("train") - rules[:position].count("grade") <= 1, started
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300 * KILLS)
 @pytest.mark.skipif(not warm.usable(), reason="no warm server is started on this machine")
 def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
@@ -221,10 +234,14 @@ def check_what_is_shown(checkout: Path, shown: str) -> None:
     """A few lines of progress, and a log with everything that Snakemake and its jobs have said."""
     assert re.search(r"^\d+ %, \d+ of \d+ jobs, .+; now: ", shown, re.MULTILINE)
     assert len(shown.splitlines()) < 60 and "Reason: " not in shown
-    (name,) = re.findall(r"^full log: (.+)$", shown, re.MULTILINE)
-    log = (checkout / name).read_text()
+    log = (checkout / full_log(shown)).read_text()
     assert "Reason: Missing output files" in log and "steps (100%) done" in log
     assert "[train] tiny/chains/" in log and "[train] tiny/" not in shown
+
+
+def full_log(shown: str) -> str:
+    (name,) = re.findall(r"^full log: (.+)$", shown, re.MULTILINE)
+    return name
 
 
 def check_archive(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
