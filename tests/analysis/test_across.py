@@ -77,7 +77,7 @@ def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Collected) -
     assert measure(judged.claim) == (
         "pass@1 across staleness, points per doubling, troll minus clip; claimed: higher"
     )
-    assert paths_of(judged.claim, setting) == [
+    assert paths_of(setting) == [
         f"tiny/chains/{method}/grpo/{condition}"
         for condition in ("gentle", "stale")
         for method in ("troll", "clip")

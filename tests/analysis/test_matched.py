@@ -5,7 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic
+from pydantic import ValidationError
 
+from troll.analysis.claims.further import paths_of
+from troll.analysis.claims.ledger import to_markdown, why
+from troll.analysis.claims.verdicts import Claim, Judged, judge
 from troll.analysis.data.runs import Collected, read_directories
 from troll.analysis.tables.matched import matched_table
 
@@ -62,3 +66,49 @@ def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
     write_table(matched_table(known.runs, known.items), tmp_path / "matched")
     text = (tmp_path / "matched.md").read_text()
     assert "+10.0" in text and "agree within 20 %" in text
+
+
+def asked(known: Collected, **changes: object) -> Judged:
+    entry = {"id": "c", "sentence": "S", "place": "P", "metric": "pass@1", "direction": "higher"}
+    entry |= {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
+    return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
+
+
+def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Collected) -> None:
+    (setting,) = asked(known).decision.settings
+    assert setting.name == "kl / tiny / chains / stale / grpo / troll against clip-eps0.1"
+    assert setting.effect == pytest.approx(0.1) and setting.seeds == 3
+    names = [f"tiny/chains/{method}/grpo/stale" for method in ("troll", "clip-eps0.1")]
+    assert paths_of(setting) == names, "further seeds are those of the pair"
+    assert "pass@1, troll* minus clip*, where late KL agrees within 20 %; claimed: higher" in to_markdown(
+        [asked(known)]
+    )
+
+
+def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known: Collected) -> None:
+    """Wider clip scores lower than the narrow one: it is not taken although TROLL would look better."""
+    kl, both = known.runs["metric"] == "kl_to_old", ["troll", "troll-kl0.25"]
+    near = known.runs.copy()
+    near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0109
+    assert {one.against for one in asked(Collected(near, known.items)).decision.settings} == {"clip-eps0.1"}
+    near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0350
+    found = asked(Collected(near, known.items)).decision.settings
+    assert [one.effect for one in found] == [pytest.approx(10 / 60), pytest.approx(13 / 60)]
+    assert {one.against for one in found} == {"clip"}
+    assert found[0].baseline == found[1].baseline is not None, "their errors go together"
+
+
+def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Collected) -> None:
+    found = asked(known, method="troll-*")
+    assert found.verdict == "not run" and "no runs of troll-* and clip* with equal late KL" in why(found)
+    assert asked(known, baseline="kl-penalty*").verdict == "not run"
+    assert len(asked(known, method="*").decision.settings) == 1, "a baseline is not compared with itself"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"baseline": "base"}, {"baseline": 0.5}, {"across": {"setting": "staleness", "statistic": "slope"}}],
+)
+def test_equal_kl_is_that_of_two_trust_regions(known: Collected, changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="at_equal_kl compares two trust regions"):
+        asked(known, **changes)

@@ -38,7 +38,7 @@ def stages(repository, tmp_path, monkeypatch):
         runs = program.with_further_seeds(experiment, root).runs()
         count = sum(run.setting == PATHS[0] for run in runs)
         names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo"}
-        known = [Setting("s", names | {"method": "troll"}, np.asarray(NOISY[:count]))]
+        known = [Setting("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")]
         entry = {"id": "c", "sentence": "S", "place": "P", "method": "troll", "baseline": "clip"}
         claim = Claim.model_validate(entry | {"metric": "pass@1", "direction": "higher"})
         looks = Looks(3, 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 from troll.analysis.claims.ledger import looks_of, why
 from troll.analysis.claims.rule import Setting
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.verdicts import Judged
 from troll.analysis.data.tidy import BASE
 
 _NAMED = 2  # runs of a claim that the terminal names
@@ -43,7 +43,7 @@ def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
             continue
         seed = nth_seed(seeds, one.seen.seeds + 1)
         settings = [one.decision.settings[index] for index in one.seen.missing]
-        runs = dict.fromkeys((path, seed) for setting in settings for path in paths_of(one.claim, setting))
+        runs = dict.fromkeys((path, seed) for setting in settings for path in paths_of(setting))
         wants.append(Wanted(one.claim.id, tuple(runs), one.decision.seeds))
     return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
 
@@ -54,12 +54,12 @@ def nth_seed(seeds: Sequence[int], number: int) -> int:
     return known[number - 1] if number <= len(known) else known[-1] + number - len(known)
 
 
-def paths_of(claim: Claim, setting: Setting) -> list[str]:
+def paths_of(setting: Setting) -> list[str]:
     """The settings of runs that a setting of a claim compares."""
     names = setting.coordinates
     methods = [names["method"]]
-    if isinstance(claim.baseline, str) and claim.baseline != BASE:
-        methods.append(claim.baseline)
+    if setting.against not in ("", BASE):
+        methods.append(setting.against)
     return [
         f"{names['model']}/{names['task']}/{method}/{names['estimator']}/{condition}"
         for condition in setting.conditions or (names["condition"],)

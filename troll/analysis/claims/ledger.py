@@ -12,6 +12,7 @@ import pandas as pd
 
 from troll.analysis.claims.rule import MOST_SEEDS, VERDICTS, Setting
 from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.data.divergence import WITHIN
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.render.formats import MINUS, points, probability, significant
 from troll.analysis.statistics import LEVEL, Interval
@@ -71,7 +72,8 @@ def why(one: Judged) -> str:
     """The reason of a verdict: the average and what settings say, or what is missing."""
     claim, decision = one.claim, one.decision
     if decision.verdict == "not run":
-        return f"no runs of {claim.method} and {_name(claim)} where the claim applies"
+        equal = " with equal late KL" if claim.at_equal_kl else ""
+        return f"no runs of {claim.method} and {_name(claim)}{equal} where the claim applies"
     few = [setting for setting in decision.settings if setting.seeds < claim.least_seeds]
     if few:
         least = min(setting.seeds for setting in few)
@@ -201,7 +203,8 @@ def measure(claim: Claim) -> str:
             f"decades of {claim.across.setting} with {100 * claim.across.share:g} % "
             f"of the best gain in {claim.metric}"
         )
-    said = f"{what}, {claim.method} {how} {_name(claim)}; claimed: {claim.direction}"
+    equal = f", where late KL agrees within {100 * WITHIN:.0f} %" if claim.at_equal_kl else ""
+    said = f"{what}, {claim.method} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
     return said + (margin if claim.margin else "")
 
 

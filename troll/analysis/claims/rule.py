@@ -73,6 +73,7 @@ class Setting:
         seed_numbers: the seeds, in the order of the differences; 0 to S - 1 by default.
         baseline: names the runs that it is compared with, where other settings may be compared with the same;
             None where none can be.
+        against: the trust region that it is compared with; empty for a number.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Setting:
     conditions: tuple[str, ...] = ()
     seed_numbers: tuple[float, ...] = ()
     baseline: Hashable = None
+    against: str = ""
 
     @property
     def by_seed(self) -> dict[float, float]:

@@ -20,12 +20,15 @@ from troll.analysis.claims.across import Across, across_differences
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
 from troll.analysis.data.axes import by_condition
+from troll.analysis.data.divergence import equally_near, late_divergences, nearest
 from troll.analysis.data.identity import first_experiments, made_first
 from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
+
+_Line = tuple[Cell, ...]
 
 
 class Where(BaseModel):
@@ -58,7 +61,8 @@ class Claim(BaseModel):
     place: str = Field(min_length=1, description="where it is made")
     method: str = Field(description="trust region that the claim is about, or a pattern of names")
     baseline: str | float = Field(
-        description="trust region that it is compared with (base is the base model), or a number"
+        description="trust region that it is compared with (base is the base model), or a number; "
+        "with at_equal_kl a pattern of names"
     )
     metric: str = Field(
         description="pass@k, or a column of the table of runs: kl, entropy, drop, hours, mean/<logged metric>"
@@ -71,6 +75,11 @@ class Claim(BaseModel):
     across: Across | None = Field(
         default=None, description="compare a statistic over conditions that differ in one setting instead"
     )
+    at_equal_kl: bool = Field(
+        default=False,
+        description="compare with that baseline whose late KL to the policy that sampled is nearest (means "
+        "over seeds), and only where the two agree within 20 percent",
+    )
     least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")
     where: Where = Where()
     note: str = ""
@@ -80,9 +89,12 @@ class Claim(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _across_two_methods(self) -> "Claim":
+    def _two_methods(self) -> "Claim":
+        of_two = isinstance(self.baseline, str) and self.baseline != BASE
+        if self.at_equal_kl and (self.across is not None or not of_two):
+            raise ValueError("at_equal_kl compares two trust regions, and not across conditions")
         if self.across is not None:
-            if self.relative or not isinstance(self.baseline, str) or self.baseline == BASE:
+            if self.relative or not of_two:
                 raise ValueError("across compares two trust regions, and no relative differences")
             if self.across.statistic == "usable" and not self.metric.startswith("pass@"):
                 raise ValueError(f"metric {self.metric}: usable decades are those of pass@k")
@@ -163,12 +175,11 @@ def _judge(
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
 ) -> Judged:
-    measured: dict[tuple[str, ...], tuple[str, tuple[Cell, ...], dict[float, float], Hashable]] = {}
+    measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
     for experiment, summary in summaries.items():
-        for line, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
+        for line, baselines, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
             if not differences:
                 continue
-            baselines = [one for cell in line if (one := _baseline(claim, cell)) is not None]
             made = {
                 one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
             }
@@ -176,7 +187,7 @@ def _judge(
             # One set of samples of a base model says nothing of how differences vary together.
             trained = [(one, made[one]) for one in baselines if one.trust_region != BASE]
             shared = tuple(trained) or None
-            before = measured.setdefault(key, (experiment, line, {}, shared))[2]
+            before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
@@ -187,36 +198,61 @@ def _judge(
 
 def _compared(
     claim: Claim, experiment: str, runs: pd.DataFrame, summary: pd.DataFrame, items: pd.DataFrame
-) -> Iterator[tuple[tuple[Cell, ...], dict[float, float]]]:
-    """The method's cells of each setting, one or a line of conditions, with the difference of every seed."""
+) -> Iterator[tuple[_Line, _Line, dict[float, float]]]:
+    """Of each setting the method's cells (one, or a line of conditions), the baseline's, and differences."""
 
     def meant(cell: Cell) -> bool:
         return fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)
 
     if claim.across is None:
-        for cell in filter(meant, cells(summary)):
-            yield (cell,), _differences(claim, summary, items, cell)
+        for cell, baseline in _pairs(claim, [cell for cell in cells(summary) if meant(cell)], summary):
+            differences = _differences(claim, summary, items, cell, baseline)
+            yield (cell,), () if baseline is None else (baseline,), differences
         return
     for points in by_condition(runs[runs["experiment"] == experiment], claim.across.axis):
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:
-            yield (
-                tuple(line.values()),
-                across_differences(claim.across, claim.metric, line, str(claim.baseline), summary, items),
+            baselines = tuple(cell.method(str(claim.baseline)) for cell in line.values())
+            differences = across_differences(
+                claim.across, claim.metric, line, str(claim.baseline), summary, items
             )
+            yield tuple(line.values()), baselines, differences
+
+
+def _pairs(
+    claim: Claim, methods: Sequence[Cell], summary: pd.DataFrame
+) -> Iterator[tuple[Cell, Cell | None]]:
+    """Every cell of the method with that of the baseline; None where the baseline is a number."""
+    if not claim.at_equal_kl:
+        for cell in methods:
+            if isinstance(claim.baseline, str):
+                yield cell, cell.base() if claim.baseline == BASE else cell.method(claim.baseline)
+            else:
+                yield cell, None
+        return
+    late = late_divergences(summary)
+    baselines = [cell for cell in late if fnmatchcase(cell.trust_region, str(claim.baseline))]
+    for cell in methods:
+        other = None if cell in baselines else nearest(cell, baselines, late)
+        if other is not None and equally_near(late[cell], late[other]):
+            yield cell, other
 
 
 def _setting(
     claim: Claim,
     experiment: str,
-    line: Sequence[Cell],
+    line: _Line,
+    baselines: _Line,
     differences: Mapping[float, float],
-    baseline: Hashable,
+    shared: Hashable,
 ) -> Setting:
     cell, conditions = line[0], tuple(one.condition for one in line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
     names = [experiment, cell.model, cell.task, condition, cell.estimator]
     names += [cell.trust_region] if cell.trust_region != claim.method else []
+    against = baselines[0].trust_region if baselines else ""
+    if claim.at_equal_kl:
+        names[-1] += f" against {against}"
     coordinates = {"model": cell.model, "task": cell.task, "condition": condition}
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
     seeds = tuple(sorted(differences))
@@ -227,19 +263,15 @@ def _setting(
         values,
         conditions=conditions,
         seed_numbers=seeds,
-        baseline=baseline,
+        baseline=shared,
+        against=against,
     )
 
 
-def _baseline(claim: Claim, cell: Cell) -> Cell | None:
-    if not isinstance(claim.baseline, str):
-        return None
-    return cell.base() if claim.baseline == BASE else cell.method(claim.baseline)
-
-
-def _differences(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> dict[float, float]:
+def _differences(
+    claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell, baseline: Cell | None
+) -> dict[float, float]:
     """The paired difference of every seed that both have."""
-    baseline = _baseline(claim, cell)
     metric, _, k = claim.metric.partition("@")
     if baseline is not None and metric == "pass" and k.isdigit() and not claim.relative:
         pair = paired_scores(items, cell, baseline, int(k))

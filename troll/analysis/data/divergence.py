@@ -1,0 +1,51 @@
+"""How far runs stay from the policy that sampled, and which methods stay equally near to it.
+
+Clip's range, the weight of a KL penalty and TROLL's bound are not in one unit. A difference between methods
+at settings that let policies drift unequally far may be one of drift; at equal drift it is not.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+
+from troll.analysis.data.summaries import Cell, cells, method_order
+from troll.analysis.data.tidy import BASE
+
+WITHIN = 0.2
+"""Two late divergences are equal that differ by at most this share of the smaller one."""
+
+
+def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
+    """The late KL of every cell that has one above zero: mean over seeds, nats per token.
+
+    Args:
+        summary: a row for each run, from `per_run`.
+    """
+    if "kl" not in summary:
+        return {}
+    late = {
+        cell: float(cell.of(summary)["kl"].mean()) for cell in cells(summary) if cell.trust_region != BASE
+    }
+    return {cell: value for cell, value in late.items() if value > 0}
+
+
+def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> Cell | None:
+    """Of other methods in the same setting, the one whose late KL is nearest to a cell's by their ratio.
+
+    Args:
+        cell: the method.
+        others: cells to choose from; those of other settings, and those without a late KL, are left out.
+        late: from `late_divergences`.
+    """
+
+    def distance(other: Cell) -> tuple[float, object]:
+        return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)
+
+    here = [other for other in others if other in late and other.method("") == cell.method("")]
+    return min(here, key=distance) if cell in late and here else None
+
+
+def equally_near(first: float, second: float) -> bool:
+    """Whether two late divergences agree within `WITHIN`."""
+    return max(first, second) <= (1 + WITHIN) * min(first, second)
