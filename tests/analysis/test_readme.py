@@ -118,6 +118,18 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         check(tmp_path / "README.md", {})
 
 
+def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "findings.md"
+    page.parent.mkdir()
+    page.write_text("a\n<!-- generated:../results/x/board.md -->\nold\n<!-- /generated -->\n")
+    with pytest.raises(UserError, match=r"x/board\.md: no such file"):
+        update(page, {})
+    (tmp_path / "results/x").mkdir(parents=True)
+    (tmp_path / "results/x/board.md").write_text("| new |\n")
+    assert "+| new |" in check(page, {})
+    assert update(page, {}) and "| new |" in page.read_text() and not update(page, {})
+
+
 def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame) -> None:
     entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
     claims = [

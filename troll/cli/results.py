@@ -233,7 +233,7 @@ def readme(
 
 
 def _board_of(directory: Path) -> dict[str, Any]:
-    """The released leaderboard, its success by level, and how many rules of its protocol have no runs yet."""
+    """The released leaderboard, and how many rules of its protocol have no runs yet."""
     import pandas as pd
 
     from troll.analysis.leaderboard.protocol import read_protocol
@@ -243,10 +243,8 @@ def _board_of(directory: Path) -> dict[str, Any]:
         return {}
     board = pd.read_csv(path)
     rules = read_protocol(directory / "protocol.yaml").rules
-    levels = directory / "levels.md"
     return {
         "board": board,
-        "levels": levels.read_text() if levels.exists() else "",
         "waiting": len(set(rules) - set(board["trust_region"])),
     }
 

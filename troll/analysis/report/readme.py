@@ -1,7 +1,8 @@
 """Numbers in prose are build outputs: blocks between markers of a Markdown file come from the tables.
 
-A block is everything between ``<!-- generated:NAME -->`` and ``<!-- /generated -->``. What a sentence says
-about a difference follows from its interval by ``Interval.verdict``; nobody types "better".
+A block is everything between ``<!-- generated:NAME -->`` and ``<!-- /generated -->``. A name that ends in
+``.md`` is a table's file, as seen from the page. What a sentence says about a difference follows from its
+interval by ``Interval.verdict``; nobody types "better".
 """
 
 import difflib
@@ -26,7 +27,7 @@ from troll.analysis.tables.results import comparison_table
 from troll.common.errors import UserError
 from troll.common.files import write_text
 
-_OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+) -->$")
+_OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+|[\w./-]+\.md) -->$")
 _CLOSE = "<!-- /generated -->"
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
@@ -43,7 +44,6 @@ def blocks(
     family: pd.DataFrame | None = None,
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
-    levels: str = "",
     waiting: int = 0,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
@@ -58,15 +58,14 @@ def blocks(
         family: the result of ``comparison_family``; readings are then those of the family.
         runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
-        levels: its table of success by level, in Markdown.
         waiting: rules of its protocol that have no runs yet.
         benchmark: the verdicts on the benchmark's claims.
         method: whose results are told.
         baseline: what it is compared with.
 
     Returns:
-        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``levels``,
-        ``verdicts``, ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
+        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
+        ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
         ``results-full-table`` and ``provenance``.
     """
     if family is not None:
@@ -74,7 +73,6 @@ def blocks(
     return {
         "findings": "\n".join(findings(judged)) + "\n",
         "board": top_of(board, waiting, benchmark, method) if board is not None else "",
-        "levels": levels,
         "verdicts": to_short_markdown(judged),
         "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
@@ -326,10 +324,20 @@ def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> 
     return "\n".join(lines) + "\n"
 
 
+def included(text: str, page: Path) -> dict[str, str]:
+    """The tables that blocks of a page name by their files, by these names.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    names = [match["name"] for line in text.splitlines() if (match := _OPEN.match(line.strip()))]
+    return {name: _read(page.parent / name) for name in names if name.endswith(".md")}
+
+
 def check(path: Path, generated: Mapping[str, str]) -> str:
     """The difference between a file and what it should be, as a unified diff; empty when there is none."""
     old = _read(path)
-    new = render(old, generated, path.name)
+    new = render(old, {**generated, **included(old, path)}, path.name)
     return "".join(
         difflib.unified_diff(
             old.splitlines(keepends=True),
@@ -343,7 +351,7 @@ def check(path: Path, generated: Mapping[str, str]) -> str:
 def update(path: Path, generated: Mapping[str, str]) -> bool:
     """Writes the blocks into a file; returns whether that changed it."""
     old = _read(path)
-    new = render(old, generated, path.name)
+    new = render(old, {**generated, **included(old, path)}, path.name)
     if new != old:
         write_text(path, new)
     return new != old
