@@ -103,8 +103,11 @@ def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> No
     pixels = imread(path)
     imsave(path, pixels, metadata={"Comment": "other bytes, same pixels"})
     check_results(copy)
-    pixels = pixels.copy()
-    pixels[3, 4, 0] = 1 - pixels[3, 4, 0]
+    rounded, pixels = pixels.copy(), pixels.copy()
+    rounded[3, 4, 0] = abs(rounded[3, 4, 0] - 7 / 255)  # seen between processors, on the edges of curves
+    imsave(path, rounded)
+    check_results(copy)
+    pixels[3, 4, 0] = abs(pixels[3, 4, 0] - 0.1)
     imsave(path, pixels)
     with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
         check_results(copy)

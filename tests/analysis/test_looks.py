@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
 
 def judged(*settings: Setting, **changes: object) -> Judged:
     claim = Claim.model_validate(CLAIM | {"metric": "pass@1", "direction": "higher"} | changes)
-    return Judged(claim, *look_again(HIGHER, settings, 3, LOOKS), LOOKS)
+    compared = [replace(one, against=claim.baseline) for one in settings]
+    return Judged(claim, *look_again(HIGHER, compared, 3, LOOKS), LOOKS)
 
 
 def test_a_clear_claim_is_decided_at_the_first_look_whatever_comes_later() -> None:
