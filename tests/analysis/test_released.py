@@ -12,6 +12,8 @@ from troll.analysis.claims.ledger import average, levels, write_claims
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Judged, judge, read_claims
 from troll.analysis.data.results import read_results, read_tables
+from troll.analysis.data.summaries import Cell, cells
+from troll.analysis.data.tidy import BASE
 from troll.analysis.pooling import error_covariance, pool
 from troll.analysis.render.formats import points
 from troll.analysis.report.check import same
@@ -106,3 +108,34 @@ def test_other_readings_of_sparsity_are_those_that_are_told() -> None:
     told = [points(value) for value in (by_seed.estimate, by_seed.low, by_seed.high)]
     text = " ".join((ROOT / "docs/findings.md").read_text().split())
     assert f"is {told[0]} points with Student's interval [{told[1]}, {told[2]}]" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("over_seeds", "verdicts"),
+    [
+        (lambda late: float(late.median()), ("supported on average", "inconclusive")),
+        (lambda late: float(np.exp(np.log(late).mean())), ("inconclusive", "inconclusive")),
+    ],
+    ids=["median", "geometric mean"],
+)
+def test_other_readings_of_equal_divergence_are_those_that_are_told(
+    monkeypatch: pytest.MonkeyPatch, over_seeds: Callable[[pd.Series], float], verdicts: tuple[str, str]
+) -> None:
+    """The findings tell what the verdicts would be if late KL were averaged over seeds in other ways."""
+
+    def late(summary: pd.DataFrame) -> dict[Cell, float]:
+        found = {
+            cell: over_seeds(cell.of(summary)["kl"]) for cell in cells(summary) if cell.trust_region != BASE
+        }
+        return {cell: value for cell, value in found.items() if value > 0}
+
+    monkeypatch.setattr("troll.analysis.claims.verdicts.late_divergences", late)
+    given = read_results(ROOT / "results/benchmark-divergence")
+    judged = judge([one for one in read_claims([CLAIMS]) if one.at_equal_kl], given.runs, given.items)
+    assert tuple(one.verdict for one in judged) == verdicts
+    pooled = judged[0].decision.pooled
+    assert pooled is not None
+    told = [points(value) for value in (pooled.estimate, pooled.low, pooled.high)]
+    text = " ".join((ROOT / "docs/findings.md").read_text().split())
+    assert f"{told[0]} [{told[1]}, {told[2]}] points" in text
