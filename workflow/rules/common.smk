@@ -21,6 +21,7 @@ from troll.common.files import unwritable
 from troll.cli.doctor import VLLM_ENVIRONMENT
 from troll.cli import progress_line
 from troll.cli.outputs import entries_of, rule_of
+from troll.cli.scheduling import one_timer
 from troll.tasks import testbed
 from troll import warm
 
@@ -82,8 +83,14 @@ def fork_jobs():
         shell.prefix(_prefix + warm.shell_prefix())
 
 
-onstart:
+def start():
+    """What is done once, before the first job."""
     fork_jobs()
+    one_timer(getattr(workflow, "scheduler", None))
+
+
+onstart:
+    start()
 
 
 # Snakemake calls no `onstart` of a module: it is added to that of the Snakefile that uses this one. There is no
@@ -93,7 +100,7 @@ if _users_onstart and not workflow.modifier.is_main_snakefile():
 
     def _start(log):
         _users_onstart(log)
-        fork_jobs()
+        start()
 
     workflow._onstart = _start
 
