@@ -10,7 +10,7 @@ from troll.analysis.data.runs import Collected, read_directories
 from troll.analysis.data.summaries import cells
 from troll.analysis.figures.sensitivity import sensitivity_figure
 
-KL_BOUND, EPSILON, KEEP, STALENESS, LEARNING_RATE, LAG = AXES
+KL_BOUND, EPSILON, COEFFICIENT, KEEP, STALENESS, LEARNING_RATE, LAG = AXES
 PLACE = ("tiny", "chains", "grpo")
 
 

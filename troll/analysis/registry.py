@@ -83,6 +83,7 @@ ENTRIES = (
     _figure("final", "Success after training", "results:final_figure"),
     _figure("time", "Success over time", "results:time_figure"),
     _figure("sensitivity", "How much settings matter", "sensitivity:sensitivity_figure", "variants"),
+    _figure("frontier", "Success against divergence", "frontier:frontier_figure", "variants"),
     _figure("heat_map", "Success by learning rate and staleness", "heat_map:heat_map_figure", "crossed"),
     _figure("ablation", "Learning curves of variants", "results:ablation_figure", "variants"),
     _task_figure("learning", "Learning", "results:task_figure"),

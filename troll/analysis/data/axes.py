@@ -45,6 +45,7 @@ class Axis:
 AXES = (
     Axis("kl_bound", "KL bound (nats)", (f"{_RULE}kl_bound",)),
     Axis("epsilon", "clipping range", (f"{_RULE}epsilon_low",), (f"{_RULE}epsilon_high",)),
+    Axis("coefficient", "weight of the penalty", (f"{_RULE}coefficient",)),
     Axis("keep", "kept tokens", (f"{_TRAINING}keep",), (f"{_TRAINING}dropped_mass",)),
     Axis(
         "staleness",

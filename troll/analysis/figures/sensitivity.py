@@ -1,6 +1,7 @@
 """How much a setting matters: test success and training behaviour against a setting's value, as lines."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from troll.analysis.render.style import Look, empty, legend, styled
 from troll.analysis.statistics import seed_interval
 
 _LEAST_LOG = 1e-12
+_DIGIT = 0.03
+"""Width of a label's digit, as a share of a panel's."""
 MEASURES = (
     Quantity("pass@1", "test pass@1 (%)", "share"),
     Quantity("drop", "largest drop (points)", "share"),
@@ -77,7 +80,7 @@ def _draw(
     name_it: bool,
 ) -> None:
     x = [value for value, _ in line.points]
-    triples = [_measured(cell, measure, summary, items) for _, cell in line.points]
+    triples = [measured(cell, measure, summary, items) for _, cell in line.points]
     mean, low, high = (np.array(part) for part in zip(*triples, strict=True))
     if np.isnan(mean).all():
         return
@@ -94,9 +97,17 @@ def _draw(
         axes.annotate(line.label, where, (4, 0), textcoords="offset points", fontsize=6, va="center")
 
 
-def _measured(
+def measured(
     cell: Cell, measure: Quantity, summary: pd.DataFrame, items: pd.DataFrame
 ) -> tuple[float, float, float]:
+    """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured.
+
+    Args:
+        cell: the cell.
+        measure: a metric of runs, or test pass@1.
+        summary: a row for each run, from `per_run`.
+        items: the table of test problems.
+    """
     if measure.metric == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)
@@ -114,6 +125,10 @@ def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) 
     if values[0] > 0:
         axes.set_xscale("log")
         axes.set_xlim(values[0] / 1.6, values[-1] * 1.6)
+        gaps = np.diff(np.log(values)) / np.log(values[-1] / values[0] * 1.6**2)
+        digits = [max(len(f"{value:.4g}") for value in pair) for pair in pairwise(values)]
+        if (gaps < _DIGIT * np.array(digits)).any():
+            axes.tick_params(axis="x", labelrotation=45)
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))

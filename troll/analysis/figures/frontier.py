@@ -1,0 +1,102 @@
+"""Success against divergence: how far each method and its variants drift, and where they end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, NullFormatter
+
+from troll.analysis.data.divergence import late_divergences
+from troll.analysis.data.summaries import Cell, cell_order, interval, per_run, require_one, variants
+from troll.analysis.data.tidy import BASE
+from troll.analysis.figures.sensitivity import measured
+from troll.analysis.render.panels import Quantity, grid, limits, wrapped
+from troll.analysis.render.style import Look, empty, legend, styled
+
+KL = Quantity("kl", "late KL to old policy (nats)", "log")
+SUCCESS = Quantity("pass@1", "test pass@1 (%)")
+_COLUMNS = 3
+_BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
+"""Where labels stand, in points from the marker, and the side that they are aligned to: by family in turn."""
+
+
+def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
+    """Test pass@1 against late KL, a panel for each setting in which variants of a rule were run.
+
+    A line joins a method and its variants in the order of their late KL; a label is what a variant's name
+    adds to the method's. Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted
+    line is the base model.
+    """
+    require_one(runs)
+    summary, defaults = per_run(runs), variants(runs)
+    late = late_divergences(summary)
+    varied = {cell.method("") for cell in late if cell.trust_region in defaults}
+    settings = sorted(varied, key=cell_order)
+    with styled():
+        columns = min(len(settings), _COLUMNS)
+        figure, panels = grid(-(-len(settings) // _COLUMNS), columns, width=3.7, height=3.1)
+        if not settings:
+            empty(panels[0, 0], "no variants were run")
+            return figure
+        own = {cell: defaults.get(cell.trust_region, cell.trust_region) for cell in late}
+        shown = [cell for cell in late if cell.method("") in varied]
+        look = Look({own[cell] for cell in shown})
+        for row, line in enumerate(wrapped(settings, _COLUMNS)):
+            for axes, setting in zip(panels[row], line, strict=False):
+                for family in look.methods:
+                    members = sorted(
+                        (cell for cell in shown if cell.method("") == setting and own[cell] == family),
+                        key=late.__getitem__,
+                    )
+                    _draw(axes, family, members, summary, items, look)
+                _finish(axes, setting, settings, items, look)
+            limits([axes for axes in panels[row] if axes.lines], SUCCESS)
+        for axes in panels.flat[len(settings) :]:
+            axes.set_axis_off()
+        legend(figure, look, base=True, marked=True)
+    return figure
+
+
+def _draw(
+    axes: Axes, family: str, members: Sequence[Cell], summary: pd.DataFrame, items: pd.DataFrame, look: Look
+) -> None:
+    known = []
+    for cell in members:
+        drift, ended = (measured(cell, quantity, summary, items) for quantity in (KL, SUCCESS))
+        if not np.isnan(ended[0]):
+            known.append((cell, drift, ended))
+    if not known:
+        return
+    colour = look.colour(family)
+    offset, side = _BESIDE[look.methods.index(family) % len(_BESIDE)]
+    for cell, (kl, least_kl, most_kl), (success, low, high) in known:
+        # Artists of their own do not widen the axes: an interval that reaches zero ends at the edge.
+        axes.add_artist(Line2D([least_kl, most_kl], [success] * 2, linewidth=0.6, color=colour, alpha=0.5))
+        axes.vlines(kl, low, high, linewidth=0.9, color=colour, alpha=0.7)
+        if cell.trust_region != family:
+            label = cell.trust_region.removeprefix(f"{family}-")
+            axes.annotate(
+                label, (kl, success), offset, textcoords="offset points", ha=side, fontsize=5.5, color=colour
+            )
+    x, y = [drift[0] for _, drift, _ in known], [ended[0] for _, _, ended in known]
+    axes.plot(x, y, linewidth=1.2, marker=look.marker(family), markersize=4, zorder=3, **look.line(family))
+
+
+def _finish(axes: Axes, setting: Cell, settings: Sequence[Cell], items: pd.DataFrame, look: Look) -> None:
+    base = interval(items, setting.base())
+    if base is not None:
+        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
+    parts = ("model", "task", "condition", "estimator")
+    told = [part for part in parts if len({getattr(one, part) for one in settings}) > 1]
+    axes.set_title(" · ".join(getattr(setting, part) for part in told or ("task",)))
+    axes.set_xscale("log")
+    axes.margins(x=0.1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=9))
+    axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(KL.label)
+    axes.set_ylabel(SUCCESS.label)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
