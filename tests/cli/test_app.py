@@ -143,3 +143,16 @@ def test_a_full_disk_is_one_line():
     error = OSError(errno.ENOSPC, "No space left on device")
     assert in_a_line(error) == "no space left on the disk; free some, and give the same command again"
     assert in_a_line(OSError(errno.EIO, "broken")) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "stem"),
+    [("a/final", "a/final"), ("a/final.png", "a/final"), ("a/troll-kl0.01", "a/troll-kl0.01")],
+)
+def test_a_suffix_that_is_added_anyway_is_not_there_twice(monkeypatch, tmp_path, written, stem):
+    made = []
+    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: None)
+    monkeypatch.setattr("troll.analysis.report.make.make_table", lambda _, __, out: made.append(out))
+    result = CliRunner().invoke(app, ["table", "main", "--results", str(tmp_path), "--out", written])
+    assert result.exit_code == 0, result.output
+    assert made == [Path(stem)]

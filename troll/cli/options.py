@@ -10,8 +10,16 @@ from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.experiment.validation import explain
 
+_ADDED = (".csv", ".md", ".tex", ".json", ".pdf", ".png")
+
+
+def without_suffix(path: Path | None) -> Path | None:
+    """A path to which suffixes are added: one that somebody wrote already is not there twice."""
+    return path.with_suffix("") if path is not None and path.suffix in _ADDED else path
+
+
 Out = Annotated[Path, typer.Option(help="where to write")]
-Stem = Annotated[Path, typer.Option(help="where to write, without suffix")]
+Stem = Annotated[Path, typer.Option(help="where to write; suffixes are added", callback=without_suffix)]
 Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
 EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
 Gpus = Annotated[int, typer.Option(help="fail where there are fewer GPUs; 0 uses one if there is one", min=0)]
