@@ -10,8 +10,8 @@ def one_timer(scheduler: Any) -> None:
 
     Where jobs per timespan are limited, and they are by default, Snakemake starts a timer after every look at
     the ready jobs, and looks again when it is over. A finished job is a look too, with a timer of its own. So
-    no timer ever goes away, and after n jobs there are n looks in each timespan: half a core after 360 jobs
-    (Snakemake 9.27, `JobScheduler.schedule`). One timer finds the same jobs, a timespan later at most.
+    no timer ever goes away, and after n jobs there are n looks in each timespan (Snakemake 9.27,
+    `JobScheduler.schedule`). One timer finds the same jobs, a timespan later at most.
 
     Args:
         scheduler: of this run; one that has no such timers stays as it is.
