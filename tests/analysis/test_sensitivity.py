@@ -91,3 +91,20 @@ def test_without_variation_the_figure_says_so(tmp_path: Path) -> None:
     collected = read_directories([run])
     figure = sensitivity_figure(collected.runs, collected.items)
     assert [text.get_text() for text in figure.axes[0].texts] == ["no setting was varied"]
+
+
+def test_the_weight_of_a_penalty_makes_a_line(varied: Collected) -> None:
+    runs = varied.runs.copy()
+    bound = runs["metric"] == "setting/trust_region/settings/kl_bound"
+    runs.loc[bound, "metric"] = "setting/trust_region/settings/coefficient"
+    (weight,) = lines(runs, COEFFICIENT)[PLACE]
+    assert [x for x, _ in weight.points] == [0.01, 0.05, 0.25]
+
+
+def test_crowded_labels_are_turned_and_others_are_not(varied: Collected) -> None:
+    crowded = varied.runs.copy()
+    here = (crowded["trust_region"] == "troll") | (crowded["trust_region"] == "troll-k16")
+    crowded.loc[here & crowded["metric"].str.endswith("/kl_bound"), "value"] = 0.012
+    for runs, turned in ((varied.runs, 0.0), (crowded, 45.0)):
+        first = sensitivity_figure(runs, varied.items).axes[0]
+        assert {label.get_rotation() for label in first.get_xticklabels()} == {turned}
