@@ -94,9 +94,8 @@ def test_without_variation_the_figure_says_so(tmp_path: Path) -> None:
 
 
 def test_the_weight_of_a_penalty_makes_a_line(varied: Collected) -> None:
-    runs = varied.runs.copy()
-    bound = runs["metric"] == "setting/trust_region/settings/kl_bound"
-    runs.loc[bound, "metric"] = "setting/trust_region/settings/coefficient"
+    recorded_as = {"setting/trust_region/settings/kl_bound": "setting/trust_region/settings/coefficient"}
+    runs = varied.runs.assign(metric=varied.runs["metric"].astype(str).replace(recorded_as))
     (weight,) = lines(runs, COEFFICIENT)[PLACE]
     assert [x for x, _ in weight.points] == [0.01, 0.05, 0.25]
 
