@@ -61,6 +61,15 @@ def test_equal_methods_are_even_and_one_that_always_wins_has_no_doubt() -> None:
     assert "100.0 [100.0, 100.0]" in to_markdown(table.reset_index())
 
 
+def test_conditions_stand_in_the_order_of_their_numbers() -> None:
+    items = items_of({"clip": {"grpo": [0.2, 0.3]}, "troll": {"grpo": [0.3, 0.4]}})
+    trained = items["condition"] == "stale"
+    names = ["lr3e-5", "lr1e-4", "lr1e-3"]
+    every = [items[trained].assign(condition=name) for name in reversed(names)]
+    table = aggregate_table(pd.concat([items[~trained], *every], ignore_index=True))
+    assert list(table["condition"]) == names
+
+
 def test_without_a_baseline_the_table_says_so() -> None:
     table = aggregate_table(items_of({"troll": {"grpo": [0.5]}}))
     assert table.empty

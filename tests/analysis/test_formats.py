@@ -13,6 +13,7 @@ from troll.analysis.render.formats import (
     to_html,
     to_latex,
     to_markdown,
+    whole,
     write_table,
 )
 
@@ -99,6 +100,8 @@ def test_three_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) ->
 def test_number_formats() -> None:
     assert [percent(x) for x in (0.1234, 1.0, -0.05)] == ["12.3", "100.0", "−5.0"]
     assert [points(x) for x in (0.1, -0.1, 0.0, -0.0001)] == ["+10.0", "−10.0", "0.0", "0.0"]
+    assert [points(x, 0) for x in (0.1, -0.004, 0.004, -0.1)] == ["+10", "0", "0", "−10"]
+    assert [percent(-0.0001), whole(-0.4), significant(-0.0)] == ["0.0", "0", "0"], "zero has no sign"
     shown = [significant(x) for x in (0, 0.123456, 12.3456, 1234.5, 0.001, 1.24e-7, -0.5, -1e-5)]
     assert shown == ["0", "0.123", "12.3", "1234", "0.00100", "1.2e-7", "−0.500", "−1.0e-5"]
 

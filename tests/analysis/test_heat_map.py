@@ -55,11 +55,13 @@ def test_the_map_has_every_method_and_its_difference(varied: Collected) -> None:
     assert clip.get_title() == "clip" and troll.get_title() == "troll" and not blank.get_visible()
     # Percent, rows from fresh to stale, means of two seeds.
     assert shown(clip) == ["51", "61", "41", "21"] and shown(troll) == ["51", "61", "56", "51"]
-    assert gap.get_title() == "troll − clip" and shown(gap) == ["+0", "+0", "+15", "+30"]
+    assert gap.get_title() == "troll − clip" and shown(gap) == ["0", "0", "+15", "+30"]
     assert [text.get_weight() for text in gap.texts] == ["normal", "normal", "bold", "bold"]
-    assert [label.get_text() for label in clip.get_xticklabels()] == ["1e-05", "0.0001"]
+    assert [label.get_text() for label in clip.get_xticklabels()] == ["1e-5", "1e-4"]
     assert [label.get_text() for label in clip.get_yticklabels()] == ["8 steps", "48 steps"]
     assert clip.get_ylabel().endswith("(base model 33)")
+    below = [axes.get_xlabel() for axes in (clip, troll, gap)]
+    assert below == ["learning rate", "", "learning rate"], "where a column of panels ends"
 
 
 def test_a_policy_lag_is_a_staleness_of_its_own(varied: Collected) -> None:

@@ -61,6 +61,23 @@ def test_only_settings_with_runs_have_a_panel(planned: TABLES) -> None:
     assert shown(figure) == columns * len(of_task)
 
 
+@pytest.mark.parametrize(("conditions", "wide"), [(20, 4), (7, 3), (6, 6)])
+def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wide: int) -> None:
+    runs, _ = planned
+    one = runs[(runs["task"] == "dapo") & (runs["trust_region"].isin(["clip", "troll"]))]
+    one = one[one["run_id"].isin(one.groupby("trust_region", observed=True)["run_id"].first())]
+    names = [f"passes1-lr{number}e-5" for number in range(1, conditions + 1)]
+    tasks = [one.assign(task=task, condition=name) for task in ("locks", "programs") for name in names]
+    figure = main_figure(pd.concat(tasks, ignore_index=True))
+    there = [axes for axes in figure.axes if axes.axison]
+    titles = [axes.get_title().partition(" · ")[0] for axes in there]
+    assert titles == (names * 2 if conditions > 6 else names + [""] * 6), "in order, task by task"
+    columns = {axes.get_subplotspec().colspan.start for axes in there}
+    assert columns == set(range(wide))
+    width, height = figure.get_size_inches()
+    assert height < 3 * width, "no ribbon"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",

@@ -21,7 +21,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.registry import crossed
-from troll.analysis.render.formats import MINUS
+from troll.analysis.render.formats import MINUS, points
 from troll.analysis.render.panels import grid
 from troll.analysis.render.style import empty, styled
 from troll.analysis.statistics import Array
@@ -112,6 +112,9 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
                     gap, sure = gaps[name]
                     _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
                     axes.set_title(f"{name} {MINUS} {baseline}")
+            for above, below in zip(upper, lower, strict=True):
+                for axes in [one for one in (below, above) if one.get_visible()][:1]:
+                    axes.set_xlabel(_RATE.label)
             said = f" (base model {100 * base.estimate:.0f})" if base else ""
             upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
         return figure
@@ -166,12 +169,17 @@ def _draw(
         share = (value - span[0]) / (span[1] - span[0])
         dark = abs(2 * share - 1) > _DARK if signed else share > _DARK
         weight = "bold" if bold is not None and bold[row, column] else "normal"
-        text = f"{100 * value:+.0f}".replace("-", MINUS) if signed else f"{100 * value:.0f}"
+        text = points(value, 0) if signed else f"{100 * value:.0f}"
         axes.text(
             column, row, text, ha="center", va="center", fontsize=7, weight=weight, color="w" if dark else "k"
         )
-    axes.set_xticks(range(len(one.rates)), [f"{rate:g}" for rate in one.rates], fontsize=6)
+    axes.set_xticks(range(len(one.rates)), [_rate(rate) for rate in one.rates], fontsize=6)
     axes.set_yticks(range(len(one.stale)), [_said(stale) for stale in one.stale], fontsize=6)
+
+
+def _rate(value: float) -> str:
+    """As in ``3e-5``: rates of a map often differ by less than a decade, and all are written alike."""
+    return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 
 def _said(stale: _Stale) -> str:

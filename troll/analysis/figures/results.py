@@ -68,8 +68,9 @@ def main_figure(
 ) -> Figure:
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
-    More than six such columns are told apart by rows too: one per condition, a column per estimator. Where
-    some settings have no run, those that have one follow each other line by line.
+    More than six such columns are cut into several rows for each model and task, where the estimators of one
+    condition stay together. Where some settings have no run, those that have one follow each other line by
+    line.
 
     Args:
         runs: the tidy table of one experiment.
@@ -120,13 +121,25 @@ def _lines(
     there = {(cell.base(), (cell.condition, cell.estimator)) for cell in cells(runs)}
     if len(settings) > _MOST_COLUMNS:
         conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
-        lines = [[(base, (name, other)) for other in names] for base in bases for name in conditions]
+        together = wrapped(conditions, _conditions_in_a_row(len(conditions), len(names)))
+        lines = [
+            [(base, (name, other)) for name in line for other in names] for base in bases for line in together
+        ]
     else:
         lines = [[(base, setting) for setting in settings] for base in bases]
     if all(index in there for line in lines for index in line):
         return lines, True
     places = [(base, setting) for base in bases for setting in settings if (base, setting) in there]
     return wrapped(places, math.ceil(math.sqrt(len(places)))), False
+
+
+def _conditions_in_a_row(conditions: int, estimators: int) -> int:
+    """How many make rows of equal length, at most six panels wide, in a block nearest to a square."""
+    most = max(_MOST_COLUMNS // estimators, 1)
+    fit = [count for count in range(1, most + 1) if conditions % count == 0]
+    if fit == [1]:  # a number without such divisors: the last row is shorter
+        fit = list(range(1, most + 1))
+    return min(fit, key=lambda count: abs(count * estimators - math.ceil(conditions / count)))
 
 
 def time_figure(runs: pd.DataFrame) -> Figure:

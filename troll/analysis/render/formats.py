@@ -29,9 +29,9 @@ def percent(value: float) -> str:
     return _signed(f"{100 * value:.1f}")
 
 
-def points(value: float) -> str:
+def points(value: float, digits: int = 1) -> str:
     """A difference of shares in percentage points, with its sign."""
-    return _signed(f"{100 * value:+.1f}").replace("+0.0", "0.0").replace(f"{MINUS}0.0", "0.0")
+    return _signed(f"{100 * value:+.{digits}f}")
 
 
 def significant(value: float) -> str:
@@ -62,7 +62,10 @@ def listed(items: Sequence[str]) -> str:
 
 
 def _signed(text: str) -> str:
-    return f"{MINUS}{text[1:]}" if text.startswith("-") else text  # an exponent keeps its hyphen
+    """A number with a minus sign instead of a hyphen (its exponent keeps one); zero has no sign."""
+    if not text.strip("+-0."):
+        return text.lstrip("+-")
+    return f"{MINUS}{text[1:]}" if text.startswith("-") else text
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from troll.analysis.data.summaries import (
     Cell,
     cell_order,
     cells,
+    condition_order,
     method_order,
     require_one,
     scores,
@@ -55,7 +56,8 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
             by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
     rows = []
     for setting, group in sorted(
-        by_place.items(), key=lambda entry: (*entry[0][:2], method_order(entry[0][2]))
+        by_place.items(),
+        key=lambda entry: (entry[0][0], condition_order(entry[0][1]), method_order(entry[0][2])),
     ):
         model, condition, method = setting
         own = [_normalised(items, cell) for cell in group]
