@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -61,21 +62,27 @@ def test_only_settings_with_runs_have_a_panel(planned: TABLES) -> None:
     assert shown(figure) == columns * len(of_task)
 
 
-@pytest.mark.parametrize(("conditions", "wide"), [(20, 4), (7, 3), (6, 6)])
-def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wide: int) -> None:
+@pytest.mark.parametrize(("conditions", "wide", "blocks"), [(20, 4, 2), (7, 3, 1), (6, 6, 1)])
+def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wide: int, blocks: int) -> None:
     runs, _ = planned
     one = runs[(runs["task"] == "dapo") & (runs["trust_region"].isin(["clip", "troll"]))]
     one = one[one["run_id"].isin(one.groupby("trust_region", observed=True)["run_id"].first())]
     names = [f"passes1-lr{number}e-5" for number in range(1, conditions + 1)]
     tasks = [one.assign(task=task, condition=name) for task in ("locks", "programs") for name in names]
     figure = main_figure(pd.concat(tasks, ignore_index=True))
-    there = [axes for axes in figure.axes if axes.axison]
+
+    def place(axes: Axes) -> tuple[int, int, int]:
+        spec = axes.get_subplotspec()
+        assert spec is not None
+        return spec.colspan.start // wide, spec.rowspan.start, spec.colspan.start
+
+    there = sorted((axes for axes in figure.axes if axes.axison), key=place)
     titles = [axes.get_title().partition(" · ")[0] for axes in there]
     assert titles == (names * 2 if conditions > 6 else names + [""] * 6), "in order, task by task"
-    columns = {axes.get_subplotspec().colspan.start for axes in there}
-    assert columns == set(range(wide))
+    assert {place(axes)[2] for axes in there} == set(range(blocks * wide))
     width, height = figure.get_size_inches()
-    assert height < 3 * width, "no ribbon"
+    assert max(width, height) < 4 * min(width, height), "no ribbon"
+    assert len({axes.get_ylim() for axes in there}) == 1 and all(axes.lines for axes in there)
 
 
 @pytest.mark.slow

@@ -56,6 +56,8 @@ PROJECTION = (
 )
 
 _MOST_COLUMNS, _MOST_BASES = 6, 5
+_PANEL = 2.15, 1.75
+"""Width and height of a panel of the main figure, in inches."""
 _LEAST_OF_CURVE = 4
 """Fewer points than this are no curve."""
 
@@ -69,8 +71,8 @@ def main_figure(
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
     More than six such columns are cut into several rows for each model and task, where the estimators of one
-    condition stay together. Where some settings have no run, those that have one follow each other line by
-    line.
+    condition stay together, and many rows stand in blocks side by side. Where some settings have no run,
+    those that have one follow each other line by line. Panels of a model and task share their vertical range.
 
     Args:
         runs: the tidy table of one experiment.
@@ -81,32 +83,36 @@ def main_figure(
     shown, bases = _methods(runs, trust_regions), _bases(runs)
     lines, complete = _lines(runs, bases)
     success = rows_of(runs, SUCCESS)
-    together: dict[int, list[Axes]] = {}
+    together: dict[Cell, list[Axes]] = {}
+    width = max(map(len, lines), default=0)
+    blocks = blocks_of(len(lines), width, *_PANEL) if lines and complete else 1
+    height = -(-len(lines) // blocks)
     with styled():
-        width = max(map(len, lines), default=0)
-        figure, panels = grid(
-            len(lines), width, width=2.15, height=1.75, sharey="row" if complete else "none"
-        )
+        figure, panels = grid(height, blocks * width, width=_PANEL[0], height=_PANEL[1])
+        for axes in panels.flat:
+            axes.set_axis_off()
+        if not lines:
+            empty(panels[0, 0], "no runs")
         look = Look(shown)
-        for (row, column), axes in np.ndenumerate(panels):
-            if not lines:
-                empty(axes, "no runs")
-                continue
-            if column >= len(lines[row]):
-                axes.set_axis_off()
-                continue
-            base, setting = lines[row][column]
-            panel(axes, success, base.setting(*setting), shown, look, SUCCESS, across)
-            if not complete:
-                axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
-            elif row == 0 or len(lines) > len(bases):
-                axes.set_title(" · ".join(setting))
-            if row == len(lines) - 1 or column >= len(lines[row + 1]):
-                axes.set_xlabel(across.label)
-            if column == 0:
-                heading = f"{_label(base, bases)}\n" if complete else ""
-                axes.set_ylabel(f"{heading}training success (%)")
-            together.setdefault(row if complete else bases.index(base), []).append(axes)
+        for index, line in enumerate(lines):
+            block, row = divmod(index, height)
+            below = lines[index + 1] if row < height - 1 and line is not lines[-1] else ()
+            for column, (base, setting) in enumerate(line):
+                axes = panels[row, block * width + column]
+                axes.set_axis_on()
+                panel(axes, success, base.setting(*setting), shown, look, SUCCESS, across)
+                together.setdefault(base, []).append(axes)
+                if not complete:
+                    axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
+                elif row == 0 or len(lines) > len(bases):
+                    axes.set_title(" · ".join(setting))
+                if column >= len(below):
+                    axes.set_xlabel(across.label)
+                if column == 0:
+                    heading = f"{_label(base, bases)}\n" if complete else ""
+                    axes.set_ylabel(f"{heading}training success (%)")
+                elif complete:
+                    axes.tick_params(labelleft=False)
         for same in together.values():
             limits(same, SUCCESS)
         legend(figure, look, seeds=True)
