@@ -109,6 +109,31 @@ def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
     assert why(verdict(known, least_seeds=4)).startswith("3 seeds in 2 settings, the claim asks for 4; ")
 
 
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("stale", "not shown in any of 2 stale ones, chains / new"),
+        ("lr1e-5 to lr1e-3", "not shown in any of 2 from lr1e-5 to lr1e-3, chains / new"),
+    ],
+)
+def test_settings_that_do_not_show_a_claim_are_named_by_condition(condition: str, said: str) -> None:
+    doubtful, shown = np.array([-0.05, 0.0, 0.2]), np.array([0.19, 0.2, 0.21])
+    places = [
+        ("chains", condition, doubtful),
+        ("functions", condition, doubtful),
+        ("chains", "new", doubtful),
+    ]
+    places += [("functions", "new", shown), ("sums", "new", shown), ("sums", "old", shown)]
+    rest = {"model": "tiny", "estimator": "grpo", "method": "troll"}
+    settings = [
+        Setting(f"{task} / {name}", rest | {"task": task, "condition": name}, values)
+        for task, name, values in places
+    ]
+    decision = decide(Side("higher", 0.0), settings, 3)
+    assert decision.verdict == "supported on average"
+    assert why(Judged(claim(), decision)).endswith(said)
+
+
 def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None:
     """Variants share the baseline's alone. A base model's samples have no seeds."""
     root = tmp_path / "testbed"
