@@ -113,8 +113,7 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
                     _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
                     axes.set_title(f"{name} {MINUS} {baseline}")
             for above, below in zip(upper, lower, strict=True):
-                for axes in [one for one in (below, above) if one.get_visible()][:1]:
-                    axes.set_xlabel(_RATE.label)
+                (below if below.get_visible() else above).set_xlabel(_RATE.label)
             said = f" (base model {100 * base.estimate:.0f})" if base else ""
             upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
         return figure
