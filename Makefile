@@ -113,4 +113,4 @@ publish: ## make a release on GitHub of what `make dist TAG=v1.2.3` built; needs
 	@gh release create "$(TAG)" dist/* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
 
 clean: ## remove the environments and untracked results
-	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake results/*/{runs,base,data,logs,benchmarks,page.html,runs.csv.gz,looks.json} results/*/public/*/
+	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake results/rehearsal-* results/*/{runs,restored,base,data,logs,benchmarks,page.html,runs.csv.gz,looks.json} results/*/public/*/
