@@ -1,5 +1,6 @@
 """What the README says holds: examples run, links lead somewhere, generated parts are up to date."""
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,9 @@ def test_it_counts_the_rules(readme, repository):
     table = reference.split("\n## Trust regions\n")[1].split("\n## ")[0]
     rules = re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)
     assert "troll" in rules and f"{len(rules) - 1} other rules" in readme
+    plans = [json.loads(path.read_text()) for path in repository.glob("results/*/plan.json")]
+    run = {entry["rule"] for plan in plans for entry in plan["expected"]}
+    assert run <= {*rules} and f"{len(run)} of the {len(rules)} have\nresults so far" in readme
 
 
 def test_it_is_short(readme):

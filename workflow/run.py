@@ -25,6 +25,7 @@ from troll.analysis.claims.further import affordable, closing_lines, look_record
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.verdicts import Judged, judge, read_claims
 from troll.analysis.data.results import read_results
+from troll.cli.options import available_cores
 from troll.cli.plan import earlier_runs, estimate
 from troll.cli.progress_line import STAGE
 from troll.common.errors import UserError
@@ -39,6 +40,10 @@ _UNKNOWN_S = 60.0
 """A run's time where no earlier one tells it."""
 
 
+def _cores(text: str) -> int:
+    return available_cores() if text == "all" else int(text)
+
+
 def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """What this program reads of its arguments, and those that are Snakemake's."""
     own = argparse.ArgumentParser(add_help=False, exit_on_error=False)
@@ -47,7 +52,7 @@ def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     theirs = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     theirs.add_argument("--configfile", "--configfiles", nargs="+", action="extend", type=Path, default=[])
     theirs.add_argument("--config", nargs="*", default=[])
-    theirs.add_argument("--cores", type=int, default=1)
+    theirs.add_argument("-c", "--cores", type=_cores, default=1)
     theirs.add_argument("-n", "--dry-run", "--dryrun", action="store_true", dest="dry")
     return theirs.parse_known_args(rest, known)[0], rest
 
@@ -78,7 +83,11 @@ def main(arguments: list[str]) -> None:
         sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
     os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
     if any((directory / "locks").glob("*")):
-        subprocess.run([*_SNAKEMAKE, "--unlock", *rest], check=True, capture_output=True)
+        unlocked = subprocess.run(
+            [*_SNAKEMAKE, "--unlock", *rest], check=False, stderr=subprocess.PIPE, text=True
+        )
+        if unlocked.returncode:
+            sys.exit(unlocked.stderr.rstrip())
     if experiment is None or experiment.more_seeds is None:
         os.execv(sys.executable, [*_SNAKEMAKE, *rest])
     minutes = given.minutes or experiment.more_seeds.minutes
@@ -111,15 +120,21 @@ def in_stages(
         snakemake([*rest[:-1], "claims"], handle, stage)
         judged = verdicts(experiment, root)
         runs = with_further_seeds(experiment, root).runs()
+        planned: dict[str, set[int]] = {}
+        for run in runs:
+            planned.setdefault(run.setting, set()).add(run.seed)
         looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
         left = cores * (until - time.monotonic() - _TABLES_S)
         chosen, ended = following(experiment, judged, left)
-        for setting, seed in chosen:
+        new = [(setting, seed) for setting, seed in chosen if seed not in planned[setting]]
+        if chosen and not new:
+            ended = "the seeds that are missing have been run, and have no value to compare"
+        for setting, seed in new:
             further[setting] = sorted({*further.get(setting, []), seed})
         write_looks(root, further, looks, ended)
         if ended:
             break
-        say(f"undecided claims get {len(chosen)} further runs")
+        say(f"undecided claims get {len(new)} further runs")
     snakemake(rest, handle, {"title": "tables and figures", "last": False, "first": False})
     say("")
     for line in closing_lines(judged, experiment.seeds, f"{spread_of(experiment, root)}; {ended}"):

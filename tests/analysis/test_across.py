@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from troll.analysis.claims.across import slope, usable_decades
 from troll.analysis.claims.further import paths_of
-from troll.analysis.claims.ledger import measure, why
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.claims.wording import measure, why
 from troll.analysis.data.runs import Collected, read_directories
 from troll.common.errors import UserError
 
 ENTRY = {
     "id": "c",
     "sentence": "S",
-    "place": "P",
+    "source": "P",
     "method": "troll",
     "baseline": "clip",
     "metric": "pass@1",
@@ -147,3 +147,22 @@ def test_a_slope_is_that_of_a_fitted_line(line: list[float], zero: bool) -> None
     scale: Callable[[object], object] = (lambda x: x) if zero else np.log2
     wanted = np.polyfit(scale(np.asarray(values)), line, 1)[0]
     np.testing.assert_allclose(slope(values, np.asarray([line])), [wanted], atol=1e-9)
+
+
+@pytest.mark.parametrize("missing", ["troll", "clip"])
+def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(
+    known: Collected, rates: pd.DataFrame, missing: str
+) -> None:
+    """Three rates, of which one method lacks one: neither method's line is silently made shorter."""
+    more = [frame[frame["condition"] == "stale"].copy() for frame in (rates, known.items)]
+    for frame in more:
+        frame["condition"] = frame["condition"].astype(str).replace({"stale": "third"})
+        frame["run_id"] = frame["run_id"].astype(str).str.replace("/stale/", "/third/")
+    more[0].loc[more[0]["metric"] == "setting/training/learning_rate", "value"] = 1e-3
+    entry = ENTRY | {"across": {"setting": "learning_rate", "statistic": "slope"}}
+    whole = [pd.concat(pair, ignore_index=True) for pair in zip((rates, known.items), more, strict=True)]
+    (full,) = judge([Claim.model_validate(entry)], *whole)
+    assert full.decision.settings[0].conditions == ("gentle", "stale", "third")
+    part = [frame[(frame["condition"] != "third") | (frame["trust_region"] != missing)] for frame in whole]
+    (one,) = judge([Claim.model_validate(entry)], *part)
+    assert one.verdict == "not run" and why(one).startswith("no ")

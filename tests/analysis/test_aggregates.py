@@ -70,6 +70,12 @@ def test_conditions_stand_in_the_order_of_their_numbers() -> None:
     assert list(table["condition"]) == names
 
 
+def test_single_seeds_are_no_certainty(items: pd.DataFrame) -> None:
+    table = aggregate_table(items[(items["seed"] == 0) | items["seed"].isna()])
+    ends = [f"{name}_{end}" for name in ("iqm", "improvement") for end in ("low", "high")]
+    assert len(table) and table[ends].isna().all(axis=None) and table["iqm"].notna().all()
+
+
 def test_without_a_baseline_the_table_says_so() -> None:
     table = aggregate_table(items_of({"troll": {"grpo": [0.5]}}))
     assert table.empty

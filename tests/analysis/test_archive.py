@@ -1,5 +1,6 @@
 """Archived runs: the same bytes for the same run, all that tables need, and nothing damaged comes back."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_damaged_archive_restores_nothing(run, tmp_path):
     path.write_bytes(b"no archive")
     with pytest.raises(UserError, match="not an archived run"):
         archived(path, {}, EVALUATION, SOURCE)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside/suites/evil.json", "suites/../../evil.json", "/nowhere/suites/e.json"]
+)
+def test_an_archive_writes_nothing_outside_of_its_run(run, tmp_path, name):
+    path, directory = tmp_path / "run.zip", tmp_path / "a/b/run"
+    archive_run(run, path, EVALUATION)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(name, "{}")
+    with pytest.raises(UserError, match=r"not a file of a run; remove the archive"):
+        restore_run(path, directory, suites=True)
+    assert not directory.exists() and not list(tmp_path.rglob("e*.json"))
 
 
 def test_base_models_of_other_machines_are_admitted_from_the_archive_only(run, tmp_path):

@@ -8,10 +8,11 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, why, write_claims
+from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, write_claims
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.rule import Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.claims.wording import span, why
 from troll.analysis.data.runs import Collected, read_directories
 from troll.common.errors import UserError
 
@@ -22,7 +23,7 @@ def claim(**changes: object) -> Claim:
     entry = {
         "id": "c",
         "sentence": "S",
-        "place": "P",
+        "source": "P",
         "method": "troll",
         "baseline": "clip",
         "metric": "pass@1",
@@ -220,9 +221,9 @@ def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Collected
         "| --- | --- | --- |",
         f"| S | **depends on condition** | {why(judged[1])} |",
         "",
-        "1 further claim of the ledger: **not run**.",
+        "1 further claim: **not run**.",
     ]
-    assert to_short_markdown(judged[:1]) == "1 further claim of the ledger: **not run**.\n"
+    assert to_short_markdown(judged[:1]) == "1 further claim: **not run**.\n"
 
 
 def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
@@ -264,8 +265,8 @@ def test_no_runs_at_all_is_not_run(known: Collected) -> None:
     [
         ("a: 1", "expected a list of claims, found dict"),
         ("[", "not YAML"),
-        ("- {id: c}", r"claim c: sentence: Field required"),
-        ("- 3", r"claim 0: claim: "),
+        ("- {id: c}", r"claim c: sentence: is missing"),
+        ("- 3", r"claim 0: expected a block of keys \(found 3\)"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -285,10 +286,13 @@ def test_misspelt_fields_and_double_ids_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="claim c comes twice"):
         read_claims([mine, other])
     other.write_text(yaml.safe_dump([entry | {"margine": 1}]))
-    with pytest.raises(UserError, match="claim c: margine: Extra inputs"):
+    with pytest.raises(UserError, match=r"claim c: margine: unknown key .*did you mean .margin"):
         read_claims([other])
     other.write_text(yaml.safe_dump([entry | {"direction": "better"}]))
-    with pytest.raises(UserError, match="claim c: direction"):
+    with pytest.raises(UserError, match=r"claim c: direction: input should be .*better"):
+        read_claims([other])
+    other.write_text(yaml.safe_dump([entry | {"place": "P"}]))
+    with pytest.raises(UserError, match="claim c: place: unknown key 'place'; it is now called source"):
         read_claims([other])
     with pytest.raises(UserError, match="no such file"):
         read_claims([tmp_path / "none.yaml"])
@@ -312,3 +316,53 @@ def judge_of(one: Claim) -> list[Judged]:
         for seeds in [np.array([0.1, 0.2, 0.3])]
     ]
     return [Judged(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
+
+
+@pytest.mark.parametrize("metric", ["pass1", "Entropy", "pass@16"])
+def test_a_metric_that_no_run_has_is_named(known: Collected, metric: str) -> None:
+    (one,) = judge([claim(metric=metric)], known.runs, known.items)
+    assert one.verdict == "not run" and why(one) == f"no run of troll has the metric {metric!r}"
+    (other,) = judge([claim(metric=metric, method="gspo")], known.runs, known.items)
+    assert why(other) == "no runs of gspo and clip where the claim applies"
+
+
+@pytest.mark.parametrize(
+    ("metric", "effect", "told"),
+    [
+        ("peak_gib", 1.25, "+1.25 GiB"),
+        ("peak", 0.0126, "+1.3 points"),
+        ("math-eval/pass@1", 0.031, "+3.1 points"),
+        ("entropy", 0.5, "+0.500 nats"),
+    ],
+)
+def test_differences_are_told_in_the_unit_of_their_metric(metric: str, effect: float, told: str) -> None:
+    names = {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}
+    same = Setting("s", names, np.array([effect, effect, effect]))
+    one = Judged(claim(metric=metric), decide(Side("higher", 0.0), [same], 3))
+    assert span(one) == told
+
+
+def test_a_sentence_cannot_break_a_table(known: Collected) -> None:
+    judged = judge([claim(sentence="A | B\nC", source="x|y")], known.runs, known.items)
+    (row,) = [line for line in to_markdown(judged).splitlines() if line.startswith("| A")]
+    assert row.startswith(r"| A \| B C (`c`) |") and row.endswith(r"| x\|y |")
+    assert r"| A \| B C |" in to_short_markdown(judged)
+
+
+def test_two_claims_files_of_one_name_keep_both_digests(known: Collected, tmp_path: Path) -> None:
+    paths = [tmp_path / name / "claims.yaml" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(path.parent.name)
+    write_claims(judge([claim()], known.runs, known.items), known.runs, paths, tmp_path / "claims")
+    inputs = json.loads((tmp_path / "claims.json").read_text())["inputs"]
+    assert sorted(inputs) == ["b/claims.yaml", "claims.yaml"] and len({*inputs.values()}) == 2
+
+
+def test_nothing_is_so_many_percent_of_zero(known: Collected) -> None:
+    runs = known.runs.copy()
+    zero = (runs["metric"] == "entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
+    runs.loc[zero, "value"] = 0.0
+    (one,) = judge([claim(metric="entropy", relative=True)], runs, known.items)
+    assert all(np.isfinite(setting.differences).all() for setting in one.decision.settings)
+    assert all(0.0 not in setting.seed_numbers for setting in one.decision.settings)

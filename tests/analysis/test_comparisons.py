@@ -6,6 +6,7 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from troll.analysis.data.runs import Collected
+from troll.analysis.figures.forest import forest_lines
 from troll.analysis.tables.comparisons import ALONE, READING, comparison_family, read_in_family
 from troll.analysis.tables.results import main_table
 
@@ -36,6 +37,20 @@ def test_shared_runs_count_once_and_all_are_one_family(
     # The same ten runs have the same p-value wherever they stand.
     alone = main_table(collected.runs, collected.items).dropna(subset=["p"])
     assert family["p"].iloc[:8].to_numpy() == pytest.approx(alone["p"].to_numpy())
+
+
+def test_a_variant_is_one_of_its_own_experiment(collected: Collected) -> None:
+    """Without the default of its own, a method is no variant, whatever else stands beside it."""
+    runs, items = (frame[frame["trust_region"] != "dr"] for frame in (collected.runs, collected.items))
+    other = [frame.assign(experiment="other").astype({"trust_region": str}) for frame in (runs, items)]
+    for frame in other:
+        frame["trust_region"] = frame["trust_region"].replace({"troll": "troll-kl0.01"})
+        frame["run_id"] = frame["run_id"].astype(str).str.replace("/troll/", "/troll-kl0.01/")
+    alone = comparison_family(*other)
+    assert len(alone) == 8 and set(alone["against"]) == {"clip"}
+    both = [pd.concat([one, two], ignore_index=True) for one, two in zip((runs, items), other, strict=True)]
+    assert (comparison_family(*both)["experiment"] == "other").sum() == 8
+    assert {line.cell.trust_region for line in forest_lines(*both)} == {"troll", "troll-kl0.01"}
 
 
 def test_a_main_table_can_be_read_in_its_family(

@@ -52,6 +52,16 @@ def test_the_same_runs_in_two_experiments_are_one_line(runs: pd.DataFrame, items
     assert len(forest_lines(*twice)) == len(forest_lines(runs, items)) == 8
 
 
+def test_a_single_seed_has_no_bar_and_a_hollow_marker(runs: pd.DataFrame, items: pd.DataFrame) -> None:
+    one = [frame[(frame["seed"] == 0) | frame["seed"].isna()] for frame in (runs, items)]
+    figure = forest_figure(*one)
+    marks = [line for line in figure.axes[0].lines if line.get_markersize() == 4.5]
+    assert len(marks) == 8 and {line.get_markerfacecolor() for line in marks} == {"white"}
+    assert not [
+        line for line in figure.axes[0].lines if line.get_linewidth() == 1.6 and len(line.get_xdata()) == 2
+    ]
+
+
 def test_few_settings_have_one_average_or_none(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     lines = forest_lines(runs, items)
     two = [line for line in lines if line.cell.task == "chains"]

@@ -44,7 +44,7 @@ def table() -> pd.DataFrame:
 
 def test_markdown_merges_numbers_with_their_spread(table: pd.DataFrame) -> None:
     assert to_markdown(table).splitlines() == [
-        "| Task | Trust region | Seeds | pass@1 (%) | Δ pass@1 (points) | KL to old, late |",
+        "| Task | Trust region | Seeds | pass@1 (%) | Δ pass@1 (points) | Late KL (nats) |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
         "| chains | clip | 5 | 50.0 ± 1.0 | – | 0.0123 ± 0.0004 |",
         "| chains | troll | 3 of 5 † | 61.2 ± 2.3 | +11.2 [−1.0, +20.0] | 1.5e-5 ± 2.0e-6 |",

@@ -64,6 +64,12 @@ def test_the_map_has_every_method_and_its_difference(varied: Collected) -> None:
     assert below == ["learning rate", "", "learning rate"], "where a column of panels ends"
 
 
+def test_no_difference_of_a_single_seed_is_bold(varied: Collected) -> None:
+    one = [frame[(frame["seed"] == 0) | frame["seed"].isna()] for frame in (varied.runs, varied.items)]
+    gap = heat_map_figure(*one).axes[3]
+    assert shown(gap)[-1] == "+30" and {text.get_weight() for text in gap.texts} == {"normal"}
+
+
 def test_a_policy_lag_is_a_staleness_of_its_own(varied: Collected) -> None:
     lag = varied.runs["condition"].str.endswith("stale")
     rows = varied.runs[varied.runs["metric"] == "setting/training/learning_rate"].copy()

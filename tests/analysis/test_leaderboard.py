@@ -41,7 +41,7 @@ from troll.analysis.leaderboard.protocol import (
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.cli.app import app
-from troll.cli.rank import rank
+from troll.cli.rank import _space, rank
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
@@ -311,13 +311,33 @@ def test_a_rule_that_is_tuned_and_has_no_fresh_runs_is_named(board, protocol):
     assert not any("tried" in note and "none (" in note for note in notes)
 
 
+def test_a_rule_that_lacks_a_task_is_named_with_it(board, protocol):
+    _, final, scores = board
+    task = str(final[0].items["task"].iloc[0])
+    gone = f"trust_region == 'none' and task == '{task}'"
+    known = [replace(one, items=one.items.drop(one.items.query(gone).index)) for one in final]
+    table = board_table(known, scores, choose(scores, protocol), protocol)
+    assert f"Tuned, and not yet run on fresh seeds: none on {task}." in table.attrs["notes"]
+    assert performance_profile(table, [1e9]).loc["none", 1e9] <= 0.5, "what was not run was not solved"
+
+
+def test_a_board_without_its_baseline_is_refused(board, protocol):
+    _, final, scores = board
+    known = [replace(one, items=one.items[one.items["trust_region"] != "clip"]) for one in final]
+    with pytest.raises(UserError, match=r"^leaderboard: .*: no run of the baseline clip on .*; run it"):
+        board_table(known, scores, choose(scores, protocol), protocol)
+    none = [replace(one, items=one.items[one.items["trust_region"] == "base"]) for one in final]
+    with pytest.raises(UserError, match="no run of the baseline clip; run it first"):
+        board_table(none, scores, choose(scores, protocol), protocol)
+
+
 def test_a_reconstruction_is_called_one(board, protocol):
     table, final, scores = board
     assert not any("reconstruction" in note for note in table.attrs["notes"])
     rules = PROTOCOL["rules"] | {"none": PROTOCOL["rules"]["none"] | {"rule": "quatro-recon-gradient"}}
     other = Protocol.model_validate(PROTOCOL | {"rules": rules})
     note = board_table(final, scores, choose(scores, protocol), other).attrs["notes"][-1]
-    assert note == "A reconstruction, because the paper's exact objective was not available: none."
+    assert note == "Reconstructed from secondary sources, without the paper's exact objective: none."
 
 
 def test_the_board_has_every_rule_once_per_task_best_first(board):
@@ -369,6 +389,8 @@ def test_profiles_count_the_tasks_within_a_ratio_of_the_quickest():
     assert profile.loc["x"].tolist() == [0.5, 1.0, 1.0]
     assert profile.loc["y"].tolist() == [0.5, 1.0, 1.0]
     assert profile.loc["z"].tolist() == [0.0, 0.0, 0.0]
+    fewer = performance_profile(board.drop(index=4), [1.0, 2.0, 4.0])
+    assert fewer.loc["y"].tolist() == [0.0, 0.5, 0.5], "a task without runs is not left out"
 
 
 def test_differences_are_drawn_best_first_with_their_intervals(board):
@@ -492,6 +514,7 @@ def own_rules(tmp_path, repository, monkeypatch):
         ("none.py:soft_wall", [], "trust region: none.py: no such file in "),
         ("{rules}:sot_wall", [], "unknown function 'sot_wall'; valid: soft_wall, careless; did you mean"),
         ("{rules}:soft_wall", ["coefficient"], "rank: --space 'coefficient': expected name=1,2,3"),
+        ("{rules}:soft_wall", ["coefficient=[,1"], "rank: --space 'coefficient=[,1': '[' is no value ("),
     ],
 )
 def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, space, message):
@@ -499,6 +522,13 @@ def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, spa
     with pytest.raises(UserError) as error:
         rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_numbers_of_a_space_may_have_exponents():
+    assert _space(["coefficient=0.1,1e-3", "mode=hard,soft"]) == {
+        "coefficient": [0.1, 1e-3],
+        "mode": ["hard", "soft"],
+    }
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from troll.analysis.claims.further import Wanted, affordable, closing_lines, look_record, nth_seed, wanted
 from troll.analysis.claims.ledger import to_html, to_markdown
-from troll.analysis.claims.looks import look_again
+from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged
 from troll.analysis.data.results import looks_of, write_plan
@@ -19,7 +19,7 @@ from troll.common.errors import UserError
 
 LOOKS = Looks(first=3, most=6)
 HIGHER = Side("higher", 0.0)
-CLAIM = {"id": "c", "sentence": "S", "place": "P", "method": "troll", "baseline": "clip"}
+CLAIM = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
 
 
 def setting(name: str, differences: Sequence[float]) -> Setting:
@@ -53,6 +53,14 @@ def test_only_the_silent_settings_get_seeds_and_the_others_stay_as_they_were() -
     assert [one.level for one in decision.settings] == [LOOKS.level_at(3), LOOKS.level_at(seen.seeds)]
 
 
+@pytest.mark.parametrize(("first", "least"), [(2, 2), (2, 3), (3, 3), (3, 5)])
+def test_a_setting_that_is_clear_early_gets_the_seeds_that_the_claim_asks_for(first: int, least: int) -> None:
+    known = [setting("a", CLEAR), setting("b", NOISY)]
+    decision, seen = look_again(HIGHER, known, least, Looks(first, 6))
+    assert seen.decided and decision.verdict == "supported everywhere"
+    assert min(one.seeds for one in decision.settings) >= least
+
+
 def test_a_look_waits_until_all_of_its_seeds_are_there() -> None:
     _, seen = look_again(HIGHER, [setting("a", NOISY[:4]), setting("b", NOISY[:3])], 3, LOOKS)
     assert (seen.seeds, seen.missing, seen.last) == (3, (1,), False)
@@ -79,7 +87,7 @@ def test_one_planned_look_is_the_rule_itself() -> None:
 def test_the_ledger_tells_looks_only_where_there_are_some() -> None:
     one, other = judged(setting("a", CLEAR[:3])), judged(setting("b", NOISY[:3]), id="d")
     text = to_markdown([one, other])
-    assert "| Claim | Verdict | Why | Decided | Place |" in text
+    assert "| Claim | Verdict | Why | Decided | Source |" in text
     assert "| at 3 seeds |" in text and "| not by 3 seeds, lacks a seed more in 1 setting |" in text
     assert "(interval of 96.9 %: one of several looks)" in text
     assert "Decided: at 3 seeds" in to_html([one])
@@ -107,6 +115,15 @@ def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
     )
     record = look_record(known, 12.34, 48)
     assert record["minutes"] == 12.3 and record["claims"]["c"]["decided"] is True
+
+
+def test_a_setting_that_was_left_as_it_was_gets_all_seeds_that_it_lacks() -> None:
+    early = replace(setting("a", CLEAR[:2]), seed_numbers=(0.0, 2.0), against="clip")
+    claim = judged(setting("b", NOISY[:3])).claim
+    seen = Seen(seeds=4, decided=False, missing=(0,))
+    one = Judged(claim, decide(HIGHER, [early], 2), seen, Looks(2, 6))
+    (want,) = wanted([one], [0, 1])
+    assert sorted({seed for _, seed in want.runs}) == [1, 3, 4]
 
 
 def test_a_look_that_does_not_fit_is_left_out_whole() -> None:

@@ -8,8 +8,9 @@ import synthetic
 from pydantic import ValidationError
 
 from troll.analysis.claims.further import paths_of
-from troll.analysis.claims.ledger import to_markdown, why
+from troll.analysis.claims.ledger import to_markdown
 from troll.analysis.claims.verdicts import Claim, Judged, judge
+from troll.analysis.claims.wording import why
 from troll.analysis.data.runs import Collected, read_directories
 from troll.analysis.tables.matched import matched_table
 
@@ -65,11 +66,11 @@ def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
 
     write_table(matched_table(known.runs, known.items), tmp_path / "matched")
     text = (tmp_path / "matched.md").read_text()
-    assert "+10.0" in text and "agree within 20 %" in text
+    assert "+10.0" in text and "at most 1.2 times the smaller" in text
 
 
 def asked(known: Collected, **changes: object) -> Judged:
-    entry = {"id": "c", "sentence": "S", "place": "P", "metric": "pass@1", "direction": "higher"}
+    entry = {"id": "c", "sentence": "S", "source": "P", "metric": "pass@1", "direction": "higher"}
     entry |= {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
     return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
 
@@ -80,9 +81,8 @@ def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Collected
     assert setting.effect == pytest.approx(0.1) and setting.seeds == 3
     names = [f"tiny/chains/{method}/grpo/stale" for method in ("troll", "clip-eps0.1")]
     assert paths_of(setting) == names, "further seeds are those of the pair"
-    assert "pass@1, troll* minus clip*, where late KL agrees within 20 %; claimed: higher" in to_markdown(
-        [asked(known)]
-    )
+    where = "where the larger late KL is at most 1.2 times the smaller"
+    assert f"pass@1, troll* minus clip*, {where}; claimed: higher" in to_markdown([asked(known)])
 
 
 def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known: Collected) -> None:

@@ -131,7 +131,7 @@ def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path: Path) -
 
 
 def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame) -> None:
-    entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
+    entry = {"source": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
     claims = [
         Claim.model_validate({"id": name, "sentence": name, "method": name} | entry)
         for name in ("troll", "gspo")
@@ -139,13 +139,13 @@ def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.
     generated = blocks(main, items, judged=judge(claims, runs, items))
     text = render("<!-- generated:verdicts -->\nold\n<!-- /generated -->\n", generated)
     assert "**supported everywhere**" in text
-    assert "1 further claim of the ledger: **not run**." in text and "| gspo |" not in text
+    assert "1 further claim: **not run**." in text and "| gspo |" not in text
 
 
 def test_three_findings_are_taken_by_rule(
     main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
 ) -> None:
-    entry = {"place": "P", "baseline": "clip", "metric": "kl"}
+    entry = {"source": "P", "baseline": "clip", "metric": "kl"}
     wanted = [("lost", "higher", "troll"), *((f"won{n}", "lower", "troll") for n in range(3))]
     claims = [
         Claim.model_validate(entry | {"id": name, "sentence": name, "direction": direction, "method": method})
@@ -158,7 +158,7 @@ def test_three_findings_are_taken_by_rule(
     assert "**contradicted**" in lines[0] and "**supported everywhere**" in lines[1]
     assert "nats on average" in lines[1] and lines[1].endswith("settings).")
     assert lines[4] == (
-        "Of 4 claims with runs: 3 supported everywhere, 1 contradicted. 1 claim of the ledger waits for runs."
+        "Of 4 claims with runs: 3 supported everywhere, 1 contradicted. 1 further claim has no runs yet."
     )
     nothing = blocks(main, items, judged=judge(claims[-1:], runs, items))["findings"]
     assert nothing == "None of 1 claim has runs.\n"
@@ -212,7 +212,7 @@ def test_what_tuned_rules_differ_by_is_told(
 def test_verdicts_of_the_benchmark_are_a_block_of_their_own(
     main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
 ) -> None:
-    entry = {"place": "P", "baseline": "clip", "metric": "kl", "direction": "lower", "method": "troll"}
+    entry = {"source": "P", "baseline": "clip", "metric": "kl", "direction": "lower", "method": "troll"}
     claims = [Claim.model_validate({"id": name, "sentence": name} | entry) for name in ("one", "two")]
     own, others = (judge([claim], runs, items) for claim in claims)
     text = blocks(main, items, judged=own, benchmark=others)

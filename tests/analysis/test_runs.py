@@ -1,6 +1,9 @@
 import gzip
 import json
 import math
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +61,28 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
     assert one(runs, metric="setting/trust_region/settings/kl_bound").value == synthetic.KL_BOUND
     assert one(runs, metric="constraint_check/passed").value == 1
     assert one(runs, metric="wall_s").source == "manifest"
+
+
+def test_settings_that_are_no_numbers_are_told_apart(run_dir: Path) -> None:
+    path = run_dir / "run.yaml"
+    config = yaml.safe_load(path.read_text())
+    found = []
+    for tail, steps in [("pooled", [3]), ("constant", [3]), ("pooled", [3, 4]), ("pooled", None)]:
+        config["training"] |= {"tail": tail, "steps": steps, "name": f"{tail} {steps}"}
+        path.write_text(yaml.safe_dump(config))
+        runs = read_directories([run_dir]).runs
+        assert not runs["metric"].isin(["setting/experiment", "setting/training/name"]).any(), "coordinates"
+        found.append([one(runs, metric=f"setting/training/{name}").value for name in ("tail", "steps")])
+    (tails, steps) = zip(*found, strict=True)
+    assert tails[0] == tails[2] == tails[3] != tails[1] and len(set(steps)) == 3
+    assert all(float(value).is_integer() and value < 2**53 for row in found for value in row)
+
+
+def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path: Path) -> None:
+    base = synthetic.write_base(tmp_path, "chains")
+    elsewhere = base.rename(tmp_path / "chains")
+    with pytest.raises(UserError, match=r"chains: no run \(without run.yaml\) and no base model"):
+        read_directories([], [elsewhere])
 
 
 def test_blocks_may_carry_the_names(run_dir: Path) -> None:
@@ -227,6 +252,29 @@ def test_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(UserError, match="column experiment is missing"):
         read_runs(path)
+
+
+def test_a_plan_of_any_size_can_be_read_from_the_input(tmp_path: Path) -> None:
+    """One argument holds 128 kB; the shell's own printf has no limit."""
+    run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "gentle", 0, batches=1)
+    entry = dict.fromkeys(("model", "task", "trust_region", "estimator", "condition", "rule"), "x")
+    planned = json.dumps([entry | {"seed": seed} for seed in range(2000)])
+    assert len(planned) > 2**17
+    command = [
+        sys.executable,
+        "-m",
+        "troll.cli",
+        "collect",
+        str(run),
+        "--out",
+        str(tmp_path),
+        "--expected",
+        "-",
+    ]
+    script = tmp_path / "collect.sh"
+    script.write_text(f"printf %s {shlex.quote(planned)} | {shlex.join(command)}")
+    subprocess.run(["bash", "-euo", "pipefail", script], check=True)
+    assert len(json.loads((tmp_path / "plan.json").read_text())["expected"]) == 2000
 
 
 def test_a_flipped_byte_of_a_table_is_refused_or_changes_nothing(collected, tmp_path):

@@ -3,6 +3,9 @@
 import itertools
 import json
 import math
+import os
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from troll.cli.rehearsal import resume
 from troll.cli.rehearsal.checks import failed
 from troll.cli.rehearsal.cover import cover, pairs_of, selection
 from troll.cli.rehearsal.outcome import Done, blamed, check_gradients, check_projections
@@ -302,3 +306,26 @@ def test_projections_beyond_their_bound_or_never_needed_are_found(contents, tmp_
     assert check.key == "conditions.b" and "exceeds its bound by 0.01" in check.found
     (check,) = found({"solver_evaluations": 0.0}, {"solver_evaluations": 0.0})
     assert check.key == "trust_regions.troll" and "never used" in check.found
+    row.pop("solver_evaluations")  # a rule of one's own need not count them
+    (check,) = found({}, {})
+    assert check.key == "trust_regions.troll" and "never used" in check.found
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes here")
+def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(contents, tmp_path, monkeypatch):
+    item = done(tmp_path, Run("m", "t", "troll", "grpo", "c", 0), [{"step": 1}])
+    (item.directory / "run.yaml").write_text("seed: 0")
+    begun = []
+
+    def train(item, directory, _):
+        mark = directory / "trainer/checkpoint-1"
+        mark.mkdir(parents=True, exist_ok=True)
+        (mark / "complete.json").write_text("{}")
+        begun.append(subprocess.Popen(["sleep", "600"], process_group=0))
+        return begun[-1]
+
+    monkeypatch.setattr(resume, "_train", train)
+    monkeypatch.setattr(resume, "_LIMIT_S", 0.2)
+    (check,) = resume.check_resuming([item], {})
+    assert check.state == "failed" and check.found.startswith("does not go on")
+    assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)

@@ -36,7 +36,7 @@ claims: [my_claims.yaml]
 CLAIM = {
     "id": "moves-little",
     "sentence": "The soft wall stays within 1 nat of the old policy",
-    "place": "a test",
+    "source": "a test",
     "method": "soft-wall",
     "baseline": 1.0,
     "metric": "kl",

@@ -12,6 +12,7 @@ from troll.analysis.claims.looks import look_again
 from troll.analysis.claims.rule import Setting, Side
 from troll.analysis.claims.verdicts import Claim, Judged
 from troll.analysis.sequential import Looks
+from troll.cli.options import available_cores
 from troll.experiment.looks import read_looks
 
 NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
@@ -39,7 +40,7 @@ def stages(repository, tmp_path, monkeypatch):
         count = sum(run.setting == PATHS[0] for run in runs)
         names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo"}
         known = [Setting("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")]
-        entry = {"id": "c", "sentence": "S", "place": "P", "method": "troll", "baseline": "clip"}
+        entry = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
         claim = Claim.model_validate(entry | {"metric": "pass@1", "direction": "higher"})
         looks = Looks(3, 6)
         return [Judged(claim, *look_again(Side("higher", 0.0), known, 3, looks), looks)]
@@ -96,6 +97,37 @@ def test_an_interrupted_stage_goes_on(stages):
 def test_fixed_seeds_dry_runs_and_single_targets_have_one_stage(stages, options):
     given, rest = stages.options(["--configfile", "testbed.yaml", *options])
     assert not stages.staged(given, rest)
+
+
+def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
+    """A seed that is there and lacks the claim's metric is not asked for again and again."""
+    names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo", "method": "troll"}
+    known = Setting("s", names, np.asarray(NOISY[:2]), seed_numbers=(0.0, 2.0), against="clip")
+    claim = Claim.model_validate(
+        {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
+        | {"metric": "pass@1", "direction": "higher"}
+    )
+    one = Judged(claim, *look_again(Side("higher", 0.0), [known], 3, Looks(3, 6)), Looks(3, 6))
+    monkeypatch.setattr(stages, "verdicts", lambda *_: [one])
+    make(stages)
+    assert stages.asked == ["claims", "all"]
+    assert "the seeds that are missing have been run, and have no value to compare" in capsys.readouterr().err
+
+
+def test_cores_are_read_as_snakemake_reads_them(stages):
+    for given in (["--cores", "3"], ["-c3"], ["-c", "3"]):
+        assert stages.options([*given, "--configfile", "testbed.yaml"])[0].cores == 3
+    assert stages.options(["--cores", "all"])[0].cores == available_cores()
+
+
+def test_what_snakemake_says_of_a_leftover_lock_is_handed_on(stages, monkeypatch):
+    Path(".snakemake/locks").mkdir(parents=True)
+    Path(".snakemake/locks/0.input.lock").touch()
+    monkeypatch.setattr(
+        stages, "_SNAKEMAKE", [sys.executable, "-c", "import sys; sys.exit('no such file: x')"]
+    )
+    with pytest.raises(SystemExit, match=r"^no such file: x$"):
+        make(stages)
 
 
 def test_minutes_that_are_none_are_refused(stages):

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
+from troll.cli.options import available_cores
 from troll.cli.rehearsal.report import last_rehearsal
 from troll.cli.versions import installed, tool
 from troll.common.errors import UserError
@@ -243,8 +244,7 @@ def _memory(needs: Needs) -> Finding:
 
 
 def _cores(_: Needs) -> Finding:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("cores", "ok", f"{count}; one run uses one")
+    return Finding("cores", "ok", f"{available_cores()}; one run uses one")
 
 
 def _not_mirrored(needs: Needs) -> list[str]:

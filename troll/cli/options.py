@@ -1,5 +1,6 @@
 """What several commands' options share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -8,7 +9,15 @@ from pydantic import BaseModel, ValidationError
 
 from troll.common.errors import UserError
 from troll.common.files import parse_json
-from troll.experiment.validation import explain
+from troll.experiment.explain import explain
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".pdf", ".png")
 

@@ -1,5 +1,6 @@
 """`troll rank`: a trust region of one's own, through the protocol of the leaderboard."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
+from troll.cli.options import available_cores
 from troll.common.errors import UserError
+from troll.common.strict_yaml import parse_yaml
 
 _PROTOCOL = Path("workflow/config/leaderboard.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
@@ -65,7 +67,7 @@ def rank(
     scores = released_trials((board or Path("results", released.name)) / "trials.csv", released)
     say(f"{rule}: keeps the contract")
     root = Path("results", f"{released.name}-{name}")
-    count = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores or 1
+    count = cores or available_cores()
 
     trials = _run(trials_experiment(known, name), root, count, protocol)
     own = trial_scores(read_runs(trials / "runs.parquet"), known, name)
@@ -121,8 +123,18 @@ def _space(entries: list[str]) -> dict[str, list[Any]]:
         name, separator, values = entry.partition("=")
         if not (name and separator and values):
             raise UserError(f"rank: --space {entry!r}: expected name=1,2,3")
-        space[name] = [yaml.safe_load(value) for value in values.split(",")]
+        space[name] = [_value(value, entry) for value in values.split(",")]
     return space
+
+
+def _value(text: str, entry: str) -> Any:
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"rank: --space {entry!r}: {text!r} is no value ({error})") from None
+    with contextlib.suppress(TypeError, ValueError):
+        value = float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
+    return value
 
 
 def _run(experiment: dict[str, Any], root: Path, cores: int, protocol: Path) -> Path:

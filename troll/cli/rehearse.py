@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from troll.cli.options import available_cores
 from troll.cli.people import DEFAULT_RESULTS, File, Results
 
 
@@ -43,10 +44,7 @@ def rehearse(
     from troll.cli.rehearsal.run import rehearse as run
     from troll.experiment.files import load_experiment
 
-    count = cores or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    options = Options(tuple(only or ()), full, keep, plan_only, count, profile)
+    options = Options(tuple(only or ()), full, keep, plan_only, cores or available_cores(), profile)
     if failed(run(load_experiment(experiment), results, options)):
         raise typer.Exit(1)
 

@@ -1,5 +1,6 @@
 """Commands that read finished runs: the tidy table, and everything that is made from it."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,9 @@ def _files(ledger: Sequence[str] | None, known: "Known | None" = None) -> list[P
 def collect(
     directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
     out: Annotated[Path, typer.Option(help="directory for the tables: runs, items, plan.json")],
-    expected: Annotated[str, typer.Option(help="coordinates of the planned runs, as JSON")] = "null",
+    expected: Annotated[
+        str, typer.Option(help="coordinates of the planned runs, as JSON; - reads them from the input")
+    ] = "null",
     skipped: Annotated[str, typer.Option(help="reasons by skipped task, as JSON")] = "{}",
     looks: Annotated[
         str, typer.Option(help="seeds at the first and the last look, where seeds are added, as JSON")
@@ -58,7 +61,8 @@ def collect(
         out_items=out / "items.parquet",
         allow_mixed=allow_mixed,
     )
-    planned = json_value("--expected", expected)
+    # One argument holds 128 kB, the plan of some 900 runs.
+    planned = json_value("--expected", sys.stdin.read() if expected == "-" else expected)
     if planned is not None:
         restored = ["/".join(path.parts[-6:]) for path in runs if (path / RESTORED).exists()]
         substitutes = find_substitutes(directories)

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from troll.common.errors import UserError
 from troll.common.files import read_yaml, write_text
 from troll.experiment.experiment import Experiment
+from troll.experiment.explain import explain
 from troll.experiment.run_config import RunConfig
-from troll.experiment.validation import explain, problems, run_problems
+from troll.experiment.validation import problems, run_problems
 
 # A template of YTE, the engine through which Snakemake reads configuration files, `snakemake -n` included.
 _TEMPLATE = "__use_yte__"

@@ -1,16 +1,16 @@
 """What is wrong with an experiment file, as one line: place, value, and what would be right."""
 
 from collections.abc import Iterator, Mapping
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, RootModel, Tag, ValidationError
+from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
 from troll.experiment.experiment import Experiment, Run, merged
-from troll.experiment.names import LONGEST, name_problems
+from troll.experiment.explain import explain as explain  # troll.training.config asks for it here
+from troll.experiment.names import name_problems
 from troll.experiment.recipes import missing_parts
-from troll.experiment.settings import Settings, TaskSettings, Training
+from troll.experiment.settings import TaskSettings, Training
 from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
@@ -18,64 +18,6 @@ from troll.tasks.types import SPLITS
 
 def _choices(where: str, name: str, valid: list[str]) -> str:
     return f"{where}: {unknown('name', name, valid)}"
-
-
-def _step_into(annotation: Any, part: int | str) -> Any:
-    """The annotation of one key, item or kind (of a tagged union) inside of another annotation."""
-    if get_origin(annotation) is Annotated:
-        return _step_into(get_args(annotation)[0], part)
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return _step_into(annotation.model_fields["root"].annotation, part)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = annotation.model_fields.get(str(part))
-        return field.annotation if field else None
-    options = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        tagged = [get_args(option)[0] for option in options if Tag(str(part)) in get_args(option)]
-        return tagged[0] if tagged else _step_into(options[0], part)  # an optional block: X | None
-    return options[-1] if options else None  # dict[str, X] or list[X]
-
-
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[Settings] | None:
-    """The model whose key ``location[-1]`` was refused, found by walking the annotations."""
-    current: Any = model
-    for part in location[:-1]:
-        current = _step_into(current, part)
-    if get_origin(current) in (Union, UnionType):
-        current = get_args(current)[0]
-    return current if isinstance(current, type) and issubclass(current, Settings) else None
-
-
-def _unknown_key(where: str, key: str, owner: type[Settings]) -> str:
-    if key in owner.RENAMED:
-        return f"{where}: unknown key {key!r}; it is now called {owner.RENAMED[key]}"
-    return f"{where}: {unknown('key', key, owner.model_fields)}"
-
-
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first problem of a validation error as one line: field, what is wrong, what would be right."""
-    # A renamed key is both missing and unknown: the unknown one tells more.
-    first = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
-    location = tuple(part for part in first["loc"] if part != "int")
-    # The kind of a tagged union (two words) is no key.
-    keys = [str(part) for part in location if " " not in str(part)]
-    where = ".".join([*([prefix] if prefix else []), *keys])
-    owner = _model_at(model, location) if location else None
-    if first["type"] == "extra_forbidden" and owner is not None:
-        return _unknown_key(where, str(location[-1]), owner)
-    if first["type"] == "missing":
-        return f"{where}: is missing"
-    inner = _model_at(model, (*location, ""))
-    if first["type"] == "model_type" and inner is not None:
-        return f"{where}: expected a block with keys {', '.join(inner.model_fields)}{_shown(first['input'])}"
-    message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], dict) else _shown(first["input"])
-    return f"{where or 'experiment'}: {message[0].lower()}{message[1:]}{shown}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f" (found {text})" if len(text) <= LONGEST else f" (found {text[:LONGEST]}...)"
 
 
 def problems(experiment: Experiment) -> Iterator[str]:

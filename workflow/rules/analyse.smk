@@ -33,8 +33,8 @@ rule collect:
     message:
         "collect {output.runs}"
     shell:
-        "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed} {params.ledger}"
-        " --expected {params.expected:q} --skipped {params.skipped:q} --looks {params.looks:q}"
+        "printf %s {params.expected:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+        " {params.mixed} {params.ledger} --expected - --skipped {params.skipped:q} --looks {params.looks:q}"
 
 
 # A caption belongs to a rule, so that every table and figure gets a rule of its own.

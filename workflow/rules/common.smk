@@ -176,7 +176,11 @@ _STARTED = time.time()
 def closing_words():
     """For people: the verdicts that this invocation has written, and where everything is to be seen."""
     claims = [Path(ROOT, "claims.md"), *sorted(Path(ROOT).glob("groups/*/claims.md"))]
-    words = [f"{path}: {path.open().readline()}" for path in claims if _new(path)]
+    words = [
+        f"{path}: {path.read_text(encoding='utf-8').splitlines()[0]}\n"
+        for path in claims
+        if _new(path)
+    ]
     if words:
         words = [*_replication(), *words]
     if _new(page := Path(ROOT, "page.html")):

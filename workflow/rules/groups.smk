@@ -32,8 +32,8 @@ rule collect_group:
     message:
         "collect {output.runs}"
     shell:
-        "troll --log {log:q} collect {params.directories:q} --out {params.out:q} {params.mixed} {params.ledger}"
-        " --expected {params.expected:q} --skipped {params.skipped:q} --looks {params.looks:q}"
+        "printf %s {params.expected:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+        " {params.mixed} {params.ledger} --expected - --skipped {params.skipped:q} --looks {params.looks:q}"
 
 
 rule group_table:

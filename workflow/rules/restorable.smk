@@ -50,7 +50,11 @@ def restorable():
     return [*runs.values(), *bases]
 
 
-RESTORABLE = restorable() if EXPERIMENT.archive else []
+try:
+    RESTORABLE = restorable() if EXPERIMENT.archive else []
+except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)
 
 
 def archivable(runs):

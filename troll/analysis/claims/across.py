@@ -9,17 +9,16 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from troll.analysis.data.axes import AXES, Axis
 from troll.analysis.data.summaries import Cell, scores, values_by_seed
 from troll.analysis.statistics import Array
+from troll.experiment.settings import Settings
 
 
-class Across(BaseModel):
+class Across(Settings):
     """A statistic over conditions that differ in one setting and in nothing else."""
-
-    model_config = ConfigDict(extra="forbid")
 
     setting: Literal["learning_rate", "staleness", "policy_lag"] = Field(
         description="staleness: optimiser steps for each batch of rollouts"

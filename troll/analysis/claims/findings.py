@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from troll.analysis.claims.ledger import average, span
 from troll.analysis.claims.rule import VERDICTS
 from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.wording import average, span
 
 
 def findings(judged: Sequence[Judged], most: int = 3) -> list[str]:
@@ -47,7 +47,11 @@ def _closing(count: int, known: Sequence[Judged]) -> str:
         if number:
             told.append(f"{number} {word}")
     left = count - len(known)
-    more = f" {_claims(left).capitalize()} of the ledger wait{'s' * (left == 1)} for runs." if left else ""
+    more = (
+        f" {left} further claim{'s' * (left != 1)} {'have' if left != 1 else 'has'} no runs yet."
+        if left
+        else ""
+    )
     return f"Of {_claims(len(known))} with runs: {', '.join(told)}.{more}"
 
 

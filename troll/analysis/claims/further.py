@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from troll.analysis.claims.ledger import looks_of, why
 from troll.analysis.claims.rule import Setting
 from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.wording import looks_of, why
 from troll.analysis.data.tidy import BASE
 
 _NAMED = 2  # runs of a claim that the terminal names
@@ -41,11 +41,22 @@ def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
     for one in judged:
         if one.seen is None or one.seen.decided or not one.seen.missing:
             continue
-        seed = nth_seed(seeds, one.seen.seeds + 1)
+        number = max(one.looks.first if one.looks else 0, one.seen.seeds + 1)
         settings = [one.decision.settings[index] for index in one.seen.missing]
-        runs = dict.fromkeys((path, seed) for setting in settings for path in paths_of(setting))
+        runs = dict.fromkeys(
+            (path, seed)
+            for setting in settings
+            for seed in _lacking(setting, seeds, number)
+            for path in paths_of(setting)
+        )
         wants.append(Wanted(one.claim.id, tuple(runs), one.decision.seeds))
     return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
+
+
+def _lacking(setting: Setting, seeds: Sequence[int], number: int) -> list[int]:
+    """The seeds that a setting lacks of the first so many; one that was left as it was may lack several."""
+    there = setting.seed_numbers or range(setting.seeds)
+    return [seed for rank in range(1, number + 1) if (seed := nth_seed(seeds, rank)) not in there]
 
 
 def nth_seed(seeds: Sequence[int], number: int) -> int:

@@ -66,6 +66,10 @@ def look_again(
         decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds
         if decision.verdict not in UNDECIDED:
             return decision, Seen(seeds, decided=True)
-        silent = [index for index in opened if not (decision.held[index] or decision.wrong[index])]
+        silent = [
+            index
+            for index in opened
+            if used[index] < least_seeds or not (decision.held[index] or decision.wrong[index])
+        ]
         opened = silent or list(range(len(settings)))
     return decision, Seen(seen, decided=False, last=True)

@@ -11,12 +11,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from troll.analysis.claims.across import Across, across_differences
+from troll.analysis.claims.across import Across, across_differences, seed_values
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
 from troll.analysis.data.axes import by_condition
@@ -27,14 +28,14 @@ from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
+from troll.experiment.explain import explain
+from troll.experiment.settings import Settings
 
 _Line = tuple[Cell, ...]
 
 
-class Where(BaseModel):
+class Where(Settings):
     """Where a claim applies: shell patterns for each coordinate; a coordinate left out means everywhere."""
-
-    model_config = ConfigDict(extra="forbid")
 
     experiment: list[str] = Field(default=["*"], description="patterns of experiment names")
     model: list[str] = Field(default=["*"], description="patterns of model names")
@@ -51,14 +52,14 @@ class Where(BaseModel):
         )
 
 
-class Claim(BaseModel):
+class Claim(Settings):
     """One entry of a claims file."""
 
-    model_config = ConfigDict(extra="forbid")
+    RENAMED: ClassVar[Mapping[str, str]] = {"place": "source"}
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short and unique")
     sentence: str = Field(min_length=1, description="the claim in our own words")
-    place: str = Field(min_length=1, description="where it is made")
+    source: str = Field(min_length=1, description="where it is made")
     method: str = Field(description="trust region that the claim is about, or a pattern of names")
     baseline: str | float = Field(
         description="trust region that it is compared with (base is the base model), or a number; "
@@ -78,7 +79,7 @@ class Claim(BaseModel):
     at_equal_kl: bool = Field(
         default=False,
         description="compare with that baseline whose late KL to the policy that sampled is nearest (means "
-        "over seeds), and only where the two agree within 20 percent",
+        "over seeds), and only where the larger of the two is at most 1.2 times the smaller",
     )
     least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")
     where: Where = Where()
@@ -110,12 +111,14 @@ class Judged:
         decision: the verdict and its settings.
         seen: how far its looks have come; None where the seeds were fixed beforehand.
         looks: the plan of the looks.
+        lacking: why no setting counts although there are runs of the method; empty otherwise.
     """
 
     claim: Claim
     decision: Decision
     seen: Seen | None = None
     looks: Looks | None = None
+    lacking: str = ""
 
     @property
     def verdict(self) -> str:
@@ -135,13 +138,12 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
         if not isinstance(entries, list):
             raise UserError(f"{path}: expected a list of claims, found {type(entries).__name__}")
         for index, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise UserError(f"{path}: claim {index}: expected a block of keys (found {entry!r})")
             try:
                 claim = Claim.model_validate(entry)
             except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                name = entry.get("id", index) if isinstance(entry, dict) else index
-                field = ".".join(map(str, first["loc"])) or "claim"
-                raise UserError(f"{path}: claim {name}: {field}: {first['msg']}") from None
+                raise UserError(f"{path}: claim {entry.get('id', index)}: {explain(error, Claim)}") from None
             for name in (claim.id, *claim.aliases):
                 if name in claims:
                     raise UserError(f"{path}: claim {name} comes twice; give it another id")
@@ -176,9 +178,11 @@ def _judge(
     looks: Looks | None,
 ) -> Judged:
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
+    lacking: list[str] = []
     for experiment, summary in summaries.items():
         for line, baselines, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
             if not differences:
+                lacking.append(_lacking(claim, summary, parts[experiment], line, baselines))
                 continue
             made = {
                 one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
@@ -191,9 +195,23 @@ def _judge(
             before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
+    why = next(filter(None, lacking), "") if not settings else ""
     if looks is None:
-        return Judged(claim, decide(side, settings, claim.least_seeds))
-    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks)
+        return Judged(claim, decide(side, settings, claim.least_seeds), lacking=why)
+    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks, why)
+
+
+def _lacking(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line) -> str:
+    """Why a setting that has runs gives no difference; empty where the baseline has no runs either."""
+    there = set(cells(summary))
+    if not there.issuperset(baselines):
+        return ""
+    values = [seed_values(claim.metric, summary, items, cell) for cell in (*line, *baselines)]
+    if all(one.dropna().empty for one in values):
+        return f"no run of {claim.method} has the metric {claim.metric!r}"
+    if claim.across is not None:
+        return f"no seed has runs at every point of {claim.across.setting}, or nothing was learned"
+    return f"no seed of {claim.method} is one of its baseline, or {claim.metric!r} is undefined"
 
 
 def _compared(
@@ -209,14 +227,19 @@ def _compared(
             differences = _differences(claim, summary, items, cell, baseline)
             yield (cell,), () if baseline is None else (baseline,), differences
         return
-    for points in by_condition(runs[runs["experiment"] == experiment], claim.across.axis):
+    against = str(claim.baseline)
+    found = by_condition(runs[runs["experiment"] == experiment], claim.across.axis)
+    for points in found:
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:
-            baselines = tuple(cell.method(str(claim.baseline)) for cell in line.values())
-            differences = across_differences(
-                claim.across, claim.metric, line, str(claim.baseline), summary, items
+            baselines = tuple(cell.method(against) for cell in line.values())
+            # A line of the baseline with further points is no other question: the method lacks runs there.
+            longer = any(
+                {*baselines} < {cell for cell in other.values() if claim.where.holds(experiment, cell)}
+                for other in found
             )
-            yield tuple(line.values()), baselines, differences
+            differences = across_differences(claim.across, claim.metric, line, against, summary, items)
+            yield tuple(line.values()), baselines, {} if longer else differences
 
 
 def _pairs(
@@ -287,8 +310,9 @@ def _differences(
         else:
             before = other.reindex(values.index)
     change = values - before
-    change = (change / before if claim.relative else change).dropna()
-    return _by_seed(change)
+    if claim.relative:  # nothing is so many percent of zero
+        change = (change / before).replace([math.inf, -math.inf], math.nan)
+    return _by_seed(change.dropna())
 
 
 def _by_seed(values: pd.Series) -> dict[float, float]:

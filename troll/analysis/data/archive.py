@@ -6,6 +6,7 @@ same. So a lost machine costs the runs that were under way, and others add to a 
 
 import json
 import lzma
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from troll.common.files import atomic_path, read_json, read_yaml, write_json
 
 _FILES = ("run.yaml", "metrics.jsonl", "manifest.json", "grades.json")
 _SUITES = "suites/*.json"
+_SUITE = re.compile(r"suites/[^/\\]+\.json")
 RESTORED = "restored.json"
 """In a restored directory: what it was restored from. Directories without it were made here."""
 # What reading a ZIP file raises whose bytes have changed.
@@ -101,7 +103,7 @@ def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:
             contents = {name: file.read(name) for name in file.namelist()}  # checks each CRC
     except _DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); remove it, and the run is made again") from None
-    strange = [name for name in contents if name not in _FILES and not Path(name).match(_SUITES)]
+    strange = [name for name in contents if name not in _FILES and not _SUITE.fullmatch(name)]
     if strange:
         raise UserError(f"{path}: {strange[0]}: not a file of a run; remove the archive")
     write_json(directory / RESTORED, {"archive": path.as_posix()})

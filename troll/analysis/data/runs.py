@@ -5,6 +5,7 @@ Everything that is shown about an experiment is a pure function of the two table
 Rows are sorted and hold no timestamps of their own, so the same directories give the same bytes.
 """
 
+import hashlib
 import itertools
 import json
 import math
@@ -190,7 +191,10 @@ def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _read_base(path: Path, experiment: str | None) -> _Directory:
     manifest, digests = _read_manifest(path / "manifest.json", required=False)
     digests.pop("data", None)  # of what the base model was made from; runs record the problems they read
-    model, task = path.parts[-2:]
+    above = path.resolve().parts[-3:]
+    if len(above) < 3 or above[0] != BASE:
+        raise UserError(f"{path}: no run (without run.yaml) and no base model (not in {BASE}/<model>/<task>)")
+    _, model, task = above
     config = manifest.get("config")
     named = config.get("experiment") if isinstance(config, dict) else None
     coordinates: dict[str, Any] = dict.fromkeys(COORDINATES, "")
@@ -267,6 +271,7 @@ def _constant_rows(
     named |= {"gpus": len(gpus)} if isinstance(gpus, list) else {}
     named |= dict(_numbers(manifest.get("constraint_check"), "constraint_check"))
     named |= dict(_numbers(settings, "setting"))
+    named |= dict(_choices(settings, "setting"))
     for name, value in named.items():
         yield {"step": step, "metric": name, "value": float(value), "source": "manifest"}
 
@@ -277,6 +282,19 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{name}/{key}")
     elif isinstance(value, int | float):
         yield name, float(value)
+
+
+def _choices(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Settings inside of blocks that are no numbers, each as a number that only equal settings share.
+
+    Names are left out: they are coordinates. So is what stands outside of blocks.
+    """
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _choices(inner, f"{name}/{key}")
+        elif not isinstance(inner, int | float) and key != "name" and name != "setting":
+            digest = hashlib.sha256(json.dumps(inner, sort_keys=True, default=str).encode()).hexdigest()
+            yield f"{name}/{key}", float(int(digest[:12], 16))  # 48 bits: exact as a float
 
 
 def _read_grades(path: Path, step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:

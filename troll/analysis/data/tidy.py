@@ -104,22 +104,32 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         raise UserError(f"{path}: no such file") from None
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (pa.ArrowException, OSError, ValueError) as error:  # pages unlike their checksums are an OSError
+    except (
+        pa.ArrowException,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # pages unlike their checksums are an OSError
         raise UserError(
             f"{path}: damaged, or not a Parquet file ({' '.join(str(error).split())}); collect the runs again"
         ) from None
     if table.num_rows != rows:
         raise UserError(f"{path}: damaged ({table.num_rows} rows of {rows}); collect the runs again")
-    if "rule" not in table.column_names and "trust_region" in table.column_names:
+    others = set(table.column_names)
+    if columns.keys() - others == {"rule"} and others < columns.keys():
         table = table.append_column("rule", table["trust_region"])  # written before rules were recorded
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; collect the runs again")
-    frame: pd.DataFrame = table.select(list(columns)).to_pandas()
-    for name, values in frame.items():
-        if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
-            frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-    return frame.astype(dict(columns))
+    try:
+        frame: pd.DataFrame = table.select(list(columns)).to_pandas()
+        for name, values in frame.items():
+            if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
+                frame[name] = values.cat.set_categories(sorted(values.cat.categories))
+        return frame.astype(dict(columns))
+    except (pa.ArrowException, TypeError, ValueError, IndexError) as error:
+        what = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged ({what}); collect the runs again") from None
 
 
 def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -138,7 +148,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     short = frame.copy()
     for name in DIGESTS:
         digests = short[f"digest_{name}"]
-        short[f"digest_{name}"] = digests.cat.rename_categories(lambda text: text[:_CSV_DIGEST_LENGTH])
+        short[f"digest_{name}"] = digests.astype(str).str[:_CSV_DIGEST_LENGTH]
     text = short.to_csv(index=False, lineterminator="\n").encode()
     with atomic_path(path) as temporary:
         temporary.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

@@ -53,11 +53,13 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
         items: the tables of test problems.
         baseline: what every method is compared with.
     """
-    family, varied = comparison_family(runs, items, baseline=baseline), variants(runs)
+    family = comparison_family(runs, items, baseline=baseline)
+    names = dict.fromkeys(map(str, runs["experiment"]))
+    varied = {name: variants(runs[runs["experiment"] == name]) for name in names}
     lines = []
     for row in family.to_dict("records"):
         cell = Cell(**{name: str(row[name]) for name in GROUP})
-        if cell.trust_region in varied or row["against"] != baseline:
+        if cell.trust_region in varied[row["experiment"]] or row["against"] != baseline:
             continue
         here = items[items["experiment"] == row["experiment"]]
         differences = seed_differences(here, cell, cell.method(baseline))
@@ -166,7 +168,7 @@ def _told(middle: float, low: float, high: float) -> str:
 
 def _line(axes: Axes, row: int, line: Line, look: Look) -> None:
     name = line.cell.trust_region
-    single = np.isnan(line.low)
+    single = line.seeds < 2  # the interval is over problems then
     if not single:
         axes.plot([line.low, line.high], [row] * 2, color=look.colour(name), linewidth=1.6, zorder=2)
     fill = "white" if single else look.colour(name)

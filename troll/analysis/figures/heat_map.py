@@ -139,13 +139,13 @@ def _table(one: Grid, name: str, items: pd.DataFrame) -> Array:
 
 
 def _gaps(one: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Array, Array]:
-    """Mean differences from the baseline, and where their intervals leave out zero."""
+    """Mean differences from the baseline, and where their intervals over seeds leave out zero."""
     table = np.full((len(one.stale), len(one.rates)), np.nan)
     sure = np.zeros_like(table)
     for (method, rate, stale), cell in one.cells.items():
         if method == name and (known := difference(items, cell, cell.method(baseline))) is not None:
             place = one.stale.index(stale), one.rates.index(rate)
-            table[place], sure[place] = known.estimate, float(known.low > 0 or known.high < 0)
+            table[place], sure[place] = known.estimate, float(known.verdict() in ("higher", "lower"))
     return table, sure
 
 

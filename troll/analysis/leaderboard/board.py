@@ -27,6 +27,7 @@ from troll.analysis.statistics import (
     seed_interval,
     steps_to,
 )
+from troll.common.errors import UserError
 
 TARGET = 0.9
 """Share of the best rule's final success that rollouts are counted to."""
@@ -76,6 +77,7 @@ def board_table(
                 rows.append(
                     _row(results, cell, lines[cell], target, protocol, best[task, cell.trust_region], trials)
                 )
+    _check_baseline(rows, final, protocol)
     frame = pd.DataFrame(rows)
     known = frame["p"].notna()
     frame["p_holm"] = np.nan
@@ -83,15 +85,43 @@ def board_table(
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
     there = set(frame["trust_region"])
-    tuned = list(dict.fromkeys(name for _, name in best if name not in there))
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
-    frame.attrs["notes"] = _notes(protocol, len(final), missing, tuned, edges)
+    frame.attrs["notes"] = _notes(protocol, len(final), missing, _tuned_alone(best, frame), edges)
     read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
     if read:
         frame.attrs["notes"].append(
-            f"A reconstruction, because the paper's exact objective was not available: {listed([*read])}."
+            f"Reconstructed from secondary sources, without the paper's exact objective: {listed([*read])}."
         )
     return frame.drop(columns="p")
+
+
+def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
+    """Every difference of the board is one from the baseline.
+
+    Raises:
+        UserError: a task has no run of it, or there are no runs at all.
+    """
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    alone = [
+        task
+        for task in tasks
+        if not any(row["task"] == task and row["trust_region"] == protocol.baseline for row in rows)
+    ]
+    if alone or not tasks:
+        experiments = dict.fromkeys(name for one in final for name in one.runs["experiment"].astype(str))
+        on = f" on {', '.join(alone)}" if alone else ""
+        raise UserError(
+            f"leaderboard: {', '.join(experiments) or 'the finals'}: no run of the baseline "
+            f"{protocol.baseline}{on}; run it first"
+        )
+
+
+def _tuned_alone(best: Mapping[tuple[str, str], Trial], board: pd.DataFrame) -> list[str]:
+    """The rules that were tuned and have no run on fresh seeds, with the task where only some are missing."""
+    rows = set(zip(board["task"], board["trust_region"], strict=True))
+    there = {name for _, name in rows}
+    lacking = [(task, name) for task, name in best if (task, name) not in rows]
+    return list(dict.fromkeys(f"{name} on {task}" if name in there else name for task, name in lacking))
 
 
 def _row(
@@ -106,6 +136,7 @@ def _row(
     items, baseline = results.items, cell.method(protocol.baseline)
     table = scores(items, cell)
     test = seed_interval(table.to_numpy())
+    low, high = np.clip([test.low, test.high], 0, 1)
     row: dict[str, Any] = {
         "task": cell.task,
         "model": cell.model,
@@ -115,8 +146,8 @@ def _row(
         "settings": trial.described,
         "seeds": len(table),
         "pass@1": test.estimate,
-        "pass@1_low": test.low,
-        "pass@1_high": test.high,
+        "pass@1_low": float(low),
+        "pass@1_high": float(high),
         "worst": float(table.mean(axis=1).min()),
         "best": float(table.mean(axis=1).max()),
     }

@@ -99,13 +99,15 @@ def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.Data
         ratios: values of tau.
 
     Returns:
-        One row per rule, a column for each ratio; a rule that never reaches the target counts as infinite.
+        One row per rule, a column for each ratio; a rule that never reaches the target, or has no runs on a
+        task, counts as infinite there.
     """
     setting = [board["task"], board["model"]]
     quickest = board["rollouts"].groupby(setting).transform("min")
     ratio = (board["rollouts"] / quickest).where(np.isfinite(board["rollouts"]), np.inf)
+    tasks = len(board[["task", "model"]].drop_duplicates())
     shares = {
-        str(name): [float((own <= tau).mean()) for tau in ratios]
+        str(name): [float((own <= tau).sum() / tasks) for tau in ratios]
         for name, own in ratio.groupby(board["trust_region"])
     }
     return pd.DataFrame(shares, index=list(ratios)).T

@@ -90,7 +90,7 @@ STYLES: Mapping[str, Style] = {
     "reading": Style("Reading"),
     "p": Style("p", probability),
     "p_holm": Style("p (Holm)", probability),
-    "kl": Style("KL to old, late"),
+    "kl": Style("Late KL (nats)"),
     "entropy": Style("Entropy, final (nats)"),
     "final": Style("Training success, final (%)", percent),
     "peak": Style("Training success, peak (%)", percent),

@@ -26,7 +26,12 @@ _TABLES, _FIGURES = (".csv", ".md", ".tex"), (".png", ".pdf")
 
 
 def check_results(
-    directory: Path, *, results: Results | None = None, claims: Sequence[Path] = (), write: bool = False
+    directory: Path,
+    *,
+    results: Results | None = None,
+    claims: Sequence[Path] = (),
+    write: bool = False,
+    figures: bool = True,
 ) -> list[Path]:
     """Makes every table and figure of an experiment again from its tidy table and compares them.
 
@@ -37,6 +42,7 @@ def check_results(
         results: where they are known otherwise than from the directory.
         claims: the files that ``claims.md`` and ``claims.json`` were judged by; those are compared too.
         write: put what differs in its place, in one step when everything could be made.
+        figures: compare the figures too, which take most of the time.
 
     Returns:
         The files that were compared, or those that were written.
@@ -47,7 +53,7 @@ def check_results(
     known = results or read_results(directory)
     tracked = [
         *_files(directory / "tables", _TABLES),
-        *_files(directory / "figures", _FIGURES),
+        *(_files(directory / "figures", _FIGURES) if figures else ()),
         *(_files(directory, (".md", ".json"), "claims.*") if claims else ()),
     ]
     if not tracked:

@@ -6,6 +6,7 @@ mean over settings, intervals from a bootstrap that draws seeds within each sett
 normalised by task first: 0 is the base model, 1 the ceiling, so that a mean over tasks means something.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,9 +84,10 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
             ("improvement", np.array(improvement)),
         ):
             row[name] = float(values[0])
-            row[f"{name}_low"], row[f"{name}_high"] = map(
-                float, np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            )
+            ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            # Single seeds are drawn as they are, which is no certainty.
+            single = max(map(len, [*own, *other])) < 2
+            row[f"{name}_low"], row[f"{name}_high"] = (math.nan,) * 2 if single else map(float, ends)
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {

@@ -12,7 +12,11 @@ from troll.analysis.statistics import LEVEL, Interval, holm, paired_p_value
 
 ALONE = "Reading: higher or lower where the interval excludes zero, so that p is below 0.05, each by itself."
 """What a reading means in a table of one experiment; comparisons.md corrects for how many there are."""
-READING = "Reading: higher or lower where p is below 0.05 after Holm over all unique comparisons released."
+ONE_SEED = "Where a row has one seed, its interval is over test problems, and says nothing about another run."
+READING = (
+    "Reading: higher or lower where p is below 0.05 after Holm over all comparisons of the testbed's "
+    "experiments (results/statistics/comparisons.md)."
+)
 
 
 def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
@@ -32,12 +36,12 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         ``reading``: higher or lower where ``p_holm`` is below 0.05.
     """
     first = first_experiments(runs)
-    varied = variants(runs)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for experiment in dict.fromkeys(map(str, runs["experiment"])):
         here, tested = (frame[frame["experiment"] == experiment] for frame in (runs, items))
         names = here.drop_duplicates("run_id")
         present = set(cells(tested))
+        varied = variants(here)
         for cell in cells(tested):
             other = cell.method(varied.get(cell.trust_region, baseline))
             if cell.trust_region in (BASE, baseline) or other not in present:
@@ -57,8 +61,8 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     frame.attrs["notes"] = [
         f"{len(frame)} comparisons of test pass@1, each once however many experiments hold its runs. Δ: "
         "paired by seed, with Student's 95 % interval for this comparison alone. p: paired t-test; Holm: "
-        f"corrected for all comparisons of the table. {READING} Made by `troll comparisons` with the "
-        "directories of the experiments."
+        "corrected for all comparisons of the table. Reading: higher or lower where that is below 0.05. "
+        "Made by `troll comparisons` with the directories of the experiments."
     ]
     return frame
 

@@ -18,6 +18,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import GROUP
 from troll.analysis.render.formats import Style
+from troll.analysis.tables.comparisons import ONE_SEED
 
 _GAP = ("difference", "difference_low", "difference_high")
 
@@ -48,14 +49,15 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
     frame.attrs["styles"] = {
         "against": Style("Against"),
         "kl": Style("Late KL (nats)"),
-        "kl_against": Style("Late KL of that (nats)"),
+        "kl_against": Style("Late KL of baseline (nats)"),
         "ratio": Style("Ratio"),
     }
     frame.attrs["notes"] = [
         f"Each method beside the variant of {baseline} whose late KL to the policy that sampled (mean of the "
-        f"last third of a run, nats per token) is nearest. Δ is given where the two agree within "
-        f"{100 * WITHIN:.0f} %: test pass@1, paired by seed and problem, with Student's 95 % interval over "
-        "seeds.",
+        "last third of a run, nats per token) is nearest. Δ is given where the larger of the two is at most "
+        f"{1 + WITHIN:g} times the smaller: test pass@1, paired by seed and problem, with Student's 95 % "
+        "interval over seeds.",
+        *([ONE_SEED] if (frame["seeds"] == 1).any() else []),
     ]
     return frame
 

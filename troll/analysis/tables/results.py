@@ -27,7 +27,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.statistics import paired_p_value
-from troll.analysis.tables.comparisons import ALONE
+from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
 MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
 """Shown after pass@1 and the pass@k of the largest k that was measured."""
@@ -293,6 +293,7 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
         "KL: mean over the last third of the run; final: mean over its last tenth. KL and entropy in nats "
         "per token.",
     ]
+    notes += [ONE_SEED] if 1 in counts else []
     notes += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
     missing = frame[frame["status"] == "not run"]
     if len(missing):

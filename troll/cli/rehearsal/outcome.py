@@ -144,7 +144,7 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
         if not projected:
             continue
         name = item.run.trust_region
-        used[name] = max(used.get(name, 0.0), *item.values("solver_evaluations"))
+        used[name] = max([used.get(name, 0.0), *item.values("solver_evaluations")])
         violation = max(item.values("kl_violation_max"), default=0.0)
         if violation > tolerance:
             bad[item.run] = f"the projected KL exceeds its bound by {violation:.2g} nats"

@@ -72,15 +72,26 @@ def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list
                 return [Check(_NAME, "failed", f"has left no checkpoint; see {directory / 'train.log'}", key)]
             time.sleep(0.002)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _kill(process)
     if (directory / "manifest.json").exists():
         return [Check(_NAME, "note", "the run was over before it could be killed", key)]
     again = _train(item, directory, environment)
-    if again.wait(timeout=_LIMIT_S):
+    try:
+        going = again.wait(timeout=_LIMIT_S) == 0
+    except subprocess.TimeoutExpired:
+        going = False
+    finally:
+        _kill(again)
+    if not going:
         return [Check(_NAME, "failed", f"does not go on; see {directory / 'train.log'}", key)]
     return [_compared(item, directory, key)]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that leads its own group, with all that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _compared(item: Done, directory: Path, key: str) -> Check:

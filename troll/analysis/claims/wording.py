@@ -1,0 +1,213 @@
+"""Verdicts in words: why each is what it is, with differences in the units that a reader expects."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from troll.analysis.claims.rule import MOST_SEEDS, Setting
+from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.data.divergence import WITHIN
+from troll.analysis.render.formats import MINUS, points, probability, significant
+from troll.analysis.statistics import Interval
+
+_SHARES = ("drop", "area", "final", "peak", "mean/success", "mean/clip_fraction")
+"""Metrics that are shares, as pass@k is: their differences are told in percentage points."""
+_UNITS = {"kl": " nats", "entropy": " nats", "hours": " h", "peak_gib": " GiB"}
+_NAMED = 4
+"""Settings that a reason names one by one; the numbers below have all of them."""
+
+
+def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
+    """How a claim's differences are written, and their unit."""
+    if claim.across is not None:
+        shares = claim.across.statistic == "slope" and _is_share(claim.metric)
+        return points if shares else _signed, _unit(claim)
+    return (points if claim.relative or _is_share(claim.metric) else _signed), _unit(claim)
+
+
+def _is_share(metric: str) -> bool:
+    return metric in _SHARES or metric.rpartition("/")[2].startswith("pass@")
+
+
+def span(one: Judged) -> str:
+    """The differences behind a verdict in a few words: from the least to the largest setting."""
+    if not one.decision.settings:
+        return ""
+    show, unit = _shown(one.claim)
+    effects = sorted(setting.effect for setting in one.decision.settings)
+    ends = list(dict.fromkeys((show(effects[0]), show(effects[-1]))))
+    return " to ".join(ends) + unit
+
+
+def why(one: Judged) -> str:
+    """The reason of a verdict: the average and what settings say, or what is missing."""
+    claim, decision = one.claim, one.decision
+    if decision.verdict == "not run" and one.lacking:
+        return one.lacking
+    if decision.verdict == "not run":
+        equal = " with equal late KL" if claim.at_equal_kl else ""
+        both = f" and {claim.baseline}" if isinstance(claim.baseline, str) else ""
+        return f"no runs of {claim.method}{both}{equal} where the claim applies"
+    few = [setting for setting in decision.settings if setting.seeds < claim.least_seeds]
+    if few:
+        least = min(setting.seeds for setting in few)
+        where = f"{_of(len(few), len(decision.settings))}, the claim asks for {claim.least_seeds}"
+        return f"{least} seed{'' if least == 1 else 's'} in {where}; {span(one)}"
+    parts = [average(one), levels(one)] if decision.verdict == "depends" else [average(one)]
+    parts += [_holding(one)]
+    alone = decision.pooled is None and decision.verdict != "depends"
+    parts += [span(one)] if alone or decision.verdict == "supported everywhere" else []
+    parts += [_missing(one)] if decision.verdict == "inconclusive" else []
+    return "; ".join(part for part in parts if part)
+
+
+def average(one: Judged) -> str:
+    """The average over settings with its interval and the prediction interval."""
+    pooled = one.decision.pooled
+    if pooled is None:
+        return ""
+    show, unit = _shown(one.claim)
+    return (
+        f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average, "
+        f"a further setting within [{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
+    )
+
+
+def levels(one: Judged) -> str:
+    """The means at the levels that a verdict depends on."""
+    show, unit = _shown(one.claim)
+    means = [f"{name} {show(mean)}" for name, mean in (one.decision.levels or {}).items()]
+    chance = "" if math.isnan(one.decision.p) else f" (p {_below(probability(one.decision.p))})"
+    return f"{', '.join(means)}{unit}{chance}"
+
+
+def _below(text: str) -> str:
+    return text.replace("<", "< ") if text.startswith("<") else f"= {text}"
+
+
+def _holding(one: Judged) -> str:
+    """In how many settings the claim is shown by itself, and in which it is not."""
+    decision, settings = one.decision, one.decision.settings
+    held, wrong = sum(decision.held), sum(decision.wrong)
+    if len(settings) == 1:
+        return "holds in its one setting" if held else "does not hold in its one setting"
+    text = f"holds in {'all ' if held == len(settings) else ''}{_of(held, len(settings))}"
+    text += f", shown wrong in {wrong}" if wrong else ""
+    if decision.verdict == "supported on average" and held:
+        text += f", not shown in {_without(one)}"
+    return text
+
+
+def _without(one: Judged) -> str:
+    """The settings that do not show the claim, by whole conditions where all of one do not."""
+    settings, held = one.decision.settings, one.decision.held
+    left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
+    whole = [
+        name
+        for name, every in _by_condition(settings).items()
+        if len(every) > 1 and every == _by_condition(left).get(name)
+    ]
+    names = [_all_of(name, len(_by_condition(left)[name])) for name in whole]
+    rest = [setting for setting in left if setting.coordinates["condition"] not in whole]
+    names += [_short(setting, settings) for setting in rest[:_NAMED]]
+    names += [f"{len(rest) - _NAMED} more"] if len(rest) > _NAMED else []
+    return ", ".join(names)
+
+
+def _all_of(condition: str, settings: int) -> str:
+    """All settings of a condition, or all lines between two conditions."""
+    return f"any of {settings} {f'from {condition}' if ' to ' in condition else f'{condition} ones'}"
+
+
+def _by_condition(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for setting in settings:
+        names.setdefault(setting.coordinates["condition"], []).append(setting.name)
+    return names
+
+
+def _short(setting: Setting, others: Sequence[Setting]) -> str:
+    """A setting by the coordinates in which the claim's settings differ."""
+    own = [
+        value
+        for name, value in setting.coordinates.items()
+        if len({other.coordinates[name] for other in others}) > 1
+    ]
+    return " / ".join(own) or setting.name
+
+
+def _missing(one: Judged) -> str:
+    settings, seeds = one.decision.settings, one.decision.seeds
+    if seeds is not None:
+        there = min(setting.seeds for setting in settings)
+        return (
+            f"about {seeds - there} more seeds in each setting would decide, if differences stay as they are"
+        )
+    more = "; more settings might" if len(settings) > 1 else ""
+    return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
+
+
+def _of(held: int, settings: int) -> str:
+    if held == settings:
+        return f"{settings} setting{'' if settings == 1 else 's'}"
+    return f"{held or 'none'} of {settings} setting{'' if settings == 1 else 's'}"
+
+
+def _name(claim: Claim) -> str:
+    return claim.baseline if isinstance(claim.baseline, str) else f"{claim.baseline:g}"
+
+
+def show_difference(claim: Claim, interval: Interval) -> str:
+    """One interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
+    show, unit = _shown(claim)
+    if math.isnan(interval.low):
+        return f"{show(interval.estimate)}{unit}, no interval"
+    return f"{show(interval.estimate)} [{show(interval.low)}, {show(interval.high)}]{unit}"
+
+
+def _signed(value: float) -> str:
+    text = significant(value)
+    return text if text.startswith(MINUS) or value == 0 else f"+{text}"
+
+
+def measure(claim: Claim) -> str:
+    """What a claim's intervals are of, and which side it claims."""
+    how = "relative to" if claim.relative else "minus"
+    usable = claim.across is not None and claim.across.statistic == "usable"
+    shares = _is_share(claim.metric) and not usable
+    margin = f", margin {(100 if claim.relative or shares else 1) * claim.margin:g}{_unit(claim)}"
+    what = claim.metric
+    if claim.across is not None:
+        what = f"{what} across {claim.across.setting},{_unit(claim)}"
+    if claim.across is not None and usable:
+        what = (
+            f"decades of {claim.across.setting} with {100 * claim.across.share:g} % "
+            f"of the best gain in {claim.metric}"
+        )
+    equal = (
+        f", where the larger late KL is at most {1 + WITHIN:g} times the smaller" if claim.at_equal_kl else ""
+    )
+    said = f"{what}, {claim.method} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
+    return said + (margin if claim.margin else "")
+
+
+def _unit(claim: Claim) -> str:
+    """The unit of a claim's differences, with the space before it."""
+    if claim.relative:
+        return " %"
+    unit = " points" if _is_share(claim.metric) else _UNITS.get(claim.metric, "")
+    if claim.across is None:
+        return unit
+    return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"
+
+
+def looks_of(one: Judged) -> str:
+    """At which look a claim was decided, or what the next one lacks; a dash where there are no looks."""
+    seen, looks = one.seen, one.looks
+    if seen is None or looks is None or one.verdict == "not run":
+        return "–"
+    if seen.decided:
+        return f"at {seen.seeds} seeds"
+    if seen.last:
+        return f"not by {looks.most} seeds"
+    lacking = f"lacks a seed more in {_of(len(seen.missing), len(one.decision.settings))}"
+    return f"not by {seen.seeds} seeds, {lacking}" if seen.seeds else lacking
