@@ -407,13 +407,25 @@ def test_penalty_is_the_exact_kl_where_known_and_unbiased_elsewhere():
 def test_penalty_coefficient_halves_and_doubles_outside_its_band():
     rule = make_trust_region("kl-penalty", target_kl=0.01)
     for measured, expected in ((0.016, 2.0), (0.014, 2.0), (0.0067, 2.0), (0.0066, 1.0), (0.0, 0.5)):
-        rule.after_step({"penalty_kl": measured})
+        before = rule.current_settings()
+        for step in (0.0, 0.5, measured):  # what counts is where the updates on a batch end
+            rule.after_step({"penalty_kl": step})
+            assert rule.current_settings() == before
+        rule.start_batch()
         assert rule.current_settings()["coefficient"] == expected
+    rule.after_step({"penalty_kl": 0.0})
+    rule.start_batch()
+    assert rule.current_settings()["coefficient"] == 0.5, "one step is measured before it, and tells nothing"
+    for _ in range(2):
+        rule.after_step({"penalty_kl": 1.0})
     resumed = make_trust_region("kl-penalty", target_kl=0.01)
     resumed.load_state_dict(rule.state_dict())
-    assert resumed.current_settings() == rule.current_settings()
+    for one in (rule, resumed):
+        one.start_batch()
+        assert one.current_settings()["coefficient"] == 1.0
     fixed = make_trust_region("kl-penalty", adaptive=False)
     fixed.after_step({})
+    fixed.start_batch()
     assert fixed.current_settings()["coefficient"] == 1.0
 
 

@@ -155,8 +155,8 @@ def test_the_table_of_trials_says_what_was_tried(protocol, tmp_path):
     assert lines[0].startswith(
         "| Task | Trust region | Trial | Learning rate | Settings | Validation success (%)"
     )
-    assert "| chains | clip | 2 | 1e-4 | epsilon_low 0.2, epsilon_high 0.2 | 25.0 | 2 |" in lines
-    assert "| functions | none | 4 | 3e-4 | – | 25.0 | 2 |" in lines
+    assert "| chains | clip | 2 | 1e-4 | epsilon_low 0.2, epsilon_high 0.2 | 25.0 | 2 | 100.0 |" in lines
+    assert "| functions | none | 4 | 3e-4 | – | 25.0 | 2 | 100.0 |" in lines
 
 
 def test_missing_trials_are_named(protocol):
@@ -329,6 +329,19 @@ def test_a_board_without_its_baseline_is_refused(board, protocol):
     none = [replace(one, items=one.items[one.items["trust_region"] == "base"]) for one in final]
     with pytest.raises(UserError, match="no run of the baseline clip; run it first"):
         board_table(none, scores, choose(scores, protocol), protocol)
+
+
+def test_trials_that_were_chosen_before_they_ended_are_told(board, protocol):
+    table, final, scores = board
+    assert (scores["after"] == 1).all() and not any(
+        "were chosen after" in note for note in table.attrs["notes"]
+    )
+    rows = validation(protocol, lambda *_: 0.5)
+    lost = pd.concat([rows[rows["step"] < 12].assign(step=5), rows.assign(metric="success", source="train")])
+    early = trial_scores(lost, protocol)
+    assert early["after"].unique() == pytest.approx([4 / 12])
+    notes = board_table(final, early, choose(early, protocol), protocol).attrs["notes"]
+    assert notes[1].startswith("The trials of these runs were chosen after 33 % of their optimiser steps: ")
 
 
 def test_a_reconstruction_is_called_one(board, protocol):

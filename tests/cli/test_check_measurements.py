@@ -33,6 +33,8 @@ def test_the_released_audit_is_that_of_its_report(graders):
     result = CliRunner().invoke(app, ["check-results", str(graders), "--release"])
     assert result.exit_code == 0, result.output
     assert result.output.endswith("graders: 3 files are what the released data give\n")
+    again = CliRunner().invoke(app, ["check-results", str(graders), "--write"])
+    assert again.exit_code == 0 and again.output.endswith("graders: 0 files written\n")
 
 
 def test_another_verdict_than_the_reports_is_refused(graders):

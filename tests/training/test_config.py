@@ -96,6 +96,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("loss_type='grpo' aggregates by", {"loss_type": "grpo", "aggregation": "token-mean"}),
         ("loss_type='luspo' aggregates by", {"loss_type": "luspo", "trust_region": "gspo-clip"}),
         ("loss_type='grpo' .* the estimator by", {"loss_type": "grpo", "estimator": "dr-grpo"}),
+        ("vespo puts the correction of what vLLM sampled", {"trust_region": "vespo", "use_vllm": True}),
     ],
 )
 def test_mistakes_and_options_without_effect_are_refused(message, options):
@@ -107,6 +108,12 @@ def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
     assert clip.settings == {"epsilon_low": 0.1, "epsilon_high": 0.3, "dual_clip": 4.0}
     cispo = config(trust_region="cispo", loss_type="cispo", epsilon_high=2.0).make_trust_region()
     assert cispo.settings == {"ratio_max": 2.0}
+    dcpo = config(trust_region="dcpo", epsilon_high=0.3).make_trust_region()
+    assert (dcpo.settings["epsilon_high"], dcpo.settings["ratio_max"]) == (0.3, 10.0)
+    for rule in ("icepop", "dppo-binary-tv", "bapo", "ripo"):  # their ratio_max is another thing
+        refused(
+            f"epsilon_high=0.28 means nothing to trust region '{rule}'", trust_region=rule, epsilon_high=0.28
+        )
     sapo = config(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5).make_trust_region()
     assert sapo.settings["temperature_positive"] == 0.5
     vespo = config(trust_region="vespo", loss_type="vespo", vespo_lambda_neg=0.5).make_trust_region()

@@ -170,6 +170,17 @@ def test_a_loss_that_is_not_finite_stops_the_run(make):
         trainer.train()
 
 
+@pytest.mark.slow
+def test_a_response_that_nothing_scores_is_refused_where_trl_alone_knows_it(make):
+    def reward(completions, **_):
+        return [None, *[float(len(text) % 2) for text in completions[1:]]]
+
+    make(TrustRegionTrainer, steps=1, reward=reward, trust_region="clip").train()
+    named = make(TrustRegionTrainer, steps=1, reward=reward, trust_region="clip", estimator="grpo")
+    with pytest.raises(UserError, match="no reward function gave a number for some response"):
+        named.train()
+
+
 def test_unknown_names_are_refused(make):
     with pytest.raises(UserError, match="clip"):
         make(TrustRegionTrainer, trust_region="clipp")

@@ -58,6 +58,11 @@ def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
     return compared
 
 
+def has_measurements(directory: Path) -> bool:
+    """Whether anything in a directory is made from measurements, or is the leaderboard."""
+    return next(_data_below(directory), None) is not None
+
+
 def _data_below(directory: Path) -> Iterator[tuple[Path, Callable[[Path, Path], None]]]:
     for path in sorted(directory.rglob("*")):
         if path.name in _MAKERS and not {"runs", "restored", "base"} & set(path.relative_to(directory).parts):

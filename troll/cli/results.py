@@ -250,6 +250,7 @@ def _board_of(directory: Path) -> dict[str, Any]:
     return {
         "board": board,
         "waiting": len(set(rules) - set(board["trust_region"])),
+        "chosen_after": float(pd.read_csv(directory / "trials.csv")["after"].min()),
     }
 
 
@@ -272,10 +273,10 @@ def check_results(
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results
     from troll.analysis.report.check import check_results as make_again
-    from troll.cli.released import check_measurements
+    from troll.cli.released import check_measurements, has_measurements
 
     compared = check_measurements(results, write=write)
-    if not compared or (results / "runs.parquet").exists():
+    if not has_measurements(results) or (results / "runs.parquet").exists():
         known = read_results(results)
         if release:
             check_clean(known.runs, results)

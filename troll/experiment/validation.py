@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
 from troll.experiment.experiment import Experiment, Run, merged
-from troll.experiment.explain import explain as explain  # troll.training.config asks for it here
+from troll.experiment.explain import explain
 from troll.experiment.names import name_problems
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training

@@ -138,11 +138,15 @@ class MetricsCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Appends the step's line; results of a validation join the line of the next step."""
+        """Appends the step's line; a validation joins that of the next step, or the last line at the end."""
         if not logs or "train_runtime" in logs or not state.is_world_process_zero:
             return
         if any(key.startswith("eval_") for key in logs):
-            self._pending["validation_success"] = float(logs["eval_reward"])
+            found = {"validation_success": float(logs["eval_reward"])}
+            if state.global_step >= state.max_steps:  # no line follows
+                self._add_to_last(found)
+            else:
+                self._pending |= found
             return
         row: dict[str, Any] = {
             "step": state.global_step,
@@ -162,6 +166,13 @@ class MetricsCallback(TrainerCallback):
         row["time"] = timings
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
+
+    def _add_to_last(self, found: Mapping[str, float]) -> None:
+        *before, last = self._path.read_text(encoding="utf-8").splitlines()
+        row = json.loads(last)
+        row = {name: value for name, value in row.items() if name != "time"} | dict(found)
+        row["time"] = json.loads(last)["time"]
+        write_text(self._path, "".join(f"{line}\n" for line in [*before, json.dumps(row)]))
 
 
 def _processor_seconds() -> float:

@@ -150,6 +150,7 @@ class TrustRegionConfig(GRPOConfig):
         """
         check_options(self)
         _check_lag(self)
+        _check_vllm(self)
         rule, estimator = self.make_trust_region(), self.make_estimator()
         self.aggregation_for(rule, estimator)
         needed = estimator is not None and estimator.info.needs_values
@@ -219,9 +220,17 @@ def _validated(name: str, kind: type[BaseModel], value: Any) -> BaseModel:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        from troll.experiment.validation import explain
+        from troll.experiment.explain import explain
 
         raise UserError(explain(error, kind, name)) from None
+
+
+def _check_vllm(args: TrustRegionConfig) -> None:
+    if args.trust_region == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
+        raise UserError(
+            "vespo puts the correction of what vLLM sampled into its own weights in TRL, which is not done "
+            "here; set vllm_importance_sampling_correction to false"
+        )
 
 
 def _check_lag(args: TrustRegionConfig) -> None:

@@ -145,6 +145,10 @@ class TrustRegionTrainer(GRPOTrainer):
             self.accelerator,
             self._report,
         )
+        # TRL leaves responses that nothing scores out of its own advantages; these know no such thing.
+        self._needs_every_reward = (
+            self.estimator is not None or self.trust_region.needs_context or self.dynamic_sampler is not None
+        )
         self.generated_samples = 0
         self._learnt: list[dict[str, Any]] = []
         whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
@@ -281,6 +285,11 @@ class TrustRegionTrainer(GRPOTrainer):
     def total_rewards(self, rows: int) -> Tensor:
         """Weighted rewards [B] of this process's ``rows`` responses that were scored last."""
         per_function = self._rewards_per_function
+        if self.model.training and self._needs_every_reward and per_function.isnan().all(1).any():
+            raise UserError(
+                "no reward function gave a number for some response (each returned None); advantages by an "
+                "estimator's name need one for every response: return 0, or leave estimator out"
+            )
         rewards: Tensor = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
         start = rows * self.accelerator.process_index
         return rewards[start : start + rows]

@@ -95,7 +95,7 @@ BY_US = frozenset(
 
 RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("epsilon_low", "epsilon_high"),
-    "epsilon_high": ("epsilon_high", "ratio_max"),
+    "epsilon_high": ("epsilon_high",),
     "delta": ("dual_clip",),
     "sapo_temperature_neg": ("temperature_negative",),
     "sapo_temperature_pos": ("temperature_positive",),
@@ -105,6 +105,9 @@ RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "vespo_lambda_neg": ("lambda_negative",),
 }
 """Options of TRL's own losses, and the settings of trust regions that mean the same (see `rule_settings`)."""
+
+CISPO_SETTINGS: Mapping[str, tuple[str, ...]] = {**RULE_SETTINGS, "epsilon_high": ("ratio_max",)}
+"""The same for ``cispo``: its largest weight is TRL's ``epsilon_high``. Elsewhere that is another thing."""
 
 AGGREGATIONS: Mapping[str, str] = {
     "grpo": "seq-mean-token-mean",
@@ -239,7 +242,7 @@ def rule_settings(args: Any, valid: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = dict(args.trust_region_settings or {})
     own = set(settings)
-    for option, names in RULE_SETTINGS.items():
+    for option, names in (CISPO_SETTINGS if args.trust_region == "cispo" else RULE_SETTINGS).items():
         if not _is_set(args, option):
             continue
         meant = [name for name in names if name in valid]

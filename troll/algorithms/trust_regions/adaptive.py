@@ -25,7 +25,7 @@ from troll.common.errors import UserError
 def kl_penalty(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, coefficient: NotNegative = 1.0
 ) -> TokenLosses:
-    """PPO's other variant: -A r + coefficient KL(old || new), the coefficient adapted between steps.
+    """PPO's other variant: -A r + coefficient KL(old || new), the coefficient adapted between batches.
 
     Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail where the
     distributions are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
@@ -52,7 +52,9 @@ def _metric(metrics: Mapping[str, float], name: str, rule: str) -> float:
 class PenaltyController:
     """Halves or doubles the coefficient when KL(old || new) leaves a band around its target.
 
-    Source: PPO, arXiv 1707.06347, section 4: KL < target / 1.5 halves, KL > 1.5 target doubles.
+    Source: PPO, arXiv 1707.06347, section 4: KL < target / 1.5 halves, KL > 1.5 target doubles, once after
+    all updates on a batch. The KL is that of the batch's last optimiser step, measured before its update; a
+    batch of one step tells nothing, and leaves the coefficient as it is.
 
     Args:
         coefficient: initial value, 1 in the paper.
@@ -67,28 +69,33 @@ class PenaltyController:
         self, *, coefficient: NotNegative = 1.0, target_kl: Positive = 0.01, adaptive: bool = True
     ) -> None:
         self.coefficient, self.target_kl, self.adaptive = float(coefficient), float(target_kl), adaptive
+        self._steps, self._measured = 0, 0.0
 
     def values(self) -> dict[str, float]:
         """The coefficient as it is now."""
         return {"coefficient": self.coefficient}
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Compare the step's mean `penalty_kl` with the target."""
-        if not self.adaptive:
-            return
-        measured = _metric(metrics, "penalty_kl", "kl-penalty")
-        if measured < self.target_kl / 1.5:
+        """Keep the step's mean `penalty_kl`: it may be the batch's last."""
+        if self.adaptive:
+            self._steps, self._measured = self._steps + 1, _metric(metrics, "penalty_kl", "kl-penalty")
+
+    def start_batch(self) -> None:
+        """Compare the KL that the last batch ended with to the target."""
+        if self._steps > 1 and self._measured < self.target_kl / 1.5:
             self.coefficient = max(self.coefficient / 2.0, self.LIMITS[0])
-        elif measured > self.target_kl * 1.5:
+        elif self._steps > 1 and self._measured > self.target_kl * 1.5:
             self.coefficient = min(self.coefficient * 2.0, self.LIMITS[1])
+        self._steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The coefficient."""
-        return {"coefficient": self.coefficient}
+        """The coefficient, and what the batch so far has measured."""
+        return {"coefficient": self.coefficient, "steps": self._steps, "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved coefficient."""
+        """Take up a saved state."""
         self.coefficient = float(state["coefficient"])
+        self._steps, self._measured = int(state["steps"]), float(state["measured"])
 
 
 def troll_adaptive(

@@ -57,12 +57,17 @@ class Controller(Protocol):
 
 
 @runtime_checkable
-class BatchStopper(Controller, Protocol):
-    """A controller that may end the updates on a rollout batch early."""
+class BatchController(Controller, Protocol):
+    """A controller that minds where rollout batches begin."""
 
     def start_batch(self) -> None:
         """A new rollout batch begins."""
         ...
+
+
+@runtime_checkable
+class BatchStopper(BatchController, Protocol):
+    """A controller that may end the updates on a rollout batch early."""
 
     @property
     def stopped(self) -> bool:
@@ -277,8 +282,8 @@ class TrustRegion:
             self._controller.after_step(metrics)
 
     def start_batch(self) -> None:
-        """Tell a rule that may leave a rollout batch early that a new one begins; others ignore it."""
-        if isinstance(self._controller, BatchStopper):
+        """Tell a rule that minds it that a new rollout batch begins; others ignore it."""
+        if isinstance(self._controller, BatchController):
             self._controller.start_batch()
 
     @property

@@ -87,6 +87,13 @@ def board_table(
     there = set(frame["trust_region"])
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
     frame.attrs["notes"] = _notes(protocol, len(final), missing, _tuned_alone(best, frame), edges)
+    early = trials["after"].min()
+    if early < 1:
+        frame.attrs["notes"].insert(
+            1,
+            f"The trials of these runs were chosen after {100 * early:.0f} % of their optimiser steps: "
+            "earlier versions lost the validation after the last step.",
+        )
     read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
     if read:
         frame.attrs["notes"].append(

@@ -280,13 +280,18 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
 
     Returns:
         Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over tuning seeds
-        and models) and runs (how many). A run that diverged counts with the success that it ended with.
+        and models), runs (how many) and after: the share of a trial's optimiser steps that lie before the
+        last validation, 1 unless that after the last step is missing. A run that diverged counts with the
+        success that it ended with.
 
     Raises:
         UserError: a trial lacks runs; the message says how many.
     """
     validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
     last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+    ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
+    # A validation stands in the line of the step after it, that after the last step in the last line.
+    last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
     rows = []
     models = len(set(runs["model"]) - {""})
     wanted = len(protocol.tuning_seeds) * models
@@ -308,6 +313,7 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
                     "settings": trial.described,
                     "score": float(own["value"].mean()),
                     "runs": len(own),
+                    "after": float(own["after"].min()),
                 }
             )
     frame = pd.DataFrame(rows)
@@ -328,6 +334,7 @@ TRIAL_STYLES = {
     "settings": Style("Settings"),
     "score": Style("Validation success (%)", percent),
     "runs": Style("Runs", whole),
+    "after": Style("After (% of steps)", percent),
 }
 
 

@@ -45,6 +45,7 @@ def blocks(
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
     waiting: int = 0,
+    chosen_after: float = 1.0,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
     baseline: str = BASELINE,
@@ -59,6 +60,7 @@ def blocks(
         runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
         waiting: rules of its protocol that have no runs yet.
+        chosen_after: the share of their optimiser steps after which its trials were chosen.
         benchmark: the verdicts on the benchmark's claims.
         method: whose results are told.
         baseline: what it is compared with.
@@ -72,7 +74,7 @@ def blocks(
         main = read_in_family(main, family)
     return {
         "findings": "\n".join(findings(judged)) + "\n",
-        "board": top_of(board, waiting, benchmark, method) if board is not None else "",
+        "board": top_of(board, waiting, chosen_after, benchmark, method) if board is not None else "",
         "verdicts": to_short_markdown(judged),
         "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
@@ -83,13 +85,18 @@ def blocks(
 
 
 def top_of(
-    board: pd.DataFrame, waiting: int = 0, benchmark: Sequence[Judged] = (), method: str = "troll"
+    board: pd.DataFrame,
+    waiting: int = 0,
+    chosen_after: float = 1.0,
+    benchmark: Sequence[Judged] = (),
+    method: str = "troll",
 ) -> str:
     """What the leaderboard says of a method, and the best rules of each task with the baseline, as Markdown.
 
     Args:
         board: the columns of ``board.csv``, best first within a task.
         waiting: rules that have no runs yet.
+        chosen_after: the share of their optimiser steps after which trials were chosen.
         benchmark: the verdicts on the benchmark's claims.
         method: whose difference from the baseline is told.
     """
@@ -100,9 +107,15 @@ def top_of(
     there = board["trust_region"].nunique()
     which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
+    early = (
+        f" **The trials were chosen after {100 * chosen_after:.0f} % of their optimiser steps, by mistake** "
+        "([how](docs/leaderboard.md#how-trials-are-chosen)); the tuning is to be repeated."
+        if chosen_after < 1
+        else ""
+    )
     note = (
         f"{which}, each tuned with the same number of trials and then run on fresh seeds; "
-        f"Δ is the difference from the tuned baseline, paired by seed.{others} The whole board: "
+        f"Δ is the difference from the tuned baseline, paired by seed.{early}{others} The whole board: "
         "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
     return "\n".join([*told, *decided, "", *parts, note]) + "\n"

@@ -167,8 +167,9 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
         "Largest drop: largest fall of training success below its best batch so far, mean ± standard "
         "deviation over seeds; single batches scatter, so a few points are no sign of trouble. A run "
         f"collapses when it ends below {100 * COLLAPSED:.0f} % of its base model's test pass@1. KL to the "
-        "policy that sampled, in nats per token: mean over the last third of the run, and the largest of any "
-        "token. Entropy: first batch and last tenth.",
+        "old policy (that which sampled, or with a policy lag that before the updates), in nats per token: "
+        "mean over the last third of the run, and the largest of any token. Entropy: first batch and last "
+        "tenth.",
     ]
     return frame
 
