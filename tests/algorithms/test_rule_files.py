@@ -32,9 +32,7 @@ def helper(x):
 def rules(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rules.py").write_text(RULE)
-    yield tmp_path / "my_rules.py"
-    for name in [name for name in TRUST_REGIONS if ".py:" in name]:
-        TRUST_REGIONS._entries.pop(name)
+    return tmp_path / "my_rules.py"
 
 
 def test_a_rule_in_a_file_is_a_trust_region_with_settings():
@@ -90,3 +88,22 @@ def test_a_changed_file_is_another_configuration(rules):
     assert digests() == {"mine": hashlib.sha256(RULE.encode()).hexdigest(), "clip": None}
     rules.write_text(RULE + "\n# another\n")
     assert digests()["mine"] == hashlib.sha256((RULE + "\n# another\n").encode()).hexdigest()
+
+
+def test_a_relative_path_is_the_file_that_it_names_now(tmp_path, monkeypatch):
+    rule = "from troll.algorithms.trust_regions import TokenLosses\n\n\n"
+    rule += (
+        "def scaled(new, old, advantages, mask, *, factor={}):\n    return TokenLosses(factor * advantages)\n"
+    )
+    found = []
+    for folder, factor in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "scaled.py").write_text(rule.format(factor))
+        monkeypatch.chdir(tmp_path / folder)
+        found.append(make_trust_region("scaled.py:scaled"))
+    assert [one.settings["factor"] for one in found] == [1.0, 2.0]
+    assert found[0].info is not found[1].info and TRUST_REGIONS["scaled.py:scaled"] is found[1].info
+    (tmp_path / "two/scaled.py").unlink()
+    with pytest.raises(UserError, match=r"scaled\.py: no such file"):
+        make_trust_region("scaled.py:scaled")
+    assert not [name for name in TRUST_REGIONS if ".py:" in name], "those of the package alone are listed"

@@ -14,7 +14,6 @@ Deviations from TRL 1.16, on purpose:
 """
 
 import copy
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,8 +22,6 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 
 from troll.algorithms.trust_regions import ConstraintCheck
 from troll.common.errors import UserError
@@ -44,10 +41,11 @@ from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
 from troll.training.reference_kl import ReferenceKL
+from troll.training.resumable import ResumableTrainer
 from troll.training.whole_step import LeaveBatch, WholeStep
 
 
-class TrustRegionTrainer(GRPOTrainer):
+class TrustRegionTrainer(ResumableTrainer):
     """A drop-in for `trl.GRPOTrainer` whose policy update is a named trust region.
 
     Args:
@@ -377,49 +375,3 @@ class TrustRegionTrainer(GRPOTrainer):
         if self.trust_region.may_stop:
             self._metrics["train"]["update_skipped"].append(float(self.trust_region.stopped))
         self.constraint_check.update(summary)
-
-    # Checkpoints
-
-    def _stateful(self) -> dict[str, Any]:
-        parts = {
-            "trust_region": self.trust_region,
-            "estimator": self.estimator,
-            "constraint_check": self.constraint_check,
-            "controller": self.reference_kl,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def method_state(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimiser and scheduler; plain data."""
-        states = {name: part.state_dict() for name, part in self._stateful().items()}
-        return states | {"generated_samples": self.generated_samples}
-
-    def load_method_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `method_state` gave."""
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
-        self.generated_samples = state["generated_samples"]
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        directory = Path(self._get_output_dir(trial=trial)) / name
-        try:
-            super()._save_checkpoint(model, trial)
-            self.policy_lag.save(directory)
-            if self.critic is not None:
-                self.critic.save(directory)
-        except Exception:
-            if self.accelerator.is_main_process:
-                shutil.rmtree(directory, ignore_errors=True)  # gives the space back that may have run out
-            raise
-        self.accelerator.wait_for_everyone()  # whoever marks it complete must see all files
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, checkpoint: Any) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
-        if checkpoint is not None:
-            self.policy_lag.load(Path(checkpoint))
-        if self.critic is not None:
-            self.critic.prepare()
-            if checkpoint is not None:
-                self.critic.load(Path(checkpoint))
-        return prepared

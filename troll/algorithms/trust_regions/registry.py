@@ -95,14 +95,22 @@ class RuleInfo(Entry):
 
 
 class _TrustRegions(Registry[RuleInfo]):
-    """Rules by name; one in a file of its own is registered when it is first asked for."""
+    """Rules by name; one in a file of its own is what the file says when asked for, and is not listed."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self._in_files: dict[str, RuleInfo] = {}
 
     def __getitem__(self, name: str) -> RuleInfo:
-        if name not in self._entries and names_a_file(name):
-            rule, module = load_rule(name)
+        if not names_a_file(name):
+            return super().__getitem__(name)
+        rule, module = load_rule(name)
+        known = self._in_files.get(name)
+        if known is None or known.function is not rule:  # the file, or the working directory, has changed
             distribution = bool(getattr(module, "NEEDS_DISTRIBUTION", False))
             register(name, rule, needs_distribution=distribution)
-        return super().__getitem__(name)
+            known = self._in_files[name] = self._entries.pop(name)
+        return known
 
 
 TRUST_REGIONS: Registry[RuleInfo] = _TrustRegions("trust region")
