@@ -69,12 +69,12 @@ coverage: env ## measure what the tests cover; takes longer than the tests alone
 
 docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py
-	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file"; done
+	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file" || exit 1; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
 	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json; do [ ! -e "$$data" ] || \
-		"$(BIN)/troll" check-results "$$(dirname "$$data")" --release; done
+		"$(BIN)/troll" check-results "$$(dirname "$$data")" --release || exit 1; done
 
 contract: env ## hold a trust region of your own to the contract: make contract RULE=my_rules.py:soft_wall
 	@TROLL_CONTRACT="$(RULE)" "$(BIN)/python" -m pytest -q --tb=line -k "$(lastword $(subst :, ,$(RULE)))" \
@@ -110,7 +110,7 @@ dist: env ## build wheel and sdist in dist/, with the release's notes, after che
 	@"$(BIN)/python" envs/write_release.py $(if $(TAG),--tag "$(TAG)")
 
 publish: ## make a release on GitHub of what `make dist TAG=v1.2.3` built; needs its command `gh`, logged in
-	@gh release create "$(TAG)" dist/* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
+	@gh release create "$(TAG)" dist/troll* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
 
 clean: ## remove the environments and untracked results
 	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake results/rehearsal-* results/*/{runs,restored,base,data,logs,benchmarks,page.html,runs.csv.gz,looks.json} results/*/public/*/

@@ -18,6 +18,8 @@ command -v "$python" >/dev/null 2>&1 ||
     die "$python has no venv module; on Debian: sudo apt-get install python3-venv"
 
 if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    [ ! -e "$venv" ] || [ -e "$venv/pyvenv.cfg" ] || [ -d "$venv" -a -z "$(ls -A "$venv" 2>/dev/null)" ] ||
+        die "$venv is there and is no Python environment; name another place: make env VENV=.venv"
     say "creating $venv"
     rm -rf "$venv"
     "$python" -m venv "$venv"

@@ -1,7 +1,10 @@
 """One set of pins: what pip, conda and the container recipes install is the same."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -88,3 +91,16 @@ def test_base_images_are_named_by_digest(repository):
 def test_recipes_use_the_same_set_up(repository):
     for name in ("Dockerfile", "apptainer.def"):
         assert "envs/setup.sh" in (repository / "envs" / name).read_text()
+
+
+def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/precious").write_text("mine")
+    command = ["bash", str(repository / "envs/setup.sh"), str(tmp_path / "home")]
+    result = subprocess.run(
+        command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert result.returncode == 1 and (tmp_path / "home/precious").read_text() == "mine"
+    assert (
+        "home is there and is no Python environment; name another place: make env VENV=.venv" in result.stderr
+    )

@@ -183,10 +183,25 @@ def snakemake(arguments: list[str], handle: int, stage: Mapping[str, object]) ->
     An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
     """
     environment = os.environ | {STAGE: json.dumps(stage)}
-    process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    status = process.wait()
+    process: subprocess.Popen[bytes] | None = None
+    asked: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        asked.append(number)
+        if process is not None and number == signal.SIGTERM:
+            process.terminate()
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
+        if signal.SIGTERM in asked:
+            process.terminate()
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not status and asked:  # it came when Snakemake was done: the next stage is not begun
+        sys.exit(128 + asked[0])
     if status:
         sys.exit(status if status > 0 else 128 - status)
 

@@ -201,3 +201,19 @@ def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path
     shutil.rmtree(copy / "figures")
     with pytest.raises(UserError, match="no tables or figures to check"):
         check_results(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "message"),
+    [
+        ("projection", "nosuch", "--task: unknown task 'nosuch'; valid: chains"),
+        ("projection", None, "is made for one task; name it with --task"),
+        ("main", "chains", "figure 'main' is of all tasks; leave out --task"),
+    ],
+)
+def test_a_figure_of_no_task_or_of_the_wrong_one_is_refused(
+    released: Path, tmp_path: Path, name: str, task: str | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        make_figure(name, read_results(released), tmp_path / "figure", task)
+    assert not list(tmp_path.glob("figure*"))

@@ -244,7 +244,13 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
     assert state == "note" and "of another version of the file" in found
     file.write_text(yaml.safe_dump(contents))
     assert CliRunner().invoke(app.app, command).exit_code == 0
-    assert last_rehearsal(experiment_of(contents), tmp_path)[0] == "ok"
+    state, found, _ = last_rehearsal(experiment_of(contents), tmp_path)
+    assert state == "note" and found.startswith("of the plan alone (0 of ")
+    path = tmp_path / "rehearsal-small/rehearsal.json"
+    whole = json.loads(path.read_text()) | {"runs": 4}
+    for report, expected in ((whole, "ok"), (whole | {"only": ["g"]}, "note")):
+        path.write_text(json.dumps(report))
+        assert last_rehearsal(experiment_of(contents), tmp_path)[0] == expected
 
 
 def test_data_that_is_nowhere_is_replaced_and_said(contents, monkeypatch):

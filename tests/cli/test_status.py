@@ -13,6 +13,7 @@ from troll.cli.status import RunStatus, is_held, show, status_of
 from troll.common.errors import UserError
 from troll.common.files import only_writer
 from troll.experiment.files import parse_experiment, read_experiment
+from troll.experiment.settings import Suite
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
 
@@ -164,3 +165,32 @@ def test_groups_are_shown_alone(repository, tmp_path):
     }
     with pytest.raises(UserError, match="no group 'min'; valid: mine, rest"):
         status_of(grouped, tmp_path, ["min"])
+
+
+def test_a_run_that_the_archive_held_is_done(experiment, results):
+    directory = results / "reduced/restored/runs" / RUN.format("clip")
+    directory.mkdir(parents=True)
+    (directory / "grades.json").write_text("{}")
+    assert of(status_of(experiment, results), "clip").state == "done"
+
+
+def test_a_run_is_done_when_its_further_data_sets_are_graded(experiment, results):
+    task = experiment.tasks["chains"].model_copy(update={"evaluate_on": {"gsm8k": Suite()}})
+    wider = experiment.model_copy(update={"tasks": experiment.tasks | {"chains": task}})
+    directory = write_run(results, "clip", steps=8, manifest=True, grades=True)
+    assert of(status_of(wider, results), "clip").state == "trained"
+    files = {"steps": 8, "manifest": True, "grades": True, "log": "error: no data\n"}
+    write_run(results, "clip", **files, stage="grade_suites")
+    found = of(status_of(wider, results), "clip")
+    assert (found.state, found.reason) == ("failed", "grade_suites: no data")
+    (directory / "suites").mkdir()
+    (directory / "suites/graded.json").write_text("{}")
+    assert of(status_of(wider, results), "clip").state == "done"
+
+
+def test_two_lines_of_one_step_have_no_pace(experiment, results):
+    directory = write_run(results, "troll", steps=1)
+    with (directory / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 1, "time": {"wall_s": 12.0}}\n')
+    with only_writer(directory):
+        assert of(status_of(experiment, results), "troll").left_s is None

@@ -2,13 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import run_cases
+
+from troll.tasks.sandbox.pool import sandbox_available
 
 HERE = Path(__file__).parent
 # Twenty kills on a machine that has the time; a run takes about two seconds more for each.
@@ -47,8 +48,8 @@ def test_a_run_killed_at_random_moments_ends_as_an_uninterrupted_one(
 @pytest.fixture(scope="module")
 def failures(guessing_base, run_data, repository, tmp_path_factory):
     """What runs did that were stopped or failed, and what they did then; see failing_runs.py."""
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is missing, which gives this test a small file system")
+    if not sandbox_available()[0]:
+        pytest.skip(f"no bubblewrap, which gives this test a small file system: {sandbox_available()[1]}")
     directory = tmp_path_factory.mktemp("failing")
     names = ("whole", "damaged", "warned", "ended", "early", "full", "memory", "gpu", "nan")
     small = ["bwrap", "--dev-bind", "/", "/", "--size", "12000000", "--tmpfs", str(directory / "full")]
@@ -112,8 +113,8 @@ def test_a_failure_is_one_line_and_leaves_good_checkpoints(failures, name, messa
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(configure, tmp_path):
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is missing, which gives this test a directory that even root cannot write")
+    if not sandbox_available()[0]:
+        pytest.skip(f"no bubblewrap, which makes a directory read-only for root: {sandbox_available()[1]}")
     out = configure(tmp_path / "run")
     command = run_cases.command(out, tmp_path, tmp_path)
     prefix = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(out), str(out)]

@@ -313,3 +313,11 @@ def test_what_the_server_loads_starts_no_thread(shared):
     environment = shared.environment | {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
     result = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_where_processes_cannot_be_held_nothing_is_forked(monkeypatch):
+    def refused(_):
+        raise OSError("no such system call")
+
+    monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+    assert not warm.usable() and warm.start() == {}

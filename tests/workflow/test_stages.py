@@ -1,7 +1,9 @@
 """The stages of `make results`, without the work: what each asks Snakemake for, and when they end."""
 
 import importlib.util
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -112,6 +114,21 @@ def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
     make(stages)
     assert stages.asked == ["claims", "all"]
     assert "the seeds that are missing have been run, and have no value to compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_stage_and_is_not_swallowed_after_it(repository, monkeypatch, number):
+    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    deaf = "import os, signal; signal.signal({0}, lambda *_: None); os.kill(os.getppid(), {0}); "
+    deaf += "[signal.sigtimedwait([], 0.05) for _ in range(4)]"
+    monkeypatch.setattr(program, "_SNAKEMAKE", [sys.executable, "-c", deaf.format(int(number))])
+    with Path(os.devnull).open() as handle, pytest.raises(SystemExit) as ended:
+        program.snakemake([], handle.fileno(), {})
+    assert ended.value.code == 128 + number
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_cores_are_read_as_snakemake_reads_them(stages):

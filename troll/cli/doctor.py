@@ -146,7 +146,7 @@ def unmet_requirements() -> list[str]:
 def _packages(_: Needs) -> Finding:
     unmet = unmet_requirements()
     if unmet:
-        return Finding("packages", "missing", "; ".join(unmet), "make env")
+        return Finding("packages", "missing", "; ".join(unmet), "make -B env")
     torch, trl = installed("torch"), installed("trl")
     return Finding("packages", "ok", f"torch {torch}, trl {trl}, snakemake {installed('snakemake')}")
 

@@ -34,7 +34,8 @@ STATES: dict[State, str] = {
 _TAIL_BYTES = 65_536
 _RECENT_STEPS = 50
 _QUIET_S = 300.0
-_LOG_STAGES = ("sample", "grade")
+_LOG_STAGES = ("sample", "grade", "sample_suites", "grade_suites")
+_SUITES = "suites/graded.json"
 _ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
 
 
@@ -119,20 +120,25 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     if len(recent) < 2:
         return None
     first, last = recent[0], recent[-1]
+    if last["step"] == first["step"]:
+        return None
     return float((last["time"]["wall_s"] - first["time"]["wall_s"]) / (last["step"] - first["step"]))
 
 
-def status_of_run(root: Path, run: Run, steps: int) -> RunStatus:
+def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
     """The state of one run.
 
     Args:
         root: directory of the experiment's results.
         run: the run.
         steps: optimiser steps of the whole run.
+        suites: whether it is evaluated on further data sets, too.
     """
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
+    if (root / "restored/runs" / run.run_id / "grades.json").exists():  # the archive held it
+        return RunStatus(run.run_id, "done", steps, steps)
     if (directory / "manifest.json").exists():
-        if (directory / "grades.json").exists():
+        if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
             return RunStatus(run.run_id, "done", steps, steps)
         for stage in _LOG_STAGES:
             log = root / "logs" / stage / "runs" / f"{run.run_id}.log"
@@ -197,7 +203,8 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
     found = [status_of_base(root, model, task) for model, task in scratch]
     for run in runs:
-        found.append(status_of_run(root, run, experiment.training_of(run).steps))
+        suites = bool(experiment.tasks[run.task].evaluate_on)
+        found.append(status_of_run(root, run, experiment.training_of(run).steps, suites=suites))
     return found
 
 

@@ -139,7 +139,12 @@ def experiment_file() -> dict[str, str] | None:
 
 
 def git_commit() -> str | None:
-    """The commit that the source was checked out at; marked ``-dirty`` with changes; none outside of git."""
+    """The commit that the source was checked out at; marked ``-dirty`` with changes; none outside of git.
+
+    An installed package may lie below somebody else's checkout, whose commit says nothing of it.
+    """
+    if not (PACKAGE_ROOT.parent / ".git").exists():
+        return None
     try:
         command = [
             "git",

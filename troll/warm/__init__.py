@@ -32,11 +32,20 @@ ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "GOTO", "OPENBLAS",
 }
 
 
+def _has_pidfd() -> bool:
+    """Whether the kernel, and what may confine this process, let it hold other processes by descriptors."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return hasattr(signal, "pidfd_send_signal")
+
+
 def usable() -> bool:
     """Whether commands may be forked: on Linux, without a GPU or a batch system, not switched off."""
     return (
         sys.platform == "linux"
-        and hasattr(signal, "pidfd_send_signal")
+        and _has_pidfd()
         and os.environ.get(SWITCH) != "0"
         and not any(Path(device).exists() for device in _GPUS)
         and not any(name in os.environ for name in _BATCH_SYSTEMS)

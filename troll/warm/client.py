@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 VARIABLE = "TROLL_WARM_SOCKET"
 """Names the server's (abstract) socket."""
@@ -116,6 +117,7 @@ def _warm() -> str:
             signal.signal(number, lambda number, _: _hand_on(process, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
         # The process has taken this one's place in the group: what is sent there must not reach it twice.
+        group = os.getpgrp()
         os.setpgid(0, 0)
         try:
             if status := connection.recv(16):
@@ -127,6 +129,8 @@ def _warm() -> str:
         poll.poll()  # it dies with the server, and nothing may write beside the next attempt
         for number in HANDED_ON:
             signal.signal(number, signal.SIG_DFL)
+        with suppress(OSError):  # back to where the keyboard's interrupts go
+            os.setpgid(0, group)
     return "the server was killed"
 
 

@@ -186,12 +186,26 @@ class Server:
         """Forks for a command; true in the forked process."""
         gc.collect()
         gc.freeze()  # or else the collector would write to, and so copy, what the processes share
+        held, go = os.pipe()
         server, pid = os.getpid(), os.fork()
         if pid == 0:
+            os.close(go)
+            if not os.read(held, 1):
+                os._exit(1)  # refused: the client runs the command itself
+            os.close(held)
             self._forked = True
             self._leave(server, connection)
             return True
-        process = os.pidfd_open(pid)
+        os.close(held)
+        try:
+            process = os.pidfd_open(pid)
+            os.write(go, b"g")
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        finally:
+            os.close(go)
         self._jobs[pid] = _Job(pid, process, connection)
         self._selector.register(process, selectors.EVENT_READ, pid)
         self._selector.register(connection, selectors.EVENT_READ, pid)

@@ -14,7 +14,7 @@ from troll.analysis.registry import Entry, Kind, entries
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.analysis.render.substitutes import mark_rehearsal, mark_substitutes
-from troll.common.errors import UserError
+from troll.common.errors import UserError, unknown
 
 _GIVEN = ("runs", "items", "expected", "skipped")
 
@@ -81,9 +81,14 @@ def make_figure(name: str, results: Results, stem: Path, task: str | None = None
     """Writes ``<stem>.pdf`` and ``<stem>.png``.
 
     Raises:
-        UserError: there is no figure of this name, or it is one per task and no task is named.
+        UserError: there is no figure of this name; or it is one per task and no task of the table is named.
     """
     entry = _known("figure", name)
     if entry.per_task and task is None:
         raise UserError(f"figure {name!r} is made for one task; name it with --task")
+    tasks = dict.fromkeys(map(str, results.runs["task"]))
+    if task is not None and not entry.per_task:
+        raise UserError(f"figure {name!r} is of all tasks; leave out --task")
+    if task is not None and task not in tasks:
+        raise UserError(f"--task: {unknown('task', task, tasks)}")
     write_figure(make(entry, results, task), stem)

@@ -10,6 +10,7 @@ from troll.experiment.looks import with_further_seeds
 
 _MEASURED = ("base_model", "sample", "grade")
 _MOST_FILES = 50
+_PLACES = ("runs", "restored/runs")
 
 
 def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
@@ -25,7 +26,9 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
     found = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
     experiment = with_further_seeds(experiment, root)
     missing = [
-        run for run in experiment.runs() if not (root / "runs" / run.run_id / "manifest.json").exists()
+        run
+        for run in experiment.runs()
+        if not any((root / place / run.run_id / "manifest.json").exists() for place in _PLACES)
     ]
     seen = list(earlier_runs(root.parent)) if missing else []
     times = [estimate(experiment, run, experiment.training_of(run), seen) for run in missing]

@@ -44,6 +44,10 @@ def last_rehearsal(
         return "note", "none yet", again
     if not same:
         return "note", f"of another version of the file ({found})", again
+    if passed and not report["runs"]:
+        return "note", f"of the plan alone ({found})", again
+    if passed and report["only"]:
+        return "note", f"passed, of {', '.join(report['only'])} alone ({found})", again
     if not passed:
         return "missing", f"{len(bad)} checks failed ({found}): {named}", f"mend that, and {again}"
     return "ok", f"passed, {found}", ""
