@@ -77,6 +77,34 @@ def test_an_interrupted_run_shows_every_step_once(tmp_path):
     assert events(tmp_path)["loss"] == [(1, 0.5), (2, 0.25), (3, 1.0), (4, 2.0)]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_validation_after_the_last_step_is_shown_once_with_it(tmp_path, monkeypatch, resumed):
+    """It joins the last line, which was repeated before; a tracker that goes on has what came before."""
+    logged = []
+    tracker = SimpleNamespace(log=lambda row, step: logged.append((step, row)), finish=lambda: None)
+    monkeypatch.setattr("troll.training.tracking._new_tracker", lambda *_: tracker)
+    monkeypatch.setattr("troll.training.tracking.check_tracking", lambda _: None)
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsCallback(path, 1)
+    tracking = TrackingCallback("wandb", path, SimpleNamespace(run_id="r", experiment="e"))
+    first = '{"step": 1, "loss": 0.5, "time": {"wall_s": 1.0}}\n' if resumed else ""
+    path.write_text(first)
+    metrics._lines = first
+    for callback in (metrics, tracking):
+        callback.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, max_steps=2), None)
+    for step in (2,) if resumed else (1, 2):
+        state = SimpleNamespace(is_world_process_zero=True, global_step=step, max_steps=2)
+        for logs in ({"loss": 0.25 * step}, {"eval_reward": 0.1 * step}):
+            for callback in (metrics, tracking):
+                callback.on_log(None, state, None, logs=logs)
+    found = [
+        (step, {k: v for k, v in row.items() if k in ("loss", "validation_success")}) for step, row in logged
+    ]
+    second = {"loss": 0.5} if resumed else {"loss": 0.5, "validation_success": 0.1}
+    expected = [(1, {"loss": 0.25})] * (not resumed) + [(2, second), (2, {"validation_success": 0.2})]
+    assert found == expected
+
+
 def test_the_identity_of_a_run_does_not_know_its_tracker(repository):
     import yaml
 

@@ -7,6 +7,7 @@ nothing is ever read back from it.
 import importlib.util
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def _new_tracker(name: str, config: RunConfig, out: Path) -> Any:
 
 
 class TrackingCallback(TrainerCallback):
-    """Repeats every new line of metrics.jsonl to a tracker; it must come after the callback that writes them.
+    """Repeats what is new in metrics.jsonl to a tracker; it must come after the callback that writes them.
 
     Args:
         name: one of `TRACKERS`, not ``none``.
@@ -66,7 +67,8 @@ class TrackingCallback(TrainerCallback):
     def __init__(self, name: str, metrics: Path, config: RunConfig) -> None:
         check_tracking(name)
         self._name, self._metrics, self._config = name, metrics, config
-        self._read = 0
+        self._last = 0  # where the last repeated line begins in the file
+        self._repeated: Mapping[str, Any] = {}  # of that line; the last of a run gains a validation
         self._tracker: Any = None
 
     def on_train_begin(
@@ -77,8 +79,8 @@ class TrackingCallback(TrainerCallback):
             return
         if self._name == "tensorboard":
             shutil.rmtree(self._metrics.parent / DIRECTORY, ignore_errors=True)
-        elif self._metrics.exists():
-            self._read = self._metrics.stat().st_size
+        else:
+            self._repeat(to_tracker=False)
         self._tracker = _new_tracker(self._name, self._config, self._metrics.parent)
         self._repeat()
 
@@ -94,14 +96,17 @@ class TrackingCallback(TrainerCallback):
         if self._tracker is not None:
             self._tracker.finish()
 
-    def _repeat(self) -> None:
+    def _repeat(self, to_tracker: bool = True) -> None:
         if not self._metrics.exists():
             return
         with self._metrics.open("rb") as lines:
-            lines.seek(self._read)
+            begin = lines.seek(self._last)
             for line in lines:
                 row = json.loads(line)
-                times = {f"time/{key}": value for key, value in row.pop("time", {}).items()}
-                step = row.pop("step")
-                self._tracker.log(row | times, step=step)
-            self._read = lines.tell()
+                row |= {f"time/{key}": value for key, value in row.pop("time", {}).items()}
+                repeated = self._repeated if row["step"] == self._repeated.get("step") else {}
+                new = {key: value for key, value in row.items() if repeated.get(key) != value}
+                if new and to_tracker:
+                    new.pop("step", None)
+                    self._tracker.log(new, step=row["step"])
+                self._repeated, self._last, begin = row, begin, begin + len(line)
