@@ -32,8 +32,8 @@ ADDRESS ?=
 
 REHEARSED ?= workflow/config/paper.yaml
 
-.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage check-results contract actionlint \
-	site-env site dist publish clean
+.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage check-results contract userns \
+	actionlint 	site-env site dist publish clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,10 +51,10 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
-	@"$(BIN)/python" workflow/run.py $(if $(MINUTES),--minutes $(MINUTES)) --cores $(CORES) $(SCHEDULING) --configfile $(EXPERIMENT) $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+	@"$(BIN)/python" workflow/run.py $(if $(MINUTES),--minutes $(MINUTES)) --cores $(CORES) $(SCHEDULING) --configfile "$(EXPERIMENT)" $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
 
 rehearsal: env ## run paper.yaml small, on random models, and say what would fail; about half an hour
-	@"$(BIN)/troll" rehearse $(REHEARSED) --cores $(CORES)
+	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores $(CORES)
 
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
@@ -79,6 +79,9 @@ check-results: env ## make the tracked tables and figures again from the tracked
 contract: env ## hold a trust region of your own to the contract: make contract RULE=my_rules.py:soft_wall
 	@TROLL_CONTRACT="$(RULE)" "$(BIN)/python" -m pytest -q --tb=line -k "$(lastword $(subst :, ,$(RULE)))" \
 		tests/algorithms/test_trust_region_contract.py
+
+userns: ## allow unprivileged user namespaces, which the sandbox needs and Ubuntu forbids; uses sudo
+	@name=kernel.apparmor_restrict_unprivileged_userns; ! sysctl -n "$$name" >/dev/null 2>&1 || sudo sysctl -w "$$name=0"
 
 lint: env ## linters and type checker only
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh lint

@@ -97,6 +97,18 @@ def test_a_changed_digit_is_found(copy: Path, name: str) -> None:
         check_results(copy)
 
 
+def test_a_format_that_is_missing_is_found_and_made_again(copy: Path) -> None:
+    only(copy, "tables/main")
+    before = (copy / "tables/main.md").read_bytes()
+    for path in (copy / "tables/main.md", copy / "claims.json"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"^tables/main\.md, claims\.json: not what"):
+        check_results(copy, claims=[copy / "claims.yaml"])
+    check_results(copy, claims=[copy / "claims.yaml"], write=True)
+    assert (copy / "tables/main.md").read_bytes() == before
+    assert (copy / "claims.json").exists()
+
+
 def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> None:
     only(copy, "figures/final")
     path = copy / "figures/final.png"

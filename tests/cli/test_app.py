@@ -54,7 +54,16 @@ def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command
     [
         (["check", "none.yaml"], "none.yaml: no such experiment file"),
         (["problems", "--config", "{", "--out", "o"], "--config: not JSON"),
-        (["problems", "--config", '{"name": "chain"}', "--out", "o"], "unknown task 'chain'; valid: chains"),
+        (
+            ["problems", "--config", '{"name": "chain", "test": 1}', "--out", "o"],
+            "unknown task 'chain'; valid: chains",
+        ),
+        (
+            ["problems", "--config", '{"name": "chains"}', "--out", "o"],
+            "--config: no split is named; at least one of train, validation, test is needed",
+        ),
+        (["restore", "no.zip", "--out", "o"], "no.zip: no such file"),
+        (["site", "--root", "no", "--out", "o"], "no: the files that git tracks cannot be listed"),
         (["table", "main", "--results", "no", "--out", "o/t"], "no/runs.parquet"),
         (
             ["grade", "--task", "chains", "--samples", "no.jsonl", "--problems", "no.jsonl", "--out", "o"],
@@ -80,7 +89,15 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         "troll.tasks.write.write_problems = write_problems\n"
         "troll.cli.app.main()\n"
     )
-    arguments = ["--log", str(log), "problems", "--config", '{"name": "chains"}', "--out", str(tmp_path)]
+    arguments = [
+        "--log",
+        str(log),
+        "problems",
+        "--config",
+        '{"name": "chains", "test": 1}',
+        "--out",
+        str(tmp_path),
+    ]
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.strip().splitlines() == [f"error: KeyError: 'missing' (log: {log})"]

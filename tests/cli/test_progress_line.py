@@ -332,6 +332,16 @@ def test_the_time_left_comes_from_earlier_runs_and_then_from_this_one():
             assert state.left() == pytest.approx(2 * (30 + 6 * 90) / 7)
 
 
+def test_what_failed_takes_no_time_until_it_is_tried_again():
+    state = State(clock=lambda: 0.0, expected={"train": 30.0})
+    state.plan({"train": 3})
+    state.start(0, "train", "")
+    state.fail(0)
+    assert state.left() == pytest.approx(2 * 30)
+    state.start(0, "train", "")
+    assert state.left() == pytest.approx(3 * 30)
+
+
 def test_a_slow_base_model_does_not_make_the_rest_look_done():
     now = [0.0]
     state = State(clock=lambda: now[0])

@@ -70,10 +70,15 @@ def problems(config: Config, out: Out) -> None:
     Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out
     data
     """
+    from troll.common.errors import UserError
     from troll.experiment.run_config import ProblemsConfig
+    from troll.tasks.types import SPLITS
     from troll.tasks.write import write_problems
 
-    write_problems(settings_of("--config", config, ProblemsConfig).model_dump(exclude_none=True), out)
+    given = settings_of("--config", config, ProblemsConfig).model_dump(exclude_none=True)
+    if not set(SPLITS) & set(given):
+        raise UserError(f"--config: no split is named; at least one of {', '.join(SPLITS)} is needed")
+    write_problems(given, out)
 
 
 @app.command()

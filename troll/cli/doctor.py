@@ -286,7 +286,7 @@ def _mirror(needs: Needs) -> Finding | None:
 
 def hub_answers(timeout_s: float = 5.0) -> str:
     """Why the Hugging Face hub cannot be reached; empty if it can."""
-    from urllib.error import URLError
+    from http.client import HTTPException
     from urllib.request import Request, urlopen
 
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
@@ -295,7 +295,7 @@ def hub_answers(timeout_s: float = 5.0) -> str:
     try:
         with urlopen(Request(address, method="HEAD"), timeout=timeout_s):
             return ""
-    except (URLError, OSError, ValueError) as error:
+    except (HTTPException, OSError, ValueError) as error:
         return f"{address}: {getattr(error, 'reason', None) or error}"
 
 

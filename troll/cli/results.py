@@ -340,7 +340,7 @@ def comparisons(
 
 def coverage(
     out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
-    trials: Annotated[int, typer.Option(help="simulated experiments of each kind")] = 2000,
+    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
 ) -> None:
     """Simulate how reliable intervals and verdicts are.
 

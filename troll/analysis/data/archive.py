@@ -101,6 +101,8 @@ def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:
     try:
         with zipfile.ZipFile(path) as file:
             contents = {name: file.read(name) for name in file.namelist()}  # checks each CRC
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except _DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); remove it, and the run is made again") from None
     strange = [name for name in contents if name not in _FILES and not _SUITE.fullmatch(name)]

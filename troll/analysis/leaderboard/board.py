@@ -74,6 +74,10 @@ def board_table(
             lines = {cell: cell.of(summary) for cell in own}
             target = TARGET * max(float(line["final"].mean()) for line in lines.values())
             for cell in own:
+                if (task, cell.trust_region) not in best:
+                    raise UserError(
+                        f"{cell.trust_region}: {task}: fresh seeds, and no trials they were chosen by"
+                    )
                 rows.append(
                     _row(results, cell, lines[cell], target, protocol, best[task, cell.trust_region], trials)
                 )

@@ -22,7 +22,6 @@ from troll.common.errors import UserError
 from troll.common.files import read_yaml
 
 TRIALS, FINAL = "trials", "final"
-CONDITION = "tuned"
 
 
 class Candidate(BaseModel):

@@ -48,7 +48,8 @@ def check_results(
         The files that were compared, or those that were written.
 
     Raises:
-        UserError: a file differs, cannot be made from the tidy table, or there is none; every one is named.
+        UserError: a file differs, is missing in one of its formats, cannot be made from the tidy table, or
+            there is none; every one is named.
     """
     known = results or read_results(directory)
     tracked = [
@@ -81,7 +82,9 @@ def check_results(
 
 
 def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:
-    return sorted(path for path in directory.glob(pattern) if path.suffix in suffixes)
+    """Every format of what there is in any of them: a format that is missing is a difference."""
+    there = [path for path in directory.glob(pattern) if path.suffix in suffixes]
+    return sorted(stem.with_name(stem.name + suffix) for stem in _stems(there) for suffix in suffixes)
 
 
 def _stems(paths: Sequence[Path]) -> list[Path]:

@@ -107,8 +107,12 @@ def tracked_files(root: Path) -> frozenset[str]:
     Raises:
         UserError: `root` is not the top of a git checkout with the README of the repository.
     """
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False)
-    found = frozenset(path for path in listed.stdout.split("\0") if path and (root / path).is_file())
+    command = ["git", "ls-files", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout
+    except OSError as error:  # no such directory, or no git
+        raise UserError(f"{root}: the files that git tracks cannot be listed ({error})") from None
+    found = frozenset(path for path in listed.split("\0") if path and (root / path).is_file())
     if "README.md" not in found:
         raise UserError(f"{root}: no checkout of the repository; the site is made of files that git tracks")
     return found

@@ -12,7 +12,6 @@ from troll.analysis.render.substitutes import marked, substitute_note, substitut
 from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl
 
-TITLE = "Public benchmarks"
 ORACLE = "oracle"
 _COLUMNS = (
     *("task", "answers", "problems", "available", "samples", "pass@1", "pass@1_low", "pass@1_high"),

@@ -38,7 +38,7 @@ class State:
         jobs: how many jobs there are, by rule.
         done: how many are done, by rule.
         running: jobs by Snakemake's number.
-        failed: jobs whose last attempt ended with an error.
+        failed: rules of jobs whose last attempt ended with an error, by Snakemake's number.
     """
 
     expected: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class State:
     jobs: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
     running: dict[int, Job] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
     _spent: dict[str, float] = field(default_factory=dict)  # seconds of finished jobs, by rule
     _begun: float | None = None
     _most: float = 0.0
@@ -69,7 +69,7 @@ class State:
         """A job has started, for the first time or again."""
         now = self.clock()
         self._begun = now if self._begun is None else self._begun
-        self.failed.discard(number)
+        self.failed.pop(number, None)
         self.running[number] = Job(rule, name, now)
         if self.done[rule] + sum(job.rule == rule for job in self.running.values()) > self.jobs[rule]:
             self.jobs[rule] += 1  # of a checkpoint, or planned later
@@ -85,8 +85,9 @@ class State:
 
     def fail(self, number: int) -> Job | None:
         """A job has failed; it may be tried again."""
-        self.failed.add(number)
-        return self.running.pop(number, None)
+        job = self.running.pop(number, None)
+        self.failed[number] = job.rule if job else ""
+        return job
 
     def seconds(self, rule: str) -> float | None:
         """What a job of a rule takes: the mean of this run's jobs, an earlier run counted as one of them.
@@ -128,8 +129,9 @@ class State:
         return self._most
 
     def left(self) -> float | None:
-        """Seconds that the run will still take; None where too little is known to say."""
-        waiting = {rule: count - self.done[rule] for rule, count in self.jobs.items()}
+        """Seconds that the run will still take without what failed; None where too little is known to say."""
+        failed = Counter(self.failed.values())
+        waiting = {rule: count - self.done[rule] - failed[rule] for rule, count in self.jobs.items()}
         if any(waiting.get(rule, 0) > 0 and self.seconds(rule) is None for rule in _LONG_S):
             return None
         now, longest = self.clock(), 0.0

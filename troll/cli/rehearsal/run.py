@@ -106,9 +106,11 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
     tell(check_figures(experiment))
     if runs and not options.plan_only:
         small, environment = _prepare(experiment, runs, root, data.absent)
-        _workflow(small, root, environment, options.cores)
+        broken = _workflow(small, root, environment, options.cores)
         for check in _outcome(small, root, environment):
             tell([check])
+        if not failed(said):  # otherwise they say why it ended
+            tell(broken)
     left_out = not_covered(experiment, runs, planned, data.absent, plan_only=options.plan_only)
     say(f"not covered here: {', '.join(left_out)}")
     report = {
@@ -246,14 +248,15 @@ def _clean(root: Path) -> None:
         path.unlink()
 
 
-def _workflow(small: Experiment, root: Path, environment: dict[str, str], cores: int) -> None:
-    """Runs the workflow on the small experiment; what it prints goes to a log."""
+def _workflow(small: Experiment, root: Path, environment: dict[str, str], cores: int) -> list[Check]:
+    """Runs the workflow on the small experiment, its output in a log; gives a failed check if it fails."""
     log = root / _LOG
     say(f"the workflow: {len(small.runs())} runs, log in {log}")
     targets = ["all", *small.groups()]
     ended = run_workflow(root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True)
-    if ended.status:
-        say(f"the workflow ended with status {ended.status}: {ended.last}")
+    if not ended.status:
+        return []
+    return [Check("workflow", "failed", f"ended with status {ended.status}: {ended.last}", str(log))]
 
 
 def _outcome(small: Experiment, root: Path, environment: dict[str, str]) -> Iterator[Check]:

@@ -87,7 +87,8 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
 
     It answers 401 for what does not exist, and to people who have not logged in for some that does.
     """
-    from urllib.error import HTTPError, URLError
+    from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     from troll.cli.doctor import hub_answers
@@ -100,7 +101,7 @@ def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
             return True
     except HTTPError as error:
         return False if error.code in (401, 404) else None
-    except (URLError, OSError, ValueError):
+    except (HTTPException, OSError, ValueError):
         return None
 
 
