@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: --minutes: {given.minutes:g} is no number above 0")
     directory = Path(".snakemake")
     directory.mkdir(exist_ok=True)
+    keep_caches(directory / "cache")
     handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,6 +96,21 @@ def main(arguments: list[str]) -> None:
         in_stages(experiment, rest, handle, given.cores, started + 60 * minutes, started)
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def keep_caches(instead: Path) -> None:
+    """Keeps the caches of Snakemake and of the hub in a directory here where no home can be written.
+
+    So it is in a container that runs as a user of its own; without a cache Snakemake ends at once.
+    """
+    try:
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        usual.mkdir(parents=True, exist_ok=True)
+        writable = os.access(usual, os.W_OK)
+    except (OSError, RuntimeError):  # the latter where there is no home at all
+        writable = False
+    if not writable:
+        os.environ["XDG_CACHE_HOME"] = str(instead.resolve())
 
 
 def staged(given: argparse.Namespace, rest: Sequence[str]) -> bool:

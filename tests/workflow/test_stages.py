@@ -147,6 +147,18 @@ def test_what_snakemake_says_of_a_leftover_lock_is_handed_on(stages, monkeypatch
         make(stages)
 
 
+def test_caches_lie_here_where_no_home_can_be_written(stages, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    stages.keep_caches(tmp_path / "cache")
+    assert "XDG_CACHE_HOME" not in os.environ
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # given back afterwards
+    stages.keep_caches(tmp_path / "cache")
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "cache")
+
+
 def test_minutes_that_are_none_are_refused(stages):
     with pytest.raises(SystemExit, match="error: --minutes: -1 is no number above 0"):
         make(stages, "--minutes", "-1")
