@@ -26,6 +26,29 @@ def test_conda_files_are_those_of_the_pins(writer, repository):
         assert (repository / "envs" / name).read_text() == text, f"`make docs` writes envs/{name}"
 
 
+def test_conda_installs_the_package_from_the_checkout_that_is_named(writer, tmp_path):
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@" >"$ASKED"\n')
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "there/troll").mkdir(parents=True)
+    script, asked = writer.files()["train.post-deploy.sh"], tmp_path / "asked"
+    base = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(asked)}
+    for named, expected in ((str(tmp_path / "there"), 0), (None, 1)):
+        asked.unlink(missing_ok=True)
+        environment = base | ({"TROLL_CHECKOUT": named} if named else {})
+        result = subprocess.run(
+            ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert result.returncode == expected
+        assert asked.exists() == bool(named)
+        if named:
+            assert asked.read_text().strip().endswith(f"--editable {named}")
+        else:
+            assert (
+                result.stderr
+                == "error: . is no checkout of troll; name one by TROLL_CHECKOUT=/path/to/checkout\n"
+            )
+
+
 def test_every_environment_of_the_rules_is_written_with_torch_in_it(writer, repository):
     used = set()
     for path in (repository / "workflow/rules").glob("*.smk"):
