@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs in the new environment, in the directory where Snakemake was started: the checkout, if TROLL_CHECKOUT names no
-# other. Written by `make docs`.
+# Runs in the new environment, in the directory where Snakemake was started: the checkout, if
+# TROLL_CHECKOUT names no other. Written by `make docs`.
 set -euo pipefail
 checkout=${TROLL_CHECKOUT:-.}
 if [ ! -d "$checkout/troll" ]; then

@@ -31,8 +31,8 @@ dependencies:
   - pip:
 """
 _DEPLOY = """#!/usr/bin/env bash
-# Runs in the new environment, in the directory where Snakemake was started: the checkout, if TROLL_CHECKOUT names no
-# other. Written by `make docs`.
+# Runs in the new environment, in the directory where Snakemake was started: the checkout, if
+# TROLL_CHECKOUT names no other. Written by `make docs`.
 set -euo pipefail
 checkout=${TROLL_CHECKOUT:-.}
 if [ ! -d "$checkout/troll" ]; then
