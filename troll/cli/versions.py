@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from troll import __version__
+from troll.common.checkout import commit_of
 
 STACK = (
     "torch",
@@ -54,20 +54,11 @@ def tool(command: Sequence[str]) -> str | None:
     return lines[0] if lines else ""
 
 
-def commit() -> str:
-    """The commit that this package is a checkout of, ``-dirty`` with changes; or that it is none."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return "not a git checkout"
-    command = ("git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--match=")
-    return tool(command) or "unknown"
-
-
 def describe() -> list[str]:
     """Everything that helps to understand a problem, as aligned lines; no user names and no paths."""
     rows = {
         "troll": __version__,
-        "commit": commit(),
+        "commit": commit_of() or "not a git checkout",
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),

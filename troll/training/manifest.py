@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import resource
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from troll.common.checkout import commit_of
 from troll.common.digests import digest_of_json, sha256_of_file, sha256_of_files
 from troll.experiment.run_config import BaseConfig, RunConfig
 
@@ -138,30 +138,6 @@ def experiment_file() -> dict[str, str] | None:
     return {"path": path, "sha256": digest} if path else None
 
 
-def git_commit() -> str | None:
-    """The commit that the source was checked out at; marked ``-dirty`` with changes; none outside of git.
-
-    An installed package may lie below somebody else's checkout, whose commit says nothing of it.
-    """
-    if not (PACKAGE_ROOT.parent / ".git").exists():
-        return None
-    try:
-        command = [
-            "git",
-            "-C",
-            str(PACKAGE_ROOT),
-            "describe",
-            "--always",
-            "--abbrev=40",
-            "--dirty",
-            "--match=",
-        ]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip() or None
-
-
 def peak_gib() -> float:
     """Largest memory in GiB: of tensors on the first GPU, or without one of this whole process (resident)."""
     if torch.cuda.is_available():
@@ -185,7 +161,7 @@ def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[
         "run_id": config.run_id,
         "config": config.model_dump(),
         "seeds": config.seeds.model_dump(),
-        "git_commit": git_commit(),
+        "git_commit": commit_of(),
         "experiment_file": experiment_file(),
         "digests": {
             "source": source_digest(),

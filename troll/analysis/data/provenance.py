@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.common.checkout import DIRTY
 from troll.common.errors import UserError
 
 DIGESTS = ("source", "environment", "data", "base_model", "test_data")
@@ -25,8 +26,6 @@ _SCOPE: Mapping[str, tuple[str, ...]] = {
 processor the same base model has other bits.
 """
 _NAMED_RUNS = 3
-DIRTY = "-dirty"
-"""At the end of a commit: the source had changes that were not committed."""
 
 
 def check_digests(
