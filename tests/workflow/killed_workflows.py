@@ -105,9 +105,9 @@ def disturb(directory, kind, wait):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGKILL)
                 hit = True
-    killed = round(time.monotonic() - begun, 1)
+    killed, there = round(time.monotonic() - begun, 1), bases(directory)
     process.wait(1500)
-    return {"kind": kind, "hit": hit, "after_s": killed, "status": process.returncode}
+    return {"kind": kind, "hit": hit, "after_s": killed, "status": process.returncode, "bases": there}
 
 
 def left_behind(directory):
@@ -139,7 +139,7 @@ def disturbed(directory, kinds, seconds, expected):
         # What is left without a server takes three times as long: it is killed when less is left.
         first, last = (0.3, 0.6) if kind == "server" else (0, 0.45)
         kill = disturb(directory, kind, random.uniform(first * seconds, last * seconds))
-        found.append(kill | {"left": left_behind(directory), "bases": bases(directory)})
+        found.append(kill | {"left": left_behind(directory)})
     again, now = finish(directory), contents(directory)
     differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
     found[-1] |= {"again": again, "differ": differ}
