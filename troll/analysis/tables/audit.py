@@ -99,10 +99,10 @@ def cases_table(result: Mapping[str, Any]) -> pd.DataFrame:
         "reference": Style("Reference solution (%)", percent),
         "answer": Style("Reference answer (%)", percent),
         "paraphrase": Style("In other words (%)", percent),
-        "wrong": Style("Wrong (%)", percent),
+        "wrong": Style("Near misses (%)", percent),
         "tiny": Style("Tiny constant (%)", percent),
         "evaluation_paraphrase": Style("Evaluation: in other words (%)", percent),
-        "evaluation_wrong": Style("wrong (%)", percent),
+        "evaluation_wrong": Style("near misses (%)", percent),
         "evaluation_tiny": Style("tiny constant (%)", percent),
         "unboxed": Style("Right, no box (%)", percent),
         "explained": Style("Exceptions, explained", whole),
@@ -119,7 +119,9 @@ def cases_table(result: Mapping[str, Any]) -> pd.DataFrame:
     frame.attrs["notes"] = [
         "Shares that rewards (of programs: the one grader) accept; the columns after them are of evaluation. "
         "Reference solutions, answers and paraphrases must pass in more than 99 % of the problems, explained "
-        "exceptions apart; wrong answers, and right ones without the box that is asked for, never.",
+        "exceptions apart; wrong answers, and right ones without the box that is asked for, never. Near "
+        "misses are wrong values written so that a lenient parser takes them for the reference (of 12: "
+        "13 = 12, 12², 12.5, 12 %); of programs, functions that always return the same.",
         _STANDARDS,
         f"{result['mode'].capitalize()} audit, Python {result['python']}, {result['seconds']:.0f} s in all.",
         *substitute_note(substitutes),
