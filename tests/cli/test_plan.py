@@ -5,7 +5,8 @@ import json
 import pytest
 import yaml
 
-from troll.cli.plan import earlier_runs, estimate, plan, processor
+from troll.cli.plan import earlier_runs, estimate, plan
+from troll.common.processor import processor_name
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
 
@@ -20,7 +21,7 @@ def finish(results, experiment, run, wall_s, *, machine=None, jobs=None):
     root = results / experiment.experiment
     directory = root / "runs" / run.run_id
     directory.mkdir(parents=True)
-    hardware = {"processor": machine or processor(), "gpus": []}
+    hardware = {"processor": machine or processor_name(), "gpus": []}
     manifest = {
         "run_id": run.run_id,
         "config": resolve(experiment, run).model_dump(),

@@ -1,7 +1,6 @@
 """What an experiment will do, as a table, with its time where earlier runs on this machine tell it."""
 
 import json
-import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from troll.cli.versions import tool
+from troll.common.processor import processor_name
 from troll.common.progress import clock
 from troll.experiment.budget import budget_of
 from troll.experiment.experiment import Experiment, Run
@@ -56,17 +56,6 @@ class Seen:
 
 
 @cache
-def processor() -> str:
-    """The processor's name, as manifests give it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if "model name" in line:
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-@cache
 def gpu() -> str | None:
     """The first GPU's name, as manifests give it; None without one."""
     return tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
@@ -102,7 +91,7 @@ def earlier_runs(results: Path) -> Iterator[Seen]:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             config = manifest["config"]
             hardware = manifest["hardware"]
-            if (hardware["processor"], next(iter(hardware["gpus"]), None)) != (processor(), gpu()):
+            if (hardware["processor"], next(iter(hardware["gpus"]), None)) != (processor_name(), gpu()):
                 continue
             training = config["training"]
             root = path.parents[7]

@@ -3,8 +3,8 @@
 import ctypes
 import os
 import platform
-import re
 import sys
+from functools import cache
 from pathlib import Path
 
 # One branch of the code of ATen, oneDNN and MKL for all processors that have AVX2: a wider one adds in
@@ -25,14 +25,24 @@ def prepare_processor() -> None:
         _keep_memory()
 
 
+@cache
+def first_processor() -> dict[str, str]:
+    """What Linux says of the first processor, by its names (``model name``, ``flags``); nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def processor_name() -> str:
+    """The processor's name, as manifests give it."""
+    return first_processor().get("model name") or platform.processor() or platform.machine()
+
+
 def _has_avx2() -> bool:
     """Whether the processor has AVX2: ATen believes the environment, and would run what is not there."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    try:
-        return re.search(r"^flags\s*:.*\bavx2\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
-    except OSError:  # no Linux
-        return False
+    return platform.machine() in ("x86_64", "AMD64") and "avx2" in first_processor().get("flags", "").split()
 
 
 def _keep_memory() -> None:

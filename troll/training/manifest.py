@@ -15,6 +15,7 @@ import torch
 
 from troll.common.checkout import commit_of
 from troll.common.digests import digest_of_json, sha256_of_file, sha256_of_files
+from troll.common.processor import first_processor, processor_name
 from troll.experiment.run_config import BaseConfig, RunConfig
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets", "numpy", "math-verify")
@@ -95,27 +96,13 @@ def hardware() -> dict[str, Any]:
 
 def _processor() -> dict[str, Any]:
     """Name, maker, family, model and instruction sets of the first processor, as far as Linux tells."""
-    unknown = {"processor": platform.processor() or platform.machine()}
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return unknown
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    flags = set(fields.get("flags", "").split())
-    return (
-        unknown
-        | {
-            ours: fields[name]
-            for ours, name in (
-                ("processor", "model name"),
-                ("vendor", "vendor_id"),
-                ("family", "cpu family"),
-                ("model", "model"),
-            )
-            if name in fields
-        }
-        | {"instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags]}
-    )
+    known = first_processor()
+    names = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}
+    found: dict[str, Any] = {ours: known[name] for ours, name in names.items() if name in known}
+    if known:
+        flags = set(known.get("flags", "").split())
+        found["instruction_sets"] = [name for name in _INSTRUCTION_SETS if name in flags]
+    return {"processor": processor_name(), **found}
 
 
 def _blas() -> str:
