@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from troll import __version__
 from troll.cli.app import app
+from troll.common.errors import UserError
 from troll.common.machine_errors import in_a_line
 
 
@@ -47,6 +48,30 @@ def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command
     assert set(command) <= set(example), "its docstring shows no example"
     options = {name for option in COMMANDS[command].params for name in option.opts}
     assert {word for word in example if word.startswith("--")} <= options
+
+
+GIVEN = {"task": "gsm8k", "name": "main", "config": '{"math500": {}}', "ledger": "there.yaml"}
+
+
+def _reads(command):
+    """Whether a command has to be given a file or directory to read."""
+    return any(
+        option.required and option.name != "out" and "Path" in option.bare_type()
+        for option in COMMANDS[command].params
+    )
+
+
+@pytest.mark.parametrize("command", [*filter(_reads, COMMANDS)], ids=" ".join)
+def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = list(command)
+    for option in COMMANDS[command].params:
+        if option.required:
+            name = [] if option.param_type_name == "argument" else option.opts[:1]
+            words += [*name, GIVEN.get(option.name, "out" if option.name == "out" else "not/there")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError), (result.exception, result.output)
+    assert "\n" not in str(result.exception) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,10 @@ def test_it_needs_no_torch_and_takes_other_seeds(repository, tmp_path):
 def test_a_wrong_list_of_seeds_is_one_line(repository, tmp_path, troll):
     result = troll("status", repository / "tests/workflow/reduced.yaml", "--seeds", "0;1", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr == "error: --seeds: '0;1' is no list of whole numbers; write for instance 0,1,2\n"
+    assert (
+        result.stderr
+        == "error: --seeds: '0;1' is no list of different whole numbers; write for instance 0,1,2\n"
+    )
 
 
 def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):

@@ -36,10 +36,10 @@ def check(
 
 
 def _seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds: {text!r} is no list of whole numbers; write for instance 0,1,2") from None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) < len(parts):
+        raise UserError(f"--seeds: {text!r} is no list of different whole numbers; write for instance 0,1,2")
+    return [int(part) for part in parts]
 
 
 def status(

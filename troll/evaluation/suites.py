@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.common.digests import sha256_of_file
+from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
@@ -30,13 +31,13 @@ def sample_suites(
         **options: as `troll.evaluation.sampling.sample` takes them, the engine among them.
 
     Raises:
-        UserError: see `troll.evaluation.sampling.sample`.
+        UserError: the manifest or problems are missing; see `troll.evaluation.sampling.sample`.
     """
-    model = sha256_of_file(checkpoint.parent / "manifest.json")
+    model = sha256_of_file(_there(checkpoint.parent / "manifest.json"))
     for name, settings in suites.items():
         problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
         how = settings.model_dump(exclude={"test"})
-        made_of = {"model": model, "problems": sha256_of_file(problems), **how, **options}
+        made_of = {"model": model, "problems": sha256_of_file(_there(problems)), **how, **options}
         record = out / f"{name}.made_of.json"
         if path.exists() and record.exists() and read_json(record) == made_of:
             continue
@@ -72,3 +73,9 @@ def grade_suites(data: Path, out: Path) -> None:
         grade(name, out / f"{name}.samples.jsonl", data / name / "test.jsonl", path)
         found[name] = read_json(path)
     write_json(out / "graded.json", found)
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return path
