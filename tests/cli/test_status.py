@@ -141,13 +141,12 @@ def test_it_needs_no_torch_and_takes_other_seeds(repository, tmp_path):
     assert result.stdout.splitlines()[0] == "reduced: 12 runs: 12 missing"
 
 
-def test_a_wrong_list_of_seeds_is_one_line(repository, tmp_path, troll):
-    result = troll("status", repository / "tests/workflow/reduced.yaml", "--seeds", "0;1", cwd=tmp_path)
+@pytest.mark.parametrize("seeds", ["0;1", "0,0", "1,-1", "", "1,"])
+def test_a_wrong_list_of_seeds_is_one_line(seeds, repository, tmp_path, troll):
+    result = troll("status", repository / "tests/workflow/reduced.yaml", "--seeds", seeds, cwd=tmp_path)
     assert result.returncode == 1
-    assert (
-        result.stderr
-        == "error: --seeds: '0;1' is no list of different whole numbers; write for instance 0,1,2\n"
-    )
+    expected = f"error: --seeds: {seeds!r} is no list of different whole numbers; write for instance 0,1,2\n"
+    assert result.stderr == expected
 
 
 def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
