@@ -1,7 +1,8 @@
 """Finished runs in small files that git can track: what tables are made from, without weights and samples.
 
-A run is archived as it ends and restored instead of being made again, where configuration and source are the
-same. So a lost machine costs the runs that were under way, and others add to a release without repeating it.
+A run is archived as it ends and restored instead of being made again, where the configuration is the same and
+the source gives the same numbers. So a lost machine costs the runs that were under way, and others add to a
+release without repeating it.
 """
 
 import json
@@ -12,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from troll.analysis.data.equal_sources import oldest_equal
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
 from troll.common.files import atomic_path, read_json, read_yaml, write_json
@@ -64,13 +66,13 @@ def _key(config: Any, evaluation: Any, source: str) -> dict[str, str]:
 
 
 def archived(path: Path, config: Any, evaluation: Any, source: str) -> bool:
-    """Whether an archive holds a run of this configuration, evaluation and source.
+    """Whether an archive holds a run of this configuration and evaluation, from this source or an equal one.
 
     Args:
         path: of the archive; it need not exist.
         config: of the run or base model, as ``run.yaml`` or the base model's manifest has it.
         evaluation: as for `archive_run`.
-        source: `troll.training.manifest.source_digest`.
+        source: `troll.training.manifest.source_digest`; see `troll.analysis.data.equal_sources`.
 
     Raises:
         UserError: there is an archive that cannot be read.
@@ -79,12 +81,17 @@ def archived(path: Path, config: Any, evaluation: Any, source: str) -> bool:
         return False
     try:
         with zipfile.ZipFile(path) as file:
-            key = json.loads(file.comment)
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
+            known = json.loads(file.comment)
+            made_of, made_by = known["config"], known["source"]
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(
             f"{path}: not an archived run ({error}); remove it, and the run is made again"
         ) from None
-    return bool(key == _key(config, evaluation, source))
+    rule = config.get("trust_region", {}).get("rule", "")  # a base model has none
+    return bool(
+        made_of == _key(config, evaluation, source)["config"]
+        and oldest_equal(made_by, rule) == oldest_equal(source, rule)
+    )
 
 
 def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:

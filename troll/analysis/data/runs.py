@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from troll.analysis.data.archive import RESTORED
+from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.provenance import DIGESTS, check_digests
 from troll.analysis.data.suites import read_suites
 from troll.analysis.data.tidy import (
@@ -69,6 +70,13 @@ class _Directory:
     def restored_on(self) -> str:
         """The machine of a run from the archive; empty for one that was made here."""
         return self.provenance["hardware"] if (self.path / RESTORED).exists() else ""
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """The digests, one source standing for all that give the same numbers."""
+        if "source" not in self.digests:
+            return self.digests
+        return self.digests | {"source": oldest_equal(self.digests["source"], self.rule)}
 
 
 def collect(
@@ -122,7 +130,7 @@ def read_directories(
                 f"of experiment {first.coordinates['experiment']}; pass one of them"
             )
     mixed = check_digests(
-        [(d.coordinates | {"restored_on": d.restored_on}, d.digests) for d in directories],
+        [(d.coordinates | {"restored_on": d.restored_on}, d.made_from) for d in directories],
         allow_mixed=allow_mixed,
     )  # one flag per directory
     constants = []
