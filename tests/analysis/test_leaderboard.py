@@ -341,7 +341,10 @@ def test_trials_that_were_chosen_before_they_ended_are_told(board, protocol):
     early = trial_scores(lost, protocol)
     assert early["after"].unique() == pytest.approx([4 / 12])
     notes = board_table(final, early, choose(early, protocol), protocol).attrs["notes"]
-    assert notes[1].startswith("The trials of these runs were chosen after 33 % of their optimiser steps: ")
+    assert notes[1].startswith("The trials were chosen after 33 % of their optimiser steps: ")
+    some = early.assign(after=early["after"].where(early["rule"] == "none", 1.0))
+    notes = board_table(final, some, choose(some, protocol), protocol).attrs["notes"]
+    assert notes[1].startswith("The trials of none were chosen after 33 % of their optimiser steps: ")
 
 
 def test_a_reconstruction_is_called_one(board, protocol):

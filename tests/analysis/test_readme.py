@@ -204,10 +204,9 @@ def test_what_tuned_rules_differ_by_is_told(
         board[f"{name}_low"], board[f"{name}_high"] = board[name] - 0.01, board[name] + 0.01
     text = blocks(main, items, board=board, waiting=3)["board"]
     assert "chosen after" not in text
-    assert (
-        "**The trials were chosen after 50 % of their optimiser steps, by mistake**"
-        in (blocks(main, items, board=board, chosen_after=0.5)["board"])
-    )
+    for early, told in ({"clip": 0.5, "troll": 1 / 3}, "The trials"), ({"clip": 1 / 3}, "The trials of clip"):
+        mistaken = blocks(main, items, board=board, early=early)["board"]
+        assert f"**{told} were chosen after 33 % of their optimiser steps, by mistake**" in mistaken
     (line,) = (line for line in text.splitlines() if line.startswith("- "))
     assert line.startswith("- Both tuned, on locks: troll ends at ") and line.endswith(f"; {reading}.")
     assert f"clip at 40.0 %, {'+' if difference > 0 else '−'}5.0 points" in line and "over 10 seeds" in line

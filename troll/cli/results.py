@@ -240,7 +240,7 @@ def _board_of(directory: Path) -> dict[str, Any]:
     """The released leaderboard, and how many rules of its protocol have no runs yet."""
     import pandas as pd
 
-    from troll.analysis.leaderboard.protocol import read_protocol
+    from troll.analysis.leaderboard.protocol import chosen_early, read_protocol
 
     path = directory / "board.csv"
     if not path.exists():
@@ -250,7 +250,7 @@ def _board_of(directory: Path) -> dict[str, Any]:
     return {
         "board": board,
         "waiting": len(set(rules) - set(board["trust_region"])),
-        "chosen_after": float(pd.read_csv(directory / "trials.csv")["after"].min()),
+        "early": chosen_early(pd.read_csv(directory / "trials.csv")),
     }
 
 

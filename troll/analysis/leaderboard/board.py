@@ -18,7 +18,14 @@ from troll.analysis.data.summaries import (
     spread,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.protocol import Protocol, Trial, expected_best, rate
+from troll.analysis.leaderboard.protocol import (
+    Protocol,
+    Trial,
+    chosen_early,
+    early_in_words,
+    expected_best,
+    rate,
+)
 from troll.analysis.render.formats import Style, listed, percent
 from troll.analysis.statistics import (
     holm,
@@ -91,12 +98,12 @@ def board_table(
     there = set(frame["trust_region"])
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
     frame.attrs["notes"] = _notes(protocol, len(final), missing, _tuned_alone(best, frame), edges)
-    early = trials["after"].min()
-    if early < 1:
+    early = {name: share for name, share in chosen_early(trials).items() if name in there}
+    if early:
         frame.attrs["notes"].insert(
             1,
-            f"The trials of these runs were chosen after {100 * early:.0f} % of their optimiser steps: "
-            "earlier versions lost the validation after the last step.",
+            f"{early_in_words(early, len(there))}: earlier versions lost the validation after the last step. "
+            "They are to be made again.",
         )
     read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
     if read:

@@ -17,7 +17,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.special import comb
 
-from troll.analysis.render.formats import Style, percent, whole
+from troll.analysis.render.formats import Style, listed, percent, whole
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 
@@ -318,6 +318,27 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = TRIAL_STYLES
     return frame
+
+
+def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
+    """Rules whose trials were chosen before they ended, with the least share of optimiser steps by then.
+
+    Args:
+        scores: of `trial_scores`.
+    """
+    after = scores.groupby("rule", sort=False, observed=True)["after"].min()
+    return {str(name): float(share) for name, share in after.items() if share < 1}
+
+
+def early_in_words(early: Mapping[str, float], rules: int) -> str:
+    """What `chosen_early` found, as the beginning of a sentence.
+
+    Args:
+        early: its result, not empty.
+        rules: how many there are on the board.
+    """
+    whose = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
+    return f"{whose} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
 
 
 def rate(value: float) -> str:

@@ -19,6 +19,7 @@ from troll.analysis.claims.verdicts import Judged
 from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
+from troll.analysis.leaderboard.protocol import early_in_words
 from troll.analysis.render.formats import Style, listed, percent, points, significant, to_markdown, whole
 from troll.analysis.statistics import Interval
 from troll.analysis.tables.aggregates import aggregate_table
@@ -45,7 +46,7 @@ def blocks(
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
     waiting: int = 0,
-    chosen_after: float = 1.0,
+    early: Mapping[str, float] | None = None,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
     baseline: str = BASELINE,
@@ -60,7 +61,7 @@ def blocks(
         runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
         waiting: rules of its protocol that have no runs yet.
-        chosen_after: the share of their optimiser steps after which its trials were chosen.
+        early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
         benchmark: the verdicts on the benchmark's claims.
         method: whose results are told.
         baseline: what it is compared with.
@@ -74,7 +75,7 @@ def blocks(
         main = read_in_family(main, family)
     return {
         "findings": "\n".join(findings(judged)) + "\n",
-        "board": top_of(board, waiting, chosen_after, benchmark, method) if board is not None else "",
+        "board": top_of(board, waiting, early, benchmark, method) if board is not None else "",
         "verdicts": to_short_markdown(judged),
         "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
@@ -87,7 +88,7 @@ def blocks(
 def top_of(
     board: pd.DataFrame,
     waiting: int = 0,
-    chosen_after: float = 1.0,
+    early: Mapping[str, float] | None = None,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
 ) -> str:
@@ -96,7 +97,7 @@ def top_of(
     Args:
         board: the columns of ``board.csv``, best first within a task.
         waiting: rules that have no runs yet.
-        chosen_after: the share of their optimiser steps after which trials were chosen.
+        early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
         benchmark: the verdicts on the benchmark's claims.
         method: whose difference from the baseline is told.
     """
@@ -107,15 +108,15 @@ def top_of(
     there = board["trust_region"].nunique()
     which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
-    early = (
-        f" **The trials were chosen after {100 * chosen_after:.0f} % of their optimiser steps, by mistake** "
-        "([how](docs/leaderboard.md#how-trials-are-chosen)); the tuning is to be repeated."
-        if chosen_after < 1
+    mistake = (
+        f" **{early_in_words(early, there)}, by mistake** "
+        "([how](docs/leaderboard.md#how-trials-are-chosen)); this tuning is to be repeated."
+        if early
         else ""
     )
     note = (
         f"{which}, each tuned with the same number of trials and then run on fresh seeds; "
-        f"Δ is the difference from the tuned baseline, paired by seed.{early}{others} The whole board: "
+        f"Δ is the difference from the tuned baseline, paired by seed.{mistake}{others} The whole board: "
         "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
     return "\n".join([*told, *decided, "", *parts, note]) + "\n"
