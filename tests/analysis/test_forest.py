@@ -70,6 +70,19 @@ def test_few_settings_have_one_average_or_none(runs: pd.DataFrame, items: pd.Dat
     assert {text.get_text() for text in forest_figure(runs[:0], items[:0]).axes[0].texts} == {"no runs"}
 
 
+def test_many_settings_stand_in_columns_in_their_order(
+    runs: pd.DataFrame, items: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = forest_figure(runs, items)
+    monkeypatch.setattr("troll.analysis.figures.forest._LONGEST", 6)
+    two = forest_figure(runs, items)
+    columns = [axes for axes in two.axes if axes.get_yticklabels()]
+    assert len(columns) == 2 and two.get_size_inches()[1] < one.get_size_inches()[1]
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in (*columns, one.axes[0])]
+    assert labels[0] + labels[1] == labels[2]
+    assert columns[0].get_xlim() == columns[1].get_xlim() and columns[0].get_ylim() == columns[1].get_ylim()
+
+
 @pytest.mark.slow
 def test_released_averages_are_those_of_the_verdicts() -> None:
     found = averages(forest_lines(*read_tables(RELEASED)), "troll")

@@ -1,6 +1,7 @@
 """The first figure: every difference from the baseline, a line each, and their averages as diamonds."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,9 @@ from troll.analysis.tables.comparisons import comparison_family
 
 _LEAST = 3
 """Settings of an average: of fewer nothing is known about how settings differ."""
-_LINE = 0.17
+_LINE, _WIDTH = 0.17, 6.6
+_LONGEST = 60
+"""Rows of a column; conditions beyond it stand in further columns side by side."""
 _DIAMOND = "#3b3b3b"
 _PREDICTED = "#b9b9b9"
 
@@ -100,25 +103,45 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "tro
     """
     lines = forest_lines(runs, items)
     pooled = averages(lines, method)
-    conditions = _conditions(lines)
-    entries = len(lines) + len(conditions) + len(pooled)
+    columns = _columns(lines, pooled)
+    rows = max(map(sum, (column.values() for column in columns)), default=0)
     with styled():
-        figure = Figure(figsize=(6.6, max(1.6, 0.75 + _LINE * (entries + 1))), layout="constrained")
-        axes = figure.subplots()
+        size = (_WIDTH * max(1, len(columns)), max(1.6, 0.75 + _LINE * (rows + 1)))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, max(1, len(columns)), sharex=True, squeeze=False)[0]
         if not lines:
-            empty(axes, "no runs")
+            empty(panels[0], "no runs")
             return figure
         look = Look({line.cell.trust_region for line in lines} | {BASELINE})
-        _draw(axes, lines, pooled, look)
+        several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
+        for axes, column in zip(panels, columns, strict=True):
+            own = [line for line in lines if line.cell.condition in column]
+            _draw(axes, own, {name: mean for name, mean in pooled.items() if name in column}, look, several)
+            axes.set_ylim(rows - 0.4, -0.6)
         _legend(figure, look, {line.cell.trust_region for line in lines}, bool(pooled))
     return figure
 
 
-def _draw(axes: Axes, lines: Sequence[Line], pooled: dict[str, Pooled], look: Look) -> None:
+def _columns(lines: Sequence[Line], pooled: Mapping[str, Pooled]) -> list[dict[str, int]]:
+    """The conditions of each column, with the rows that each takes; "" is the average of all settings."""
+    count = Counter(line.cell.condition for line in lines)
+    rows = {name: 1 + count[name] + (name in pooled) for name in _conditions(lines)}
+    rows |= {"": 1} if "" in pooled else {}
+    total = sum(rows.values())
+    columns: list[dict[str, int]] = [{} for _ in range(-(-total // _LONGEST))]
+    above = 0
+    for name, height in rows.items():
+        columns[(2 * above + height) * len(columns) // (2 * total)][name] = height
+        above += height
+    return [column for column in columns if column]
+
+
+def _draw(
+    axes: Axes, lines: Sequence[Line], pooled: Mapping[str, Pooled], look: Look, several: Collection[str]
+) -> None:
     names: list[str] = []
     numbers: list[str] = []
     heads: list[int] = []
-    several = {name: len({getattr(line.cell, name) for line in lines}) > 1 for name in GROUP}
     axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for condition in _conditions(lines):
         heads.append(len(names))
@@ -126,7 +149,7 @@ def _draw(axes: Axes, lines: Sequence[Line], pooled: dict[str, Pooled], look: Lo
         numbers.append("")
         for line in (line for line in lines if line.cell.condition == condition):
             _line(axes, len(names), line, look)
-            own = [name for name in ("model", "task", "estimator", "trust_region") if several[name]]
+            own = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
             names.append(" · ".join(str(getattr(line.cell, name)) for name in own) or line.cell.task)
             numbers.append(_told(line.difference, line.low, line.high))
         if condition in pooled:
@@ -142,7 +165,6 @@ def _draw(axes: Axes, lines: Sequence[Line], pooled: dict[str, Pooled], look: Lo
     for row, label in enumerate(axes.get_yticklabels()):
         label.set_fontweight("bold" if row in heads else "normal")
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.4, -0.6)
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(names)), numbers)
     right.tick_params(length=0)
