@@ -19,6 +19,7 @@ from troll.cli.rehearsal.cover import cover, pairs_of, selection
 from troll.cli.rehearsal.outcome import Done, blamed, check_gradients, check_projections
 from troll.cli.rehearsal.partitions import check_partitions
 from troll.cli.rehearsal.report import last_rehearsal
+from troll.cli.rehearsal.run import Options, rehearse
 from troll.cli.rehearsal.shrink import shrink
 from troll.cli.rehearsal.sources import check_data, check_models, check_templates
 from troll.common.errors import UserError
@@ -251,6 +252,22 @@ def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(cont
     for report, expected in ((whole, "ok"), (whole | {"only": ["g"]}, "note")):
         path.write_text(json.dumps(report))
         assert last_rehearsal(experiment_of(contents), tmp_path)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("inside", "results", "message"),
+    [
+        (False, "results", "rehearse: .* is not here"),
+        (True, "elsewhere", "--results: the workflow writes to"),
+    ],
+)
+def test_the_wrong_place_is_refused_before_anything_is_looked_at(
+    contents, tmp_path, monkeypatch, capsys, inside, results, message
+):
+    monkeypatch.chdir(REPOSITORY if inside else tmp_path)
+    with pytest.raises(UserError, match=message):
+        rehearse(experiment_of(contents), tmp_path / results if inside else Path(results), Options())
+    assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 
 def test_data_that_is_nowhere_is_replaced_and_said(contents, monkeypatch):

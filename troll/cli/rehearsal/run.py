@@ -85,6 +85,8 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
 
     begun = time.monotonic()
     root = root_of(experiment.experiment, results)
+    if not options.plan_only:
+        _check_place(root)
     planned = runs_of(experiment, list(options.only))
     skipped = _skipped(planned)
     runs = selection(experiment, options.only, full=options.full)
@@ -132,6 +134,13 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
     words = f"{bad} check{'s' if bad != 1 else ''} failed" if bad else "all checks passed"
     say(f"{words} in {clock(time.monotonic() - begun)}: {root / REPORT}")
     return said
+
+
+def _check_place(root: Path) -> None:
+    """Before anything else: the workflow runs in a checkout, and writes below its results/."""
+    in_checkout("rehearse")
+    if root.parent.resolve() != Path("results").resolve():
+        raise UserError(f"--results: the workflow writes to results/, not to {root.parent}; leave it out")
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, str]:
@@ -194,9 +203,6 @@ def _prepare(
     from troll.tasks.datasets.load import STAND_INS
     from troll.training.manifest import source_digest
 
-    in_checkout("rehearse")
-    if root.parent.resolve() != Path("results").resolve():
-        raise UserError(f"--results: the workflow writes to results/, not to {root.parent}; leave it out")
     contents = shrink(experiment, runs)
     small = parse_experiment(contents, f"{root / _FILE}")
     identity = {"experiment": contents, "source": source_digest(), "absent": list(absent)}
