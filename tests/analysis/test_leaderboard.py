@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.cli.app import app
 from troll.cli.rank import _space, rank
+from troll.cli.workflow import Ended
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
@@ -229,6 +231,56 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
     assert result.exit_code == 0, result.output
     experiment = load_experiment(tmp_path / "f/functions.yaml")
     assert experiment.trust_regions["troll"].settings == {"kl_bound": 0.2}
+
+
+@pytest.fixture
+def workflow(tmp_path, protocol, monkeypatch):
+    """A checkout whose workflow only notes which experiments it ran, and fails where it is told to."""
+    ran, failing = [], set()
+
+    def run_workflow(path, targets, log, *, cores):
+        experiment = load_experiment(path)
+        ran.append((experiment.experiment, targets, cores, sorted(experiment.trust_regions)))
+        return Ended(int(experiment.experiment in failing), "no space left")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workflow").mkdir()
+    (tmp_path / "workflow/run.py").touch()
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
+    rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
+    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda path: rows)
+    monkeypatch.setattr("troll.cli.workflow.run_workflow", run_workflow)
+    monkeypatch.setattr("troll.cli.leaderboard.make_board", lambda *made: ran.append(made[1:]))
+    return ran, failing
+
+
+def test_one_command_runs_trials_then_fresh_seeds_then_makes_the_board(workflow):
+    ran, _ = workflow
+    rules = ["--rule", "clip", "--rule", "troll"]
+    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml", *rules, "--cores", "3"])
+    assert result.exit_code == 0, result.output
+    variants = sorted(f"{rule}.{number}" for rule in ("clip", "troll") for number in range(1, 5))
+    assert ran[:3] == [
+        ("board-trials", ["all"], 3, variants),
+        ("board-chains", ["all"], 3, ["clip", "troll"]),
+        ("board-functions", ["all"], 3, ["clip", "troll"]),
+    ]
+    trials, *finals = (Path("results", f"board-{part}") for part in ("trials", "chains", "functions"))
+    assert ran[3:] == [(trials, finals, Path("results/board"))]
+    best = load_experiment(Path("results/board/experiments/board-chains.yaml"))
+    assert best.trust_regions["troll"].settings == {"kl_bound": 0.2}, "the best trial"
+    assert read_protocol(Path("results/board/protocol.yaml")).rules.keys() == PROTOCOL["rules"].keys()
+
+
+def test_a_step_that_fails_ends_it_in_one_line_and_makes_no_board(workflow):
+    ran, failing = workflow
+    failing.add("board-chains")
+    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"])
+    assert isinstance(result.exception, UserError)
+    log = "results/board/experiments/board-chains.log"
+    assert str(result.exception) == f"{log}: the workflow ended with status 1: no space left"
+    assert [name for name, *_ in ran] == ["board-trials", "board-chains"]
+    assert not Path("results/board/protocol.yaml").exists()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())

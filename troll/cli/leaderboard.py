@@ -7,6 +7,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from troll.cli.options import available_cores
+from troll.common.errors import UserError
+from troll.common.progress import say
+
 ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
 Rules = Annotated[
     list[str] | None,
@@ -19,6 +23,47 @@ leaderboard = typer.Typer(
     help="Tune every rule alike, then compare on fresh seeds.",
     no_args_is_help=True,
 )
+
+
+@leaderboard.command()
+def run(
+    protocol: ProtocolFile,
+    rule: Rules = None,
+    cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
+) -> None:
+    """Run trials and fresh seeds, and make the board: all of the steps below, in one command.
+
+    Runs that are archived or finished are not made again. Interrupt it when you like: the same command goes
+    on.
+
+    Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip --rule troll
+    """
+    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.protocol import (
+        among,
+        choose,
+        final_experiments,
+        read_protocol,
+        trial_scores,
+        trials_experiment,
+    )
+    from troll.cli.workflow import in_checkout
+    from troll.common.files import write_text
+
+    in_checkout("leaderboard run")
+    whole = read_protocol(protocol)
+    known = among(whole, rule or whole.rules)
+    out, count = Path("results", known.name), cores or available_cores()
+    files = out / "experiments"
+    tried = run_experiment(trials_experiment(known), files, count, protocol)
+    best = choose(trial_scores(read_runs(tried / "runs.parquet"), known), known)
+    finals = [
+        run_experiment(experiment, files, count, protocol)
+        for experiment in final_experiments(known, best).values()
+    ]
+    make_board(protocol, tried, finals, out)
+    write_text(out / "protocol.yaml", protocol.read_text())
+    say(f"the board: {out / 'board.md'}")
 
 
 @leaderboard.command()
@@ -121,6 +166,31 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     write_figure(differences_figure(table), out / "differences")
     write_figure(budget_figure(scores, table), out / "budget")
     write_figure(profile_figure(table), out / "profile")
+
+
+def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:
+    """Runs an experiment made from a protocol through the workflow; returns the directory of its results.
+
+    Args:
+        experiment: the contents of an experiment file.
+        directory: gets the file and the workflow's log.
+        cores: of this machine.
+        protocol: what the experiment was made from.
+
+    Raises:
+        UserError: the experiment is wrong, or the workflow failed; the message names its log.
+    """
+    from troll.cli.workflow import run_workflow
+
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{experiment['experiment']}.yaml"
+    write_experiment(path, experiment, protocol)
+    log = path.with_suffix(".log")
+    say(f"{experiment['experiment']}: log in {log}")
+    ended = run_workflow(path, ["all"], log, cores=cores)
+    if ended.status:
+        raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
+    return Path("results", experiment["experiment"])
 
 
 def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> None:

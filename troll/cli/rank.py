@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from troll.cli.leaderboard import run_experiment
 from troll.cli.options import available_cores
 from troll.common.errors import UserError
 from troll.common.strict_yaml import parse_yaml
@@ -69,14 +70,14 @@ def rank(
     root = Path("results", f"{released.name}-{name}")
     count = cores or available_cores()
 
-    trials = _run(trials_experiment(known, name), root, count, protocol)
+    trials = run_experiment(trials_experiment(known, name), root, count, protocol)
     own = trial_scores(read_runs(trials / "runs.parquet"), known, name)
     best = choose(own, known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
     for experiment in final_experiments(known, best, name).values():
-        _run(experiment, root, count, protocol)
+        run_experiment(experiment, root, count, protocol)
     finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
     table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
     write_table(table, root / "board")
@@ -135,20 +136,3 @@ def _value(text: str, entry: str) -> Any:
     with contextlib.suppress(TypeError, ValueError):
         value = float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
     return value
-
-
-def _run(experiment: dict[str, Any], root: Path, cores: int, protocol: Path) -> Path:
-    """Runs an experiment through the workflow, and returns the directory of its results."""
-    from troll.cli.leaderboard import write_experiment
-    from troll.cli.workflow import run_workflow
-    from troll.common.progress import say
-
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / f"{experiment['experiment']}.yaml"
-    write_experiment(path, experiment, protocol)
-    log = path.with_suffix(".log")
-    say(f"{experiment['experiment']}: log in {log}")
-    ended = run_workflow(path, ["all"], log, cores=cores)
-    if ended.status:
-        raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
-    return Path("results", experiment["experiment"])
