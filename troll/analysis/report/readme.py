@@ -108,6 +108,7 @@ def top_of(
     there = board["trust_region"].nunique()
     which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
+    early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
         f" **{early_in_words(early, there)}, by mistake** "
         "([how](docs/leaderboard.md#how-trials-are-chosen)); this tuning is to be repeated."
