@@ -90,21 +90,43 @@ def test_a_rule_whose_numbers_changed_is_not(tmp_path, equal):
     assert oldest_equal(NEW, "clip") == OLD and oldest_equal(NEW, "cispo") == NEW
 
 
+def _made_from(run: Path, source: str) -> None:
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["digests"]["source"] = source
+    path.write_text(json.dumps(manifest))
+
+
 def test_runs_of_equal_sources_stand_in_one_table_and_others_do_not(tmp_path, equal):
     runs = [
         synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", seed) for seed in (0, 1)
     ]
-
-    def made_from(source: str) -> None:
-        path = runs[1] / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["digests"]["source"] = source
-        path.write_text(json.dumps(manifest))
-
-    made_from(NEW)
+    _made_from(runs[1], NEW)
     table = read_directories(runs).runs
     assert set(table["digest_source"]) == {OLD, NEW}  # what each was made from is still said
     assert not table["mixed"].any()
-    made_from("8" * 64)
+    _made_from(runs[1], "8" * 64)
     with pytest.raises(UserError, match=r"digests\.source"):
         read_directories(runs)
+
+
+@pytest.mark.parametrize("source", [OLD, NEW])
+@pytest.mark.parametrize("others", [OLD, NEW])
+def test_a_rule_whose_numbers_changed_stands_beside_others_and_from_one_source_alone(
+    tmp_path, equal, source, others
+):
+    clip = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0)
+    cispo = [
+        synthetic.write_run(tmp_path / "testbed", "chains", "cispo", "grpo", "stale", seed) for seed in (0, 1)
+    ]
+    for run in cispo:
+        config = yaml.safe_load((run / "run.yaml").read_text())
+        (run / "run.yaml").write_text(
+            yaml.safe_dump(config | {"trust_region": {"name": "cispo", "rule": "cispo"}})
+        )
+        _made_from(run, source)
+    _made_from(clip, others)
+    assert not read_directories([clip, *cispo]).runs["mixed"].any()
+    _made_from(cispo[1], OLD if source == NEW else NEW)
+    with pytest.raises(UserError, match="source of rules whose numbers changed"):
+        read_directories([clip, *cispo])

@@ -59,6 +59,16 @@ def oldest_equal(source: str, rule: str = "") -> str:
     return source
 
 
+def changed_in(source: str, rule: str) -> bool:
+    """Whether a rule's numbers changed between this source and those that give the same for other rules.
+
+    Args:
+        source: as for `oldest_equal`.
+        rule: of the run's trust region.
+    """
+    return any(source in entry.sources and rule in entry.other_rules for entry in entries())
+
+
 def first_difference(old: Path, new: Path) -> str | None:
     """Where two archived runs of one configuration first differ, in words; None where they are the same.
 

@@ -13,8 +13,11 @@ from troll.common.errors import UserError
 DIGESTS = ("source", "environment", "data", "base_model", "test_data")
 """Digests that travel with every row; the last is of the graded test split, the others of the manifest."""
 
+CHANGED_SOURCE = "source of rules whose numbers changed"
+"""Beside the digests: the source of runs whose rule has other numbers in sources that count as one."""
 _SCOPE: Mapping[str, tuple[str, ...]] = {
     "source": ("experiment",),
+    CHANGED_SOURCE: ("experiment",),
     "environment": ("experiment", "restored_on"),
     "data": ("experiment", "task"),
     "base_model": ("experiment", "model", "task", "restored_on"),
@@ -34,8 +37,8 @@ def check_digests(
     """Checks that runs which will be compared were made alike.
 
     Args:
-        runs: coordinates (with ``run_id``) and digests of each run. A digest that a run does not have is not
-            compared.
+        runs: coordinates (with ``run_id``) and digests of each run, `CHANGED_SOURCE` among them where it
+            applies. A digest that a run does not have is not compared.
         allow_mixed: mark the runs that differ from the most frequent digest instead of refusing.
 
     Returns:
@@ -46,7 +49,7 @@ def check_digests(
         UserError: two runs disagree; the message names the digest, its values and runs.
     """
     mixed = [False] * len(runs)
-    for name in DIGESTS:
+    for name in (*DIGESTS, CHANGED_SOURCE):
         scopes: dict[tuple[Any, ...], list[int]] = {}
         for index, (coordinates, digests) in enumerate(runs):
             if digests.get(name):

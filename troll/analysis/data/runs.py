@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from troll.analysis.data.archive import RESTORED
-from troll.analysis.data.equal_sources import oldest_equal
-from troll.analysis.data.provenance import DIGESTS, check_digests
+from troll.analysis.data.equal_sources import changed_in, oldest_equal
+from troll.analysis.data.provenance import CHANGED_SOURCE, DIGESTS, check_digests
 from troll.analysis.data.suites import read_suites
 from troll.analysis.data.tidy import (
     BASE,
@@ -73,10 +73,14 @@ class _Directory:
 
     @property
     def made_from(self) -> dict[str, str]:
-        """The digests, one source standing for all that give the same numbers."""
-        if "source" not in self.digests:
-            return self.digests
-        return self.digests | {"source": oldest_equal(self.digests["source"], self.rule)}
+        """The digests, one source standing for all that give the same numbers.
+
+        A rule whose numbers changed in between fits to the others whichever of these sources it is from; its
+        own runs all have to be from one.
+        """
+        source = self.digests.get("source", "")
+        changed = {CHANGED_SOURCE: source} if changed_in(source, self.rule) else {}
+        return self.digests | ({"source": oldest_equal(source)} if source else {}) | changed
 
 
 def collect(
