@@ -318,9 +318,14 @@ def board(tmp_path_factory):
             problems=20,
         )
         collected = read_directories(runs, bases)
-        final.append(Results(collected.runs, collected.items))
+        final.append(Results(_at_no_trial(collected.runs), collected.items))
     scores = trial_scores(validation(protocol, _trial_score), protocol)
     return board_table(final, scores, best, protocol), final, scores
+
+
+def _at_no_trial(runs):
+    """Without what synthetic runs recorded of tuned settings, which is no trial's."""
+    return runs[~runs["metric"].astype(str).str.match("setting/(training/learning_rate|trust_region/)")]
 
 
 def _trial_score(task, trial, seed):
@@ -381,6 +386,26 @@ def test_a_board_without_its_baseline_is_refused(board, protocol):
     none = [replace(one, items=one.items[one.items["trust_region"] == "base"]) for one in final]
     with pytest.raises(UserError, match="no run of the baseline clip; run it first"):
         board_table(none, scores, choose(scores, protocol), protocol)
+
+
+@pytest.mark.parametrize("name", ["training/learning_rate", "trust_region/settings/epsilon_low"])
+def test_fresh_runs_with_other_settings_than_the_best_trial_are_refused(board, protocol, name):
+    table, final, scores = board
+    best = choose(scores, protocol)
+    trial = best["chains", "clip"]
+    right = trial.learning_rate if name.endswith("rate") else trial.settings["epsilon_low"]
+    runs = final[0].runs
+    row = runs[(runs["trust_region"] == "clip") & (runs["source"] == "manifest")].iloc[[0]]
+
+    def recorded(value):
+        more = row.assign(metric=f"setting/{name}", value=value)
+        return [replace(final[0], runs=pd.concat([runs, more], ignore_index=True)), *final[1:]]
+
+    pd.testing.assert_frame_equal(board_table(recorded(right), scores, best, protocol), table)
+    with pytest.raises(
+        UserError, match=rf"^clip: chains: {name.rpartition('/')[2]} is .* and .* in the best"
+    ):
+        board_table(recorded(2 * right), scores, best, protocol)
 
 
 def test_trials_that_were_chosen_before_they_ended_are_told(board, protocol):
@@ -516,7 +541,7 @@ def ranked(board, tmp_path_factory):
             problems=20,
         )
         collected = read_directories(runs, bases)
-        own.append(Results(collected.runs, collected.items))
+        own.append(Results(_at_no_trial(collected.runs), collected.items))
     scores = trial_scores(validation(protocol, _trial_score), protocol)
     finals = dict(zip(("chains", "functions"), zip(final, own, strict=True), strict=True))
     return own_board(protocol, "soft-wall", scores, finals), own

@@ -71,6 +71,10 @@ def board_table(
         success (median over seeds, infinite where most never are); late ``kl``; share of runs that
         ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS` trials and
         of all.
+
+    Raises:
+        UserError: a task has no run of the baseline, or fresh runs have no trials, or other settings than
+            the best of them.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -134,6 +138,33 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
         )
 
 
+def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
+    """Fresh runs have the settings of the trial that the board names.
+
+    Args:
+        runs: those of one rule, with the settings that each recorded.
+        task: theirs.
+        trial: the rule's best.
+
+    Raises:
+        UserError: a run has another learning rate or setting.
+    """
+    numbers = {name: value for name, value in trial.settings.items() if isinstance(value, int | float)}
+    wanted = {"setting/training/learning_rate": trial.learning_rate} | {
+        f"setting/trust_region/settings/{name}": float(value) for name, value in numbers.items()
+    }
+    there = runs[(runs["source"] == "manifest") & runs["metric"].isin(wanted)]
+    meant = there["metric"].astype(str).map(wanted).astype(float)
+    other = there[~np.isclose(there["value"], meant, rtol=1e-9, atol=0)]
+    if len(other):
+        name, value = str(other["metric"].iloc[0]), float(other["value"].iloc[0])
+        raise UserError(
+            f"{trial.name}: {task}: {name.rpartition('/')[2]} is {value:g} in the fresh run "
+            f"{other['run_id'].iloc[0]}, and {wanted[name]:g} in the best trial; "
+            "run the fresh seeds of the best trial first"
+        )
+
+
 def _tuned_alone(best: Mapping[tuple[str, str], Trial], board: pd.DataFrame) -> list[str]:
     """The rules that were tuned and have no run on fresh seeds, with the task where only some are missing."""
     rows = set(zip(board["task"], board["trust_region"], strict=True))
@@ -151,6 +182,7 @@ def _row(
     trial: Trial,
     trials: pd.DataFrame,
 ) -> dict[str, Any]:
+    _check_settings(cell.of(results.runs), cell.task, trial)
     items, baseline = results.items, cell.method(protocol.baseline)
     table = scores(items, cell)
     test = seed_interval(table.to_numpy())
