@@ -10,7 +10,7 @@ import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.analysis.claims.across import slope, usable_decades
+from troll.analysis.claims.across import Across, slope, usable_decades
 from troll.analysis.claims.further import paths_of
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
 from troll.analysis.claims.wording import measure, why
@@ -116,6 +116,7 @@ def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known
         ({"relative": True}, "no relative differences"),
         ({"metric": "kl"}, "usable decades are those of pass@k"),
         ({"across": {"setting": "keep", "statistic": "slope"}}, "across.setting"),
+        ({"across": {"setting": "policy_lag", "statistic": "usable"}}, "may be zero, and has no decades"),
     ],
 )
 def test_claims_that_make_no_sense_are_one_line(
@@ -146,7 +147,14 @@ def test_a_slope_is_that_of_a_fitted_line(line: list[float], zero: bool) -> None
     values = [float(number) for number in (range(len(line)) if zero else np.geomspace(1, 64, len(line)))]
     scale: Callable[[object], object] = (lambda x: x) if zero else np.log2
     wanted = np.polyfit(scale(np.asarray(values)), line, 1)[0]
-    np.testing.assert_allclose(slope(values, np.asarray([line])), [wanted], atol=1e-9)
+    np.testing.assert_allclose(slope(values, np.asarray([line]), doubling=not zero), [wanted], atol=1e-9)
+
+
+@pytest.mark.parametrize(("setting", "wanted"), [("policy_lag", 0.02), ("staleness", 0.03)])
+def test_lag_counts_in_batches_even_where_no_point_has_none(setting: str, wanted: float) -> None:
+    """From 1 to 4: three batches of lag, or two doublings."""
+    doubling = Across.model_validate({"setting": setting, "statistic": "slope"}).doubling
+    np.testing.assert_allclose(slope([1, 4], np.asarray([[0.0, 0.06]]), doubling=doubling), [wanted])
 
 
 @pytest.mark.parametrize("missing", ["troll", "clip"])

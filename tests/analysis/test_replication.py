@@ -63,6 +63,7 @@ def test_as_many_misses_as_chance_explains_are_no_failure() -> None:
         return [Predicted(cell, float(i < outside), 2, 0.0, 5, -0.5, 0.5) for i in range(of)]
 
     assert [replicates(made(outside, 8)) for outside in range(4)] == [True, True, True, False]
+    assert [replicates(made(outside, 1)) for outside in range(2)] == [True, False]
     assert not replicates([]) and describe_replication([])[0].startswith("Nothing to replicate")
 
 

@@ -1,11 +1,15 @@
 """The rule of the verdicts on settings whose differences are known."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from troll.analysis.claims.findings import findings
 from troll.analysis.claims.rule import Decision, Setting, Side, decide
+from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.pooling import clears
 from troll.analysis.statistics import paired_power
 
 ABOVE = Side("higher", 0.0)
@@ -84,5 +88,47 @@ def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
     one = judged(0.03, spread=0.05)
     assert one.label == "inconclusive" and one.seeds is not None
     assert paired_power(0.05, 0.03, one.seeds) >= 0.8 > paired_power(0.05, 0.03, one.seeds - 2)
-    assert judged(0.4, -0.4, 0.1, -0.1, spread=0.5).seeds is None, "settings differ more than seeds"
+    assert judged(0.4, -0.004, 0.3, -0.002, spread=0.1).seeds is None, "settings differ more than seeds"
     assert decide(ABOVE, [], 3).label == "not run"
+
+
+def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen() -> None:
+    undecided = judged(0.4, -0.4, 0.1, -0.1, spread=0.5)
+    assert undecided.label == "inconclusive" and undecided.seeds is not None
+    strict = [
+        clears(-effect, 0.5 / math.sqrt(undecided.seeds), undecided.seeds - 1, 1 - 0.05 / 4)
+        for effect in (-0.4, -0.1)
+    ]
+    assert 1 - math.prod(1 - chance for chance in strict) >= 0.8
+    later = judged(0.4, -0.4, 0.1, -0.1, spread=0.5, seeds=2 * undecided.seeds)
+    assert any(later.wrong) and later.label.startswith("depends on")
+
+
+def test_what_a_setting_shows_is_not_contradicted_by_another_alone() -> None:
+    """One is clearly wrong, one shows the claim at 95 % and not at the strict level, five say nothing."""
+    known = [*settings(-0.3), *settings(0.05, spread=0.035), *settings(*[0.0] * 5, spread=0.5)]
+    decision = decide(ABOVE, known, 3)
+    assert decision.held[1] and decision.wrong[0] and sum(decision.held) == sum(decision.wrong) == 1
+    assert decision.label == "inconclusive"
+    assert decide(ABOVE, [known[0], *known[2:]], 3).label == "contradicted"
+
+
+def test_a_sentence_about_a_contradicted_claim_says_what_contradicts_it() -> None:
+    """The average is undecided: single settings show the contrary."""
+    decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
+    assert decision.label == "contradicted" and not decision.pooled.high < 0
+    claim = {
+        "id": "c",
+        "sentence": "S",
+        "source": "P",
+        "method": "troll",
+        "baseline": "clip",
+        "metric": "pass@1",
+    }
+    judgement = Judged(Claim.model_validate(claim | {"direction": "higher"}), decision)
+    (line, *_) = findings([judgement])
+    assert line.startswith(
+        "- S: **contradicted** (the contrary is shown in 2 of 5 settings, the claim in none; "
+    )
+    (line, *_) = findings([replace(judgement, decision=judged(-0.02, -0.03, -0.01, -0.02, -0.025))])
+    assert "(−2.1 [" in line and "5 settings)" in line

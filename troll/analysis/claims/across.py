@@ -24,7 +24,7 @@ class Across(Settings):
         description="staleness: optimiser steps for each batch of rollouts"
     )
     statistic: Literal["slope", "usable"] = Field(
-        description="slope: change for each doubling, or for each unit where the setting is zero somewhere; "
+        description="slope: change for each doubling, or for each batch of policy lag, which may be zero; "
         "usable: decades of the setting in which a share of the best gain over the base model is reached"
     )
     share: float = Field(default=0.8, gt=0, lt=1, description="of the best gain, for usable")
@@ -34,7 +34,12 @@ class Across(Settings):
         """What the statistic is per, behind the metric's own unit; "decades" stands alone."""
         if self.statistic == "usable":
             return "decades"
-        return f"per {'batch of policy lag' if self.setting == 'policy_lag' else 'doubling'}"
+        return f"per {'doubling' if self.doubling else 'batch of policy lag'}"
+
+    @property
+    def doubling(self) -> bool:
+        """Whether slopes are for each doubling: of what cannot be zero."""
+        return self.setting != "policy_lag"
 
     @property
     def axis(self) -> Axis:
@@ -42,19 +47,19 @@ class Across(Settings):
         return next(axis for axis in AXES if axis.name == self.setting)
 
 
-def slope(values: Sequence[float], measured: Array) -> Array:
-    """Least-squares slope of each seed's line, for each doubling of the setting.
+def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) -> Array:
+    """Least-squares slope of each seed's line, for each doubling of the setting or for each unit of it.
 
     Args:
-        values: of the setting, ``[P]``, at least two different ones; where one is zero, the slope is for each
-            unit of the setting.
+        values: of the setting, ``[P]``, at least two different ones, positive for doublings.
         measured: ``[S, P]``.
+        doubling: whether the slope is for each doubling.
 
     Returns:
         ``[S]``.
     """
     x = np.asarray(values, dtype=float)
-    x = np.log2(x) if x.min() > 0 else x
+    x = np.log2(x) if doubling else x
     x = x - x.mean()
     return np.asarray(measured @ x / (x @ x))
 
@@ -124,7 +129,8 @@ def across_differences(
         return {}
     values, first, second = list(line), own.loc[seeds].to_numpy(), other.loc[seeds].to_numpy()
     if across.statistic == "slope":
-        change = slope(values, first) - slope(values, second)
+        first, second = (slope(values, one, doubling=across.doubling) for one in (first, second))
+        change = first - second
     else:
         base = seed_values(metric, summary, items, next(iter(line.values())).base())
         if base.empty:

@@ -31,10 +31,17 @@ def findings(judged: Sequence[Judged], most: int = 3) -> list[str]:
 
 
 def _evidence(one: Judged) -> str:
-    """The average with its interval, or the span where there is no average; and of how many settings."""
-    count = len(one.decision.settings)
+    """The average with its interval, or the span where there is no average; and of how many settings.
+
+    Settings that show the contrary come first: they may be all that a contradicted claim rests on.
+    """
+    count, wrong = len(one.decision.settings), sum(one.decision.wrong)
     told = average(one).partition(", a further setting")[0] or span(one)
-    return f"{told}, {count} setting{'' if count == 1 else 's'}"
+    settings = f"{count} setting{'' if count == 1 else 's'}"
+    if not wrong:
+        return f"{told}, {settings}"
+    held = sum(one.decision.held)
+    return f"the contrary is shown in {wrong} of {settings}, the claim in {held or 'none'}; {told}"
 
 
 def _closing(count: int, known: Sequence[Judged]) -> str:

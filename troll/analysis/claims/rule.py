@@ -14,7 +14,8 @@ In this order:
 - contradicted: the interval of the average lies wholly on the other side of the margin.
 - depends on a coordinate, also: single settings show the claim and others its contrary, each at level
   1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
-- contradicted, also: some setting shows the contrary (at that level), and none shows the claim.
+- contradicted, also: some setting shows the contrary (at that level), and none shows the claim, not at 95 %
+  either.
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
 The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
@@ -25,6 +26,7 @@ is no coordinate of the first test: claims say which conditions they speak of.
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -173,16 +175,16 @@ class Side:
             return low > -self.margin
         return low > self.margin or high < -self.margin
 
-    def chance(self, average: float, error: float, df: int) -> float:
+    def chance(self, average: float, error: float, df: int, level: float = LEVEL) -> float:
         """Chance that an interval will show or refute the claim, if the average is what it seems."""
         if error == 0:
             return 1.0
         if self.direction != "equivalent":
             boundary = self.margin if self.direction == "higher" else -self.margin
-            return clears(abs(average - boundary), error, df)
+            return clears(abs(average - boundary), error, df, level)
         if abs(average) > self.margin:
-            return clears(abs(average) - self.margin, error, df)
-        within = (clears(self.margin + sign * average, error, df) for sign in (1, -1))
+            return clears(abs(average) - self.margin, error, df, level)
+        within = (clears(self.margin + sign * average, error, df, level) for sign in (1, -1))
         return max(0.0, sum(within) - 1)
 
 
@@ -217,7 +219,7 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     if any(wrong) and any(holds):
         name = _separates(known, holds, wrong)
         return Decision("depends", *evidence, name, _levels(known, name))
-    if any(wrong):
+    if any(wrong) and not any(held):
         return Decision("contradicted", *evidence)
     return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
 
@@ -278,19 +280,32 @@ def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequen
 
 
 def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
-    """Seeds that would decide by the average, or by every setting on its own, whichever comes first."""
+    """Seeds that would probably decide: by the average, by every setting, or by one that shows the contrary.
+
+    How the levels of a coordinate might come to differ is not foreseen.
+    """
     effects, one_seed = np.asarray([one.effect for one in settings]), _errors(settings)[0]
     least = min(one.seeds for one in settings)
     counts: list[int | None] = []
     if len(settings) != 2:
         counts.append(seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS))
     spreads = np.sqrt(one_seed.diagonal())
+    chances = [partial(_some_refuted, side, settings, spreads)]
     if all(side.shown(effect, effect) for effect in effects):
-        singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
-        counts.append(
-            next((int(n) for n in singles if _all_shown(side, effects, spreads, int(n)) >= _POWER), None)
-        )
+        chances.append(partial(_all_shown, side, effects, spreads))
+    singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
+    counts += [next((int(n) for n in singles if chance(int(n)) >= _POWER), None) for chance in chances]
     return min((count for count in counts if count is not None), default=None)
+
+
+def _some_refuted(side: Side, settings: Sequence[Setting], spreads: Array, seeds: int) -> float:
+    """Chance that some setting will show the contrary at the strict level."""
+    none = 1.0
+    for one, spread in zip(settings, spreads, strict=True):
+        if side.refuted(one.effect, one.effect):
+            error, level = float(spread) / math.sqrt(seeds), one.strict(len(settings))
+            none *= 1 - side.chance(one.effect, error, seeds - 1, level)
+    return 1 - none
 
 
 def _all_shown(side: Side, effects: Array, spreads: Array, seeds: int) -> float:

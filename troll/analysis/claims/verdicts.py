@@ -99,6 +99,10 @@ class Claim(Settings):
                 raise ValueError("across compares two trust regions, and no relative differences")
             if self.across.statistic == "usable" and not self.metric.startswith("pass@"):
                 raise ValueError(f"metric {self.metric}: usable decades are those of pass@k")
+            if self.across.statistic == "usable" and not self.across.doubling:
+                raise ValueError(
+                    f"across {self.across.setting}: it may be zero, and has no decades; use slope"
+                )
         return self
 
 

@@ -138,9 +138,10 @@ def _short(setting: Setting, others: Sequence[Setting]) -> str:
 def _missing(one: Judged) -> str:
     settings, seeds = one.decision.settings, one.decision.seeds
     if seeds is not None:
-        there = min(setting.seeds for setting in settings)
+        lacking = seeds - min(setting.seeds for setting in settings)
         return (
-            f"about {seeds - there} more seeds in each setting would decide, if differences stay as they are"
+            f"about {lacking} more seed{'' if lacking == 1 else 's'} in each setting would decide, "
+            "if differences stay as they are"
         )
     more = "; more settings might" if len(settings) > 1 else ""
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"

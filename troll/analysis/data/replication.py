@@ -84,7 +84,8 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BAS
 def replicates(predicted: list[Predicted]) -> bool:
     """Whether no more settings miss their prediction than chance explains; False without any setting."""
     outside = sum(not one.inside for one in predicted)
-    return bool(predicted) and float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL)) >= 1 - LEVEL
+    chance = float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL))
+    return bool(predicted) and chance > 1 - LEVEL + 1e-9  # one of one that misses has this chance exactly
 
 
 def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -> list[str]:
