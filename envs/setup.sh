@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Creates the environment: setup.sh DIRECTORY, that of vLLM where VLLM is set. Safe to interrupt and to repeat.
+# Creates the environment: setup.sh DIRECTORY, that of vLLM where VLLM is set. TORCH=cpu takes torch's CPU build although
+# there is an NVIDIA GPU. Safe to interrupt and to repeat.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:?usage: setup.sh DIRECTORY}
@@ -32,11 +33,11 @@ install() { pip install -qq --no-compile "$@"; }
 # configured indexes, PyTorch's own CPU index, and the plain package (CUDA on Linux).
 torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$constraints")
 if ! "$venv/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$torch')" 2>/dev/null; then
-    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+    if [ "${TORCH:-}" != cpu ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
         say "installing torch $torch with CUDA"
         install "torch==$torch"
     else
-        say "installing torch $torch for the CPU (no NVIDIA GPU found)"
+        say "installing torch $torch for the CPU ($([ "${TORCH:-}" = cpu ] && echo "TORCH=cpu" || echo "no NVIDIA GPU found"))"
         install "torch==$torch+cpu" 2>/dev/null ||
             install --retries 1 --index-url https://download.pytorch.org/whl/cpu "torch==$torch" 2>/dev/null ||
             { say "download.pytorch.org cannot be reached; installing torch with CUDA, which takes 4 GB more"

@@ -127,3 +127,22 @@ def test_a_directory_that_is_no_environment_is_left_alone(repository, tmp_path):
     assert (
         "home is there and is no Python environment; name another place: make env VENV=.venv" in result.stderr
     )
+
+
+@pytest.mark.parametrize(("chosen", "build"), [({}, ""), ({"TORCH": "cpu"}, "+cpu")], ids=["default", "cpu"])
+def test_torch_for_the_cpu_can_be_had_where_there_is_a_gpu(writer, repository, tmp_path, chosen, build):
+    asked, venv = tmp_path / "asked", tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    lacks_torch = 'case "$*" in *"import torch"*) exit 1 ;; esac\n'
+    scripts = {venv / "bin/python": f'#!/bin/sh\necho "$@" >>"$ASKED"\n{lacks_torch}'}
+    scripts |= {tmp_path / name: "#!/bin/sh\n" for name in ("nvidia-smi", "bwrap")}
+    for path, text in scripts.items():
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {name: text for name, text in os.environ.items() if name not in ("TORCH", "VLLM")} | chosen
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable, "ASKED": str(asked)}
+    command = ["bash", str(repository / "envs/setup.sh"), str(venv)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    installed = re.findall(r" (torch==\S+)$", asked.read_text(), re.MULTILINE)
+    assert installed == [f"torch=={writer.pins()['torch']}{build}"]
