@@ -408,6 +408,15 @@ def test_fresh_runs_with_other_settings_than_the_best_trial_are_refused(board, p
         board_table(recorded(2 * right), scores, best, protocol)
 
 
+def test_a_rule_that_lacks_fresh_seeds_is_refused(board, protocol):
+    """Means of other seeds than the pairs' would not differ by what stands beside them."""
+    _, final, scores = board
+    gone = "trust_region == 'troll' and seed == 1"
+    known = [replace(one, items=one.items.drop(one.items.query(gone).index)) for one in final]
+    with pytest.raises(UserError, match=r"^troll: chains: no fresh run with seed 1; finish"):
+        board_table(known, scores, choose(scores, protocol), protocol)
+
+
 def test_trials_that_were_chosen_before_they_ended_are_told(board, protocol):
     table, final, scores = board
     assert (scores["after"] == 1).all() and not any(

@@ -73,8 +73,8 @@ def board_table(
         of all.
 
     Raises:
-        UserError: a task has no run of the baseline, or fresh runs have no trials, or other settings than
-            the best of them.
+        UserError: a task has no run of the baseline, or a rule lacks fresh seeds, or its fresh runs have no
+            trials, or other settings than the best of them.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -165,6 +165,19 @@ def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
         )
 
 
+def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
+    """Every rule has all fresh seeds: means, pairs and what the board says of them are of the same runs.
+
+    Raises:
+        UserError: a seed of the protocol is missing.
+    """
+    if missing := sorted(set(protocol.seeds) - set(table.index.astype(int))):
+        raise UserError(
+            f"{cell.trust_region}: {cell.task}: no fresh run with seed {', '.join(map(str, missing))}; "
+            "finish the fresh seeds first"
+        )
+
+
 def _tuned_alone(best: Mapping[tuple[str, str], Trial], board: pd.DataFrame) -> list[str]:
     """The rules that were tuned and have no run on fresh seeds, with the task where only some are missing."""
     rows = set(zip(board["task"], board["trust_region"], strict=True))
@@ -185,6 +198,7 @@ def _row(
     _check_settings(cell.of(results.runs), cell.task, trial)
     items, baseline = results.items, cell.method(protocol.baseline)
     table = scores(items, cell)
+    _check_seeds(table, cell, protocol)
     test = seed_interval(table.to_numpy())
     low, high = np.clip([test.low, test.high], 0, 1)
     row: dict[str, Any] = {
