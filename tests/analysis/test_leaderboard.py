@@ -571,6 +571,25 @@ def test_the_own_rule_stands_between_the_released_ones_and_says_where_it_was_mad
     assert any(note.startswith("Base models of chains: ") for note in table.attrs["notes"])
 
 
+@pytest.mark.parametrize("digest", ["test_data", "base_model", "source"])
+def test_what_the_own_runs_were_made_from_is_compared_with_the_release(board, ranked, digest):
+    _, final, scores = board
+    table, own = ranked
+    assert all("the same model" in note for note in table.attrs["notes"] if note.startswith("Base models"))
+    assert not any("other source" in note for note in table.attrs["notes"])
+    protocol = with_rule(Protocol.model_validate(PROTOCOL), "soft-wall", "my_rules.py:soft_wall", {})
+    scores = trial_scores(validation(protocol, _trial_score), protocol)
+    other = [replace(one, runs=one.runs.assign(**{f"digest_{digest}": "0" * 64})) for one in own]
+    finals = dict(zip(("chains", "functions"), zip(final, other, strict=True), strict=True))
+    if digest == "test_data":
+        with pytest.raises(UserError, match=r"^chains: the test problems of the runs here \(000000000000\)"):
+            own_board(protocol, "soft-wall", scores, finals)
+        return
+    notes = own_board(protocol, "soft-wall", scores, finals).attrs["notes"]
+    said = {"base_model": "not the same model", "source": "made from other source than those here"}
+    assert any(said[digest] in note for note in notes)
+
+
 def test_the_place_of_the_own_rule_is_told_for_each_task(ranked):
     table, _ = ranked
     for line, (task, group) in zip(

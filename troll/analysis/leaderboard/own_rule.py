@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.protocol import Protocol, choose
-from troll.analysis.render.formats import percent
+from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 
 HERE, RELEASED = "here", "released"
@@ -68,13 +69,47 @@ def own_board(
 
     Returns:
         `board_table` with a column ``runs`` more: "here" or "released".
+
+    Raises:
+        UserError: a task has other test problems here than in the release.
     """
+    for task, (released, own) in finals.items():
+        _check_problems(task, released, own)
     results = [beside(released, own, name) for released, own in finals.values()]
     table = board_table(results, scores, choose(scores, protocol), protocol)
-    notes = [*table.attrs["notes"], *_base_notes(finals)]
+    notes = [*table.attrs["notes"], *_base_notes(finals), *_source_notes(finals)]
     table["runs"] = table["trust_region"].map(lambda rule: HERE if rule == name else RELEASED)
     table.attrs["notes"] = notes
     return table
+
+
+def _check_problems(task: str, released: Results, own: Results) -> None:
+    theirs, mine = (_digests(one.runs, "test_data") for one in (released, own))
+    if theirs and mine and theirs != mine:
+        here, there = (", ".join(sorted(one[:12] for one in digests)) for digests in (mine, theirs))
+        raise UserError(
+            f"{task}: the test problems of the runs here ({here}) are not those of the release ({there}); rank "
+            "the rule from the commit of the release"
+        )
+
+
+def _digests(runs: pd.DataFrame, name: str) -> set[str]:
+    return set(runs[f"digest_{name}"].astype(str)) - {"", "nan"}
+
+
+def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
+    """The tasks whose released runs come from source that is not known to give the same numbers."""
+    other = [
+        task
+        for task, pair in finals.items()
+        if len({oldest_equal(source) for one in pair for source in _digests(one.runs, "source")}) > 1
+    ]
+    if not other:
+        return []
+    return [
+        f"The released runs of {listed(other)} were made from other source than those here: part of a "
+        "difference may come from what has changed."
+    ]
 
 
 def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
@@ -82,7 +117,8 @@ def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
     lines = []
     for task, (released, own) in finals.items():
         theirs, mine = (_base_rate(results) for results in (released, own))
-        same = "the same" if theirs == mine else "trained again with other rounding"
+        equal = _digests(released.runs, "base_model") == _digests(own.runs, "base_model")
+        same = "the same model" if equal else "not the same model: trained again with other rounding"
         lines.append(
             f"Base models of {task}: {percent(mine)} % here, {percent(theirs)} % in the release, {same}."
         )
