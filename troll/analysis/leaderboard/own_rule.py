@@ -88,8 +88,8 @@ def _check_problems(task: str, released: Results, own: Results) -> None:
     if theirs and mine and theirs != mine:
         here, there = (", ".join(sorted(one[:12] for one in digests)) for digests in (mine, theirs))
         raise UserError(
-            f"{task}: the test problems of the runs here ({here}) are not those of the release ({there}); rank "
-            "the rule from the commit of the release"
+            f"{task}: the test problems of the runs here ({here}) are not those of the release ({there}); "
+            "rank the rule from the commit of the release"
         )
 
 
