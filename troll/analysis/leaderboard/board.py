@@ -259,7 +259,7 @@ _STYLES = {
     "pass@1": Style("Test pass@1 (%)", percent),
     "worst": Style("Worst seed (%)", percent),
     "best": Style("Best seed (%)", percent),
-    "improvement": Style("P(above baseline)", percent),
+    "improvement": Style("P(above baseline) (%)", percent),
     "rollouts": Style("Batches to 90 %", lambda value: "never" if np.isinf(value) else f"{value:g}"),
     "collapsed": Style("Collapsed (%)", percent),
     "few": Style(f"Validation, best of {FEW_TRIALS} (%)", percent),

@@ -130,12 +130,14 @@ def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
     reading = "no clear difference"
     if own["p_holm"] < _SIGNIFICANT:
         reading = f"{method} is {'higher' if own['difference'] > 0 else 'lower'}"
+    p = float(own["p_holm"])
+    corrected = f" (p = {significant(p)} after Holm's correction over the board)" if p == p else ""
     low, high = points(float(own["difference_low"])), points(float(own["difference_high"]))
     return (
         f"- Both tuned, on {task}: {method} ends at {percent(own['pass@1'])} %, "
         f"{baseline['trust_region']} at {percent(baseline['pass@1'])} %, "
         f"{points(float(own['difference']))} points [{low}, {high}] over {int(own['seeds'])} seeds; "
-        f"**{reading}**."
+        f"**{reading}**{corrected}."
     )
 
 
