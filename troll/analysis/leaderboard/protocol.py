@@ -280,8 +280,9 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
     Returns:
         Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over tuning seeds
         and models), runs (how many) and after: the share of a trial's optimiser steps that lie before the
-        last validation, 1 unless that after the last step is missing. A run that diverged counts with the
-        success that it ended with.
+        last validation, 1 unless that after the last step is missing. A run that collapsed counts with the
+        success that it ended with. One that stopped at a loss that is not finite leaves no results: its trial
+        counts as unfinished.
 
     Raises:
         UserError: a trial lacks runs; the message says how many.
