@@ -204,10 +204,11 @@ rule cost_step:
         " --device cpu --threads {threads}"
 
 
-# What the base models leave to learn; nothing else needs it: `snakemake difficulty`.
+# What the base models leave to learn; nothing else needs it: `snakemake difficulty`. It reads weights and samples, which
+# no archive holds: base models that could be restored are made here.
 rule difficulty:
     input:
-        [path for model, task in BASES for path in grades_of(f"{BASE}/{model}/{task}")],
+        [f"{ROOT}/{BASE}/{model}/{task}/grades.json" for model, task in BASES],
     output:
         multiext(f"{ROOT}/difficulty", ".csv", ".md", ".tex"),
     log:

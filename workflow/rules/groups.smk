@@ -20,7 +20,7 @@ rule collect_group:
         "../../envs/analyse.yaml"
     params:
         directories=lambda wildcards: [
-            f"{ROOT}/{checkpoint_dir}"
+            directory_of(checkpoint_dir)
             for checkpoint_dir in checkpoint_dirs_of(GROUPS[wildcards.group])
         ],
         out=lambda wildcards, output: os.path.dirname(output.runs),
