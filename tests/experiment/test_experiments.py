@@ -150,6 +150,11 @@ def _set(data, path, value):
             )
             for value in (-1, float("nan"), "0.05", True)
         ),
+        (("tasks",), {}, ["tasks: is empty; at least 1 needed"]),
+        (("conditions",), {}, ["conditions: is empty; at least 1 needed"]),
+        (("matrix",), [], ["matrix: is empty", "leave it out for every combination"]),
+        (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks: is empty; leave it out for all"]),
+        (("claims",), [], ["claims: is empty", "name a file"]),
         (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
     ],
 )

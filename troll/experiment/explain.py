@@ -56,6 +56,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         return _unknown_key(where, str(location[-1]), owner)
     if first["type"] == "missing":
         return f"{where}: is missing"
+    if first["type"] == "too_short":
+        has, needs = first["ctx"]["actual_length"], first["ctx"]["min_length"]
+        return f"{where}: {f'has {has}' if has else 'is empty'}; at least {needs} needed"
     inner = _model_at(model, (*location, ""))
     if first["type"] == "model_type" and inner is not None:
         return f"{where}: expected a block with keys {', '.join(inner.model_fields)}{_shown(first['input'])}"

@@ -27,6 +27,7 @@ def problems(experiment: Experiment) -> Iterator[str]:
         yield from _task_problems(name, task)
     yield from _suite_problems(experiment)
     yield from _rule_problems(experiment)
+    yield from _empty_lists(experiment)
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
     yield from _seed_problems(experiment)
@@ -99,9 +100,24 @@ def _rule_problems(experiment: Experiment) -> Iterator[str]:
                 yield f"{where}: {of_settings}"
 
 
+_COORDINATES = ("tasks", "models", "trust_regions", "estimators", "conditions")
+
+
+def _empty_lists(experiment: Experiment) -> Iterator[str]:
+    """Lists that say nothing, where leaving the key out says all."""
+    if not experiment.matrix:
+        yield "matrix: is empty, and so there are no runs; leave it out for every combination"
+    for number, block in enumerate(experiment.matrix):
+        for section in _COORDINATES:
+            if getattr(block, section) == []:
+                yield f"matrix[{number}].{section}: is empty; leave it out for all, or name some"
+    if not experiment.claims:
+        yield "claims: is empty; leave it out for the claims of the package, or name a file"
+
+
 def _matrix_problems(experiment: Experiment) -> Iterator[str]:
     for number, block in enumerate(experiment.matrix):
-        for section in ("tasks", "models", "trust_regions", "estimators", "conditions"):
+        for section in _COORDINATES:
             for name in getattr(block, section) or []:
                 if name not in getattr(experiment, section):
                     yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
