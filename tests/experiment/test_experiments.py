@@ -2,8 +2,10 @@
 
 import copy
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from troll.common.errors import UserError
@@ -11,6 +13,10 @@ from troll.common.seeding import derive_seed
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment, read_run_file, write_run_file
 from troll.experiment.names import RULES
+from troll.experiment.settings import ModelSettings
+from troll.experiment.shapes import LEAST_VOCABULARY, shape_problems
+from troll.training.base_model import new_model
+from troll.training.tokenizer import train_tokenizer
 
 TESTBED = "workflow/config/testbed.yaml"
 
@@ -155,6 +161,19 @@ def _set(data, path, value):
         (("matrix",), [], ["matrix: is empty", "leave it out for every combination"]),
         (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks: is empty; leave it out for all"]),
         (("claims",), [], ["claims: is empty", "name a file"]),
+        (("models", "tiny", "layers"), 0, ["models.tiny.layers", "greater than 0", "0"]),
+        (
+            ("models", "tiny", "key_value_heads"),
+            3,
+            ["models.tiny.heads: 4 do not divide", "3 key_value_heads"],
+        ),
+        (
+            ("models", "tiny", "key_value_heads"),
+            8,
+            ["models.tiny.heads: 4 do not divide", "8 key_value_heads"],
+        ),
+        (("models", "tiny", "head_width"), 33, ["models.tiny.head_width: 33 is odd"]),
+        (("models", "tiny", "vocabulary"), 257, ["models.tiny.vocabulary: 257 is too small", "needs 258"]),
         (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
     ],
 )
@@ -340,3 +359,18 @@ def test_a_key_that_is_there_twice_is_refused(repository, tmp_path):
     path.write_text((repository / TESTBED).read_text() + "seeds: [3]\n")
     with pytest.raises(UserError, match=r"twice\.yaml: not YAML \(line \d+, .* key 'seeds' is there twice"):
         load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"vocabulary": LEAST_VOCABULARY, "width": 100, "heads": 3, "key_value_heads": 1, "head_width": 2},
+        {"heads": 4, "key_value_heads": 4, "layers": 1},
+    ],
+)
+def test_a_shape_that_is_not_refused_can_be_built(shape):
+    model = ModelSettings(**shape)
+    assert not list(shape_problems("tiny", model))
+    tokenizer = train_tokenizer(["1 + 1"], model.vocabulary) if "vocabulary" in shape else None
+    ends = tokenizer or SimpleNamespace(eos_token_id=0, pad_token_id=1)
+    new_model(model, ends, seed=0)(torch.tensor([[0, 1, 2]]))

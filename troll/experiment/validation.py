@@ -11,6 +11,7 @@ from troll.experiment.explain import explain
 from troll.experiment.names import name_problems
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training
+from troll.experiment.shapes import shape_problems
 from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
@@ -25,6 +26,8 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from name_problems(experiment)
     for name, task in experiment.tasks.items():
         yield from _task_problems(name, task)
+    for name, model in experiment.models.items():
+        yield from shape_problems(name, model)
     yield from _suite_problems(experiment)
     yield from _rule_problems(experiment)
     yield from _empty_lists(experiment)
