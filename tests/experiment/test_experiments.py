@@ -174,6 +174,16 @@ def _set(data, path, value):
         ),
         (("models", "tiny", "head_width"), 33, ["models.tiny.head_width: 33 is odd"]),
         (("models", "tiny", "vocabulary"), 257, ["models.tiny.vocabulary: 257 is too small", "needs 258"]),
+        (
+            ("models", "tiny", "context"),
+            48,
+            ["max_response_tokens 48 leaves a prompt no room", "of 48 tokens"],
+        ),
+        (
+            ("conditions", "stale", "max_prompt_tokens"),
+            209,
+            ["stale/seed0: max_prompt_tokens 209 and max_response_tokens 48", "256 tokens of model tiny"],
+        ),
         (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
     ],
 )
@@ -186,6 +196,11 @@ def test_every_mistake_is_one_line(data, path, value, expected):
     assert "\n" not in message
     for part in expected:
         assert part in message, message
+
+
+def test_prompts_and_responses_may_fill_the_context(data):
+    data["training"]["max_prompt_tokens"] = 208
+    assert parse_experiment(data, "x").runs()
 
 
 def test_a_missing_file_and_broken_yaml_are_named(tmp_path):

@@ -1,8 +1,9 @@
-"""Whether models made from scratch can be built."""
+"""Whether models made from scratch can be built, and whether prompts and responses fit the context of any."""
 
 from collections.abc import Iterator
 
-from troll.experiment.settings import ModelSettings
+from troll.experiment.experiment import Run
+from troll.experiment.settings import ModelSettings, Training
 
 LEAST_VOCABULARY = 256 + 2
 """The tokenizer's bytes, end and padding: `troll.training.tokenizer`, which is slow to import."""
@@ -30,4 +31,25 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
         yield (
             f"models.{name}.vocabulary: {model.vocabulary} is too small; the tokenizer needs "
             f"{LEAST_VOCABULARY} entries for bytes, end and padding"
+        )
+
+
+def context_problems(run: Run, training: Training, context: int) -> Iterator[str]:
+    """Prompts and responses of a run that are longer than its model's context: sampling would refuse them.
+
+    Args:
+        run: the run.
+        training: its settings.
+        context: of its model, in tokens.
+    """
+    response, prompt = training.max_response_tokens, training.max_prompt_tokens
+    if response >= context:
+        yield (
+            f"run {run.run_id}: max_response_tokens {response} leaves a prompt no room in the context of "
+            f"{context} tokens of model {run.model}; shorten responses"
+        )
+    elif prompt is not None and prompt + response > context:
+        yield (
+            f"run {run.run_id}: max_prompt_tokens {prompt} and max_response_tokens {response} exceed the "
+            f"context of {context} tokens of model {run.model}; shorten one of them"
         )

@@ -11,7 +11,7 @@ from troll.experiment.explain import explain
 from troll.experiment.names import name_problems
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training
-from troll.experiment.shapes import shape_problems
+from troll.experiment.shapes import context_problems, shape_problems
 from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
@@ -201,6 +201,9 @@ def run_problems(experiment: Experiment) -> Iterator[str]:
             continue
         where = f"estimators.{run.estimator}"
         yield from missing_parts(where, experiment.estimators[run.estimator], training)
+        model = experiment.models[run.model]
+        if model.hub is None:
+            yield from context_problems(run, training, model.context)
         if training.pretraining is not None and run.task not in testbed.NAMES:
             yield (
                 f"run {run.run_id}: training.pretraining needs demonstrations, and task {run.task} has none; "
