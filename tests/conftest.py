@@ -24,6 +24,10 @@ prepare_processor()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What `hold_signals` changes where a test runs a command in this process; later tests would inherit it.
+_BLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
 # When no further slow test is begun, in seconds since 1970; tests/run.sh sets it from TROLL_TEST_MINUTES.
 _UNTIL = float(os.environ.get("TROLL_TEST_UNTIL") or "inf")
 # A host that takes this share of the processors' time away makes any limit too short.
@@ -58,6 +62,9 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     item.stash[_BEFORE] = _stolen()
+    if signal.pthread_sigmask(signal.SIG_SETMASK, _BLOCKED) != _BLOCKED:
+        for number, handler in _HANDLERS.items():
+            signal.signal(number, handler)
     if item.get_closest_marker("slow") and time.time() > _UNTIL:
         pytest.skip("the time for slow tests is over (TROLL_TEST_MINUTES)")
 
