@@ -154,8 +154,8 @@ def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command,
 def test_check_shows_the_matrix_and_lists_the_runs(troll, repository, tmp_path):
     path = str(repository / "workflow/config/testbed.yaml")
     table = troll("check", path, cwd=tmp_path).stdout.splitlines()
-    assert len(table) == 1 + 16 + 2
-    assert table[-1].startswith("48 runs from 2 base models; time unknown")
+    assert len(table) == 1 + 16 + 3
+    assert table[-2].startswith("48 runs from 2 base models; time unknown")
     names = troll("check", path, "--names").stdout.splitlines()
     assert len(names) == len(set(names)) == 48
     assert "tiny/chains/troll/grpo/stale/seed0" in names

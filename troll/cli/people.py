@@ -21,17 +21,23 @@ def check(
 ) -> None:
     """Check an experiment file and show what it will do.
 
-    Times are those of earlier runs on this machine, where there are any.
+    Reads the claims files that it names too. Times are those of earlier runs in results/, where this machine
+    made any.
 
     Example: troll check workflow/config/testbed.yaml
     """
+    from troll.analysis.claims.ahead import claims_in_words, claims_of
     from troll.cli.plan import plan
     from troll.experiment.files import load_experiment
     from troll.experiment.looks import with_further_seeds
 
     checked = load_experiment(experiment)
     checked = with_further_seeds(checked, results / checked.experiment)
-    lines = [run.run_id for run in checked.runs()] if names else plan(checked, results)
+    claims = claims_of(checked)
+    if names:
+        lines = [run.run_id for run in checked.runs()]
+    else:
+        lines = [*plan(checked, results), claims_in_words(claims, checked)]
     typer.echo("\n".join(lines))
 
 
