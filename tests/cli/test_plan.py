@@ -4,8 +4,12 @@ import json
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from troll.cli.app import app
+from troll.cli.hub_context import known_context
 from troll.cli.plan import earlier_runs, estimate, plan
+from troll.common.errors import UserError
 from troll.common.processor import processor_name
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
@@ -95,3 +99,26 @@ def test_other_machines_and_broken_manifests_do_not_count(data, tmp_path):
     path = tmp_path / "reduced/runs" / troll.run_id / "manifest.json"
     path.write_text(path.read_text()[:100])
     assert not list(earlier_runs(tmp_path))
+
+
+@pytest.mark.parametrize(("context", "fits"), [(192, True), (191, False), (None, True)])
+def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
+    repository, tmp_path, monkeypatch, context, fits
+):
+    model = tmp_path / "mirror/us/small"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
+    known_context.cache_clear()
+    data = yaml.safe_load((repository / "workflow/config/gsm8k-small.yaml").read_text())
+    data["models"] = {"small": {"hub": {"id": "us/small"}}}
+    data["tasks"]["gsm8k"]["training"] = {"max_prompt_tokens": 64, "max_response_tokens": 128}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(data))
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "small.yaml"), "--names"])
+    known_context.cache_clear()
+    assert (result.exit_code == 0) is fits
+    if not fits:
+        said = (
+            "max_prompt_tokens 64 and max_response_tokens 128 exceed the context of 191 tokens of model small"
+        )
+        assert said in str(result.exception) and isinstance(result.exception, UserError)

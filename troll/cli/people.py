@@ -27,6 +27,7 @@ def check(
     Example: troll check workflow/config/testbed.yaml
     """
     from troll.analysis.claims.ahead import claims_in_words, claims_of
+    from troll.cli.hub_context import hub_context_problems
     from troll.cli.plan import plan
     from troll.experiment.files import load_experiment
     from troll.experiment.looks import with_further_seeds
@@ -34,6 +35,8 @@ def check(
     checked = load_experiment(experiment)
     checked = with_further_seeds(checked, results / checked.experiment)
     claims = claims_of(checked)
+    for problem in hub_context_problems(checked):
+        raise UserError(f"{experiment}: {problem}")
     if names:
         lines = [run.run_id for run in checked.runs()]
     else:
