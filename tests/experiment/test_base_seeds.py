@@ -18,6 +18,7 @@ def experiment(models, **more):
             "trust_regions": {"clip": {"rule": "clip"}},
             "estimators": {"grpo": {"rule": "grpo"}},
             "conditions": {"c": {}},
+            "training": {"max_response_tokens": 128},  # the default exceeds the default context
             **more,
         },
         "file",
