@@ -78,7 +78,7 @@ class Claim(Settings):
     )
     at_equal_kl: bool = Field(
         default=False,
-        description="compare with that baseline whose late KL to the policy that sampled is nearest (means "
+        description="compare with that baseline whose late KL to the old policy is nearest (means "
         "over seeds), and only where the larger of the two is at most 1.2 times the smaller",
     )
     least_seeds: int = Field(default=3, ge=2, description="below this many paired seeds: inconclusive")

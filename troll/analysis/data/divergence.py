@@ -1,4 +1,4 @@
-"""How far runs stay from the policy that sampled, and which methods stay equally near to it.
+"""How far runs stay from the old policy, and which methods stay equally near to it.
 
 Clip's range, the weight of a KL penalty and TROLL's bound are not in one unit. A difference between methods
 at settings that let policies drift unequally far may be one of drift; at equal drift it is not.

@@ -1,4 +1,4 @@
-"""Methods at equal divergence: which is higher when both stay equally near to the policy that sampled?"""
+"""Methods at equal divergence: which is higher when both stay equally near to the old policy?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
         "ratio": Style("Ratio"),
     }
     frame.attrs["notes"] = [
-        f"Each method beside the variant of {baseline} whose late KL to the policy that sampled (mean of the "
+        f"Each method beside the variant of {baseline} whose late KL to the old policy (mean of the "
         "last third of a run, nats per token) is nearest. Δ is given where the larger of the two is at most "
         f"{1 + WITHIN:g} times the smaller: test pass@1, paired by seed and problem, with Student's 95 % "
         "interval over seeds.",
