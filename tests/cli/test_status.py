@@ -157,6 +157,31 @@ def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
         read_experiment(tmp_path / "wrong.yaml")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"conditions": {"stale": {"learning_rte": 1.0}}}, "conditions.stale.learning_rte: unknown key"),
+        (
+            {"conditions": {"stale": {"learning_rate": "x"}}},
+            "conditions.stale.learning_rate: input should be",
+        ),
+        (
+            {"conditions": {"stale": {"mini_batches": 7}}},
+            "conditions.stale: run tiny/chains/clip/grpo/stale/",
+        ),
+        ({"matrix": [{"tasks": ["sums"]}]}, "matrix[0].tasks: unknown name 'sums'"),
+        ({"matrix": []}, "matrix: is empty"),
+    ],
+)
+def test_what_keeps_runs_from_being_listed_is_one_line(change, message, repository, tmp_path, troll):
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(data | change))
+    result = troll("status", tmp_path / "e.yaml")
+    assert result.returncode == 1 and not result.stdout
+    assert result.stderr.startswith(f"error: {tmp_path}/e.yaml: {message}")
+    assert result.stderr.count("\n") == 1
+
+
 def test_groups_are_shown_alone(repository, tmp_path):
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     blocks = [{"group": "mine", "trust_regions": ["troll"]}, {"group": "rest", "trust_regions": ["clip"]}]

@@ -12,7 +12,7 @@ from troll.common.files import read_yaml, write_text
 from troll.experiment.experiment import Experiment
 from troll.experiment.explain import explain
 from troll.experiment.run_config import RunConfig
-from troll.experiment.validation import problems, run_problems
+from troll.experiment.validation import light_problems, problems, run_problems
 
 # A template of YTE, the engine through which Snakemake reads configuration files, `snakemake -n` included.
 _TEMPLATE = "__use_yte__"
@@ -69,12 +69,18 @@ def load_experiment(path: Path) -> Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Reads an experiment file that has been checked before: keys and types only, without torch, at once.
+    """Reads an experiment file as far as its runs can be listed: without torch, at once.
+
+    Settings of tasks and rules are not looked at.
 
     Raises:
-        UserError: it is missing, no YAML, or has a wrong key or type.
+        UserError: it is missing, no YAML, or has a wrong key, type, name in the matrix or override.
     """
-    return _parse_shape(read_configuration(path), str(path))
+    experiment = _parse_shape(read_configuration(path), str(path))
+    # Of a copy: the list of runs is kept, and would outlive other seeds that the caller puts in.
+    for problem in light_problems(experiment.model_copy()):
+        raise UserError(f"{path}: {problem}")
+    return experiment
 
 
 def write_run_file(path: Path, config: RunConfig) -> None:

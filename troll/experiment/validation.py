@@ -189,16 +189,33 @@ def _to_blame(experiment: Experiment, run: Run) -> str:
     return ""
 
 
+def light_problems(experiment: Experiment) -> Iterator[str]:
+    """What keeps runs from being listed or their settings from being merged; found at once, without torch."""
+    yield from _empty_lists(experiment)
+    yield from _matrix_problems(experiment)
+    yield from _override_problems(experiment)
+    for run in experiment.runs():
+        yield from _clashes(experiment, run)
+
+
+def _clashes(experiment: Experiment, run: Run) -> Iterator[str]:
+    """Settings of a run that are wrong only when all that it overrides has come together."""
+    try:
+        experiment.training_of(run)
+    except ValidationError as error:
+        said = f"run {run.run_id}: {explain(error, Training)}"
+        where = _to_blame(experiment, run)
+        yield f"{where}: {said}" if where else said
+
+
 def run_problems(experiment: Experiment) -> Iterator[str]:
     """What is wrong with single runs, when all that they override has come together."""
     for run in experiment.runs():
-        try:
-            training = experiment.training_of(run)
-        except ValidationError as error:
-            said = f"run {run.run_id}: {explain(error, Training)}"
-            where = _to_blame(experiment, run)
-            yield f"{where}: {said}" if where else said
+        clashes = list(_clashes(experiment, run))
+        if clashes:
+            yield from clashes
             continue
+        training = experiment.training_of(run)
         where = f"estimators.{run.estimator}"
         yield from missing_parts(where, experiment.estimators[run.estimator], training)
         model = experiment.models[run.model]
