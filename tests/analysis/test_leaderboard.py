@@ -25,7 +25,7 @@ from troll.analysis.leaderboard.figures import (
     performance_profile,
     profile_figure,
 )
-from troll.analysis.leaderboard.own_rule import own_board, places
+from troll.analysis.leaderboard.own_rule import own_board, places, with_rule
 from troll.analysis.leaderboard.protocol import (
     Protocol,
     among,
@@ -37,7 +37,6 @@ from troll.analysis.leaderboard.protocol import (
     trial_scores,
     trials_experiment,
     tried,
-    with_rule,
 )
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
@@ -72,6 +71,7 @@ PROTOCOL: dict[str, Any] = {
         "models": {"tiny": {"vocabulary": 512}},
         "estimators": {"grpo": {"rule": "grpo"}},
         "conditions": {"tuned": {"mini_batches": 8, "num_iterations": 3}},
+        "training": {"max_response_tokens": 48},
     },
 }
 

@@ -39,11 +39,11 @@ def run(
     Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip --rule troll
     """
     from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.checks import checked_protocol
     from troll.analysis.leaderboard.protocol import (
         among,
         choose,
         final_experiments,
-        read_protocol,
         trial_scores,
         trials_experiment,
     )
@@ -51,7 +51,7 @@ def run(
     from troll.common.files import write_text
 
     in_checkout("leaderboard run")
-    whole = read_protocol(protocol)
+    whole = checked_protocol(protocol)
     known = among(whole, rule or whole.rules)
     out, count = Path("results", known.name), cores or available_cores()
     files = out / "experiments"
@@ -76,9 +76,10 @@ def trials(
 
     Example: troll leaderboard trials workflow/config/leaderboard.yaml --out trials.yaml
     """
-    from troll.analysis.leaderboard.protocol import among, read_protocol, trials_experiment
+    from troll.analysis.leaderboard.checks import checked_protocol
+    from troll.analysis.leaderboard.protocol import among, trials_experiment
 
-    known = read_protocol(protocol)
+    known = checked_protocol(protocol)
     write_experiment(out, trials_experiment(among(known, rule or known.rules)), protocol)
 
 
@@ -95,16 +96,16 @@ def final(
     --out final
     """
     from troll.analysis.data.tidy import read_runs
+    from troll.analysis.leaderboard.checks import checked_protocol
     from troll.analysis.leaderboard.protocol import (
         among,
         choose,
         final_experiments,
-        read_protocol,
         trial_scores,
         tried,
     )
 
-    known, runs = read_protocol(protocol), read_runs(results / "runs.parquet")
+    known, runs = checked_protocol(protocol), read_runs(results / "runs.parquet")
     known = among(known, rule or tried(runs, known))
     scores = trial_scores(runs, known)
     for task, experiment in final_experiments(known, choose(scores, known)).items():

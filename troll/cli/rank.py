@@ -48,14 +48,13 @@ def rank(
     import pandas as pd
 
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.own_rule import own_board, places, read_finals, released_trials
+    from troll.analysis.leaderboard.own_rule import own_board, places, read_finals, released_trials, with_rule
     from troll.analysis.leaderboard.protocol import (
         choose,
         final_experiments,
         read_protocol,
         trial_scores,
         trials_experiment,
-        with_rule,
     )
     from troll.analysis.render.formats import shown, write_table
     from troll.cli.workflow import in_checkout

@@ -3,18 +3,49 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from pydantic import ValidationError
 
 from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.protocol import Protocol, choose
+from troll.analysis.leaderboard.protocol import Candidate, Protocol, choose, explained
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 
 HERE, RELEASED = "here", "released"
+
+
+def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
+    """The protocol with a rule more, which gets the same number of trials.
+
+    Args:
+        protocol: of the leaderboard.
+        name: that tables show.
+        rule: its registered name, or ``file.py:function``.
+        space: values of its settings; where there are none, all trials are learning rates, evenly spaced on
+            a logarithmic scale between the protocol's least and largest.
+
+    Raises:
+        UserError: the name is taken, or the space has another number of points than the protocol's trials.
+    """
+    if name in protocol.rules:
+        raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
+    rates = np.geomspace(min(protocol.learning_rates), max(protocol.learning_rates), protocol.trials)
+    candidate = Candidate(
+        rule=rule,
+        space={key: list(values) for key, values in space.items()},
+        learning_rates=[] if space else [float(f"{rate:.3g}") for rate in rates],
+    )
+    contents = protocol.model_dump() | {"rules": {**protocol.rules, name: candidate}}
+    try:
+        return Protocol.model_validate(contents)
+    except ValidationError as error:
+        raise UserError(explained(error)) from None
 
 
 def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:

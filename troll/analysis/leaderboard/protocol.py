@@ -10,21 +10,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from scipy.special import comb
 
 from troll.analysis.render.formats import Style, listed, percent, whole
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
+from troll.experiment.explain import explain
+from troll.experiment.settings import Positive, Settings, Whole
 
 TRIALS, FINAL = "trials", "final"
 
 
-class Candidate(BaseModel):
+class Candidate(Settings):
     """A rule, and the values of its settings that trials may take.
 
     Attributes:
@@ -34,14 +36,13 @@ class Candidate(BaseModel):
         learning_rates: of this rule, in place of the protocol's.
     """
 
-    model_config = ConfigDict(extra="forbid")
     rule: str
-    settings: dict[str, Any] = {}
-    space: dict[str, list[Any]] = {}
-    learning_rates: list[float] = []
+    settings: dict[str, Any] = Field({})
+    space: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field({})
+    learning_rates: list[Positive] = Field([])
 
 
-class Protocol(BaseModel):
+class Protocol(Settings):
     """The contents of a protocol file.
 
     Attributes:
@@ -56,12 +57,11 @@ class Protocol(BaseModel):
             file.
     """
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     trials: int = Field(ge=1)
-    tuning_seeds: list[int] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=2)
-    learning_rates: list[float] = Field(min_length=1)
+    tuning_seeds: list[Whole] = Field(min_length=1)
+    seeds: list[Whole] = Field(min_length=2)
+    learning_rates: list[Positive] = Field(min_length=1)
     baseline: str
     rules: dict[str, Candidate] = Field(min_length=1)
     experiment: dict[str, Any]
@@ -139,13 +139,19 @@ def read_protocol(path: Path) -> Protocol:
     Raises:
         UserError: it is missing or breaks a rule of the protocol; the message names the key.
     """
+    contents = read_yaml(path, "protocol file")
+    if not isinstance(contents, dict):
+        raise UserError(f"{path}: expected a mapping with keys {', '.join(Protocol.model_fields)}")
     try:
-        return Protocol.model_validate(read_yaml(path, "protocol file"))
+        return Protocol.model_validate(contents)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        text = str(first["msg"]).removeprefix("Value error, ")
-        raise UserError(f"{path}: {f'{where}: ' if where else ''}{text}") from None
+        raise UserError(f"{path}: {explained(error)}") from None
+
+
+def explained(error: ValidationError) -> str:
+    """What is wrong with a protocol, as one line that begins with the key."""
+    first = error.errors()[0]  # what `_fair` says names its key itself
+    return explain(error, Protocol) if first["loc"] else str(first["msg"]).removeprefix("Value error, ")
 
 
 def among(protocol: Protocol, names: Collection[str]) -> Protocol:
@@ -173,34 +179,6 @@ def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
     return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
 
 
-def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
-    """The protocol with a rule more, which gets the same number of trials.
-
-    Args:
-        protocol: of the leaderboard.
-        name: that tables show.
-        rule: its registered name, or ``file.py:function``.
-        space: values of its settings; where there are none, all trials are learning rates, evenly spaced on
-            a logarithmic scale between the protocol's least and largest.
-
-    Raises:
-        UserError: the name is taken, or the space has another number of points than the protocol's trials.
-    """
-    if name in protocol.rules:
-        raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
-    rates = np.geomspace(min(protocol.learning_rates), max(protocol.learning_rates), protocol.trials)
-    candidate = Candidate(
-        rule=rule,
-        space={key: list(values) for key, values in space.items()},
-        learning_rates=[] if space else [float(f"{rate:.3g}") for rate in rates],
-    )
-    contents = protocol.model_dump() | {"rules": {**protocol.rules, name: candidate}}
-    try:
-        return Protocol.model_validate(contents)
-    except ValidationError as error:
-        raise UserError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
-
-
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
     """The experiment file of all trials: a trust region for each, on the tuning seeds.
 
@@ -212,7 +190,7 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
         only: a rule whose trials alone are meant, in an experiment of its own.
     """
     regions = {
-        variant: _region(protocol.rules[trial.name], trial)
+        variant: region(protocol.rules[trial.name], trial)
         for variant, trial in protocol.trials_by_variant.items()
         if only in (None, trial.name)
     }
@@ -236,7 +214,7 @@ def final_experiments(
             protocol,
             _part(task, only),
             protocol.seeds,
-            {name: _region(rule, best[task, name]) for name, rule in rules.items()},
+            {name: region(rule, best[task, name]) for name, rule in rules.items()},
             task,
         )
         for task in protocol.experiment["tasks"]
@@ -247,7 +225,8 @@ def _part(part: str, only: str | None) -> str:
     return part if only is None else f"{only}-{part}"
 
 
-def _region(rule: Candidate, trial: Trial) -> dict[str, Any]:
+def region(rule: Candidate, trial: Trial) -> dict[str, Any]:
+    """A trial as a trust region of an experiment file."""
     return {
         "rule": rule.rule,
         "settings": {**rule.settings, **trial.settings},

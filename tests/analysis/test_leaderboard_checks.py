@@ -1,0 +1,85 @@
+"""A protocol that would waste its runs is refused before the first of them, in a line that names the key."""
+
+import copy
+
+import pytest
+import yaml
+from test_leaderboard import PROTOCOL
+from typer.testing import CliRunner
+
+from troll.analysis.leaderboard.checks import checked_protocol
+from troll.analysis.leaderboard.protocol import read_protocol
+from troll.cli.app import app
+from troll.common.errors import UserError
+
+
+def _set(data, path, value):
+    *parents, last = path
+    for key in parents:
+        data = data[key]
+    data[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("trails",), 4, "trails: unknown key 'trails'"),
+        (("rules", "clip", "spcae"), {}, "rules.clip.spcae: unknown key 'spcae'; valid: rule, settings"),
+        (
+            ("rules", "troll", "space"),
+            {"kl_bund": [0.1, 0.2]},
+            "rules.troll.space: unknown setting 'kl_bund'",
+        ),
+        (("rules", "troll", "space"), {"kl_bound": [-1, 0.2]}, "rules.troll.space: kl_bound is -1, must be"),
+        (("rules", "troll", "space"), {"kl_bound": []}, "rules.troll.space.kl_bound: is empty"),
+        (("rules", "troll", "space"), {"kl_bound": [1, 1]}, "rules.troll.space.kl_bound: 1 is there twice"),
+        (
+            ("rules", "clip", "space"),
+            {"dual_clip": [2, 3]},
+            "rules.clip.space.dual_clip: dual_clip is set twice",
+        ),
+        (("rules", "none", "settings"), {"a": 1}, "rules.none.settings: unknown setting 'a'"),
+        (("rules", "none", "rule"), "nun", "rules.none.rule: unknown name 'nun'"),
+        (("trials",), 3, "rules.clip: 4 trials (2 learning rates x 2 settings), and every rule gets 3"),
+        (("seeds",), [0, 100], "seeds: 100 is a tuning seed too"),
+        (("seeds",), [0, 0], "seeds: 0 is there twice"),
+        (("tuning_seeds",), [7, 7], "tuning_seeds: 7 is there twice"),
+        (("seeds",), [0], "seeds: has 1; at least 2 needed"),
+        (("learning_rates",), [1e-4, -1.0], "learning_rates.1: input should be greater than 0 (found -1.0)"),
+        (("learning_rates",), [1e-4, 1e-4], "learning_rates: 0.0001 is there twice"),
+        (("experiment", "seeds"), [3], "experiment.seeds: the protocol decides it; leave it out"),
+        (("experiment", "evaluation"), 3, "experiment: evaluation: expected a block with keys samples"),
+        (("experiment", "tasks"), {"chain": {}}, "experiment: tasks: unknown name 'chain'"),
+        (
+            ("experiment", "conditions", "tuned", "learning_rate"),
+            1e-4,
+            "experiment.conditions.tuned: learning_rate: trials try several; leave it out",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, path, value, message):
+    data = copy.deepcopy(PROTOCOL)
+    _set(data, path, value)
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(data))
+    words = ["leaderboard", "trials", str(tmp_path / "protocol.yaml"), "--out", str(tmp_path / "trials.yaml")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, UserError) and "\n" not in str(error)
+    assert str(error).startswith(f"{tmp_path}/protocol.yaml: {message}")
+    assert [each.name for each in tmp_path.iterdir()] == ["protocol.yaml"]
+
+
+def test_a_rule_that_is_there_twice_is_named(tmp_path):
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(PROTOCOL).replace("rules:\n", "rules:\n  clip: {rule: clip}\n"))
+    with pytest.raises(
+        UserError, match=r"protocol\.yaml: not YAML \(line \d+, column 3: key 'clip' is there"
+    ):
+        read_protocol(path)
+    path.write_text("- 1\n")
+    with pytest.raises(UserError, match=r"protocol\.yaml: expected a mapping with keys name, trials, "):
+        read_protocol(path)
+
+
+@pytest.mark.parametrize("path", ["workflow/config/leaderboard.yaml", "results/leaderboard/protocol.yaml"])
+def test_the_released_protocol_is_right(repository, path):
+    assert checked_protocol(repository / path).rules

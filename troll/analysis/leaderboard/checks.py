@@ -1,0 +1,88 @@
+"""What is wrong with a protocol, found before the first run: file, field, value and a way out in one line."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.analysis.leaderboard.protocol import TRIALS, Protocol, read_protocol, region
+from troll.common.errors import UserError
+from troll.experiment.files import parse_experiment
+
+_OWN_KEYS = ("experiment", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
+"""Of an experiment file: what the protocol decides."""
+
+
+def checked_protocol(path: Path) -> Protocol:
+    """Reads a protocol file and tries what its experiments would be made of.
+
+    Raises:
+        UserError: it is missing or wrong; the message names the key.
+    """
+    protocol = read_protocol(path)
+    for problem in protocol_problems(protocol):
+        raise UserError(f"{path}: {problem}")
+    shared: dict[str, Any] = {
+        **protocol.experiment,
+        "experiment": f"{protocol.name}-{TRIALS}",
+        "seeds": protocol.tuning_seeds,
+    }
+    regions = {
+        variant: region(protocol.rules[trial.name], trial)
+        for variant, trial in protocol.trials_by_variant.items()
+    }
+    parse_experiment(shared | {"trust_regions": regions}, f"{path}: experiment")
+    return protocol
+
+
+def protocol_problems(protocol: Protocol) -> Iterator[str]:
+    """What makes trials or seeds other than they seem, a line each."""
+    for key in ("tuning_seeds", "seeds", "learning_rates"):
+        yield from _twice(key, getattr(protocol, key))
+    for name in protocol.rules:
+        for problem in rule_problems(protocol, name):
+            yield f"rules.{name}.{problem}"
+    for key in _OWN_KEYS:
+        if key in protocol.experiment:
+            yield f"experiment.{key}: the protocol decides it; leave it out"
+    # They override what a trust region sets: all trials of a rule would have the same learning rate.
+    for section in ("conditions", "estimators"):
+        blocks = protocol.experiment.get(section)
+        for name, block in blocks.items() if isinstance(blocks, dict) else ():
+            training = block.get("training") if section == "estimators" and isinstance(block, dict) else block
+            if isinstance(training, dict) and "learning_rate" in training:
+                yield f"experiment.{section}.{name}: learning_rate: trials try several; leave it out"
+
+
+def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
+    """What is wrong with the space of a rule, a line each that begins with the key.
+
+    Args:
+        protocol: of the leaderboard.
+        name: of the rule.
+    """
+    from troll.algorithms.trust_regions import make_trust_region
+
+    rule = protocol.rules[name]
+    yield from _twice("learning_rates", rule.learning_rates)
+    seen = set(rule.settings)
+    for key, values in rule.space.items():
+        yield from _twice(f"space.{key}", values)
+        for single in map(str.strip, key.split(",")):
+            if single in seen:
+                yield f"space.{key}: {single} is set twice; leave one out"
+            seen.add(single)
+    for trial in protocol.trials_of(name):
+        try:
+            make_trust_region(rule.rule, **rule.settings, **trial.settings)
+        except UserError as error:
+            said = str(error).removeprefix("trust region: ")
+            of_settings = said.removeprefix(f"trust region {rule.rule!r}: ")
+            yield f"{'rule' if of_settings == said else 'space' if rule.space else 'settings'}: {of_settings}"
+            return
+
+
+def _twice(key: str, values: Sequence[Any]) -> Iterator[str]:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            yield f"{key}: {value!r} is there twice"
+            return
