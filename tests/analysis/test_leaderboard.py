@@ -25,7 +25,7 @@ from troll.analysis.leaderboard.figures import (
     performance_profile,
     profile_figure,
 )
-from troll.analysis.leaderboard.own_rule import own_board, places, with_rule
+from troll.analysis.leaderboard.own_rule import check_release, own_board, places, released_trials, with_rule
 from troll.analysis.leaderboard.protocol import (
     Protocol,
     among,
@@ -636,13 +636,42 @@ def own_rules(tmp_path, repository, monkeypatch):
         ("{rules}:sot_wall", [], "unknown function 'sot_wall'; valid: soft_wall, careless; did you mean"),
         ("{rules}:soft_wall", ["coefficient"], "rank: --space 'coefficient': expected name=1,2,3"),
         ("{rules}:soft_wall", ["coefficient=[,1"], "rank: --space 'coefficient=[,1': '[' is no value ("),
+        (
+            "{rules}:soft_wall",
+            ["coeficient=1,2"],
+            "soft_wall: space: unknown setting 'coeficient'; valid: coeff",
+        ),
+        ("{rules}:soft_wall", ["coefficient=1,x"], "soft_wall: space: coefficient is 'x', must be"),
+        ("{rules}:soft_wall", ["coefficient=1,1"], "soft_wall: space.coefficient: 1 is there twice"),
+        ("{rules}:soft_wall", ["coefficient=1,2,3"], "rules.soft-wall: 6 trials"),
+        ("{rules}:soft_wall", [], "results/board/trials.csv: no such file; a rule is ranked beside the rel"),
     ],
 )
 def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, space, message):
     monkeypatch.setattr("troll.cli.rank._check_contract", lambda rule: None)
+    monkeypatch.setattr("troll.cli.rank.run_experiment", lambda *_: pytest.fail("nothing is run"))
     with pytest.raises(UserError) as error:
         rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_release_that_is_not_whole_is_named_before_a_rule_is_run(protocol, tmp_path):
+    path, scores = tmp_path / "trials.csv", trial_scores(validation(protocol, _trial_score), protocol)
+    scores.to_csv(path, index=False)
+    assert len(released_trials(path, protocol)) == len(scores)
+    for table, message in (
+        (scores.drop(columns="score"), "not a table of trials; it has no column score"),
+        (scores.assign(rule="other"), "has other rules than the protocol"),
+        (scores[scores["rule"] != "clip"], "has 0 trials of clip on chains, and the protocol 4"),
+    ):
+        table.to_csv(path, index=False)
+        with pytest.raises(UserError, match=message):
+            released_trials(path, protocol)
+    path.write_text("")
+    with pytest.raises(UserError, match=r"trials\.csv: not a table of trials \(No columns"):
+        released_trials(path, protocol)
+    with pytest.raises(UserError, match=r"board-chains/runs\.parquet"):
+        check_release(tmp_path, protocol)
 
 
 def test_numbers_of_a_space_may_have_exponents():

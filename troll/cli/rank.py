@@ -48,23 +48,36 @@ def rank(
     import pandas as pd
 
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.own_rule import own_board, places, read_finals, released_trials, with_rule
+    from troll.analysis.leaderboard.checks import checked_protocol, rule_problems
+    from troll.analysis.leaderboard.own_rule import (
+        check_release,
+        own_board,
+        places,
+        read_finals,
+        released_trials,
+        with_rule,
+    )
     from troll.analysis.leaderboard.protocol import (
         choose,
         final_experiments,
-        read_protocol,
         trial_scores,
         trials_experiment,
     )
     from troll.analysis.render.formats import shown, write_table
     from troll.cli.workflow import in_checkout
     from troll.common.progress import say
+    from troll.experiment.files import parse_experiment
 
     in_checkout("rank")
-    released = read_protocol(protocol)
-    name = _check_rule(rule)
+    released = checked_protocol(protocol)
+    name = _name_of(rule)
     known = with_rule(released, name, rule, _space(space or []))
+    for problem in rule_problems(known, name):
+        raise UserError(f"rank: {rule}: {problem}")
+    parse_experiment(trials_experiment(known, name), f"rank: {rule}")
     scores = released_trials((board or Path("results", released.name)) / "trials.csv", released)
+    check_release(Path("results"), released)
+    _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: keeps the contract")
     root = Path("results", f"{released.name}-{name}")
     count = cores or available_cores()
@@ -89,15 +102,14 @@ def rank(
         typer.echo(line)
 
 
-def _check_rule(rule: str) -> str:
-    """The rule's name on the board, when the file can be loaded and keeps the contract."""
+def _name_of(rule: str) -> str:
+    """The rule's name on the board, when the file can be loaded."""
     from troll.algorithms.trust_regions import TRUST_REGIONS
     from troll.algorithms.trust_regions.rule_files import names_a_file
 
     if not names_a_file(rule):
         raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
     TRUST_REGIONS[rule]  # loads it, or says what is wrong
-    _check_contract(rule)
     return rule.rpartition(":")[2].replace("_", "-")
 
 

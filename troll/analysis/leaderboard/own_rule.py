@@ -13,7 +13,7 @@ from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.protocol import Candidate, Protocol, choose, explained
+from troll.analysis.leaderboard.protocol import TRIAL_STYLES, Candidate, Protocol, choose, explained
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 
@@ -56,15 +56,44 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
         protocol: of the leaderboard, without the own rule.
 
     Raises:
-        UserError: the file is missing, or has rules that the protocol lacks.
+        UserError: the file is missing, is no such table, has rules that the protocol lacks, or lacks
+            trials of the baseline.
     """
     try:
         scores = pd.read_csv(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a rule is ranked beside the released board") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a table of trials ({str(error).strip()})") from None
+    absent = [column for column in (*TRIAL_STYLES, "task") if column not in scores]
+    if absent:
+        raise UserError(f"{path}: not a table of trials; it has no column {absent[0]}")
     if not set(scores["rule"]) <= set(protocol.rules):
         raise UserError(f"{path}: has other rules than the protocol; it belongs to another board")
+    for task in protocol.experiment["tasks"]:
+        known = scores[(scores["task"] == task) & (scores["rule"] == protocol.baseline)]
+        if len(known) != protocol.trials:
+            raise UserError(
+                f"{path}: has {len(known)} trials of {protocol.baseline} on {task}, and the protocol "
+                f"{protocol.trials}; it belongs to another board"
+            )
     return scores
+
+
+def check_release(root: Path, protocol: Protocol) -> None:
+    """Makes sure that the released runs are there beside which a rule is ranked.
+
+    Args:
+        root: directory that holds results by experiment.
+        protocol: of the leaderboard, without the own rule.
+
+    Raises:
+        UserError: a table is missing, or has no runs of the baseline.
+    """
+    for task in protocol.experiment["tasks"]:
+        directory = root / f"{protocol.name}-{task}"
+        if protocol.baseline not in set(read_results(directory).runs["trust_region"]):
+            raise UserError(f"{directory}: has no runs of {protocol.baseline}, the baseline of the protocol")
 
 
 def beside(released: Results, own: Results, name: str) -> Results:
