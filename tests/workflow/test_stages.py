@@ -131,6 +131,20 @@ def test_a_signal_ends_a_stage_and_is_not_swallowed_after_it(repository, monkeyp
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_request_to_end_is_handed_on_to_snakemake(repository, monkeypatch):
+    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    asks = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.kill(os.getppid(), 15); "
+    )
+    asks += "sys.exit(3 if signal.sigtimedwait([15], 60) else 4)"
+    monkeypatch.setattr(program, "_SNAKEMAKE", [sys.executable, "-c", asks])
+    with Path(os.devnull).open() as handle, pytest.raises(SystemExit) as ended:
+        program.snakemake([], handle.fileno(), {})
+    assert ended.value.code == 3
+
+
 def test_cores_are_read_as_snakemake_reads_them(stages):
     for given in (["--cores", "3"], ["-c3"], ["-c", "3"]):
         assert stages.options([*given, "--configfile", "testbed.yaml"])[0].cores == 3

@@ -2,10 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +65,7 @@ def run_workflow(
 
     Raises:
         UserError: Snakemake refuses to begin; the message is its own.
+        SystemExit: SIGTERM came; Snakemake and its jobs have ended.
     """
     command = [sys.executable, str(ENTRY), "--cores", str(cores), "--scheduler", "greedy"]
     command += ["--max-jobs-per-timespan", "1000/3s", "--rerun-incomplete"]
@@ -69,23 +73,42 @@ def run_workflow(
     command += ["--configfile", str(experiment), "--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
     begun = said = time.monotonic()
-    with log.open("wb") as out:
+    with log.open("wb") as out, _terminations() as terminated:
         process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
                 time.sleep(0.5)
+                if terminated:
+                    say(f"{log}: SIGTERM; ends when the jobs that run have ended")
+                    break
                 if time.monotonic() - said > _SAY_EVERY_S:
                     said = time.monotonic()
                     say(f"{_progress(log)}, {clock(said - begun)}")
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+        finally:
+            if process.poll() is None:  # Snakemake begins no further job
+                process.terminate()
+                process.wait()
+        if terminated:
+            raise SystemExit(128 + signal.SIGTERM)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     last = lines[-1] if lines else "it said nothing"
     if process.returncode and last.startswith("error: "):  # before its first job
         raise UserError(f"{log}: {last.removeprefix('error: ')}")
     return Ended(process.returncode, last)
+
+
+@contextmanager
+def _terminations() -> Iterator[list[int]]:
+    """Notes SIGTERM, which would end this process at once and leave Snakemake and its jobs without it."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone can be told
+        yield came
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _progress(log: Path) -> str:
