@@ -91,6 +91,7 @@ def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(kn
     near = known.runs.copy()
     near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0109
     assert {one.against for one in asked(Collected(near, known.items)).decision.settings} == {"clip-eps0.1"}
+    near = near.copy()  # a table is not changed in place once it was judged
     near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0350
     found = asked(Collected(near, known.items)).decision.settings
     assert [one.effect for one in found] == [pytest.approx(10 / 60), pytest.approx(13 / 60)]

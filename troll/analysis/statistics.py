@@ -139,11 +139,16 @@ def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> float:
     P = mean over pairs (s, b) of [x_s > y_b] + 0.5 [x_s = y_b], the Mann-Whitney U over S_x * S_y. Source:
     Agarwal et al. 2021; rliable's ``probability_of_improvement`` for one task.
     """
+    return float(probabilities_of_improvement(scores, baseline))
+
+
+def probabilities_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
+    """``probability_of_improvement`` of many samples at once: seeds are the last dimension of each."""
     first, second = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if not first.size or not second.size:
-        return math.nan
-    pairs = first[:, None] - second[None, :]
-    return float(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+        return np.full(first.shape[:-1], math.nan)
+    pairs = first[..., :, None] - second[..., None, :]
+    return np.asarray(np.mean((pairs > 0) + 0.5 * (pairs == 0), axis=(-2, -1)))
 
 
 def area_under_curve(steps: ArrayLike, values: ArrayLike) -> float:

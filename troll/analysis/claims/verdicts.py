@@ -167,15 +167,17 @@ def judge(
         looks: the plan, where seeds were added after looking; None where they were fixed beforehand.
     """
     known = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
-    summaries = {name: per_run(runs[runs["experiment"] == name]) for name in known}
+    # A single experiment's table stays itself: what tables and figures have worked out of it is used again.
+    tables = {name: runs if len(known) == 1 else runs[runs["experiment"] == name] for name in known}
+    summaries = {name: per_run(table) for name, table in tables.items()}
     parts = {name: items[items["experiment"] == name] for name in known}
     first = first_experiments(runs) if known else {}
-    return [_judge(claim, runs, summaries, parts, first, looks) for claim in claims]
+    return [_judge(claim, tables, summaries, parts, first, looks) for claim in claims]
 
 
 def _judge(
     claim: Claim,
-    runs: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
     summaries: Mapping[str, pd.DataFrame],
     parts: Mapping[str, pd.DataFrame],
     first: Mapping[tuple[str, str], str],
@@ -184,9 +186,10 @@ def _judge(
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
     lacking: list[str] = []
     for experiment, summary in summaries.items():
-        for line, baselines, differences in _compared(claim, experiment, runs, summary, parts[experiment]):
+        runs, items = tables[experiment], parts[experiment]
+        for line, baselines, differences in _compared(claim, experiment, runs, summary, items):
             if not differences:
-                lacking.append(_lacking(claim, summary, parts[experiment], line, baselines))
+                lacking.append(_lacking(claim, summary, items, line, baselines))
                 continue
             made = {
                 one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
@@ -232,7 +235,7 @@ def _compared(
             yield (cell,), () if baseline is None else (baseline,), differences
         return
     against = str(claim.baseline)
-    found = by_condition(runs[runs["experiment"] == experiment], claim.across.axis)
+    found = by_condition(runs, claim.across.axis)
     for points in found:
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:

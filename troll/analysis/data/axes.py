@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from troll.analysis.data.once import once
 from troll.analysis.data.summaries import Cell, cells, variants
-from troll.analysis.data.tidy import BASE
+from troll.analysis.data.tidy import BASE, GROUP
 
 _PREFIX = "setting/"
 _TRAINING, _RULE = "training/", "trust_region/settings/"
@@ -71,12 +72,20 @@ class Line:
 
 def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, float]:
     """The settings of a cell as its runs record them: those of training and of the rule that are numbers."""
-    rows = cell.of(runs[runs["source"] == "manifest"])
+    return dict(_settings(runs).get(cell, {}))
+
+
+@once
+def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, float]]:
+    """What is recorded of every cell: the first row of each setting."""
+    rows = runs.loc[runs["source"] == "manifest", [*GROUP, "metric", "value"]]
     rows = rows[rows["metric"].str.startswith((_PREFIX + _TRAINING, _PREFIX + _RULE))]
-    first = rows.drop_duplicates("metric")
-    names = (str(name).removeprefix(_PREFIX) for name in first["metric"])
-    settings = dict(zip(names, map(float, first["value"]), strict=True))
-    return {name: value for name, value in settings.items() if name.rsplit("/", 1)[-1] not in _NEVER}
+    settings: dict[Cell, dict[str, float]] = {}
+    for *group, metric, value in rows.drop_duplicates([*GROUP, "metric"]).itertuples(index=False):
+        name = str(metric).removeprefix(_PREFIX)
+        if name.rsplit("/", 1)[-1] not in _NEVER:
+            settings.setdefault(Cell(*map(str, group)), {})[name] = float(value)
+    return settings
 
 
 def _grouped(

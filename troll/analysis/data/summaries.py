@@ -1,14 +1,16 @@
 """One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
 
+import math
 import re
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from troll.analysis.data.once import once
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.registry import variants_of
 from troll.analysis.statistics import (
@@ -162,21 +164,14 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         steps) of every logged metric and, where the manifest has it, ``peak_gib`` (memory). The same table is
         summarised once: many tables and figures of a page ask for it.
     """
-    key = id(runs)
-    known = _SUMMARIES.get(key)
-    if known is None or known[0]() is not runs:
-        gone = weakref.ref(runs, lambda _: _SUMMARIES.pop(key, None) and None)
-        known = _SUMMARIES[key] = (gone, _summaries(runs))
-    return known[1].copy()
+    return _summaries(runs).copy()
 
-
-# By the identity of a tidy table, which nobody changes in place, as long as it lives.
-_SUMMARIES: dict[int, tuple["weakref.ref[pd.DataFrame]", pd.DataFrame]] = {}
 
 _MEASURED = ("step", "rollout_batch", "wall_s", "value")
 _SUMMARISED = ("kl_to_old", "kl_to_old_max", "entropy", "response_length", "success", "time/cpu_s")
 
 
+@once
 def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     if runs.empty:
         return pd.DataFrame()
@@ -196,23 +191,42 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
         batches=("rollout_batch", "nunique"),
     )
     wholes: dict[Any, dict[Any, Any]] = spans.to_dict("index")
-    means = train.groupby(["run_id", "metric"], observed=True)["value"].mean()
+    means: dict[Any, dict[str, float]] = {}
+    found = train.groupby(["run_id", "metric"], observed=True)["value"].mean()
+    for run, metric, value in found.reset_index().itertuples(index=False):
+        means.setdefault(run, {})[f"mean/{metric}"] = float(value)
     needed = train[train["metric"].isin(_SUMMARISED)].astype({"run_id": str, "metric": str})
-    curves = {str(run): dict(list(rows.groupby("metric"))) for run, rows in needed.groupby("run_id")}
-    for run, own in means.groupby(level=0, observed=True):
-        name = str(run)
-        records[name] |= _training_summary(wholes[run], own.droplevel(0), curves.get(name, {}))
+    columns = [needed[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in _Curve._fields]
+    curves: dict[str, dict[str, _Curve]] = {}
+    places: dict[Any, Any] = needed.groupby(["run_id", "metric"]).indices
+    for (run, metric), rows in places.items():
+        curves.setdefault(run, {})[metric] = _Curve(*(column[rows] for column in columns))
+    for run, own in means.items():
+        records[run] |= _training_summary(wholes[run], own, curves.get(str(run), {}))
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
     return table
 
 
+class _Curve(NamedTuple):
+    """One metric of a run, by step: arrays, of which thousands of means are taken faster than of columns."""
+
+    step: Array
+    rollout_batch: Array
+    value: Array
+
+    def mean(self, chosen: NDArray[np.bool_], otherwise: int) -> float:
+        """Over what is chosen, or of the row ``otherwise`` where nothing is; missing values are left out."""
+        values = self.value[chosen] if chosen.any() else self.value[[otherwise]]
+        there = values[~np.isnan(values)]
+        return float(there.sum() / len(there)) if len(there) else math.nan
+
+
 def _training_summary(
-    whole: Mapping[Any, Any], means: pd.Series, series: Mapping[Any, pd.DataFrame]
+    whole: Mapping[Any, Any], means: Mapping[str, float], series: Mapping[str, _Curve]
 ) -> dict[str, float]:
     last_step, span = int(whole["last_step"]), int(whole["last_step"] - whole["first_step"]) + 1
-    summary: dict[str, float] = {"steps": last_step, "hours": float(whole["wall_s"]) / 3600}
-    summary |= {f"mean/{name}": float(value) for name, value in means.items()}
+    summary: dict[str, float] = {"steps": last_step, "hours": float(whole["wall_s"]) / 3600, **means}
     for metric, name, share in (
         ("kl_to_old", "kl", LATE_SHARE),
         ("entropy", "entropy", FINAL_SHARE),
@@ -220,24 +234,21 @@ def _training_summary(
         ("success", "final", FINAL_SHARE),
     ):
         if metric in series:
-            rows = series[metric]
-            late = rows[rows["step"] > last_step - share * span]
-            summary[name] = float((late if len(late) else rows.tail(1))["value"].mean())
+            summary[name] = series[metric].mean(series[metric].step > last_step - share * span, -1)
     if batches := int(whole["batches"]):
         summary["batch_s"] = float(whole["wall_s"]) / batches
         if "time/cpu_s" in series:
-            summary["batch_cpu_s"] = float(series["time/cpu_s"]["value"].max()) / batches
+            summary["batch_cpu_s"] = float(np.fmax.reduce(series["time/cpu_s"].value)) / batches
     if "entropy" in series:
-        rows = series["entropy"]
-        first = rows["rollout_batch"] == rows["rollout_batch"].min()
-        summary["entropy_start"] = float((rows[first] if first.any() else rows.head(1))["value"].mean())
+        batch = series["entropy"].rollout_batch
+        summary["entropy_start"] = series["entropy"].mean(batch == np.fmin.reduce(batch), 0)
     if "kl_to_old_max" in series:
-        summary["kl_max"] = float(series["kl_to_old_max"]["value"].max())
+        summary["kl_max"] = float(np.fmax.reduce(series["kl_to_old_max"].value))
     if "success" in series:
-        steps, values = series["success"]["step"], series["success"]["value"]
-        summary["peak"] = float(values.max())
-        summary["drop"] = largest_drop(values.to_numpy())
-        summary["area"] = area_under_curve(steps.to_numpy(), values.to_numpy())
+        steps, _, values = series["success"]
+        summary["peak"] = float(np.fmax.reduce(values))
+        summary["drop"] = largest_drop(values)
+        summary["area"] = area_under_curve(steps, values)
     return summary
 
 

@@ -27,7 +27,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, percent, whole
-from troll.analysis.statistics import LEVEL, Array, iqm, probability_of_improvement
+from troll.analysis.statistics import LEVEL, Array, iqm, probabilities_of_improvement
 
 REPLICATES = 2000
 
@@ -71,17 +71,15 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         }
         rng = stream("aggregate", 1, group[0])
         draws = [(_resampled(own, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
-        # The first line of each is what was observed, the others are what was drawn.
-        first = np.array([np.concatenate(one) for one, _ in [(own, other), *draws]])
-        second = np.array([np.concatenate(one) for _, one in [(own, other), *draws]])
-        improvement = [
-            np.mean([probability_of_improvement(*pair) for pair in zip(*both, strict=True)])
-            for both in [(own, other), *draws]
-        ]
+        # By setting; the first line of each is what was observed, the others are what was drawn.
+        first = [np.array(one) for one in zip(own, *(one for one, _ in draws), strict=True)]
+        second = [np.array(one) for one in zip(other, *(one for _, one in draws), strict=True)]
+        pairs = zip(first, second, strict=True)
+        improvement = np.stack([probabilities_of_improvement(*pair) for pair in pairs], axis=-1)
         for name, values in (
-            ("iqm", iqm(first)),
-            ("iqm_baseline", iqm(second)),
-            ("improvement", np.array(improvement)),
+            ("iqm", iqm(np.concatenate(first, axis=1))),
+            ("iqm_baseline", iqm(np.concatenate(second, axis=1))),
+            ("improvement", improvement.mean(axis=-1)),
         ):
             row[name] = float(values[0])
             ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -119,4 +117,5 @@ def _normalised(items: pd.DataFrame, cell: Cell) -> Array:
 
 
 def _resampled(groups: Sequence[Array], rng: np.random.Generator) -> list[Array]:
-    return [rng.choice(group, size=len(group)) for group in groups]
+    # What `rng.choice` draws, without what it does besides.
+    return [group[rng.integers(0, len(group), len(group))] for group in groups]

@@ -1,0 +1,26 @@
+"""What is worked out once for a table, however many tables, figures and verdicts ask for it."""
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+import pandas as pd
+
+_Result = TypeVar("_Result")
+
+
+def once(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
+    """Remembers what was computed from a table, which nobody changes in place, as long as the table lives."""
+    known: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
+
+    @wraps(compute)
+    def remembered(frame: pd.DataFrame) -> _Result:
+        key = id(frame)
+        found = known.get(key)
+        if found is None or found[0]() is not frame:
+            gone = weakref.ref(frame, lambda _: known.pop(key, None) and None)
+            found = known[key] = (gone, compute(frame))
+        return found[1]
+
+    return remembered
