@@ -320,6 +320,8 @@ def test_the_rule_of_the_readme_is_among_them():
         (lambda new: new.log_probs, "must return TokenLosses, not Tensor"),
         (lambda new: TokenLosses(new.log_probs.sum(1)), r"losses must be of the shape of the mask \(4, 6\)"),
         (lambda new: TokenLosses(new.log_probs, {"mine": new.log_probs[0]}), "mine must be of the shape"),
+        (lambda new: TokenLosses(new.log_probs, {"mine": 0.5}), "mine must be a tensor of the shape"),
+        (lambda new: TokenLosses(new.log_probs, {1: new.log_probs}), "metric 1: its name must be text"),
     ],
 )
 def test_a_rule_that_returns_something_else_is_told_so(losses, message):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.registry import Entry, Registry, keyword_settings
+from troll.algorithms.trust_regions.metrics import check_metrics
 from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
 from troll.algorithms.trust_regions.types import (
     GroupContext,
@@ -230,8 +231,8 @@ class TrustRegion:
             seed: of random choices where step is left out.
 
         Raises:
-            UserError: the rule needs distributions or a context that are not given, or does not
-                return `TokenLosses` of the shape of the mask.
+            UserError: the rule needs distributions or a context that are not given, does not return
+                `TokenLosses` of the shape of the mask, or has a metric of a name that is reserved.
         """
         if self.needs_distribution and (new.distribution is None or old.distribution is None):
             raise UserError(
@@ -254,9 +255,15 @@ class TrustRegion:
             raise UserError(
                 f"trust region {self.name!r}: must return TokenLosses, not {type(losses).__name__}"
             )
+        check_metrics(f"trust region {self.name!r}", losses.metrics)
         with torch.no_grad():
             losses = losses.with_metrics(**self._common_metrics(new, old, mask, losses.metrics))
         for name, value in {"losses": losses.per_token, **losses.metrics}.items():
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"trust region {self.name!r}: {name} must be a tensor of the shape of the mask "
+                    f"{tuple(mask.shape)}, not {type(value).__name__}"
+                )
             if value.shape != mask.shape:
                 raise UserError(
                     f"trust region {self.name!r}: {name} must be of the shape of the mask "
