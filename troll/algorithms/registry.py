@@ -1,4 +1,4 @@
-"""Rules by name: what is known of each, what its settings may be, and one class for all registries."""
+"""Rules by name: what is known of each, and one class for all registries."""
 
 from __future__ import annotations
 
@@ -6,84 +6,11 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, TypeVar
 
 from troll.algorithms.aggregation import check_aggregation
-from troll.algorithms.ranges import Range
+from troll.algorithms.settings import Setting, keyword_settings, settings_of
 from troll.common.errors import UserError, unknown
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting of a rule, as its annotation says: ``bool``, ``Annotated[float, Range(...)]``, ``Literal``.
-
-    Attributes:
-        default: its default.
-        kind: float, int, bool or str; None if anything is allowed.
-        choices: the allowed values if they are a fixed few.
-        range: the allowed numbers.
-        optional: whether None is allowed.
-    """
-
-    default: Any
-    kind: type | None = None
-    choices: tuple[Any, ...] = ()
-    range: Range | None = None
-    optional: bool = False
-
-    @classmethod
-    def of(cls, parameter: inspect.Parameter, default: Any) -> Setting:
-        """The setting that a keyword-only parameter declares; without an annotation its default tells."""
-        annotation = parameter.annotation
-        if annotation is inspect.Parameter.empty:
-            annotation = float if type(default) is int else type(default)
-        optional, annotation = _without_none(annotation)
-        allowed: Range | None = None
-        if get_origin(annotation) is Annotated:
-            annotation, *marks = get_args(annotation)
-            allowed = next((mark for mark in marks if isinstance(mark, Range)), None)
-        if get_origin(annotation) is Literal:
-            return cls(default, choices=get_args(annotation), optional=optional)
-        kind = annotation if annotation in (float, int, bool, str) else None
-        if allowed is None and kind in (float, int):
-            allowed = Range()
-        return cls(default, kind, range=allowed, optional=optional or default is None)
-
-    @property
-    def meaning(self) -> str:
-        """What would be right, in words."""
-        if self.choices:
-            text = f"one of {', '.join(map(repr, self.choices))}"
-        elif self.range is not None:
-            text = self.range.words("an integer" if self.kind is int else "a number")
-        else:
-            text = {bool: "true or false", str: "text"}.get(self.kind or object, "anything")
-        return f"{text}, or none" if self.optional else text
-
-    def allows(self, value: Any) -> bool:
-        """Whether a value is right."""
-        if value is None:
-            return self.optional or (self.kind is None and not self.choices)
-        if self.choices:
-            return value in self.choices
-        if self.range is not None:
-            return value in self.range and (self.kind is not int or isinstance(value, int))
-        return self.kind is None or isinstance(value, self.kind)
-
-
-def _without_none(annotation: Any) -> tuple[bool, Any]:
-    if get_origin(annotation) not in (Union, UnionType):
-        return False, annotation
-    parts = [part for part in get_args(annotation) if part is not NoneType]
-    optional = len(parts) < len(get_args(annotation))
-    return optional, parts[0] if len(parts) == 1 else object
-
-
-def keyword_settings(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a function: the settings a user may name."""
-    parameters = inspect.signature(function, eval_str=True).parameters
-    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True)
@@ -151,19 +78,17 @@ class Registry(Mapping[str, E], Generic[E]):
             **more: what else the entry holds.
 
         Raises:
-            UserError: a default of a setting that does not exist, or is not allowed; an unknown aggregation.
+            UserError: a default of a setting that does not exist, or is not allowed; a setting without a
+                default, or with an annotation that cannot be read; an unknown aggregation.
         """
-        parameters = keyword_settings(function)
+        where, parameters = f"register({name!r})", keyword_settings(function)
         for key in defaults:
             if key not in parameters:
-                raise UserError(f"register({name!r}): {unknown('setting', key, parameters)}")
-        settings = {key: Setting.of(p, defaults.get(key, p.default)) for key, p in parameters.items()}
+                raise UserError(f"{where}: {unknown('setting', key, parameters)}")
+        settings = settings_of(function, where, defaults)
         if controller is not None:
-            settings |= {key: Setting.of(p, p.default) for key, p in keyword_settings(controller).items()}
+            settings |= settings_of(controller, where)
             more["controller"] = controller
-        for key, setting in settings.items():
-            if setting.default is inspect.Parameter.empty:
-                raise UserError(f"register({name!r}): setting {key!r} has no default; give it one")
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         aggregation = None if aggregation is None else check_aggregation(aggregation)
         entry = make(

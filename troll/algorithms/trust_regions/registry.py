@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence
-from troll.algorithms.registry import Entry, Registry, keyword_settings
+from troll.algorithms.registry import Entry, Registry
+from troll.algorithms.settings import keyword_settings
 from troll.algorithms.trust_regions.metrics import check_metrics
 from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
 from troll.algorithms.trust_regions.types import (
