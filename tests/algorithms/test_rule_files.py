@@ -6,6 +6,7 @@ import pytest
 import torch
 from policy_cases import make_case
 
+from troll.algorithms.advantages import make_estimator
 from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
@@ -57,6 +58,12 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
         ("bad.py:f", "def f(:\n", r"trust region: bad\.py:1: SyntaxError: "),
         ("bad.py:f", "import math\n\nmath.nothing\n", r"trust region: bad\.py:3: AttributeError: "),
         ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", r"setting 'a' has no default"),
+        (
+            "bad.py:f",
+            "def f(new, old, advantages, mask, *, step=1): ...",
+            r"f: 'step' is no name for a setting",
+        ),
+        ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is no rule"),
         ("dir.py:f", "", r"dir\.py: .*f"),
     ],
 )
@@ -107,3 +114,24 @@ def test_a_relative_path_is_the_file_that_it_names_now(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"scaled\.py: no such file"):
         make_trust_region("scaled.py:scaled")
     assert not [name for name in TRUST_REGIONS if ".py:" in name], "those of the package alone are listed"
+
+
+@pytest.mark.parametrize(
+    "setting", ["name", "rule", "aggregation", "settings", "info", "controller", "defaults"]
+)
+def test_a_setting_may_have_any_name(rules, setting):
+    head = "from troll.algorithms.trust_regions import TokenLosses\n\n\n"
+    rules.write_text(
+        f"{head}def mine(new, old, advantages, mask, /, *, {setting}: float = 1.0):\n"
+        f"    return TokenLosses({setting} * advantages)\n"
+    )
+    case, rule = make_case(), make_trust_region("my_rules.py:mine", **{setting: 2.0})
+    losses = rule(case.new, case.old, case.advantages, case.mask).per_token
+    assert losses.equal(2.0 * case.advantages * case.mask)
+
+
+@pytest.mark.parametrize(("make", "rule"), [(make_trust_region, "clip"), (make_estimator, "grpo")])
+def test_an_unknown_setting_is_one_line_whatever_its_name(make, rule):
+    for name in ("name", "self", "function", "nonsense"):
+        with pytest.raises(UserError, match=rf"{rule}': unknown setting '{name}'; valid: epsilon"):
+            make(rule, **{name: 1})

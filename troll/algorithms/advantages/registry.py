@@ -38,6 +38,7 @@ ESTIMATORS: Registry[EstimatorInfo] = Registry("estimator")
 def register(
     name: str,
     function: Callable[..., Advantages],
+    /,
     *,
     aggregation: str | None = None,
     needs_values: bool = False,
@@ -135,7 +136,7 @@ class Estimator:
             vars(self._moments).update(state)
 
 
-def make_estimator(name: str, **settings: Any) -> Estimator:
+def make_estimator(name: str, /, **settings: Any) -> Estimator:
     """A registered estimator with settings.
 
     Raises:

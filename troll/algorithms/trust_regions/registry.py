@@ -121,6 +121,7 @@ TRUST_REGIONS: Registry[RuleInfo] = _TrustRegions("trust region")
 def register(
     name: str,
     rule: Rule,
+    /,
     *,
     needs_distribution: bool = False,
     aggregation: str | None = None,
@@ -322,7 +323,7 @@ class TrustRegion:
             self._controller.load_state_dict(state)
 
 
-def make_trust_region(name: str, **settings: Any) -> TrustRegion:
+def make_trust_region(name: str, /, **settings: Any) -> TrustRegion:
     """A registered rule with settings.
 
     Raises:

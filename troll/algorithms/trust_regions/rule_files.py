@@ -92,10 +92,20 @@ def _place(path: Path, error: Exception) -> str:
 
 def _check(path: Path, function: str, rule: Any) -> None:
     parameters = inspect.signature(rule).parameters.values()
-    positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    further = positional[len(_POSITIONAL) :]
-    if tuple(positional[: len(_POSITIONAL)]) != _POSITIONAL or not set(further) <= _FURTHER:
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters if p.kind in places]
+    # What may follow is passed by name, and is no setting.
+    further = [p for p in parameters if p.name in _FURTHER or p.name in positional[len(_POSITIONAL) :]]
+    known = all(p.name in _FURTHER and p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in further)
+    if tuple(positional[: len(_POSITIONAL)]) == _POSITIONAL and known:
+        return
+    taken = [p.name for p in further if p.name in _FURTHER and p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if taken:
         raise UserError(
-            f"trust region: {path}: {function}({', '.join(positional)}) is no rule; a rule takes "
-            f"({', '.join(_POSITIONAL)}) and, after *, its settings"
+            f"trust region: {path}: {function}: {taken[0]!r} is no name for a setting, because a rule may ask "
+            f"for more by it; call the setting otherwise, or put {taken[0]} before *"
         )
+    raise UserError(
+        f"trust region: {path}: {function}({', '.join(positional)}) is no rule; a rule takes "
+        f"({', '.join(_POSITIONAL)}) and, after *, its settings"
+    )
