@@ -1,6 +1,8 @@
 """Trust regions in files of their own: found by path and function, told apart by content."""
 
 import hashlib
+import os
+import sys
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from policy_cases import make_case
 
 from troll.algorithms.advantages import make_estimator
 from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
+from troll.algorithms.trust_regions.rule_files import file_digest
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import parse_experiment
@@ -64,15 +67,63 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
             r"f: 'step' is no name for a setting",
         ),
         ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is no rule"),
-        ("dir.py:f", "", r"dir\.py: .*f"),
+        (
+            "bad.py:f",
+            "def f(new, old, advantages, mask):\nreturn 1\n",
+            r"bad\.py:2: IndentationError: expected",
+        ),
+        ("bad.py:f", "import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; importing a rule must not end"),
+        (
+            "bad.py:f",
+            "raise SystemExit\n",
+            r"bad\.py:1: SystemExit; importing a rule must not end the program",
+        ),
+        ("bad.py:f", "raise ValueError('a\\nb')\n", r"bad\.py:1: ValueError: a b; the file must run without"),
+        ("bad.py:f", "x = 1\ny = '\udce9'\n", r"bad\.py:2: SyntaxError: .*'utf-8' .*; must be text in UTF-8"),
+        ("bad.py:f", "x = 1\n\0\n", r"trust region: bad\.py: SyntaxError: source code .* null bytes$"),
+        ("bad.py:f", "import no_such\n", r"bad\.py:1: ModuleNotFoundError: No module named 'no_such'"),
+        (
+            "bad.py:f",
+            "f = 3\n",
+            r"bad\.py: f is of type int, must be a function: def f\(new, old, advantages, mask\)",
+        ),
+        ("bad.py:f", "class f: ...\n", r"bad\.py: f is of type type, must be a function"),
+        ("bad.py:f", "x = 3\n", r"bad\.py: has no functions, must have def f\(new, old, advantages, mask\)"),
+        ("bad.py:", RULE, r"bad\.py: unknown function ''; valid: soft_wall, helper"),
+        ("bad.py", RULE, r"bad\.py names no function; expected bad\.py:my_function"),
+        ("ba\0d.py:f", None, r"'ba\\x00d\.py': cannot be read \(.*null"),
     ],
 )
 def test_mistakes_are_one_line(rules, name, text, message):
     if text is not None:
-        (rules.parent / name.split(":")[0]).write_text(text)
+        (rules.parent / name.split(":")[0]).write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=message) as error:
         make_trust_region(name)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    for call in (make_trust_region, file_digest):
+        with pytest.raises(UserError, match=r"folder\.py: is a directory, must be a file of Python"):
+            call("folder.py:f")
+        with pytest.raises(UserError, match=r"pipe\.py: is a pipe or a device, must be a file of Python"):
+            call("pipe.py:f")
+
+
+def test_an_interruption_while_a_file_runs_is_not_swallowed(rules):
+    rules.write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        make_trust_region("my_rules.py:soft_wall")
+
+
+def test_a_change_of_the_same_size_and_second_counts(rules, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for default in ("1.0", "2.0"):
+        rules.write_text(RULE.replace("NotNegative = 1.0", f"NotNegative = {default}"))
+        os.utime(rules, (1.7e9, 1.7e9))
+        assert make_trust_region("my_rules.py:soft_wall").settings == {"coefficient": float(default)}
 
 
 def test_a_changed_file_is_another_configuration(rules):

@@ -104,6 +104,8 @@ class _TrustRegions(Registry[RuleInfo]):
         self._in_files: dict[str, RuleInfo] = {}
 
     def __getitem__(self, name: str) -> RuleInfo:
+        if name.endswith(".py"):
+            raise UserError(f"trust region: {name} names no function; expected {name}:my_function")
         if not names_a_file(name):
             return super().__getitem__(name)
         rule, module = load_rule(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import stat
 import sys
 import traceback
 from pathlib import Path
@@ -40,11 +41,16 @@ def _parts(name: str) -> tuple[Path, str]:
 def _read(name: str) -> bytes:
     path, _ = _parts(name)
     try:
+        # Asked first: to open a pipe would wait for its other end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            kind = "a directory" if path.is_dir() else "a pipe or a device"
+            raise UserError(f"trust region: {path}: is {kind}, must be a file of Python")
         return path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"trust region: {path}: no such file in {Path.cwd()}") from None
-    except OSError as error:
-        raise UserError(f"trust region: {path}: cannot be read ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # a ValueError where the path has a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"trust region: {str(path)!r}: cannot be read ({reason})") from None
 
 
 def load_rule(name: str) -> tuple[Any, ModuleType]:
@@ -59,35 +65,67 @@ def load_rule(name: str) -> tuple[Any, ModuleType]:
         UserError: no such file or function, the file cannot be run, or the function is no rule.
     """
     path, function = _parts(name)
-    digest = hashlib.sha256(_read(name)).hexdigest()
-    alias = f"troll_rules_{digest[:16]}_{path.stem}"
-    module = sys.modules.get(alias)
-    if module is None:
-        specification = importlib.util.spec_from_file_location(alias, path)
-        assert specification is not None and specification.loader is not None
-        module = importlib.util.module_from_spec(specification)
-        sys.modules[alias] = module
-        try:
-            specification.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[alias]
-            raise UserError(f"trust region: {_place(path, error)}: {type(error).__name__}: {error}") from None
-    found = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
-    functions = [key for key, value in found.items() if value.__module__ == alias]
+    source = _read(name)
+    alias = f"troll_rules_{hashlib.sha256(source).hexdigest()[:16]}_{path.stem}"
+    module = sys.modules.get(alias) or _run(path, source, alias)
     rule = getattr(module, function, None)
     if not inspect.isfunction(rule):
-        raise UserError(f"trust region: {path}: {unknown('function', function, functions)}")
+        raise UserError(f"trust region: {path}: {_no_function(module, function)}")
     _check(path, function, rule)
     return rule, module
 
 
-def _place(path: Path, error: Exception) -> str:
+def _run(path: Path, source: bytes, alias: str) -> ModuleType:
+    """The module that a file's text is, known to Python by a name that tells texts apart.
+
+    The text is compiled here: Python's own cache takes a file of the same size and second for unchanged.
+    """
+    specification = importlib.util.spec_from_file_location(alias, path)
+    assert specification is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[alias] = module
+    try:
+        exec(compile(source, str(path.resolve()), "exec", dont_inherit=True), vars(module))
+    except KeyboardInterrupt:
+        del sys.modules[alias]
+        raise
+    except BaseException as error:
+        del sys.modules[alias]
+        raise UserError(f"trust region: {_place(path, error)}: {_reason(error)}") from None
+    return module
+
+
+def _no_function(module: ModuleType, function: str) -> str:
+    """What to say where a name is none of the file's functions."""
+    if hasattr(module, function):
+        kind = type(getattr(module, function)).__name__
+        return f"{function} is of type {kind}, must be a function: def {function}({', '.join(_POSITIONAL)})"
+    found = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+    functions = [key for key in found if getattr(module, key).__module__ == module.__name__]
+    if not functions:
+        return f"has no functions, must have def {function}({', '.join(_POSITIONAL)})"
+    return unknown("function", function, functions)
+
+
+def _place(path: Path, error: BaseException) -> str:
     """The file and, where it can be said, the line that an error comes from."""
-    if isinstance(error, SyntaxError):
-        return f"{path}:{error.lineno}"
+    if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
+        return f"{path}:{error.lineno}" if error.lineno else str(path)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
     return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line, and what would be right."""
+    kind = type(error).__name__
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+    said = f"{kind}: {text}" if text else kind
+    if isinstance(error, SyntaxError):
+        return f"{said}; must be text in UTF-8" if "(unicode error)" in text else said
+    if isinstance(error, SystemExit):
+        return f'{said}; importing a rule must not end the program: put that under if __name__ == "__main__"'
+    return f"{said}; the file must run without an error"
 
 
 def _check(path: Path, function: str, rule: Any) -> None:
@@ -102,8 +140,8 @@ def _check(path: Path, function: str, rule: Any) -> None:
     taken = [p.name for p in further if p.name in _FURTHER and p.kind is inspect.Parameter.KEYWORD_ONLY]
     if taken:
         raise UserError(
-            f"trust region: {path}: {function}: {taken[0]!r} is no name for a setting, because a rule may ask "
-            f"for more by it; call the setting otherwise, or put {taken[0]} before *"
+            f"trust region: {path}: {function}: {taken[0]!r} is no name for a setting: a parameter of that "
+            f"name is given more to read; call the setting otherwise, or put {taken[0]} before *"
         )
     raise UserError(
         f"trust region: {path}: {function}({', '.join(positional)}) is no rule; a rule takes "
