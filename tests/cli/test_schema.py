@@ -9,7 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from troll.cli.schema import reference, schema_text
+from troll.algorithms.advantages import ESTIMATORS
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.cli.schema import reference, schema_text, setting_table
 
 
 @pytest.mark.parametrize("path", ["troll/experiment/experiment.schema.json", "docs/configuration.md"])
@@ -45,3 +47,28 @@ def test_every_setting_has_a_meaning():
     settings = [row for row in rows if not row.endswith("| none |")]
     assert len(settings) > 60
     assert not [row for row in settings if row.endswith("|  |")], "add a description to the field"
+
+
+@pytest.mark.parametrize("registry", [TRUST_REGIONS, ESTIMATORS])
+def test_every_setting_of_a_rule_has_a_meaning(registry):
+    own = {name: info for name, info in registry.items() if info.function.__module__.startswith("troll.")}
+    rows = list(setting_table(own))[2:]
+    assert len(rows) == sum(len(info.settings) for info in own.values()) >= 10
+    assert set(rows) <= set(reference().splitlines())
+    assert not [row for row in rows if row.endswith("|  |")], "describe it under Settings: in the docstring"
+
+
+@pytest.mark.parametrize("section", ["Args", "Settings", "Keyword Args"])
+def test_a_rule_in_a_file_shows_what_its_docstring_says(tmp_path, section):
+    (tmp_path / "mine.py").write_text(
+        "from troll.algorithms.ranges import NotNegative\n"
+        "def wall(new, old, advantages, mask, *, coefficient: NotNegative = 1.0, late=True):\n"
+        f'    """A wall.\n\n    {section}:\n        coefficient (float): weight of the pull:\n'
+        '            a | b.\n\n    Returns:\n        late: no setting.\n    """\n'
+    )
+    command = [Path(sys.executable).parent / "troll", "schema", "--rule", "mine.py:wall"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert shown.splitlines()[2:] == [
+        "| `mine.py:wall` | `coefficient` | a number >= 0 | `1` | weight of the pull: a \\| b |",
+        "| `mine.py:wall` | `late` | true or false | `true` |  |",
+    ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from troll.algorithms.ranges import Range
 from troll.common.errors import UserError
+
+_SECTIONS = ("Args:", "Arguments:", "Keyword Args:", "Keyword Arguments:", "Settings:")
+_ENTRY = re.compile(r"(?P<indent>\s+)\*{0,2}(?P<name>\w+)\s*(\([^)]*\))?:(?P<text>.*)")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Setting:
         range: the allowed numbers.
         optional: whether None is allowed.
         alternatives: of a union, one of which a value has to suit; none otherwise.
+        description: what the docstring says of it; empty where it says nothing.
     """
 
     default: Any
@@ -34,6 +39,7 @@ class Setting:
     range: Range | None = None
     optional: bool = False
     alternatives: tuple[Setting, ...] = ()
+    description: str = ""
 
     @classmethod
     def of(cls, annotation: Any, default: Any) -> Setting:
@@ -129,12 +135,13 @@ def settings_of(
     Raises:
         UserError: a setting has no default, or an annotation that cannot be read.
     """
-    settings = {}
+    settings, described = {}, descriptions(function)
     for name, parameter in keyword_settings(function).items():
         default = (defaults or {}).get(name, parameter.default)
         if default is inspect.Parameter.empty:
             raise UserError(f"{where}: setting {name!r} has no default; give it one")
-        settings[name] = Setting.of(_annotation(function, parameter, default, where), default)
+        setting = Setting.of(_annotation(function, parameter, default, where), default)
+        settings[name] = replace(setting, description=described.get(name, ""))
     return settings
 
 
@@ -153,3 +160,20 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, defa
             f"{where}: setting {name!r}: cannot read its annotation {annotation!r} ({reason}); it must be "
             "valid when the file runs: import its names outside of `if TYPE_CHECKING:`"
         ) from None
+
+
+def descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of parameters: see `_SECTIONS`; each entry on one line."""
+    found: dict[str, list[str]] = {}
+    inside, indent, current = False, "", ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if not line[:1].isspace() and line:
+            inside, indent, current = line.strip() in _SECTIONS, "", ""
+        elif inside and line.strip():
+            entry = _ENTRY.match(line)
+            if entry is not None and entry["indent"] == (indent or entry["indent"]):
+                indent, current = entry["indent"], entry["name"]
+                found[current] = [entry["text"].strip()]
+            elif current:
+                found[current].append(line.strip())
+    return {name: " ".join(words).strip() for name, words in found.items()}

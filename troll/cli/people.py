@@ -113,14 +113,29 @@ def doctor(
         raise typer.Exit(1)
 
 
-def schema(out: Annotated[Path, typer.Option(help="*.json: for editors; *.md: for people")]) -> None:
-    """Write what an experiment file may hold.
+def schema(
+    out: Annotated[Path | None, typer.Option(help="*.json: for editors; *.md: for people")] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="print the settings of one trust region: its name or my_rules.py:soft_wall"),
+    ] = None,
+) -> None:
+    """Write what an experiment file may hold, or print the settings of one trust region.
 
-    Example: troll schema --out docs/configuration.md
+    Examples: troll schema --out docs/configuration.md; troll schema --rule my_rules.py:soft_wall
     """
-    from troll.cli.schema import reference, schema_text
+    from troll.cli.schema import reference, schema_text, setting_table
     from troll.common.files import write_text
 
+    if rule is not None:
+        from troll.algorithms.trust_regions import TRUST_REGIONS
+
+        for line in setting_table({rule: TRUST_REGIONS.find(rule, {})}):
+            typer.echo(line)
+    if out is None and rule is None:
+        raise UserError("schema: nothing to do; give --out FILE.json, --out FILE.md or --rule NAME")
+    if out is None:
+        return
     makers = {".json": schema_text, ".md": reference}
     if out.suffix not in makers:
         raise UserError(f"--out: {out} should end in {' or '.join(makers)}")

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -105,6 +105,8 @@ def _rules() -> Iterator[str]:
             settings = ", ".join(f"`{key}: {_plain(item)}`" for key, item in info.settings.items())
             yield f"| `{name}` | {info.summary.replace('|', chr(92) + '|')} | {settings or 'none'} |"
         yield ""
+        yield from setting_table(registry)
+        yield ""
     yield "## Tasks"
     yield ""
     yield "| task | kind | what it is | settings with defaults |"
@@ -114,6 +116,16 @@ def _rules() -> Iterator[str]:
         settings = ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in task.defaults.items())
         yield f"| `{name}` | {task.kind} | {task.summary} | {settings or 'none'} |"
     yield ""
+
+
+def setting_table(entries: Mapping[str, Any]) -> Iterator[str]:
+    """A table of the settings of rules or estimators, as their docstrings describe them."""
+    yield "| rule | setting | takes | default | meaning |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, info in entries.items():
+        for key, setting in info.settings.items():
+            meaning = setting.description.removesuffix(".").replace("|", "\\|")
+            yield f"| `{name}` | `{key}` | {setting.meaning} | `{_plain(setting)}` | {meaning} |"
 
 
 def _plain(setting: Any) -> str:

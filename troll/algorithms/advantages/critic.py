@@ -18,6 +18,11 @@ def gae(batch: RewardBatch, *, gamma: Share = 1.0, lam: Share = 1.0, whitened: b
 
     Source: GAE, arXiv 1506.02438; gamma = lam = 1 and whitening over the batch's response tokens as in verl.
     Returns A + V are taken before whitening. Masked tokens inside a response (tool output) are no steps.
+
+    Settings:
+        gamma: discount of a reward for each token.
+        lam: lambda, the weight of later temporal differences.
+        whitened: make the batch's advantages have mean 0 and variance 1.
     """
     if batch.values is None:
         raise UserError("estimator 'gae' needs the critic's values [B, T]")
@@ -75,6 +80,14 @@ def ppo_max(
     moments, d = 0.8 in its ablations and 0.3 in section 5.3. The token-level KL penalty of the recipe comes
     in `token_rewards`; value clipping and critic pre-training belong to the trainer. `ppo-max-code` has the
     settings of the released code: division by the running standard deviation only, no clipping.
+
+    Settings:
+        reward_norm: subtract the running mean and divide by the running standard deviation, divide alone, or
+            neither.
+        reward_clip: largest absolute reward after that; none for no bound.
+        gamma: discount of a reward for each token.
+        lam: lambda, the weight of later temporal differences.
+        whitened: make the batch's advantages have mean 0 and variance 1.
     """
     moments.update(batch.rewards)
     rewards = batch.rewards

@@ -25,6 +25,9 @@ def grpo(batch: RewardBatch, *, epsilon: Positive = 1e-6) -> Advantages:
 
     Source: GRPO, arXiv 2402.03300. The standard deviation is the unbiased one (n - 1), as in verl
     (epsilon 1e-6) and TRL (1e-4).
+
+    Settings:
+        epsilon: added to the standard deviation.
     """
     sizes = batch.group_sizes()
     deviation = batch.centred()
@@ -57,6 +60,9 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: Share = 1.0) -> Advantages
     Source: REINFORCE++, arXiv 2501.03262, as in verl; its token-level KL penalty comes in `token_rewards`.
     Masked tokens inside a response (tool output) pass the return on to the tokens before them; verl sets it
     to zero there, and leaves those tokens without any.
+
+    Settings:
+        gamma: discount of a reward for each token.
     """
     returns = _returns_to_go(batch.per_token(), batch.mask, gamma)
     return Advantages(whiten(returns, batch.mask), None)

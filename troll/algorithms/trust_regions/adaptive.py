@@ -29,6 +29,9 @@ def kl_penalty(
 
     Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail where the
     distributions are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
+
+    Settings:
+        coefficient: weight of KL(old || new).
     """
     difference = log_ratio(new, old)
     ratio = difference.exp()
@@ -57,9 +60,9 @@ class PenaltyController:
     batch of one step tells nothing, and leaves the coefficient as it is.
 
     Args:
-        coefficient: initial value, 1 in the paper.
-        target_kl: nats per token.
-        adaptive: False keeps the coefficient.
+        coefficient: initial weight of the KL, 1 in the paper.
+        target_kl: KL(old || new) that the coefficient is moved to keep, nats per token.
+        adaptive: whether the coefficient moves.
     """
 
     # Keeps a long run in one regime from reaching 0 or infinity, from where it could not come back.
@@ -110,6 +113,10 @@ def troll_adaptive(
     """TROLL whose kl_bound follows a schedule or a controller, which its authors leave to future work.
 
     The loss is that of `troll`. Metrics: those of `troll` and kl_bound.
+
+    Settings:
+        kl_bound: largest KL(pi || p) of a token, nats, as it is now.
+        regression_weight: alpha, weight of the pull of the network towards pi.
     """
     losses = troll(new, old, advantages, mask, kl_bound=kl_bound, regression_weight=regression_weight)
     return losses.with_metrics(kl_bound=torch.full_like(losses.metrics["step_size"], kl_bound))
@@ -126,15 +133,16 @@ class BoundController:
     One step changes the bound by at most the factor `rate`, and it stays in [kl_bound_min, kl_bound_max].
 
     Args:
-        kl_bound: initial value in nats.
-        follow: see above.
-        target: fraction of tokens, or nats; None takes 1e-3 ("projected") or 5e-4 ("kl").
-        rate: largest factor per step, > 1.
-        kl_bound_min: lower limit.
-        kl_bound_max: upper limit.
+        kl_bound: initial bound in nats.
+        follow: what moves the bound: the share of tokens projected, the mean KL, or a schedule.
+        target: fraction of tokens, or nats, that the bound is moved to keep; none takes 1e-3 ("projected")
+            or 5e-4 ("kl").
+        rate: largest factor by which one step moves the bound.
+        kl_bound_min: least bound in nats.
+        kl_bound_max: largest bound in nats.
         schedule: shape of the schedule.
-        kl_bound_final: its last value.
-        schedule_steps: its length in optimiser steps.
+        kl_bound_final: last bound of the schedule in nats.
+        schedule_steps: length of the schedule in optimiser steps.
     """
 
     _TARGETS: Mapping[str, float] = {"projected": 1e-3, "kl": 5e-4, "schedule": 1.0}

@@ -22,6 +22,11 @@ from troll.algorithms.trust_regions.types import (
     scatter_rows,
 )
 
+_SETTINGS = """Settings:
+    threshold_low: largest divergence of a token that is kept where A < 0.
+    threshold_high: largest divergence of a token that is kept where A > 0.
+    ratio_max: largest weight of a token."""
+
 
 def _binary(log_probs: Tensor) -> Tensor:
     """The two atoms [M, 2] of rows [M]: the sampled token, everything else."""
@@ -64,7 +69,7 @@ def _rule(*, binary: bool, total_variation: bool, threshold: float, doc: str) ->
         per_token = -advantages * weight * new.log_probs
         return TokenLosses(per_token, {"clip_fraction": outside.float(), "divergence": divergence})
 
-    dppo.__doc__ = doc
+    dppo.__doc__ = f"{doc}\n\n{_SETTINGS}"
     return dppo
 
 
@@ -113,6 +118,10 @@ def predictive(
     as one bucket); the paper behind it was not found, so this follows the code. K is the run's keep.
 
     Metrics: clip_fraction (dropped tokens), divergence, predicted_change (d).
+
+    Settings:
+        threshold: largest KL(mu || pi) of a token that is kept whatever its update, nats.
+        ratio_max: largest weight of a token.
     """
     with torch.no_grad():
         pi, mu = (_atoms(policy, mask, binary=False) for policy in (new, old))

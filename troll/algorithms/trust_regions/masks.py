@@ -37,6 +37,9 @@ def drpo(
     Source: DRPO, arXiv 2606.09821 (threshold 12.5), as in Tencent-Hunyuan/UniRL, drpo.py.
 
     Metrics: clip_fraction (tokens whose gradient points back), pull.
+
+    Settings:
+        threshold: d, the q |r - 1| at which the gradient of -A r is cancelled.
     """
     ratio = log_ratio(new, old).exp()
     return _quadratic(ratio, advantages, _probabilities(new, old)[1], threshold)
@@ -51,6 +54,9 @@ def spo(
     (penalty_mu_weighted off).
 
     Metrics: clip_fraction (tokens whose gradient points back), pull.
+
+    Settings:
+        threshold: d, the |r - 1| at which the gradient of -A r is cancelled.
     """
     ratio = log_ratio(new, old).exp()
     return _quadratic(ratio, advantages, torch.ones_like(ratio), threshold)
@@ -71,6 +77,10 @@ def ipo(
     term; 0.1 and 1e-3 until August 2026). Dropped tokens keep the second term, as there.
 
     Metrics: clip_fraction (dropped tokens).
+
+    Settings:
+        epsilon: largest |p - q| of a token that is kept.
+        coefficient: weight of (log r)^2.
     """
     difference = log_ratio(new, old)
     p, q = _probabilities(new, old)
@@ -94,6 +104,10 @@ def icepop(
     clipped loss; the loss is that of PrimeIntellect-ai/prime-rl (whose lower bound is 0.2).
 
     Metrics: clip_fraction (dropped tokens).
+
+    Settings:
+        ratio_min: least ratio of a token that is kept.
+        ratio_max: largest ratio of a token that is kept.
     """
     ratio = log_ratio(new, old).exp()
     value = ratio.detach()
@@ -125,6 +139,12 @@ def cppo(
     tokens.
 
     Metrics: clip_fraction (dropped tokens), divergence (D).
+
+    Settings:
+        threshold: largest weighted divergence of a token that is kept.
+        weight_min: weight of a response's last token; the first has 1.
+        budget: b, what each token before may have moved on average; the least b where it adapts.
+        adaptive_budget: take b from the divergences of the response, within [budget, 2 budget].
     """
     ratio = log_ratio(new, old).exp()
     with torch.no_grad():

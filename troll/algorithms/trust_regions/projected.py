@@ -80,6 +80,10 @@ def troll(
 
     Metrics: clip_fraction (projected), step_size, kl_projected, kl_violation, solver_residual,
     solver_evaluations, regression, kl_to_old.
+
+    Settings:
+        kl_bound: largest KL(pi || p) of a token, nats.
+        regression_weight: alpha, weight of the pull of the network towards pi.
     """
     projected = _project_sampled(new, old, mask, kl_bound)
     per_token = -advantages * projected.log_ratio.exp() + regression_weight * projected.regression
@@ -99,6 +103,10 @@ def troll_seq(
 
     Source: `trpl_seq` in the paper's code. The weight is GSPO's with projected log-probabilities, without
     clipping; it belongs to seq-mean-token-mean.
+
+    Settings:
+        kl_bound: largest KL(pi || p) of a token, nats.
+        regression_weight: alpha, weight of the pull of the network towards pi.
     """
     projected = _project_sampled(new, old, mask, kl_bound)
     weight = sequence_weight(projected.log_ratio, mask)

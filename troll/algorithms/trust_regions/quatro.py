@@ -108,6 +108,11 @@ def quatro_gradient(
 
     Not the published formulas, see the module docstring. Rewards come from the context; the advantages
     are not read. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
+
+    Settings:
+        kl_bound: delta, largest KL over a group's responses, nats.
+        log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
+        multiplier_min: least lambda, reached where all mass may go to the best responses.
     """
     log_w, multiplier, log_z, rewards = _parts(new, old, mask, context, kl_bound, log_weight, multiplier_min)
     value = log_w.detach()
@@ -131,6 +136,11 @@ def quatro_regression(
 
     Not the published formulas, see the module docstring. Same stationary point and same on-policy gradient as
     the gradient form. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
+
+    Settings:
+        kl_bound: delta, largest KL over a group's responses, nats.
+        log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
+        multiplier_min: least lambda, reached where all mass may go to the best responses.
     """
     log_w, multiplier, log_z, rewards = _parts(new, old, mask, context, kl_bound, log_weight, multiplier_min)
     signal = multiplier > 0

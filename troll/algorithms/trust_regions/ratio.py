@@ -45,6 +45,11 @@ def clip(
     TROLL paper's baseline uses c = 10.
 
     Metrics: clip_fraction, and clipped_up / clipped_down by the sign of the advantage.
+
+    Settings:
+        epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
+        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
     """
     ratio = log_ratio(new, old).exp()
     per_token, up, down = clipped_surrogate(ratio, advantages, epsilon_low, epsilon_high)
@@ -116,6 +121,10 @@ def gspo_clip(
     Source: GSPO, arXiv 2507.18071 (as in verl and TRL). `gspo-clip` has the bounds of the TROLL
     paper's baseline configuration (0.2, in effect unclipped), `gspo-clip-tight` those of the GSPO paper
     (3e-4 and 4e-4). Belongs to seq-mean-token-mean.
+
+    Settings:
+        epsilon_low: how far below 1 the ratio of a response may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio of a response may rise before the gradient is cut.
     """
     weight = sequence_weight(log_ratio(new, old), mask)
     per_token, up, down = clipped_surrogate(weight, advantages, epsilon_low, epsilon_high)
@@ -129,6 +138,9 @@ def cispo(
 
     Source: MiniMax-M1, arXiv 2506.13585; TRL calls the bound epsilon_high and applies it to r itself, with
     5.0 recommended (ScaleRL). The convention of verl is `cispo-verl`.
+
+    Settings:
+        ratio_max: largest weight of a token.
     """
     weight = log_ratio(new, old).detach().exp()
     per_token = -advantages * weight.clamp(max=ratio_max) * new.log_probs
@@ -147,6 +159,10 @@ def cispo_verl(
     """CISPO in verl's convention, -A sg(clip(r, 1 - low, 1 + high)) log pi.
 
     Source: verl, core_algos.py, with its generic defaults of 0.2; near plain REINFORCE at those values.
+
+    Settings:
+        epsilon_low: the least weight of a token is 1 less this.
+        epsilon_high: the largest weight of a token is 1 plus this.
     """
     weight = log_ratio(new, old).detach().exp()
     low, high = 1.0 - epsilon_low, 1.0 + epsilon_high
@@ -169,6 +185,10 @@ def sapo(
     r grad log pi is 4 s (1 - s) <= 1 with s = sigmoid(tau (r - 1)), and 1 at r = 1; the loss itself is
     2 / tau there. Belongs to seq-mean-token-mean. Metrics: gate (that weight), clip_fraction
     (gate below one half).
+
+    Settings:
+        temperature_positive: tau where A > 0; larger is a narrower gate.
+        temperature_negative: tau where A <= 0; larger is a narrower gate.
     """
     ratio = log_ratio(new, old).exp()
     tau = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)

@@ -38,6 +38,10 @@ def luspo(
 
     Source: LUSPO, arXiv 2602.05261 (section 5.1: 2e-3 and 2.5e-3), as in TRL (loss_type "luspo" with
     importance_sampling_level "sequence"). Belongs to seq-mean-token-sum.
+
+    Settings:
+        epsilon_low: how far below 1 the ratio of a response may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio of a response may rise before the gradient is cut.
     """
     return gspo_clip(new, old, advantages, mask, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
 
@@ -61,6 +65,10 @@ def gmpo(
     Belongs to seq-mean-token-mean.
 
     Metrics: those of `clip`.
+
+    Settings:
+        epsilon_low: log r of a token is clipped at minus this where A < 0.
+        epsilon_high: log r of a token is clipped at this where A > 0.
     """
     difference = log_ratio(new, old)
     sign = advantages.sign()
@@ -90,6 +98,12 @@ def vespo(
     Source: VESPO, arXiv 2602.10693, as in TRL (loss_type "vespo").
 
     Metrics: sequence_weight (the factor), clip_fraction (factor below one half).
+
+    Settings:
+        k_positive: exponent k of W where A >= 0.
+        lambda_positive: lambda where A >= 0.
+        k_negative: exponent k of W where A < 0.
+        lambda_negative: lambda where A < 0.
     """
     total = (log_ratio(new, old).detach() * mask).sum(-1, keepdim=True)
     total = total.clamp(VESPO_LOG_WEIGHT_MIN, LOG_RATIO_LIMIT)
@@ -111,6 +125,9 @@ def topr(
     that the mean is the default here. The paper's A are rewards of +1 and -1 without a baseline.
 
     Metrics: sequence_weight (the factor), clip_fraction (A < 0 and s > 1, where the factor stops at 1).
+
+    Settings:
+        length_normalised: take the mean of log r over a response for s, else the sum.
     """
     difference = log_ratio(new, old).detach() * mask
     total = difference.sum(-1, keepdim=True)
@@ -137,6 +154,11 @@ def opsm(
     to the user: set it. The default is slime's (--opsm-delta 1e-4).
 
     Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped ones), and `clip`'s.
+
+    Settings:
+        threshold: largest mean log(old / new) of a response with A < 0 that is kept, nats.
+        epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
     """
     difference = log_ratio(new, old)
     far = _mean(-difference.detach(), mask) > threshold

@@ -28,7 +28,7 @@ class StopController:
     Source: early stopping of PPO in Spinning Up (target 0.01, stops above 1.5 times that).
 
     Args:
-        kl_bound: nats per token.
+        kl_bound: mean KL above which a rollout batch is left, nats per token.
     """
 
     def __init__(self, *, kl_bound: Limit = 0.015) -> None:

@@ -49,6 +49,12 @@ def dcpo(
     Of the paper's other parts, advantages smoothed over a run and means over responses, this rule has none.
 
     Metrics: those of `clip`.
+
+    Settings:
+        epsilon_low: e1, width of the lower bound.
+        epsilon_high: e2, width of the upper bound.
+        ratio_max: the upper bound is never above this.
+        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
     """
     probability = _old_probability(new, old)
     ratio = log_ratio(new, old).exp()
@@ -75,6 +81,11 @@ def ripo(
     0.5 and 10); no code of its authors is known.
 
     Metrics: those of `clip`.
+
+    Settings:
+        delta: squared distance of the bounds from 1 where q is 1.
+        ratio_min: the lower bound is never below this.
+        ratio_max: the upper bound is never above this.
     """
     width = (delta / _old_probability(new, old)).sqrt()
     ratio = log_ratio(new, old).exp()
@@ -102,6 +113,11 @@ def aspo(
     keep their gradient; the paper's clip is followed.
 
     Metrics: those of `clip`.
+
+    Settings:
+        epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
+        weight_max: largest weight 1 / r where A > 0.
     """
     difference = log_ratio(new, old)
     clipped, up, down = clipped_surrogate(difference.exp(), advantages, epsilon_low, epsilon_high)
@@ -132,6 +148,13 @@ def ce_gppo(
     has a dual clip (10 in that recipe), which the paper's objective lacks: off here.
 
     Metrics: clip_fraction counts the tokens outside, although they have a gradient; the others are `clip`'s.
+
+    Settings:
+        epsilon_low: 1 less this is the lower bound of the ratio where A < 0.
+        epsilon_high: 1 plus this is the upper bound of the ratio where A > 0.
+        beta_low: scale of the gradient below the lower bound.
+        beta_high: scale of the gradient above the upper bound.
+        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
     """
     ratio = log_ratio(new, old).exp()
     value = ratio.detach()

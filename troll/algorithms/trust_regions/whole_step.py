@@ -40,6 +40,9 @@ def m2po(
     m2po_policy_loss.py.
 
     Metrics: clip_fraction (dropped tokens).
+
+    Settings:
+        threshold: largest mean (log r)^2 of the tokens that move with their advantage and are kept.
     """
     with torch.no_grad():
         moving = (step.advantages * step.log_ratio > 0).nonzero().squeeze(-1)
@@ -110,6 +113,15 @@ def bapo(
     at 3, which the paper's objective lacks: off here.
 
     Metrics: ratio_low_bound, ratio_high_bound, and those of `clip`.
+
+    Settings:
+        ratio_min: first value of the lower bound.
+        ratio_min_last: last value of the lower bound.
+        ratio_max: first value of the upper bound.
+        ratio_max_last: last value of the upper bound.
+        bound_step: how far a bound moves at a time.
+        target: positive over negative mass at which the bounds stop.
+        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
     """
     low, high = balanced_bounds(
         step.log_ratio.exp(),
@@ -162,6 +174,13 @@ def clip_cov(
     Source: arXiv 2505.22617, as in verl (clip_cov: 2e-4, 1 and 5). Seeded by run and optimiser step.
 
     Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped ones), and `clip`'s.
+
+    Settings:
+        share: of the step's tokens that is dropped at random.
+        covariance_min: least covariance of a token that may be dropped.
+        covariance_max: largest covariance of a token that may be dropped.
+        epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
+        epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
     """
     with torch.no_grad():
         _, up, down = clipped_surrogate(step.log_ratio.exp(), step.advantages, epsilon_low, epsilon_high)
@@ -200,6 +219,10 @@ def kl_cov(
     the penalty's gradient.
 
     Metrics: penalised_fraction.
+
+    Settings:
+        share: of the step's tokens, those of the largest covariance, that is penalised.
+        coefficient: weight of |log r| on these tokens.
     """
     with torch.no_grad():
         covariance = _covariance(step)
