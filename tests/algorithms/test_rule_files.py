@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +188,20 @@ def test_an_unknown_setting_is_one_line_whatever_its_name(make, rule):
     for name in ("name", "self", "function", "nonsense"):
         with pytest.raises(UserError, match=rf"{rule}': unknown setting '{name}'; valid: epsilon"):
             make(rule, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("my_rules.py:absent", "error: trust region: my_rules.py: unknown function 'absent'"),
+        ("my_rules:soft_wall", "error: my_rules:soft_wall is no rule; expected my_rules.py:my_function"),
+    ],
+)
+def test_the_contract_says_in_a_line_that_there_is_no_such_rule(rule, message):
+    contract = Path(__file__).with_name("test_trust_region_contract.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", str(contract)]
+    result = subprocess.run(
+        command, env=os.environ | {"TROLL_CONTRACT": rule}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1 and message in result.stdout
+    assert "UserError" not in result.stdout and "KeyError" not in result.stdout
