@@ -67,6 +67,8 @@ def _root(
 def problems(config: Config, out: Out) -> None:
     """Write the problems of a task: train, validation and test.
 
+    Writes train.jsonl, validation.jsonl and test.jsonl into OUT, each where it is asked for.
+
     Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out
     data
     """
@@ -85,6 +87,8 @@ def problems(config: Config, out: Out) -> None:
 def tokenizer(config: Config, out: Out) -> None:
     """Train the tokenizer of an experiment's from-scratch models.
 
+    Reads nothing; writes tokenizer.json and its settings into OUT.
+
     Example: troll tokenizer --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}'
     --out tokenizer
     """
@@ -101,6 +105,9 @@ def base_model(
 ) -> None:
     """Train a from-scratch base model on flawed demonstrations.
 
+    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. `snakemake -n -p` shows whole
+    commands, CONFIG included.
+
     Example: troll base-model --config '{"run_id": "tiny/chains/base", ...}' --tokenizer tokenizer --out base
     """
     from troll.experiment.run_config import BaseConfig
@@ -112,6 +119,8 @@ def base_model(
 @app.command()
 def configure(config: Config, out: Out) -> None:
     """Write a run.yaml: everything that defines one run.
+
+    `snakemake -n -p` shows whole commands, CONFIG included.
 
     Example: troll configure --config '{"run_id": ...}' --out run.yaml
     """

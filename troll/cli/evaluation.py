@@ -43,6 +43,8 @@ def sample(
 
     The same seed gives the same text whatever the batch size, and an interrupted call goes on.
 
+    Reads a checkpoint and problems; writes a line for each sample.
+
     Example: troll sample --checkpoint Qwen/Qwen3-0.6B --problems P.jsonl --task gsm8k --out S.jsonl
     """
     from troll.common.gpus import require_gpus
@@ -83,6 +85,8 @@ def grade(
 
     Mathematics is judged by math-verify, code in the sandbox, with evalplus beside it. Public data come from
     the directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
+
+    Reads samples; writes the verdicts by problem as JSON.
 
     Example: troll grade --task gsm8k --samples samples.jsonl --out grades.json
     """

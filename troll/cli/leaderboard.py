@@ -36,6 +36,8 @@ def run(
     Runs that are archived or finished are not made again. Interrupt it when you like: the same command goes
     on.
 
+    Writes results/NAME-trials, results/NAME-TASK and the board in results/NAME.
+
     Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip --rule troll
     """
     from troll.analysis.data.tidy import read_runs
@@ -74,6 +76,8 @@ def trials(
 ) -> None:
     """Write the experiment of all trials.
 
+    Reads the protocol; writes an experiment file.
+
     Example: troll leaderboard trials workflow/config/leaderboard.yaml --out trials.yaml
     """
     from troll.analysis.leaderboard.checks import checked_protocol
@@ -91,6 +95,8 @@ def final(
     rule: Rules = None,
 ) -> None:
     """Choose the best trial of each rule, and write the experiments of fresh seeds.
+
+    Reads runs.parquet of RESULTS; writes OUT/TASK.yaml.
 
     Example: troll leaderboard final workflow/config/leaderboard.yaml --results results/leaderboard-trials
     --out final
@@ -120,6 +126,9 @@ def board(
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
     """Make the board from finished experiments: tables and figures.
+
+    Reads runs.parquet and items.parquet of each; writes board, trials, levels (CSV, Markdown, LaTeX), the
+    figures differences, budget and profile, and protocol.yaml into OUT.
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml --trials results/leaderboard-trials
     --final results/leaderboard-locks --final results/leaderboard-programs --out results/leaderboard

@@ -50,6 +50,9 @@ def hub_model(
 
     The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead.
 
+    Writes links in checkpoint/ and manifest.json into OUT. `snakemake -n -p` shows whole commands, CONFIG
+    included.
+
     Example: troll hub-model --config '{"run_id": "Qwen3-0.6B/gsm8k/base", ...}' --out BASE
     """
     from troll.experiment.run_config import BaseConfig
@@ -71,6 +74,8 @@ def sample_suites(
     gpus: Gpus = 0,
 ) -> None:
     """Sample responses to further data sets.
+
+    Reads SUITES/NAME/test.jsonl; writes OUT/NAME.samples.jsonl and, last, OUT/sampled.json.
 
     Example: troll sample-suites --config '{"math500": {}}' --checkpoint CHECKPOINT --data SUITES --out OUT
     """
@@ -97,6 +102,8 @@ def grade_suites(
     out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
 ) -> None:
     """Grade samples of further data sets.
+
+    Reads what `troll sample-suites` wrote; writes OUT/NAME.grades.json and, last, OUT/graded.json.
 
     Example: troll grade-suites --data SUITES --out OUT
     """

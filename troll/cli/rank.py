@@ -43,6 +43,8 @@ def rank(
     them. Its rows stand between the released ones, which are not made again. Interrupt it when you like: the
     same command goes on.
 
+    Reads results/leaderboard*; writes results/leaderboard-NAME*, the whole table as board.md there.
+
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """
     import pandas as pd

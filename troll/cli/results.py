@@ -44,6 +44,9 @@ def collect(
 ) -> None:
     """Collect runs into one tidy table.
 
+    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes runs.parquet, runs.csv.gz,
+    items.parquet and plan.json into OUT.
+
     Example: troll collect results/mine/runs/*/*/*/*/*/* results/mine/base/*/chains --out results/mine
     """
     from troll.analysis.data.archive import RESTORED
@@ -102,6 +105,8 @@ def restore(
 ) -> None:
     """Restore an archived run.
 
+    Writes its files and restored.json into OUT.
+
     Example: troll restore seed0.zip --out results/mine/runs/tiny/chains/clip/grpo/stale/seed0
     """
     from troll.analysis.data.archive import restore_run
@@ -115,6 +120,8 @@ def table(
     out: Stem,
 ) -> None:
     """Make a table as CSV, Markdown and LaTeX.
+
+    Reads runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.csv, OUT.md and OUT.tex.
 
     Example: troll table main --results results/testbed --out main
     """
@@ -131,6 +138,8 @@ def figure(
     task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
 ) -> None:
     """Make a figure as PDF and PNG.
+
+    Reads runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.pdf and OUT.png.
 
     Example: troll figure learning --task chains --results results/testbed --out learning
     """
@@ -149,6 +158,8 @@ def claims(
 
     A claim is supported everywhere or on average, depends on a coordinate, is contradicted or inconclusive,
     or was not run.
+
+    Reads the claims, and runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.md and OUT.json.
 
     Example: troll claims default --results results/testbed --out claims
     """

@@ -32,6 +32,9 @@ def train(
 
     SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
 
+    Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
+    manifest.json beside run.yaml.
+
     Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
     """
     from troll.common.signals import hold_signals
