@@ -105,6 +105,8 @@ def _rules() -> Iterator[str]:
             settings = ", ".join(f"`{key}: {_plain(item)}`" for key, item in info.settings.items())
             yield f"| `{name}` | {info.summary.replace('|', chr(92) + '|')} | {settings or 'none'} |"
         yield ""
+        yield f"## Settings of {title.lower()}"
+        yield ""
         yield from setting_table(registry)
         yield ""
     yield "## Tasks"
