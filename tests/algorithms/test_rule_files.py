@@ -194,7 +194,7 @@ def test_an_unknown_setting_is_one_line_whatever_its_name(make, rule):
     ("rule", "message"),
     [
         ("my_rules.py:absent", "error: trust region: my_rules.py: unknown function 'absent'"),
-        ("my_rules:soft_wall", "error: my_rules:soft_wall is no rule; expected my_rules.py:my_function"),
+        ("my_rules:soft_wall", "error: trust region: unknown name 'my_rules:soft_wall'; valid: "),
     ],
 )
 def test_the_contract_says_in_a_line_that_there_is_no_such_rule(rule, message):
@@ -203,5 +203,5 @@ def test_the_contract_says_in_a_line_that_there_is_no_such_rule(rule, message):
     result = subprocess.run(
         command, env=os.environ | {"TROLL_CONTRACT": rule}, capture_output=True, text=True, check=False
     )
-    assert result.returncode == 1 and message in result.stdout
+    assert result.returncode and [line for line in result.stdout.splitlines() if line.startswith(message)]
     assert "UserError" not in result.stdout and "KeyError" not in result.stdout
