@@ -136,7 +136,7 @@ def test_a_changed_file_is_another_configuration(rules):
         "models": {"tiny": {"vocabulary": 512}},
         "trust_regions": {"mine": {"rule": "my_rules.py:soft_wall"}, "clip": {"rule": "clip"}},
         "estimators": {"grpo": {"rule": "grpo"}},
-        "conditions": {"stale": {}},
+        "conditions": {"stale": {"max_response_tokens": 48}},
     }
 
     def digests():
