@@ -41,7 +41,6 @@ def run(
     Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip --rule troll
     """
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.checks import checked_protocol
     from troll.analysis.leaderboard.protocol import (
         among,
         choose,
@@ -49,6 +48,7 @@ def run(
         trial_scores,
         trials_experiment,
     )
+    from troll.cli.protocol_checks import checked_protocol
     from troll.cli.workflow import in_checkout
     from troll.common.files import write_text
 
@@ -80,8 +80,8 @@ def trials(
 
     Example: troll leaderboard trials workflow/config/leaderboard.yaml --out trials.yaml
     """
-    from troll.analysis.leaderboard.checks import checked_protocol
     from troll.analysis.leaderboard.protocol import among, trials_experiment
+    from troll.cli.protocol_checks import checked_protocol
 
     known = checked_protocol(protocol)
     write_experiment(out, trials_experiment(among(known, rule or known.rules)), protocol)
@@ -102,7 +102,6 @@ def final(
     --out final
     """
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.checks import checked_protocol
     from troll.analysis.leaderboard.protocol import (
         among,
         choose,
@@ -110,6 +109,7 @@ def final(
         trial_scores,
         tried,
     )
+    from troll.cli.protocol_checks import checked_protocol
 
     known, runs = checked_protocol(protocol), read_runs(results / "runs.parquet")
     known = among(known, rule or tried(runs, known))

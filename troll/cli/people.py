@@ -26,7 +26,7 @@ def check(
 
     Example: troll check workflow/config/testbed.yaml
     """
-    from troll.analysis.claims.ahead import claims_in_words, claims_of
+    from troll.cli.claims_ahead import claims_in_words, claims_of
     from troll.cli.hub_context import hub_context_problems
     from troll.cli.plan import plan
     from troll.experiment.files import load_experiment

@@ -50,7 +50,6 @@ def rank(
     import pandas as pd
 
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.checks import checked_protocol, rule_problems
     from troll.analysis.leaderboard.own_rule import (
         check_release,
         own_board,
@@ -66,6 +65,7 @@ def rank(
         trials_experiment,
     )
     from troll.analysis.render.formats import shown, write_table
+    from troll.cli.protocol_checks import checked_protocol, rule_problems
     from troll.cli.workflow import in_checkout
     from troll.common.progress import say
     from troll.experiment.files import parse_experiment

@@ -7,9 +7,9 @@ import yaml
 from test_leaderboard import PROTOCOL
 from typer.testing import CliRunner
 
-from troll.analysis.leaderboard.checks import checked_protocol
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.cli.app import app
+from troll.cli.protocol_checks import checked_protocol
 from troll.common.errors import UserError
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from troll.analysis.claims.ahead import claims_in_words, claims_of, without_runs
 from troll.cli.app import app
+from troll.cli.claims_ahead import claims_in_words, claims_of, without_runs
 from troll.common.errors import UserError
 from troll.experiment.files import parse_experiment
 
