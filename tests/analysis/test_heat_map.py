@@ -99,6 +99,7 @@ def plan(*conditions: dict[str, Any]) -> bool:
             "trust_regions": {"clip": {"rule": "clip"}},
             "estimators": {"grpo": {"rule": "grpo"}},
             "conditions": {f"c{number}": one for number, one in enumerate(conditions)},
+            "training": {"max_response_tokens": 48},
         },
         "e.yaml",
     )
