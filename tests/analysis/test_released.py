@@ -60,7 +60,6 @@ def test_released_tables_and_verdicts_are_those_of_the_present_code(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_released_board_is_that_of_its_runs(
     troll: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
@@ -69,6 +68,7 @@ def test_the_released_board_is_that_of_its_runs(
     assert "are what the released data give" in result.stderr + result.stdout
 
 
+@pytest.mark.slow
 def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, Judged]) -> None:
     counts = {name: len(one.decision.settings) for name, one in judged.items()}
     assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
