@@ -122,7 +122,7 @@ def schema(
 ) -> None:
     """Write what an experiment file may hold, or print the settings of one trust region.
 
-    Examples: troll schema --out docs/configuration.md; troll schema --rule my_rules.py:soft_wall
+    Example: troll schema --out docs/configuration.md; troll schema --rule my_rules.py:soft_wall
     """
     from troll.cli.schema import reference, schema_text, setting_table
     from troll.common.files import write_text
