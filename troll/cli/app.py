@@ -15,7 +15,7 @@ from troll import __version__
 from troll.cli.evaluation import register_evaluation
 from troll.cli.leaderboard import leaderboard
 from troll.cli.measurements import register_measurements
-from troll.cli.options import Config, Out, settings_of
+from troll.cli.options import AROUND_A_RUN, Config, Out, settings_of
 from troll.cli.paper import register_paper
 from troll.cli.people import register_support
 from troll.cli.rank import register_rank
@@ -31,7 +31,8 @@ from troll.common.quiet_libraries import quiet_libraries
 
 app = typer.Typer(
     name="troll",
-    help="Trust regions for reinforcement learning of language models: train, evaluate, compare.",
+    help="Trust regions for reinforcement learning of language models: train, evaluate, compare.\n\n"
+    "Most commands are called by the workflow; the last ones, around a run, are for people.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -65,12 +66,13 @@ def _root(
 
 @app.command()
 def problems(config: Config, out: Out) -> None:
-    """Write the problems of a task: train, validation and test.
+    r"""Write the problems of a task: train, validation and test.
 
     Writes train.jsonl, validation.jsonl and test.jsonl into OUT, each where it is asked for.
 
-    Example: troll problems --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' --out
-    data
+    Example: troll problems \
+    --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' \
+    --out data
     """
     from troll.common.errors import UserError
     from troll.experiment.run_config import ProblemsConfig
@@ -85,11 +87,12 @@ def problems(config: Config, out: Out) -> None:
 
 @app.command()
 def tokenizer(config: Config, out: Out) -> None:
-    """Train the tokenizer of an experiment's from-scratch models.
+    r"""Train the tokenizer of an experiment's from-scratch models.
 
     Reads nothing; writes tokenizer.json and its settings into OUT.
 
-    Example: troll tokenizer --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}'
+    Example: troll tokenizer \
+    --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}' \
     --out tokenizer
     """
     from troll.experiment.run_config import TokenizerConfig
@@ -103,12 +106,13 @@ def tokenizer(config: Config, out: Out) -> None:
 def base_model(
     config: Config, tokenizer: Annotated[Path, typer.Option(help="directory of the tokenizer")], out: Out
 ) -> None:
-    """Train a from-scratch base model on flawed demonstrations.
+    r"""Train a from-scratch base model on flawed demonstrations.
 
-    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. `snakemake -n -p` shows whole
-    commands, CONFIG included.
+    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. The workflow calls it, because CONFIG
+    is long; the example shows a whole command and runs nothing.
 
-    Example: troll base-model --config '{"run_id": "tiny/chains/base", ...}' --tokenizer tokenizer --out base
+    Example: snakemake -n -p -f results/testbed/base/tiny/chains/manifest.json \
+    | grep base-model
     """
     from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import train_base_model
@@ -118,11 +122,13 @@ def base_model(
 
 @app.command()
 def configure(config: Config, out: Out) -> None:
-    """Write a run.yaml: everything that defines one run.
+    r"""Write a run.yaml: everything that defines one run.
 
-    `snakemake -n -p` shows whole commands, CONFIG included.
+    The workflow calls it, because CONFIG is long; the example shows a whole command and runs nothing.
 
-    Example: troll configure --config '{"run_id": ...}' --out run.yaml
+    Example: snakemake -n -p -f \
+    results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
+    | grep configure
     """
     from troll.experiment.files import write_run_file
     from troll.experiment.run_config import RunConfig
@@ -136,7 +142,7 @@ register_results(app)
 register_site(app)
 register_measurements(app)
 register_paper(app)
-app.add_typer(leaderboard, name="leaderboard")
+app.add_typer(leaderboard, name="leaderboard", rich_help_panel=AROUND_A_RUN)
 register_support(app)
 register_rehearse(app)
 register_rank(app)

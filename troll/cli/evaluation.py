@@ -39,13 +39,14 @@ def sample(
     engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
 ) -> None:
-    """Sample responses from a checkpoint.
+    r"""Sample responses from a checkpoint.
 
-    The same seed gives the same text whatever the batch size, and an interrupted call goes on.
+    Reads a checkpoint and problems; writes a line for each sample. The same seed gives the same text whatever
+    the batch size, and an interrupted call goes on.
 
-    Reads a checkpoint and problems; writes a line for each sample.
-
-    Example: troll sample --checkpoint Qwen/Qwen3-0.6B --problems P.jsonl --task gsm8k --out S.jsonl
+    Example: troll sample --task chains --out samples.jsonl \
+    --checkpoint results/testbed/base/tiny/chains/checkpoint \
+    --problems results/testbed/data/chains/test.jsonl
     """
     from troll.common.gpus import require_gpus
     from troll.evaluation.sampling import sample as draw
@@ -81,14 +82,16 @@ def grade(
     ] = False,
     split: Annotated[str | None, typer.Option(help="of the public data set; default test")] = None,
 ) -> None:
-    """Grade samples of any task.
+    r"""Grade samples of any task.
 
     Mathematics is judged by math-verify, code in the sandbox, with evalplus beside it. Public data come from
     the directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
 
     Reads samples; writes the verdicts by problem as JSON.
 
-    Example: troll grade --task gsm8k --samples samples.jsonl --out grades.json
+    Example: troll grade --task chains \
+    --problems results/testbed/data/chains/test.jsonl --samples samples.jsonl \
+    --out grades.json
     """
     from troll.evaluation.grading import grade as judge
 
@@ -103,7 +106,10 @@ def audit(
 ) -> None:
     """Audit the graders on right, wrong and hostile answers.
 
-    Example: TROLL_DATA_MIRROR=DIRECTORY troll audit --out results/audit/audit
+    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub; the
+    audit names those that cannot be read.
+
+    Example: troll audit --out audit
     """
     from troll.analysis.tables.audit import write_audit
     from troll.common.files import write_json
@@ -122,9 +128,10 @@ def oracle(
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
     out: Out,
 ) -> None:
-    """Write the reference solutions as samples, for `troll grade`.
+    r"""Write the reference solutions as samples, for `troll grade`.
 
-    Example: troll benchmark oracle --task gsm8k --problems test.jsonl --out oracle.jsonl
+    Example: troll benchmark oracle --task gsm8k --problems test.jsonl \
+    --out oracle.jsonl
     """
     from troll.evaluation.oracle import write_oracle
     from troll.tasks.registry import get_task
@@ -140,9 +147,10 @@ def table(
     out: Stem = Path("benchmarks"),
     skipped: Annotated[str, typer.Option(help="reasons by what was left out, as JSON")] = "{}",
 ) -> None:
-    """Make a table of graded answers to public benchmarks.
+    r"""Make a table of graded answers to public benchmarks.
 
-    Example: troll benchmark table oracle=gsm8k/oracle base=gsm8k/base --out benchmarks
+    Example: troll benchmark table oracle=gsm8k/oracle base=gsm8k/base \
+    --out benchmarks
     """
     from troll.analysis.render.formats import write_table
     from troll.analysis.tables.benchmarks import benchmark_table, read_answers
@@ -158,10 +166,11 @@ def table(
 
 @benchmark.command()
 def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval's --include_path")]) -> None:
-    """Write tasks for lm-eval: GSM8K, MATH, MATH-500, and the seven-set MATH Eval.
+    r"""Write tasks for lm-eval: GSM8K, MATH, MATH-500, and the seven-set MATH Eval.
 
-    Example: troll benchmark lm-eval-tasks --out tasks && lm_eval run --include_path tasks --tasks
-    troll_math_eval --model hf --model_args pretrained=CHECKPOINT
+    Example: troll benchmark lm-eval-tasks --out tasks && lm_eval run \
+    --include_path tasks --tasks troll_math_eval --model hf \
+    --model_args pretrained=Qwen/Qwen3-0.6B
     """
     from troll.evaluation.lm_eval.builtin import write_tasks
 
@@ -178,7 +187,9 @@ def speed(
 ) -> None:
     """Measure the speed of the graders and of evalplus side by side; keep the machine otherwise idle.
 
-    Example: TROLL_DATA_MIRROR=DIRECTORY troll benchmark speed --out grading_speed
+    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub.
+
+    Example: troll benchmark speed --out grading_speed
     """
     from troll.analysis.render.formats import to_markdown, write_table
     from troll.analysis.tables.audit import speed_table
@@ -196,7 +207,9 @@ def speed(
 def contamination(out: Stem) -> None:
     """List the evaluation problems that are among the training problems of DAPO-Math.
 
-    Example: TROLL_DATA_MIRROR=DIRECTORY troll benchmark contamination --out contamination
+    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub.
+
+    Example: troll benchmark contamination --out contamination
     """
     from troll.analysis.render.formats import to_markdown, write_table
     from troll.analysis.tables.audit import contamination_table

@@ -31,14 +31,15 @@ def run(
     rule: Rules = None,
     cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
 ) -> None:
-    """Run trials and fresh seeds, and make the board: all of the steps below, in one command.
+    r"""Run trials and fresh seeds, and make the board: all of the steps below, in one command.
 
     Runs that are archived or finished are not made again. Interrupt it when you like: the same command goes
     on.
 
     Writes results/NAME-trials, results/NAME-TASK and the board in results/NAME.
 
-    Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip --rule troll
+    Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip \
+    --rule troll
     """
     from troll.analysis.data.tidy import read_runs
     from troll.analysis.leaderboard.protocol import (
@@ -74,11 +75,12 @@ def trials(
     out: Annotated[Path, typer.Option(help="the experiment file")],
     rule: Rules = None,
 ) -> None:
-    """Write the experiment of all trials.
+    r"""Write the experiment of all trials.
 
     Reads the protocol; writes an experiment file.
 
-    Example: troll leaderboard trials workflow/config/leaderboard.yaml --out trials.yaml
+    Example: troll leaderboard trials workflow/config/leaderboard.yaml \
+    --out trials.yaml
     """
     from troll.analysis.leaderboard.protocol import among, trials_experiment
     from troll.cli.protocol_checks import checked_protocol
@@ -94,12 +96,12 @@ def final(
     out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
     rule: Rules = None,
 ) -> None:
-    """Choose the best trial of each rule, and write the experiments of fresh seeds.
+    r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
 
     Reads runs.parquet of RESULTS; writes OUT/TASK.yaml.
 
-    Example: troll leaderboard final workflow/config/leaderboard.yaml --results results/leaderboard-trials
-    --out final
+    Example: troll leaderboard final workflow/config/leaderboard.yaml \
+    --results results/leaderboard-trials --out final
     """
     from troll.analysis.data.tidy import read_runs
     from troll.analysis.leaderboard.protocol import (
@@ -125,13 +127,14 @@ def board(
     final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; may be repeated")],
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
-    """Make the board from finished experiments: tables and figures.
+    r"""Make the board from finished experiments: tables and figures.
 
     Reads runs.parquet and items.parquet of each; writes board, trials, levels (CSV, Markdown, LaTeX), the
     figures differences, budget and profile, and protocol.yaml into OUT.
 
-    Example: troll leaderboard board workflow/config/leaderboard.yaml --trials results/leaderboard-trials
-    --final results/leaderboard-locks --final results/leaderboard-programs --out results/leaderboard
+    Example: troll leaderboard board workflow/config/leaderboard.yaml \
+    --trials results/leaderboard-trials --final results/leaderboard-locks \
+    --final results/leaderboard-programs --out results/leaderboard
     """
     from troll.common.files import write_text
 

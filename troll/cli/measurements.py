@@ -18,7 +18,7 @@ def cost(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
 ) -> None:
-    """Measure time and peak memory of one update with clip and with TROLL.
+    """Measure time and memory of one update, by clip and by TROLL.
 
     Example: troll cost --out cost --tokens 8192 --device cuda
     """

@@ -11,6 +11,9 @@ from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.experiment.explain import explain
 
+AROUND_A_RUN = "Around a run"
+"""The part of `troll --help` with the commands that people type; the workflow calls the others."""
+
 
 def available_cores() -> int:
     """The cores that this process may use."""

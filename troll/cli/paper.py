@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import Config, EngineName, EngineOptions, Gpus, Out, json_object, settings_of
+from troll.cli.options import (
+    AROUND_A_RUN,
+    Config,
+    EngineName,
+    EngineOptions,
+    Gpus,
+    Out,
+    json_object,
+    settings_of,
+)
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
 
@@ -50,10 +59,13 @@ def hub_model(
 
     The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead.
 
-    Writes links in checkpoint/ and manifest.json into OUT. `snakemake -n -p` shows whole commands, CONFIG
-    included.
+    Writes links in checkpoint/ and manifest.json into OUT.
 
-    Example: troll hub-model --config '{"run_id": "Qwen3-0.6B/gsm8k/base", ...}' --out BASE
+    Example: troll hub-model --config '{"experiment": "mine",
+    "run_id": "Qwen3-0.6B/gsm8k/base", "seeds": {"data": 0, "model": 0},
+    "model": {"name": "Qwen3-0.6B", "hub": {"id": "Qwen/Qwen3-0.6B"}},
+    "task": {"name": "gsm8k", "train": "all", "validation": 64, "test": "all",
+    "settings": {}}}' --out base
     """
     from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import link_base_model
@@ -73,11 +85,13 @@ def sample_suites(
     engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
 ) -> None:
-    """Sample responses to further data sets.
+    r"""Sample responses to further data sets.
 
-    Reads SUITES/NAME/test.jsonl; writes OUT/NAME.samples.jsonl and, last, OUT/sampled.json.
+    Reads DATA/NAME/test.jsonl, which `troll problems` writes; writes OUT/NAME.samples.jsonl and, last,
+    OUT/sampled.json.
 
-    Example: troll sample-suites --config '{"math500": {}}' --checkpoint CHECKPOINT --data SUITES --out OUT
+    Example: troll sample-suites --config '{"math500": {}}' \
+    --checkpoint Qwen/Qwen3-0.6B --data data --out samples
     """
     from troll.common.gpus import require_gpus
     from troll.evaluation.suites import sample_suites as draw
@@ -105,7 +119,7 @@ def grade_suites(
 
     Reads what `troll sample-suites` wrote; writes OUT/NAME.grades.json and, last, OUT/graded.json.
 
-    Example: troll grade-suites --data SUITES --out OUT
+    Example: troll grade-suites --data data --out samples
     """
     from troll.evaluation.suites import grade_suites as judge
 
@@ -114,5 +128,7 @@ def grade_suites(
 
 def register_paper(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    for function in (fetch, budget, hub_model, sample_suites, grade_suites):
+    for function in (fetch, budget):
+        app.command(rich_help_panel=AROUND_A_RUN)(function)
+    for function in (hub_model, sample_suites, grade_suites):
         app.command()(function)

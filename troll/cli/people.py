@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from troll.cli.options import AROUND_A_RUN
 from troll.common.errors import UserError
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
@@ -122,7 +123,7 @@ def schema(
 ) -> None:
     """Write what an experiment file may hold, or print the settings of one trust region.
 
-    Example: troll schema --out docs/configuration.md; troll schema --rule my_rules.py:soft_wall
+    Example: troll schema --rule my_rules.py:soft_wall
     """
     from troll.cli.schema import reference, schema_text, setting_table
     from troll.common.files import write_text
@@ -145,4 +146,4 @@ def schema(
 def register_support(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     for function in (check, status, doctor, schema):
-        app.command(rich_help_panel="Around a run")(function)
+        app.command(rich_help_panel=AROUND_A_RUN)(function)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from troll.cli.leaderboard import run_experiment
-from troll.cli.options import available_cores
+from troll.cli.options import AROUND_A_RUN, available_cores
 from troll.common.errors import UserError
 from troll.common.strict_yaml import parse_yaml
 
@@ -24,7 +24,7 @@ _WITH_ENDS = ("pass@1", "difference")
 
 def register_rank(app: typer.Typer) -> None:
     """Adds the command to the application."""
-    app.command(rich_help_panel="Around a run")(rank)
+    app.command(rich_help_panel=AROUND_A_RUN)(rank)
 
 
 def rank(

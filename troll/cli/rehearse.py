@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import available_cores
+from troll.cli.options import AROUND_A_RUN, available_cores
 from troll.cli.people import DEFAULT_RESULTS, File, Results
 
 
 def register_rehearse(app: typer.Typer) -> None:
     """Adds the command to the application."""
-    app.command(rich_help_panel="Around a run")(rehearse)
+    app.command(rich_help_panel=AROUND_A_RUN)(rehearse)
 
 
 def rehearse(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from troll.cli.options import Out, Stem, json_object, json_value
+from troll.cli.options import AROUND_A_RUN, Out, Stem, json_object, json_value
 from troll.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ def collect(
         bool, typer.Option(help="admit runs whose source, environment or data differ; rows are marked")
     ] = False,
 ) -> None:
-    """Collect runs into one tidy table.
+    r"""Collect runs into one tidy table.
 
     Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes runs.parquet, runs.csv.gz,
     items.parquet and plan.json into OUT.
 
-    Example: troll collect results/mine/runs/*/*/*/*/*/* results/mine/base/*/chains --out results/mine
+    Example: troll collect results/testbed/runs/*/*/*/*/*/* \
+    results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
+    --out tables
     """
     from troll.analysis.data.archive import RESTORED
     from troll.analysis.data.results import looks_of, rehearsed, write_plan
@@ -87,11 +89,12 @@ def archive(
     out: Annotated[Path, typer.Option(help="the archive, a ZIP file")],
     evaluation: Annotated[str, typer.Option(help="how it was evaluated, as JSON")] = "null",
 ) -> None:
-    """Archive a finished run in one small file.
+    r"""Archive a finished run in one small file.
 
     It has what tables and verdicts need; weights and samples are left out.
 
-    Example: troll archive results/mine/runs/tiny/chains/clip/grpo/stale/seed0 --out seed0.zip
+    Example: troll archive \
+    results/testbed/runs/tiny/chains/troll/grpo/stale/seed0 --out seed0.zip
     """
     from troll.analysis.data.archive import archive_run
 
@@ -107,7 +110,7 @@ def restore(
 
     Writes its files and restored.json into OUT.
 
-    Example: troll restore seed0.zip --out results/mine/runs/tiny/chains/clip/grpo/stale/seed0
+    Example: troll restore seed0.zip --out seed0
     """
     from troll.analysis.data.archive import restore_run
 
@@ -137,11 +140,12 @@ def figure(
     out: Stem,
     task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
 ) -> None:
-    """Make a figure as PDF and PNG.
+    r"""Make a figure as PDF and PNG.
 
     Reads runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.pdf and OUT.png.
 
-    Example: troll figure learning --task chains --results results/testbed --out learning
+    Example: troll figure learning --task chains --results results/testbed \
+    --out learning
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.report.make import make_figure
@@ -209,9 +213,11 @@ def readme(
     ),
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail if it is out of date")] = False,
 ) -> None:
-    """Write the generated blocks of the README and of other pages from the tidy tables.
+    """Write the generated blocks of the README and of other pages.
 
-    Example: troll readme README.md docs/findings.md --results results/testbed
+    They come from the tidy tables of the results that are named; `make readme` names all that are released.
+
+    Example: make readme
     """
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.provenance import check_clean
@@ -329,11 +335,12 @@ def comparisons(
     results: Annotated[list[Path], typer.Argument(help="directories of results that make one family")],
     out: Annotated[Path, typer.Option(help="directory for comparisons.csv and .md, forest.png and .pdf")],
 ) -> None:
-    """List and draw the comparisons of several experiments.
+    r"""List and draw the comparisons of several experiments.
 
     Each is listed once, with p-values corrected for their number.
 
-    Example: troll comparisons results/testbed results/testbed-estimators --out results/statistics
+    Example: troll comparisons results/testbed results/testbed-estimators \
+    --out statistics
     """
     from troll.analysis.data.results import read_tables
     from troll.analysis.figures.forest import forest_figure
@@ -390,4 +397,4 @@ def register_results(app: typer.Typer) -> None:
         coverage,
     )
     for function in commands:
-        app.command()(function)
+        app.command(rich_help_panel=AROUND_A_RUN if function is compare else None)(function)

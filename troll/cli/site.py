@@ -20,7 +20,7 @@ def site(
         bool, typer.Option("--quick", help="show the tracked PNG files; draw no figure again as SVG")
     ] = False,
 ) -> None:
-    """Write the site's pages from tracked data; `make site` then builds it.
+    """Write the pages of the site; `make site` then builds it.
 
     Documentation, released tables and verdicts, figures as SVG, and the configuration of the generator.
 

@@ -28,14 +28,17 @@ def train(
         typer.Option(help="after SIGUSR1: exit with status 75, or have SLURM requeue the job first"),
     ] = "exit",
 ) -> None:
-    """Train one run, or go on where it was interrupted.
+    r"""Train one run, or go on where it was interrupted.
 
     SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
 
     Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
     manifest.json beside run.yaml.
 
-    Example: troll train RUN/run.yaml --base BASE/checkpoint --data DATA/chains
+    Example: troll train \
+    results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
+    --base results/testbed/base/tiny/chains/checkpoint \
+    --data results/testbed/data/chains
     """
     from troll.common.signals import hold_signals
 
