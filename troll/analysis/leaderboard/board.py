@@ -68,9 +68,9 @@ def board_table(
         from the baseline, paired by seed, with its interval and Holm's ``p_holm`` over the whole board;
         ``improvement`` (chance that a seed of the rule ends above one of the baseline); ``area`` under the
         curve of training success; ``rollouts`` until training success is at `TARGET` of the best rule's final
-        success (median over seeds, infinite where most never are); late ``kl``; share of runs that
-        ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS` trials and
-        of all.
+        success (median over seeds, infinite where half of them or more never are); late ``kl``; share of runs
+        that ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS`
+        trials and of all.
 
     Raises:
         UserError: a task has no run of the baseline, or a rule lacks fresh seeds, or its fresh runs have no
@@ -306,8 +306,8 @@ def _notes(
         f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed, with Student's 95 % "
         "interval; p of a paired t-test, corrected by Holm over the whole table.",
         f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
-        "rule's final success, median over seeds; infinite where most seeds never get there. Collapsed: runs "
-        f"that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: validation success "
-        "of the expected best of so many trials, drawn from those that were made.",
+        "rule's final success, median over seeds; never where half of them or more do not get there. "
+        f"Collapsed: runs that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: "
+        "validation success of the expected best of so many trials, drawn from those that were made.",
         *left,
     ]
