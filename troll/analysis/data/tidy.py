@@ -62,7 +62,8 @@ _CSV_DIGEST_LENGTH = 12
 def read_runs(path: Path) -> pd.DataFrame:
     """Reads a table of metrics written by ``collect``; metrics under former names get their present ones."""
     runs = _read_parquet(path, RUN_COLUMNS)
-    runs["metric"] = runs["metric"].cat.rename_categories(_present_name)
+    # Runs of an older version may stand beside others, so that two names become one.
+    runs["metric"] = runs["metric"].map(_present_name).astype("category")
     return runs
 
 
