@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 from pydantic import ValidationError
@@ -97,6 +98,24 @@ def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(kn
     assert [one.effect for one in found] == [pytest.approx(10 / 60), pytest.approx(13 / 60)]
     assert {one.against for one in found} == {"clip"}
     assert found[0].baseline == found[1].baseline is not None, "their errors go together"
+
+
+def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known: Collected) -> None:
+    """With a seed more, another clip is nearest: its difference does not go to those from the other one."""
+    nearest = {"clip": 0.0105, "clip-eps0.1": 0.0101, "troll": 0.0100, "troll-kl0.25": 0.0200}
+    runs = known.runs.copy()
+    kl = runs["metric"] == "kl_to_old"
+    runs.loc[kl, "value"] = runs.loc[kl, "trust_region"].map(nearest).astype(float)
+    runs.loc[kl & (runs["trust_region"] == "clip-eps0.1") & (runs["seed"] == 2), "value"] = 0.0120
+    few = [frame[frame["seed"].fillna(0) < 2] for frame in (runs, known.items)]
+    again = [frame.assign(experiment="again") for frame in (runs, known.items)]
+    both = [pd.concat(pair, ignore_index=True) for pair in zip(few, again, strict=True)]
+    settings = asked(Collected(*both), method="troll").decision.settings
+    assert [(one.against, one.seeds) for one in settings] == [("clip-eps0.1", 2), ("clip", 3)]
+    assert [one.differences for one in settings] == [
+        pytest.approx([6 / 60] * 2),
+        pytest.approx([10 / 60] * 3),
+    ]
 
 
 def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Collected) -> None:

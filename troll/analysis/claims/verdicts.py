@@ -3,7 +3,7 @@
 A claim compares a method with a baseline in one number of a run. Each setting (model, task, condition,
 estimator) where both have runs gives a paired difference for every seed, and `troll.analysis.claims.rule`
 makes a verdict of them. A setting that stands in several experiments, made from the same configuration and
-data, counts once, with the seeds of all of them.
+data and compared with the same baseline, counts once, with the seeds of all of them.
 """
 
 import math
@@ -194,7 +194,7 @@ def _judge(
             made = {
                 one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
             }
-            key = (*map(str, line), *made.values())
+            key = (*map(str, made), *made.values())
             # One set of samples of a base model says nothing of how differences vary together.
             trained = [(one, made[one]) for one in baselines if one.trust_region != BASE]
             shared = tuple(trained) or None
