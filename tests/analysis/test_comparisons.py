@@ -53,6 +53,25 @@ def test_a_variant_is_one_of_its_own_experiment(collected: Collected) -> None:
     assert {line.cell.trust_region for line in forest_lines(*both)} == {"troll", "troll-kl0.01"}
 
 
+def test_the_same_runs_against_another_method_are_another_comparison(collected: Collected) -> None:
+    """A variant beside its default, and the same runs in an experiment without it, beside the baseline."""
+    whole, without = [], []
+    for frame in (collected.runs, collected.items):
+        names = frame.astype({"trust_region": str, "run_id": str})
+        varied = names[names["trust_region"] == "troll"].assign(trust_region="troll-kl0.01")
+        varied["run_id"] = varied["run_id"].str.replace("/troll/", "/troll-kl0.01/")
+        whole.append(pd.concat([names, varied], ignore_index=True))
+        without.append(whole[-1][whole[-1]["trust_region"] != "troll"].assign(experiment="other"))
+    both = [pd.concat(pair, ignore_index=True) for pair in zip(whole, without, strict=True)]
+    family = comparison_family(*both)
+    counts = family.groupby(["experiment", "trust_region", "against"]).size().to_dict()
+    assert counts == {
+        ("testbed", "troll", "clip"): 8,
+        ("testbed", "troll-kl0.01", "troll"): 8,
+        ("other", "troll-kl0.01", "clip"): 8,
+    }
+
+
 def test_a_main_table_can_be_read_in_its_family(
     collected: Collected, twice: tuple[pd.DataFrame, pd.DataFrame]
 ) -> None:

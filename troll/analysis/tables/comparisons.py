@@ -50,7 +50,7 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
             if interval is None:
                 continue
             same = (made_first(experiment, one.of(names)["run_id"], first) for one in (cell, other))
-            rows.setdefault((cell, *same), _row(experiment, tested, cell, other, interval))
+            rows.setdefault((cell, other, *same), _row(experiment, tested, cell, other, interval))
     frame = pd.DataFrame(list(rows.values()))
     if len(frame):
         frame["p_holm"] = holm(frame["p"])
