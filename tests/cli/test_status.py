@@ -48,6 +48,20 @@ def write_run(results, rule, *, steps=0, manifest=False, grades=False, log="", s
     return directory
 
 
+def restore(results, name):
+    """The grades of a run or base model that the archive held."""
+    path = results / "reduced/restored" / name / "grades.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+
+
+def age(directory):
+    """Makes files older than what is written next."""
+    then = time.time() - 100
+    for path in filter(os.path.isfile, directory.rglob("*")):
+        os.utime(path, (then, then))
+
+
 def of(statuses, rule):
     return next(status for status in statuses if status.name == RUN.format(rule))
 
@@ -195,10 +209,29 @@ def test_groups_are_shown_alone(repository, tmp_path):
 
 
 def test_a_run_that_the_archive_held_is_done(experiment, results):
-    directory = results / "reduced/restored/runs" / RUN.format("clip")
-    directory.mkdir(parents=True)
-    (directory / "grades.json").write_text("{}")
+    write_run(results, "clip", steps=3)  # stopped before the archive had it
+    age(results)
+    restore(results, f"runs/{RUN.format('clip')}")
     assert of(status_of(experiment, results), "clip").state == "done"
+
+
+def test_a_run_that_is_made_again_is_not_done_because_the_archive_held_it(experiment, results):
+    """Of other source than the archive's: what was restored before stays where it is."""
+    restore(results, f"runs/{RUN.format('clip')}")
+    age(results)
+    directory = write_run(results, "clip", steps=3)
+    with only_writer(directory):
+        assert of(status_of(experiment, results), "clip").state == "running"
+    write_run(results, "clip", steps=3, log="error: loss is nan\n")
+    assert of(status_of(experiment, results), "clip").state == "failed"
+    write_run(results, "clip", steps=8, manifest=True, grades=True)
+    assert of(status_of(experiment, results), "clip").state == "done"
+
+
+def test_a_base_model_that_the_archive_held_is_done(experiment, results):
+    restore(results, "base/tiny/chains")
+    found = {status.name: status.state for status in status_of(experiment, results)}
+    assert (found["base/tiny/chains"], found["base/tiny/functions"]) == ("done", "missing")
 
 
 def test_a_run_is_done_when_its_further_data_sets_are_graded(experiment, results):

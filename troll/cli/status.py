@@ -125,6 +125,18 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     return float((last["time"]["wall_s"] - first["time"]["wall_s"]) / (last["step"] - first["step"]))
 
 
+def _restored(root: Path, name: str, log: Path) -> bool:
+    """Whether the archive held a run or base model, and no attempt to make it has a newer log.
+
+    What was restored stays where it is when the source changes, and the run is made again.
+    """
+    try:
+        restored = (root / "restored" / name / "grades.json").stat().st_mtime
+    except OSError:
+        return False
+    return not log.exists() or log.stat().st_mtime <= restored
+
+
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
     """The state of one run.
 
@@ -135,7 +147,7 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
         suites: whether it is evaluated on further data sets, too.
     """
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
-    if (root / "restored/runs" / run.run_id / "grades.json").exists():  # the archive held it
+    if _restored(root, f"runs/{run.run_id}", log):
         return RunStatus(run.run_id, "done", steps, steps)
     if (directory / "manifest.json").exists():
         if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
@@ -169,7 +181,7 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
     """The state of a base model that the workflow trains from scratch."""
     directory, log = root / BASE / model / task, root / "logs/base_model" / model / f"{task}.log"
     name = f"{BASE}/{model}/{task}"
-    if (directory / "manifest.json").exists():
+    if (directory / "manifest.json").exists() or _restored(root, name, log):
         return RunStatus(name, "done")
     reason = _error_in(log)
     return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
