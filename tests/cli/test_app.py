@@ -106,6 +106,33 @@ def test_a_mistake_is_one_line_and_writes_nothing(troll, arguments, message, tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (
+            ["check", "FILE"],
+            130,
+            "interrupted; the same command goes on from the last checkpoint, if it has any\n",
+        ),
+        (["status", "FILE", "--watch"], 0, ""),
+    ],
+)
+def test_an_interrupt_is_a_line_and_the_end_of_watching(command, status, said, repository, tmp_path):
+    program = (
+        "import sys, troll.cli.app, troll.cli.plan, troll.cli.status\n"
+        "def interrupted(*_): raise KeyboardInterrupt\n"
+        "troll.cli.plan.plan = troll.cli.status.show = interrupted\n"
+        "sys.stdout.isatty = lambda: True\n"
+        "troll.cli.app.main()\n"
+    )
+    path = str(repository / "tests/workflow/reduced.yaml")
+    arguments = [path if word == "FILE" else word for word in command]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (status, said)
+
+
 def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
     log = tmp_path / "log"
     program = (

@@ -38,6 +38,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+_INTERRUPTED = 130
+"""The status with which Typer ends at an interrupt from the keyboard, which it lets nobody see."""
 _log: Path | None = None
 
 
@@ -160,9 +162,10 @@ def main() -> None:
     except UserError as error:
         say(f"error: {error}{_logged()}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from the last checkpoint")
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            say("interrupted; the same command goes on from the last checkpoint, if it has any")
+        raise
     except Exception as error:
         machine = in_a_line(error) if isinstance(error, OSError) else None
         if machine is not None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -85,7 +86,8 @@ def status(
     from rich.live import Live
     from rich.text import Text
 
-    with Live(auto_refresh=False, vertical_overflow="ellipsis") as live:
+    # An interrupt is how watching ends.
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             live.update(Text("\n".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(every)
