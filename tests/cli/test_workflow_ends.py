@@ -1,5 +1,6 @@
-"""SIGTERM to a command that runs the workflow reaches Snakemake, whose orderly end it waits for."""
+"""SIGTERM to a command that runs the workflow, or tests, reaches them, whose orderly end it waits for."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,3 +52,29 @@ def test_a_signal_to_the_command_alone_ends_snakemake_too(tmp_path, number):
     if number == signal.SIGTERM:
         assert process.returncode == 128 + number
         assert errors.splitlines() == ["log: SIGTERM; ends when the jobs that run have ended"]
+
+
+TEST = """
+import os, pathlib, time
+def test_soft_wall():
+    pathlib.Path("pid").write_text(str(os.getpid()))
+    time.sleep(200)
+"""
+CONTRACT = """
+from pathlib import Path
+import troll.cli.rank as rank
+rank._CONTRACT = Path("test_contract.py")
+rank._check_contract("my_rules.py:soft_wall")
+"""
+
+
+def test_a_signal_to_the_command_alone_ends_the_contract_tests_too(tmp_path):
+    (tmp_path / "test_contract.py").write_text(TEST)
+    process = subprocess.Popen([sys.executable, "-c", CONTRACT], cwd=tmp_path, start_new_session=True)
+    pid, deadline = tmp_path / "pid", time.monotonic() + 100
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=100) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

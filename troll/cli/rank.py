@@ -3,8 +3,10 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,15 +122,33 @@ def _check_contract(rule: str) -> None:
         raise UserError(f"rank: {_CONTRACT} is not here; run this in the root of a checkout")
     function = rule.rpartition(":")[2]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", function, str(_CONTRACT)]
-    result = subprocess.run(
-        command, env=os.environ | {"TROLL_CONTRACT": rule}, capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        broken = sorted(set(_FAILED.findall(result.stdout))) or ["the tests cannot be run"]
+    status, output = _tested(command, os.environ | {"TROLL_CONTRACT": rule})
+    if status:
+        broken = sorted(set(_FAILED.findall(output))) or ["the tests cannot be run"]
         raise UserError(
             f"rank: {rule} breaks the contract of rules ({', '.join(broken)}); "
             f"`make contract RULE={rule}` says how"
         )
+
+
+def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and output of tests; a request to end this process ends them first."""
+    from troll.cli.workflow import terminations
+
+    with terminations() as terminated:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            while not terminated:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, _ = process.communicate(timeout=0.5)
+                    return process.returncode, output
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _space(entries: list[str]) -> dict[str, list[Any]]:

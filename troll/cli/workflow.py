@@ -73,7 +73,7 @@ def run_workflow(
     command += ["--configfile", str(experiment), "--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
     begun = said = time.monotonic()
-    with log.open("wb") as out, _terminations() as terminated:
+    with log.open("wb") as out, terminations() as terminated:
         process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
@@ -98,8 +98,8 @@ def run_workflow(
 
 
 @contextmanager
-def _terminations() -> Iterator[list[int]]:
-    """Notes SIGTERM, which would end this process at once and leave Snakemake and its jobs without it."""
+def terminations() -> Iterator[list[int]]:
+    """Notes SIGTERM, which would end this process at once and leave what it runs without it."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # which alone can be told
         yield came
