@@ -126,6 +126,21 @@ def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkou
     assert not (checkout / "results").exists()
 
 
+def test_an_experiment_of_which_no_task_can_be_run_ends_before_anything_runs(checkout):
+    path = checkout / "tests/workflow/reduced.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("  chains:")))
+    programs = checkout / "programs"  # what Snakemake itself needs, and no bubblewrap
+    programs.mkdir()
+    for name in ("bash", "which"):
+        (programs / name).symlink_to(shutil.which(name))
+    result = snakemake(checkout, "--configfile", str(path), env=os.environ | {"PATH": str(programs)})
+    assert result.returncode == 1 and not (checkout / "results").exists()
+    warning, error = result.stderr.strip().splitlines()
+    assert warning.startswith("warning: task functions is skipped: bwrap: not found")
+    assert error == "error: tests/workflow/reduced.yaml: none of its tasks can be run on this machine"
+
+
 def test_adding_a_seed_adds_only_its_runs(checkout):
     def jobs(*extra):
         result = snakemake(checkout, "-n", "--configfile", "tests/workflow/reduced.yaml", *extra)

@@ -143,6 +143,12 @@ for _task, _reason in SKIPPED.items():
     print(f"warning: task {_task} is skipped: {_reason}", file=sys.stderr)
 
 RUNS = [run for run in EXPERIMENT.runs() if run.task not in SKIPPED]
+if not RUNS:
+    print(
+        f"error: {_source}: none of its tasks can be run on this machine",
+        file=sys.stderr,
+    )
+    sys.exit(1)
 BASES = [(model, task) for model, task in EXPERIMENT.bases() if task not in SKIPPED]
 GROUPS = {
     group: [run for run in runs if run.task not in SKIPPED]
