@@ -3,12 +3,15 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from troll.common.errors import Stopped
 from troll.common.progress import say
+
+if TYPE_CHECKING:
+    from troll.experiment.run_config import RunConfig
 
 
 def register_train(app: typer.Typer) -> None:
@@ -61,7 +64,7 @@ def train(
             require_gpus(gpus, "training.gpus")
         # Of the processes that share this machine and this run the first holds the directory for all.
         with explained(run.parent), _held(run.parent, rank) as waited:
-            if waited and (run.parent / "manifest.json").exists():
+            if waited and _finished(run.parent / "manifest.json", config):
                 return  # the attempt that was waited for finished the run
             from troll.training.run import train_run
 
@@ -80,3 +83,13 @@ def _held(directory: Path, rank: str | None) -> AbstractContextManager[bool]:
     from troll.common.files import only_writer
 
     return only_writer(directory) if rank in (None, "0") else nullcontext(False)
+
+
+def _finished(manifest: Path, config: "RunConfig") -> bool:
+    """Whether an attempt has finished this very run: one that began earlier may have had other settings."""
+    from troll.common.digests import digest_of_json
+    from troll.common.files import read_json
+
+    if not manifest.exists():
+        return False
+    return digest_of_json(read_json(manifest)["config"]) == digest_of_json(config.model_dump())
