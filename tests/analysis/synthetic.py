@@ -186,6 +186,12 @@ def write_run(
     return path
 
 
+def configure(run: Path, config: dict[str, Any]) -> None:
+    """Lets a run have been made with these settings."""
+    (run / "run.yaml").write_text(yaml.safe_dump(config))
+    write_json(run / "manifest.json", json.loads((run / "manifest.json").read_text()) | {"config": config})
+
+
 def write_base(root: Path, task: str, *, table: np.ndarray | None = None, problems: int = 40) -> Path:
     """The graded base model of a task."""
     path = root / "base" / "tiny" / task

@@ -120,10 +120,6 @@ def test_a_rule_whose_numbers_changed_stands_beside_others_and_from_one_source_a
         synthetic.write_run(tmp_path / "testbed", "chains", "cispo", "grpo", "stale", seed) for seed in (0, 1)
     ]
     for run in cispo:
-        config = yaml.safe_load((run / "run.yaml").read_text())
-        (run / "run.yaml").write_text(
-            yaml.safe_dump(config | {"trust_region": {"name": "cispo", "rule": "cispo"}})
-        )
         _made_from(run, source)
     _made_from(clip, others)
     assert not read_directories([clip, *cispo]).runs["mixed"].any()

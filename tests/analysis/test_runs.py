@@ -64,12 +64,11 @@ def test_coordinates_digests_and_constants(run_dir: Path) -> None:
 
 
 def test_settings_that_are_no_numbers_are_told_apart(run_dir: Path) -> None:
-    path = run_dir / "run.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load((run_dir / "run.yaml").read_text())
     found = []
     for tail, steps in [("pooled", [3]), ("constant", [3]), ("pooled", [3, 4]), ("pooled", None)]:
         config["training"] |= {"tail": tail, "steps": steps, "name": f"{tail} {steps}"}
-        path.write_text(yaml.safe_dump(config))
+        synthetic.configure(run_dir, config)
         runs = read_directories([run_dir]).runs
         assert not runs["metric"].isin(["setting/experiment", "setting/training/name"]).any(), "coordinates"
         found.append([one(runs, metric=f"setting/training/{name}").value for name in ("tail", "steps")])
@@ -86,11 +85,10 @@ def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path: Path)
 
 
 def test_blocks_may_carry_the_names(run_dir: Path) -> None:
-    path = run_dir / "run.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load((run_dir / "run.yaml").read_text())
     config["estimator"] = {"name": "grpo", "rule": "grpo", "settings": {"epsilon": 0.07}}
     config["seeds"] = {"rollouts": 123456789}
-    path.write_text(yaml.safe_dump(config))
+    synthetic.configure(run_dir, config)
     runs = read_directories([run_dir]).runs
     assert (runs["estimator"] == "grpo").all()
     assert one(runs, metric="setting/estimator/settings/epsilon").value == 0.07
@@ -209,6 +207,15 @@ def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
     (run_dir / "run.yaml").write_text(yaml.safe_dump(config | {"seed": "zero"}))
     with pytest.raises(UserError, match=r"run\.yaml: seed: 'zero' is no int"):
+        read_directories([run_dir])
+
+
+def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> None:
+    """As when an experiment file has changed, and its runs were not yet made again."""
+    path = run_dir / "run.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(config | {"training": config["training"] | {"learning_rate": 0.5}}))
+    with pytest.raises(UserError, match=r"run\.yaml: training: not what .*manifest\.json says"):
         read_directories([run_dir])
 
 

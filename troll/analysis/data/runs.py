@@ -182,6 +182,13 @@ def _read_run(path: Path) -> _Directory:
             f"{path / 'manifest.json'}: run_id: {manifest.get('run_id')!r} is not the "
             f"{coordinates['run_id']!r} of run.yaml"
         )
+    made_with = manifest.get("config", settings)
+    if made_with != settings:
+        key = next((key for key in settings if key not in made_with or made_with[key] != settings[key]), "")
+        raise UserError(
+            f"{path / 'run.yaml'}: {key or 'a key is missing'}: not what {path / 'manifest.json'} says that "
+            "the run was made with; make it again"
+        )
     rows = list(_metric_rows(path / "metrics.jsonl"))
     last = rows[-1]["step"]
     grades, items, data = _read_grades(path / "grades.json", last)
