@@ -199,6 +199,10 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
         ({"baseline": "klip"}, "baseline: 'klip' is none of the rules"),
         ({"trials": 6}, r"rules\.clip: 4 trials \(2 learning rates x 2 settings\), and every rule gets 6"),
         ({"trial": 6}, "trial: "),
+        (
+            {"rules": PROTOCOL["rules"] | {"base": PROTOCOL["rules"]["none"]}},
+            "rules.base: is what base models",
+        ),
         ({"tuning_seeds": []}, "tuning_seeds: "),
     ],
 )
@@ -614,6 +618,10 @@ def test_the_own_rule_gets_the_same_number_of_trials():
         with_rule(known, "mine", "m.py:mine", {"coefficient": [1, 2, 3]})
     with pytest.raises(UserError, match="has a rule clip already"):
         with_rule(known, "clip", "m.py:clip", {})
+    # Trials may have these names with a number, but not the fresh runs after them, or not their directory.
+    for name in ("base", "chains", "trials"):
+        with pytest.raises(UserError, match=rf"^m\.py:{name}: .* give the function another name"):
+            with_rule(known, name, f"m.py:{name}", {})
     experiment = trials_experiment(alone, "mine")
     assert experiment["experiment"] == "board-mine-trials"
     assert list(experiment["trust_regions"]) == ["mine.1", "mine.2", "mine.3", "mine.4"]

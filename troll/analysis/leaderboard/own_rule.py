@@ -13,7 +13,7 @@ from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.protocol import TRIAL_STYLES, Candidate, Protocol, choose, explained
+from troll.analysis.leaderboard.protocol import TRIAL_STYLES, TRIALS, Candidate, Protocol, choose, explained
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 
@@ -31,10 +31,13 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
             a logarithmic scale between the protocol's least and largest.
 
     Raises:
-        UserError: the name is taken, or the space has another number of points than the protocol's trials.
+        UserError: the name is that of a rule or of something else, or the space has another number of points
+            than the protocol's trials.
     """
     if name in protocol.rules:
         raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
+    if name == BASE or name in (TRIALS, *protocol.experiment["tasks"]):
+        raise UserError(f"{rule}: {name} is the name of something else there; give the function another name")
     rates = np.geomspace(min(protocol.learning_rates), max(protocol.learning_rates), protocol.trials)
     candidate = Candidate(
         rule=rule,

@@ -17,6 +17,7 @@ import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 from scipy.special import comb
 
+from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, listed, percent, whole
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
@@ -72,6 +73,8 @@ class Protocol(Settings):
             raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
         if self.baseline not in self.rules:
             raise ValueError(f"baseline: {self.baseline!r} is none of the rules")
+        if BASE in self.rules:  # its trials may have the name with a number, its fresh runs may not have it
+            raise ValueError(f"rules.{BASE}: is what base models are called; take another name")
         for name, rule in self.rules.items():
             count = len(self.trials_of(name))
             if count != self.trials:
