@@ -23,6 +23,13 @@ def test_any_disagreement_is_refused(name: str) -> None:
         check_digests([run("a", **{name: "1"}), run("b", **{name: "2"})])
 
 
+def test_digests_of_further_data_sets_are_told_apart_in_the_message() -> None:
+    """They stand behind the digest of a run's own test problems, which is the same then."""
+    own, further = "1" * 64, "2" * 64
+    with pytest.raises(UserError, match=r"disagree: 111111111111 in a; 111111111111\+222222222222 in b"):
+        check_digests([run("a", test_data=own), run("b", test_data=own + further)])
+
+
 def test_source_is_compared_across_tasks() -> None:
     with pytest.raises(UserError, match="source"):
         check_digests([run("a", source="1"), run("b", source="2", task="functions")])

@@ -77,7 +77,9 @@ def _message(
     for digest in sorted(counts, key=lambda text: (-counts[text], text)):
         names = sorted(str(runs[i][0]["run_id"]) for i in indices if runs[i][1][name] == digest)
         more = f" and {len(names) - _NAMED_RUNS} more" if len(names) > _NAMED_RUNS else ""
-        parts.append(f"{digest[:12]} in {', '.join(names[:_NAMED_RUNS])}{more}")
+        # That of further data sets stands behind that of a run's own test problems.
+        short = "+".join(digest[start : start + 12] for start in range(0, len(digest), 64))
+        parts.append(f"{short} in {', '.join(names[:_NAMED_RUNS])}{more}")
     where = ", ".join(f"{key} {value}" for key, value in zip(_SCOPE[name], scope, strict=True) if value)
     return (
         f"digests.{name} of {where} disagree: {'; '.join(parts)}. "
