@@ -217,6 +217,9 @@ def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> Non
     path.write_text(yaml.safe_dump(config | {"training": config["training"] | {"learning_rate": 0.5}}))
     with pytest.raises(UserError, match=r"run\.yaml: training: not what .*manifest\.json says"):
         read_directories([run_dir])
+    edit_json(run_dir / "manifest.json", config=None)
+    with pytest.raises(UserError, match=r"run\.yaml: condition: not what"):
+        read_directories([run_dir])
 
 
 def test_a_score_that_its_own_problems_contradict_is_refused(run_dir: Path) -> None:

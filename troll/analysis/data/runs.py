@@ -184,9 +184,10 @@ def _read_run(path: Path) -> _Directory:
         )
     made_with = manifest.get("config", settings)
     if made_with != settings:
-        key = next((key for key in settings if key not in made_with or made_with[key] != settings[key]), "")
+        known = made_with if isinstance(made_with, dict) else {}
+        key = next((key for key in settings if settings[key] != known.get(key)), "a key is missing")
         raise UserError(
-            f"{path / 'run.yaml'}: {key or 'a key is missing'}: not what {path / 'manifest.json'} says that "
+            f"{path / 'run.yaml'}: {key}: not what {path / 'manifest.json'} says that "
             "the run was made with; make it again"
         )
     rows = list(_metric_rows(path / "metrics.jsonl"))
