@@ -128,7 +128,5 @@ def grade_suites(
 
 def register_paper(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    for function in (fetch, budget):
-        app.command(rich_help_panel=AROUND_A_RUN)(function)
-    for function in (hub_model, sample_suites, grade_suites):
-        app.command()(function)
+    for function in (fetch, budget, hub_model, sample_suites, grade_suites):
+        app.command(rich_help_panel=AROUND_A_RUN if function in (fetch, budget) else None)(function)
