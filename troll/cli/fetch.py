@@ -7,28 +7,13 @@ from troll.common.hub import chat_template, snapshot
 from troll.common.lock_file import lock_path
 from troll.common.progress import say
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.groups import runs_of
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
 
 _GIB = 2**30
 _LOG_IN = "; accept its terms on the hub and log in (hf auth login)"
-
-
-def runs_of(experiment: Experiment, groups: Iterable[str]) -> list[Run]:
-    """The runs of these groups, each once; of none given, all runs.
-
-    Raises:
-        UserError: the experiment has no such group.
-    """
-    known = experiment.groups()
-    found: dict[Run, None] = {}
-    for group in groups:
-        if group not in known:
-            valid = ", ".join(known) or "none, no block has a group"
-            raise UserError(f"experiment {experiment.experiment} has no group {group!r}; valid: {valid}")
-        found.update(dict.fromkeys(known[group]))
-    return list(found) if groups else experiment.runs()
 
 
 def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool]:

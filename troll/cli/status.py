@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from troll.common.errors import UserError
 from troll.common.files import LOCK
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
+from troll.experiment.groups import runs_of
 
 State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
 STATES: dict[State, str] = {
@@ -187,17 +187,6 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
     return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
 
 
-def _runs(experiment: Experiment, only: Sequence[str]) -> list[Run]:
-    groups = experiment.groups()
-    for name in only:
-        if name not in groups:
-            known = ", ".join(groups) or "none, the file names no groups"
-            raise UserError(
-                f"--only: experiment {experiment.experiment} has no group {name!r}; valid: {known}"
-            )
-    return list(dict.fromkeys(run for name in only for run in groups[name])) or experiment.runs()
-
-
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
     """The states of base models and runs of an experiment, in the order of the file.
 
@@ -210,7 +199,7 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
         UserError: there is no such group.
     """
     root = results / experiment.experiment
-    runs = _runs(experiment, only)
+    runs = runs_of(experiment, only)
     bases = dict.fromkeys((run.model, run.task) for run in runs)
     scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
     found = [status_of_base(root, model, task) for model, task in scratch]

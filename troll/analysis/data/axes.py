@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from troll.analysis.data.identity import WATCHING
 from troll.analysis.data.once import once
 from troll.analysis.data.summaries import Cell, cells, variants
 from troll.analysis.data.tidy import BASE, GROUP
 
 _PREFIX = "setting/"
 _TRAINING, _RULE = "training/", "trust_region/settings/"
-_NEVER = ("checkpoint_every", "validate_every", "micro_batches")
-"""Settings that cannot change a result."""
+_NEVER = (*WATCHING, "micro_batches")
+"""Settings that change no result, or only how it is rounded."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.groups import runs_of
 
 COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
 
@@ -53,8 +54,6 @@ def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool 
     Raises:
         UserError: the experiment has no such group.
     """
-    from troll.cli.fetch import runs_of
-
     names = list(groups)
     runs = [run for run in runs_of(experiment, names) if run.seed == experiment.seeds[0]]
     if full:

@@ -21,6 +21,7 @@ from troll.common.errors import UserError
 from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.groups import runs_of
 
 _FILE = "experiment.yaml"
 _LOG = "rehearsal.log"
@@ -78,7 +79,6 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
     Raises:
         UserError: no such group, not in a checkout, or another rehearsal or workflow runs there.
     """
-    from troll.cli.fetch import runs_of
     from troll.cli.rehearsal.figures import check_figures
     from troll.cli.rehearsal.partitions import check_partitions
     from troll.cli.rehearsal.sources import check_data, check_models, check_templates
