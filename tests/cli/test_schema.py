@@ -51,7 +51,10 @@ def test_every_setting_has_a_meaning():
 
 @pytest.mark.parametrize("registry", [TRUST_REGIONS, ESTIMATORS])
 def test_every_setting_of_a_rule_has_a_meaning(registry):
-    own = {name: info for name, info in registry.items() if info.function.__module__.startswith("troll.")}
+    # A rule that another test has made from text is in no module.
+    own = {
+        name: info for name, info in registry.items() if (info.function.__module__ or "").startswith("troll.")
+    }
     rows = list(setting_table(own))[2:]
     assert len(rows) == sum(len(info.settings) for info in own.values()) >= 10
     assert set(rows) <= set(reference().splitlines())
