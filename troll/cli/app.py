@@ -32,7 +32,7 @@ from troll.common.quiet_libraries import quiet_libraries
 app = typer.Typer(
     name="troll",
     help="Trust regions for reinforcement learning of language models: train, evaluate, compare.\n\n"
-    "Most commands are called by the workflow; the last ones, around a run, are for people.",
+    "The workflow calls most of these commands. Those that you type yourself are under Around a run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
