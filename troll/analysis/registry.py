@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Literal
 
 Kind = Literal["table", "figure"]
-When = Literal["always", "variants", "crossed", "published"]
+When = Literal["always", "variants", "crossed", "base models", "published"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Entry:
         function: ``module:function`` below ``troll.analysis``.
         settings: further keyword arguments of the function.
         when: always; where a rule was run with other settings too; where learning rate and staleness were
-            varied together; or where the paper's numbers are wanted.
+            varied together; where a kind of model has several base models; or where the paper's numbers are
+            wanted.
         per_task: one for each task of the experiment.
         groups: of published ones: the groups of ``paper.yaml`` that have the runs.
     """
@@ -76,6 +77,7 @@ ENTRIES = (
     _table("constraint_check", "What the trust regions did", "results:constraint_check_table"),
     _table("ablation", "Variants of each rule", "results:ablation_table", "variants"),
     _table("matched", "Methods at equal divergence", "matched:matched_table", "variants"),
+    _table("base_models", "Differences over base models", "base_models:base_models_table", "base models"),
     _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
     _table("training_cost", "What training took", "training_cost:training_cost_table"),
     _figure("forest", "Differences from PPO-clip", "forest:forest_figure"),
@@ -131,7 +133,13 @@ def entries(kind: Kind) -> dict[str, Entry]:
 
 
 def wanted(
-    kind: Kind, *, variants: bool, crossed: bool, published: bool, group: str | None = None
+    kind: Kind,
+    *,
+    variants: bool,
+    crossed: bool,
+    base_models: bool,
+    published: bool,
+    group: str | None = None,
 ) -> list[Entry]:
     """The tables or figures of an experiment, or of a group of its runs.
 
@@ -139,10 +147,12 @@ def wanted(
         kind: table or figure.
         variants: whether a rule is run with other settings beside its own.
         crossed: whether learning rate and staleness are varied together.
+        base_models: whether a kind of model has several base models.
         published: whether the paper's numbers are wanted.
         group: the group's name; it gets the published ones that are about its runs.
     """
-    there = {"always": True, "variants": variants, "crossed": crossed, "published": published}
+    there: dict[When, bool] = {"always": True, "variants": variants, "crossed": crossed}
+    there |= {"base models": base_models, "published": published}
     return [
         entry
         for entry in entries(kind).values()

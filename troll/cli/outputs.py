@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from troll.analysis.registry import Entry, Kind, crossed, variants_of, wanted
+from troll.experiment.base_seeds import kind_name
 from troll.experiment.experiment import Experiment, Run
 
 
@@ -23,6 +24,7 @@ def entries_of(
         kind,
         variants=bool(variants_of(rules)),
         crossed=_varies_both(experiment, by_setting.values()),
+        base_models=_varies_base_seed(experiment, by_setting.values()),
         published=experiment.published,
         group=group,
     )
@@ -42,3 +44,10 @@ def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:
         method = run.model, run.task, run.trust_region, run.estimator
         pairs.setdefault(method, []).append((training.learning_rate, stale))
     return any(crossed(own) for own in pairs.values())
+
+
+def _varies_base_seed(experiment: Experiment, runs: Iterable[Run]) -> bool:
+    """Whether runs are planned from two base models that differ by their seed alone."""
+    seeds = {run.model: experiment.models[run.model].base_seed for run in runs}
+    kinds = [kind_name(model, seed) for model, seed in seeds.items() if seed is not None]
+    return len(set(kinds)) < len(kinds)

@@ -13,6 +13,11 @@ def base_name(model: str, seed: int) -> str:
     return f"{model}-base{seed}"
 
 
+def kind_name(model: str, seed: int) -> str:
+    """What an experiment file calls the models of which this is the one with a base seed (`base_name`)."""
+    return model.removesuffix(base_name("", seed))
+
+
 def with_base_models_apart(data: Any) -> Any:
     """The contents of an experiment file with a model for each of ``base_seeds``.
 

@@ -1,0 +1,162 @@
+"""Differences over base models of one kind."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from troll.analysis.claims.verdicts import Claim, judge
+from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.render.formats import to_markdown, write_table
+from troll.analysis.tables.base_models import base_models_table
+from troll.cli.outputs import entries_of
+from troll.experiment.files import parse_experiment
+
+GAPS = {"small": (3, 6, 9), "large": (0, -3, 12)}
+"""Problems (of 60) that TROLL solves more than clip does, by kind and base model; programs: two more."""
+WIDTHS = {"small": 64, "large": 192}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    parts = []
+    for kind, gaps in GAPS.items():
+        for base, gap in enumerate(gaps):
+            root = tmp_path_factory.mktemp(f"{kind}{base}") / "sizes"
+            dirs = [
+                synthetic.write_run(
+                    root,
+                    task,
+                    method,
+                    "grpo",
+                    "stale",
+                    seed,
+                    batches=2,
+                    table=synthetic.solved(30 + more + (seed if method == "troll" else 0)),
+                )
+                for task, extra in (("chains", 0), ("functions", 2))
+                for method, more in (("clip", 0), ("troll", gap + extra))
+                for seed in range(3)
+            ]
+            bases = [
+                synthetic.write_base(root, task, table=synthetic.solved(12))
+                for task in ("chains", "functions")
+            ]
+            parts.append(_renamed(read_directories(dirs, bases), kind, base))
+    runs, items = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
+    return Collected(runs, items)
+
+
+def _renamed(found: Collected, kind: str, base: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables of the model ``tiny`` as those of a base model, with its settings recorded as runs do."""
+    name = f"{kind}-base{base}"
+    one = found.runs[found.runs["source"] == "manifest"].drop_duplicates("run_id")
+    settings = {"base_seed": base, "layers": 2, "width": WIDTHS[kind]}
+    recorded = [
+        one.assign(metric=f"setting/model/{key}", value=float(value)) for key, value in settings.items()
+    ]
+    runs = pd.concat([found.runs, *recorded], ignore_index=True)
+    ids = runs["run_id"].astype(str).str.replace("tiny/", f"{name}/")
+    return runs.assign(model=name, run_id=ids), found.items.assign(model=name)
+
+
+def table(known: Collected) -> pd.DataFrame:
+    return base_models_table(known.runs, known.items).set_index(["model", "task"])
+
+
+def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Collected) -> None:
+    found = table(known)
+    tasks = ("chains", "functions", "all")
+    assert list(found.index) == [(kind, task) for kind in ("small", "large", "all") for task in tasks]
+    assert set(found["trust_region"]) == {"troll"} and set(found["seeds"]) == {3}
+    assert list(found["base_models"]) == [3] * 6 + [6] * 3
+    assert list(found["settings"]) == [3, 3, 6, 3, 3, 6, 6, 6, 12]
+
+
+def test_a_row_is_the_average_over_its_base_models(known: Collected) -> None:
+    row = table(known).loc[("small", "chains")]
+    effects = (np.array(GAPS["small"]) + 1) / 60  # seeds 0 to 2 solve one more on average
+    assert row["difference"] == pytest.approx(effects.mean()), "equal variances weigh equally"
+    assert (row["lowest"], row["highest"]) == (pytest.approx(effects.min()), pytest.approx(effects.max()))
+    assert row["base"] == pytest.approx(0.2) and row["baseline"] == pytest.approx(0.5)
+    assert row["method"] == pytest.approx(0.5 + effects.mean())
+    # By hand: the variance of the effects is tau squared plus that of a mean over seeds (1/60 each).
+    error = effects.std(ddof=1) / np.sqrt(3)
+    half = 4.302652729911275 * error  # Student's 0.975 quantile with two degrees of freedom
+    assert row["difference_high"] - row["difference"] == pytest.approx(half, rel=1e-6)
+    between = effects.var(ddof=1) - (1 / 60) ** 2 / 3
+    further = 12.706204736432095 * np.sqrt(between + error**2)  # with one
+    assert row["further_high"] - row["difference"] == pytest.approx(further, rel=1e-6)
+
+
+def test_all_rows_together_are_what_the_verdict_rests_on(known: Collected) -> None:
+    claim = Claim.model_validate(
+        {
+            "id": "c",
+            "sentence": "S",
+            "source": "P",
+            "method": "troll",
+            "baseline": "clip",
+            "metric": "pass@1",
+            "direction": "higher",
+        }
+    )
+    pooled = judge([claim], known.runs, known.items)[0].decision.pooled
+    row = table(known).loc[("all", "all")]
+    assert pooled is not None and pooled.settings == row["settings"] == 12
+    ends = [row[name] for name in ("difference", "difference_low", "difference_high")]
+    assert ends == pytest.approx([pooled.estimate, pooled.low, pooled.high])
+    assert [row["further_low"], row["further_high"]] == pytest.approx(
+        [pooled.predicted_low, pooled.predicted_high]
+    )
+
+
+def test_two_settings_or_one_seed_have_no_interval(known: Collected) -> None:
+    two = ~known.runs["model"].isin(["small-base2", "large-base0", "large-base1", "large-base2"])
+    few = base_models_table(known.runs[two], known.items[known.items["model"].isin(known.runs[two]["model"])])
+    few = few.set_index(["model", "task"])
+    assert few.loc[("small", "chains"), "settings"] == 2
+    assert few.loc["small", "difference_low"].isna().tolist() == [True, True, False]
+    assert few.loc["small", "difference"].notna().all()
+    alone = [frame[frame["seed"].fillna(0) == 0] for frame in (known.runs, known.items)]
+    single = base_models_table(*alone)
+    assert set(single["seeds"]) == {1} and single["difference_low"].isna().all()
+    assert single["difference"].notna().all()
+
+
+def test_models_of_which_there_is_one_are_left_out(known: Collected) -> None:
+    one = known.runs["model"].isin(["small-base0", "large-base0", "large-base1"])
+    found = base_models_table(known.runs[one], known.items)
+    assert set(found["model"]) == {"large"} and set(found["task"]) == {"chains", "functions", "all"}
+    none = base_models_table(known.runs[known.runs["model"] == "small-base0"], known.items)
+    assert none.empty and "No base models that differ by their seed alone" in to_markdown(none)
+
+
+def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
+    write_table(base_models_table(known.runs, known.items), tmp_path / "base_models")
+    text = (tmp_path / "base_models.md").read_text()
+    assert "| small | chains | 3 | 3 | 3 | 20.0 | 50.0 | 61.7 | +11.7 [" in text
+
+
+def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
+    def names(models: dict[str, object]) -> set[str]:
+        experiment = parse_experiment(
+            {
+                "experiment": "x",
+                "seeds": [0],
+                "tasks": {"locks": {}},
+                "models": models,
+                "trust_regions": {"clip": {"rule": "clip"}},
+                "estimators": {"grpo": {"rule": "grpo"}},
+                "conditions": {"c": {}},
+                "training": {"max_response_tokens": 128},
+            },
+            "file",
+        )
+        return {entry.name for entry in entries_of("table", experiment, experiment.runs())}
+
+    assert "base_models" in names({"small": {"base_seeds": [0, 1]}, "other": {}})
+    assert "base_models" not in names({"small": {"base_seeds": [0]}, "other": {"base_seeds": [1]}})
+    assert "base_models" not in names({"small": {}, "other": {}})

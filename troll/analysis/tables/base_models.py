@@ -1,0 +1,158 @@
+"""Differences over base models: would another base model of the same kind say the same?
+
+Runs from one base model say nothing about another, so each base model is a setting of its own, and what a
+further one would give is the prediction interval of `troll.analysis.pooling`.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cells,
+    condition_order,
+    estimator_order,
+    method_order,
+    paired_scores,
+    require_one,
+    scores,
+    variants,
+)
+from troll.analysis.data.tidy import BASE
+from troll.analysis.pooling import error_covariance, pool
+from troll.analysis.render.formats import Style, percent, points, whole
+from troll.experiment.base_seeds import kind_name
+
+ALL = "all"
+"""In the place of a task or of a kind of model: the row is over all of them."""
+_LEAST_SETTINGS = 3
+"""As in verdicts: two settings say next to nothing about how settings differ."""
+_SIZE = ("layers", "width")
+
+
+def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+    """Test pass@1 of every method minus the baseline's, averaged over base models of one kind.
+
+    Args:
+        runs: the tidy table of one experiment.
+        items: the table of test problems.
+        baseline: what methods are compared with.
+
+    Returns:
+        One row per condition, estimator, method, kind of model and task, and for all tasks and all kinds
+        together: ``base_models`` and ``settings`` (a task with a base model), ``seeds`` (the least of any
+        setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings), ``difference`` with
+        ``_low`` and ``_high`` (random effects; from three settings with two seeds each on), ``further_low``
+        and ``further_high`` (a further setting), ``lowest`` and ``highest`` of any setting.
+    """
+    require_one(runs)
+    kinds = _kinds(runs)
+    present, varied = set(cells(items)), variants(runs)
+    compared = [
+        cell
+        for cell in sorted(present, key=_order)
+        if cell.model in kinds
+        and cell.trust_region not in (BASE, baseline)
+        and cell.trust_region not in varied
+        and cell.method(baseline) in present
+    ]
+    rows = []
+    for place in dict.fromkeys((one.condition, one.estimator, one.trust_region) for one in compared):
+        here = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
+        names = _with_all(dict.fromkeys(kinds[cell.model] for cell in here))
+        tasks = _with_all(dict.fromkeys(cell.task for cell in here))
+        for kind, task in product(sorted(names, key=_kind_order(runs, kinds)), tasks):
+            chosen = [cell for cell in here if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
+            if row := _row(items, chosen, baseline):
+                fixed = {"condition": place[0], "estimator": place[1], "trust_region": place[2]}
+                rows.append(fixed | {"model": kind, "task": task} | row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "base_models": Style("Base models", whole),
+        "settings": Style("Settings", whole),
+        "baseline": Style(f"{baseline} (%)", percent),
+        "further_low": Style("A further setting, from (points)", points),
+        "further_high": Style("to (points)", points),
+        "lowest": Style("Lowest Δ (points)", points),
+        "highest": Style("Highest Δ (points)", points),
+    }
+    frame.attrs["notes"] = [
+        f"Base models of a kind differ by their seed alone. Δ: test pass@1 minus that of {baseline}, paired "
+        "by seed and problem in each setting (a task with a base model), averaged over settings by a "
+        "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). A further setting: 95 % "
+        f"prediction interval. Neither is given for fewer than {_LEAST_SETTINGS} settings or a single seed; "
+        "over three settings they are wide. Seeds: the fewest of any setting. Single rows are not corrected "
+        "for how many there are."
+    ]
+    if frame.empty:
+        frame.attrs["notes"] = [f"No base models that differ by their seed alone have runs of {baseline}."]
+    return frame
+
+
+def _kinds(runs: pd.DataFrame) -> dict[str, str]:
+    """The kind of each model that was made with a base seed, where the kind has several."""
+    seeds = _model_setting(runs, "base_seed")
+    kinds = {model: kind_name(model, int(seed)) for model, seed in seeds.items()}
+    return {model: kind for model, kind in kinds.items() if list(kinds.values()).count(kind) > 1}
+
+
+def _model_setting(runs: pd.DataFrame, name: str) -> dict[str, float]:
+    """A number that runs record of their model, by model."""
+    rows = runs[(runs["source"] == "manifest") & (runs["metric"] == f"setting/model/{name}")]
+    rows = rows[rows["value"].notna()].drop_duplicates("model")
+    return {str(model): float(value) for model, value in zip(rows["model"], rows["value"], strict=True)}
+
+
+def _kind_order(runs: pd.DataFrame, kinds: dict[str, str]) -> Any:
+    """Sort key of kinds: all of them last, the others from narrow and shallow to wide and deep."""
+    layers, width = (_model_setting(runs, name) for name in _SIZE)
+    sizes = {kind: layers.get(model, 0.0) * width.get(model, 0.0) ** 2 for model, kind in kinds.items()}
+    return lambda kind: (kind == ALL, sizes.get(kind, 0.0), kind)
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    """Sort key by what names a block of rows first."""
+    return (
+        condition_order(cell.condition),
+        estimator_order(cell.estimator),
+        method_order(cell.trust_region),
+        cell.task,
+        cell.model,
+    )
+
+
+def _with_all(names: dict[str, None]) -> list[str]:
+    return [*names, ALL] if len(names) > 1 else list(names)
+
+
+def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str, Any] | None:
+    """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
+    pairs = {cell: paired_scores(items, cell, cell.method(baseline)) for cell in chosen}
+    known = {cell: pair for cell, pair in pairs.items() if pair is not None}
+    if not known:
+        return None
+    differences = [(own - other).mean(axis="columns") for own, other in known.values()]
+    by_seed = [dict(zip(map(float, one.index), one.tolist(), strict=True)) for one in differences]
+    effects = np.asarray([one.mean() for one in differences])
+    bases = [table.to_numpy().mean() for cell in known if len(table := scores(items, cell.base()))]
+    least = min(map(len, by_seed))
+    row: dict[str, Any] = {
+        "base_models": len({cell.model for cell in known}),
+        "settings": len(known),
+        "seeds": least,
+        "base": float(np.mean(bases)) if bases else np.nan,
+        "baseline": float(np.mean([other.to_numpy().mean() for _, other in known.values()])),
+        "method": float(np.mean([own.to_numpy().mean() for own, _ in known.values()])),
+        "difference": float(effects.mean()),
+    }
+    row |= dict.fromkeys(("difference_low", "difference_high", "further_low", "further_high"), np.nan)
+    if len(known) >= _LEAST_SETTINGS and least > 1:
+        pooled = pool(effects, error_covariance(by_seed, [None] * len(by_seed))[1])
+        row |= {"difference": pooled.estimate, "difference_low": pooled.low, "difference_high": pooled.high}
+        row |= {"further_low": pooled.predicted_low, "further_high": pooled.predicted_high}
+    return row | {"lowest": float(effects.min()), "highest": float(effects.max())}
