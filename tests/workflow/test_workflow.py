@@ -126,19 +126,36 @@ def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkou
     assert not (checkout / "results").exists()
 
 
-def test_an_experiment_of_which_no_task_can_be_run_ends_before_anything_runs(checkout):
-    path = checkout / "tests/workflow/reduced.yaml"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if not line.startswith("  chains:")))
-    programs = checkout / "programs"  # what Snakemake itself needs, and no bubblewrap
+@pytest.fixture
+def without_bubblewrap(checkout):
+    """An environment with what Snakemake itself needs, and no bubblewrap."""
+    programs = checkout / "programs"
     programs.mkdir()
     for name in ("bash", "which"):
         (programs / name).symlink_to(shutil.which(name))
-    result = snakemake(checkout, "--configfile", str(path), env=os.environ | {"PATH": str(programs)})
+    return os.environ | {"PATH": str(programs)}
+
+
+def test_an_experiment_of_which_no_task_can_be_run_ends_before_anything_runs(checkout, without_bubblewrap):
+    path = checkout / "tests/workflow/reduced.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("  chains:")))
+    result = snakemake(checkout, "--configfile", str(path), env=without_bubblewrap)
     assert result.returncode == 1 and not (checkout / "results").exists()
     warning, error = result.stderr.strip().splitlines()
     assert warning.startswith("warning: task functions is skipped: bwrap: not found")
     assert error == "error: tests/workflow/reduced.yaml: none of its tasks can be run on this machine"
+
+
+def test_a_group_of_which_no_task_can_be_run_says_so_and_the_others_run(checkout, without_bubblewrap):
+    path = checkout / "tests/workflow/reduced.yaml"
+    groups = "matrix: [{group: sums, tasks: [chains]}, {group: code, tasks: [functions]}]\n"
+    path.write_text(path.read_text() + groups)
+    result = snakemake(checkout, "-n", "--configfile", str(path), "--", "code", env=without_bubblewrap)
+    assert result.returncode == 1
+    assert "group code: none of its tasks can be run on this machine" in result.stdout + result.stderr
+    result = snakemake(checkout, "-n", "--configfile", str(path), "--", "sums", env=without_bubblewrap)
+    assert result.returncode == 0 and planned(result, "train") == 2
 
 
 def test_adding_a_seed_adds_only_its_runs(checkout):

@@ -4,9 +4,18 @@
 GROUP = f"{ROOT}/groups/{{group}}"
 
 
+def files_of_group(wildcards):
+    """What the tables of a group are made from."""
+    if not GROUPS[wildcards.group]:
+        raise WorkflowError(
+            f"group {wildcards.group}: none of its tasks can be run on this machine"
+        )
+    return files_of(GROUPS[wildcards.group])
+
+
 rule collect_group:
     input:
-        lambda wildcards: files_of(GROUPS[wildcards.group]),
+        files_of_group,
     output:
         runs=f"{GROUP}/runs.parquet",
         problems=f"{GROUP}/items.parquet",
