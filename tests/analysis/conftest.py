@@ -3,9 +3,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic
+import synthetic_board
 
+from troll.analysis.data.results import Results
 from troll.analysis.data.runs import Collected, collect
 from troll.analysis.data.tidy import read_items, read_runs
+from troll.analysis.leaderboard.protocol import Protocol
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,14 @@ def runs(collected: Collected) -> pd.DataFrame:
 @pytest.fixture(scope="session")
 def items(collected: Collected) -> pd.DataFrame:
     return collected.items
+
+
+@pytest.fixture
+def protocol() -> Protocol:
+    return Protocol.model_validate(synthetic_board.PROTOCOL)
+
+
+@pytest.fixture(scope="session")
+def board(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, list[Results], pd.DataFrame]:
+    """A board of synthetic runs, the results of its fresh seeds, and the scores of its trials."""
+    return synthetic_board.made_board(tmp_path_factory.mktemp("board"))

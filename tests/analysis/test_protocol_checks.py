@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import yaml
-from test_leaderboard import PROTOCOL
+from synthetic_board import PROTOCOL
 from typer.testing import CliRunner
 
 from troll.analysis.leaderboard.protocol import read_protocol

@@ -1,0 +1,96 @@
+"""A small protocol of a leaderboard, its trials with known scores, and the board of synthetic runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import synthetic
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.runs import read_directories
+from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.protocol import (
+    Protocol,
+    choose,
+    trial_scores,
+)
+
+PROTOCOL: dict[str, Any] = {
+    "name": "board",
+    "trials": 4,
+    "tuning_seeds": [100, 101],
+    "seeds": [0, 1, 2],
+    "learning_rates": [1e-4, 3e-4],
+    "baseline": "clip",
+    "rules": {
+        "clip": {
+            "rule": "clip",
+            "settings": {"dual_clip": 10.0},
+            "space": {"epsilon_low, epsilon_high": [0.1, 0.2]},
+        },
+        "troll": {"rule": "troll", "space": {"kl_bound": [0.05, 0.2]}},
+        "none": {"rule": "none", "learning_rates": [1e-5, 3e-5, 1e-4, 3e-4]},
+    },
+    "experiment": {
+        "tasks": {
+            "chains": {"train": 8, "validation": 4, "test": 4},
+            "functions": {"train": 8, "validation": 4, "test": 4},
+        },
+        "models": {"tiny": {"vocabulary": 512}},
+        "estimators": {"grpo": {"rule": "grpo"}},
+        "conditions": {"tuned": {"mini_batches": 8, "num_iterations": 3}},
+        "training": {"max_response_tokens": 48},
+    },
+}
+
+
+def validation(protocol: Protocol, score) -> pd.DataFrame:
+    """The tidy rows of all trials, each with a success on validation that falls before it ends."""
+    rows = [
+        {
+            "run_id": f"tiny/{task}/{variant}/grpo/tuned/seed{seed}",
+            "model": "tiny",
+            "task": task,
+            "trust_region": variant,
+            "source": "validation",
+            "metric": "validation_success",
+            "step": step,
+            "value": value,
+        }
+        for task in ("chains", "functions")
+        for variant, trial in protocol.trials_by_variant.items()
+        for seed in protocol.tuning_seeds
+        for step, value in ((4, 0.9), (12, score(task, trial, seed)))
+    ]
+    return pd.DataFrame(rows)
+
+
+def made_board(root: Path) -> tuple[pd.DataFrame, list[Results], pd.DataFrame]:
+    """The board of synthetic runs, with the results and the scores that it was made from."""
+    protocol = Protocol.model_validate(PROTOCOL)
+    best = choose(trial_scores(validation(protocol, trial_score), protocol), protocol)
+    final = []
+    for task in ("chains", "functions"):
+        directory = root / f"board-{task}"
+        runs, bases = synthetic.write_experiment(
+            directory,
+            tasks=[task],
+            conditions=["stale"],
+            estimators=["grpo"],
+            methods=["clip", "troll", "none"],
+            batches=9,
+            problems=20,
+        )
+        collected = read_directories(runs, bases)
+        final.append(Results(at_no_trial(collected.runs), collected.items))
+    scores = trial_scores(validation(protocol, trial_score), protocol)
+    return board_table(final, scores, best, protocol), final, scores
+
+
+def at_no_trial(runs):
+    """Without what synthetic runs recorded of tuned settings, which is no trial's."""
+    return runs[~runs["metric"].astype(str).str.match("setting/(training/learning_rate|trust_region/)")]
+
+
+def trial_score(task, trial, seed):
+    return 0.1 * trial.number + (0.05 if trial.name == "troll" else 0.0)
