@@ -9,6 +9,7 @@ import synthetic
 
 from troll.analysis.claims.verdicts import Claim, judge
 from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.figures.base_models import base_models_figure
 from troll.analysis.render.formats import to_markdown, write_table
 from troll.analysis.tables.base_models import base_models_table
 from troll.cli.outputs import entries_of
@@ -140,6 +141,18 @@ def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
     assert "| small | chains | 3 | 3 | 3 | 20.0 | 50.0 | 61.7 | +11.7 [" in text
 
 
+def test_every_base_model_is_a_mark_and_every_mean_a_line(known: Collected) -> None:
+    panels = base_models_figure(known.runs, known.items).axes
+    assert [axes.get_title() for axes in panels] == ["chains · stale", "functions · stale"]
+    for axes, more in zip(panels, (1, 3), strict=True):
+        marks = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 1]
+        effects = [(gap + more) / 60 for kind in ("small", "large") for gap in GAPS[kind]]
+        assert marks == pytest.approx(effects)
+        means = [line.get_ydata()[0] for line in axes.lines if line.get_linewidth() == 2.4]
+        assert means == pytest.approx([np.mean(effects[:3]), np.mean(effects[3:])])
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["small", "large"]
+
+
 def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
     def names(models: dict[str, object]) -> set[str]:
         experiment = parse_experiment(
@@ -155,7 +168,12 @@ def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
             },
             "file",
         )
-        return {entry.name for entry in entries_of("table", experiment, experiment.runs())}
+        table, figure = (
+            {entry.name for entry in entries_of(kind, experiment, experiment.runs())}
+            for kind in ("table", "figure")
+        )
+        assert ("base_models" in table) == ("base_models" in figure)
+        return table
 
     assert "base_models" in names({"small": {"base_seeds": [0, 1]}, "other": {}})
     assert "base_models" not in names({"small": {"base_seeds": [0]}, "other": {"base_seeds": [1]}})

@@ -87,6 +87,7 @@ ENTRIES = (
     _figure("sensitivity", "How much settings matter", "sensitivity:sensitivity_figure", "variants"),
     _figure("frontier", "Success against divergence", "frontier:frontier_figure", "variants"),
     _figure("heat_map", "Success by learning rate and staleness", "heat_map:heat_map_figure", "crossed"),
+    _figure("base_models", "Differences by base model", "base_models:base_models_figure", "base models"),
     _figure("ablation", "Learning curves of variants", "results:ablation_figure", "variants"),
     _task_figure("learning", "Learning", "results:task_figure"),
     _task_figure("projection", "What the trust regions did", "results:projection_figure"),

@@ -32,7 +32,6 @@ ALL = "all"
 """In the place of a task or of a kind of model: the row is over all of them."""
 _LEAST_SETTINGS = 3
 """As in verdicts: two settings say next to nothing about how settings differ."""
-_SIZE = ("layers", "width")
 
 
 def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
@@ -48,25 +47,16 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         together: ``base_models`` and ``settings`` (a task with a base model), ``seeds`` (the least of any
         setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings), ``difference`` with
         ``_low`` and ``_high`` (random effects; from three settings with two seeds each on), ``further_low``
-        and ``further_high`` (a further setting), ``lowest`` and ``highest`` of any setting.
+        and ``further_high`` (a further setting, cut to [-1, 1]), ``lowest`` and ``highest`` of any setting.
     """
     require_one(runs)
-    kinds = _kinds(runs)
-    present, varied = set(cells(items)), variants(runs)
-    compared = [
-        cell
-        for cell in sorted(present, key=_order)
-        if cell.model in kinds
-        and cell.trust_region not in (BASE, baseline)
-        and cell.trust_region not in varied
-        and cell.method(baseline) in present
-    ]
+    kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
     rows = []
     for place in dict.fromkeys((one.condition, one.estimator, one.trust_region) for one in compared):
         here = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
         names = _with_all(dict.fromkeys(kinds[cell.model] for cell in here))
-        tasks = _with_all(dict.fromkeys(cell.task for cell in here))
-        for kind, task in product(sorted(names, key=_kind_order(runs, kinds)), tasks):
+        tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in here)))
+        for kind, task in product(names, tasks):
             chosen = [cell for cell in here if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
             if row := _row(items, chosen, baseline):
                 fixed = {"condition": place[0], "estimator": place[1], "trust_region": place[2]}
@@ -94,7 +84,31 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     return frame
 
 
-def _kinds(runs: pd.DataFrame) -> dict[str, str]:
+def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASELINE) -> list[Cell]:
+    """The cells of base models that differ by their seed alone, which the baseline has too, in order.
+
+    Variants of a rule are left out. Kinds of models go from narrow and shallow to wide and deep.
+    """
+    kinds, varied, present = kinds_of(runs), variants(runs), set(cells(items))
+    layers, width = (_model_setting(runs, name) for name in ("layers", "width"))
+
+    def order(cell: Cell) -> tuple[object, ...]:
+        size = layers.get(cell.model, 0.0) * width.get(cell.model, 0.0) ** 2
+        place = (
+            condition_order(cell.condition),
+            estimator_order(cell.estimator),
+            method_order(cell.trust_region),
+        )
+        return (*place, size, condition_order(cell.model), cell.task)
+
+    return [
+        cell
+        for cell in sorted((cell for cell in present if cell.model in kinds), key=order)
+        if cell.trust_region not in (BASE, baseline, *varied) and cell.method(baseline) in present
+    ]
+
+
+def kinds_of(runs: pd.DataFrame) -> dict[str, str]:
     """The kind of each model that was made with a base seed, where the kind has several."""
     seeds = _model_setting(runs, "base_seed")
     kinds = {model: kind_name(model, int(seed)) for model, seed in seeds.items()}
@@ -106,24 +120,6 @@ def _model_setting(runs: pd.DataFrame, name: str) -> dict[str, float]:
     rows = runs[(runs["source"] == "manifest") & (runs["metric"] == f"setting/model/{name}")]
     rows = rows[rows["value"].notna()].drop_duplicates("model")
     return {str(model): float(value) for model, value in zip(rows["model"], rows["value"], strict=True)}
-
-
-def _kind_order(runs: pd.DataFrame, kinds: dict[str, str]) -> Any:
-    """Sort key of kinds: all of them last, the others from narrow and shallow to wide and deep."""
-    layers, width = (_model_setting(runs, name) for name in _SIZE)
-    sizes = {kind: layers.get(model, 0.0) * width.get(model, 0.0) ** 2 for model, kind in kinds.items()}
-    return lambda kind: (kind == ALL, sizes.get(kind, 0.0), kind)
-
-
-def _order(cell: Cell) -> tuple[object, ...]:
-    """Sort key by what names a block of rows first."""
-    return (
-        condition_order(cell.condition),
-        estimator_order(cell.estimator),
-        method_order(cell.trust_region),
-        cell.task,
-        cell.model,
-    )
 
 
 def _with_all(names: dict[str, None]) -> list[str]:
@@ -154,5 +150,8 @@ def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str
     if len(known) >= _LEAST_SETTINGS and least > 1:
         pooled = pool(effects, error_covariance(by_seed, [None] * len(by_seed))[1])
         row |= {"difference": pooled.estimate, "difference_low": pooled.low, "difference_high": pooled.high}
-        row |= {"further_low": pooled.predicted_low, "further_high": pooled.predicted_high}
+        row |= {
+            "further_low": max(pooled.predicted_low, -1.0),
+            "further_high": min(pooled.predicted_high, 1.0),
+        }
     return row | {"lowest": float(effects.min()), "highest": float(effects.max())}
