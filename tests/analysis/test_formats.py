@@ -64,6 +64,13 @@ def test_the_model_is_shown_when_there_are_several(table: pd.DataFrame) -> None:
     assert to_markdown(table).startswith("| Model | Task |")
 
 
+def test_the_rule_is_shown_where_a_method_has_another_name(table: pd.DataFrame) -> None:
+    table["rule"] = table["trust_region"]
+    assert "| rule |" not in to_markdown(table)
+    table["trust_region"] = ["clip", "troll", "troll-narrow"]
+    assert "| rule |" in to_markdown(table)
+
+
 def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
     text = to_latex(table)
     assert text.startswith("\\begin{tabular}{llrrrr}\n\\toprule\n")

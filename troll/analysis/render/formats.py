@@ -257,6 +257,8 @@ def _visible(frame: pd.DataFrame) -> list[str]:
     hidden = set(_HIDDEN)
     if "model" in frame.columns and frame["model"].nunique() == 1:
         hidden.add("model")
+    if {"rule", "trust_region"} <= {*frame.columns} and (frame["rule"] == frame["trust_region"]).all():
+        hidden.add("rule")  # every method bears the name of its rule
     return [
         str(name)
         for name in frame.columns
