@@ -74,10 +74,11 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     frame.attrs["notes"] = [
         f"Base models of a kind differ by their seed alone. Δ: test pass@1 minus that of {baseline}, paired "
         "by seed and problem in each setting (a task with a base model), averaged over settings by a "
-        "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). A further setting: 95 % "
-        f"prediction interval. Neither is given for fewer than {_LEAST_SETTINGS} settings or a single seed; "
-        "over three settings they are wide. Seeds: the fewest of any setting. Single rows are not corrected "
-        "for how many there are."
+        "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). It weights settings by "
+        "how precisely they are known, so it is not the difference of the two means beside it. A further "
+        f"setting: 95 % prediction interval. Neither is given for fewer than {_LEAST_SETTINGS} settings or a "
+        "single seed; over three settings they are wide. Seeds: the fewest of any setting. Single rows are "
+        "not corrected for how many there are."
     ]
     if frame.empty:
         frame.attrs["notes"] = [f"No base models that differ by their seed alone have runs of {baseline}."]
