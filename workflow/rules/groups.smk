@@ -4,15 +4,6 @@
 GROUP = f"{ROOT}/groups/{{group}}"
 
 
-def files_of_group(wildcards):
-    """What the tables of a group are made from."""
-    if not GROUPS[wildcards.group]:
-        raise WorkflowError(
-            f"group {wildcards.group}: none of its tasks can be run on this machine"
-        )
-    return files_of(GROUPS[wildcards.group])
-
-
 rule collect_group:
     input:
         files_of_group,

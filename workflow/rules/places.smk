@@ -75,6 +75,15 @@ def files_of(runs):
     ]
 
 
+def files_of_group(wildcards):
+    """What the tables of a group are made from."""
+    if not GROUPS[wildcards.group]:
+        raise WorkflowError(
+            f"group {wildcards.group}: none of its tasks can be run on this machine"
+        )
+    return files_of(GROUPS[wildcards.group])
+
+
 def hub_of(wildcards):
     """The hub's model that a place is of; none for one made from scratch."""
     return EXPERIMENT.models[wildcards.checkpoint_dir.split("/")[1]].hub
