@@ -32,6 +32,7 @@ from typing import Literal
 import numpy as np
 
 from troll.analysis.pooling import (
+    LEAST_SETTINGS,
     Pooled,
     clears,
     common_levels,
@@ -56,8 +57,6 @@ VERDICTS: tuple[Verdict, ...] = (
 )
 MODERATORS = ("task", "estimator", "model", "method")
 _POWER = 0.8
-_LEAST_SETTINGS = 3
-"""Two settings say next to nothing about how settings differ: Student's quantile is 12.7 then."""
 MOST_SEEDS = 1000
 """More than this are not asked for."""
 
@@ -204,7 +203,7 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     wrong = tuple(_refuted(side, one, one.strict(len(known))) for one in known)
     if any(one.seeds < least_seeds for one in known):
         return Decision("inconclusive", known, held, wrong, seeds=least_seeds)
-    pooled = pool(*_effects(known), level=level) if len(known) >= _LEAST_SETTINGS else None
+    pooled = pool(*_effects(known), level=level) if len(known) >= LEAST_SETTINGS else None
     evidence = (known, held, wrong, pooled)
     if all(held):
         return Decision("supported everywhere", *evidence)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from troll.analysis.data.summaries import BASELINE, Cell, difference, require_one
-from troll.analysis.render.formats import MINUS
+from troll.analysis.render.formats import points_tick
 from troll.analysis.render.panels import grid
 from troll.analysis.render.style import Look, empty, styled
 from troll.analysis.tables.base_models import compared_cells, kinds_of
@@ -81,9 +81,7 @@ def _panel(
     axes.set_xlim(-0.6, len(position) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="x", visible=False)
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{100 * value:+g}".replace("-", MINUS) if value else "0")
-    )
+    axes.yaxis.set_major_formatter(FuncFormatter(points_tick))
 
 
 def _legend(figure: Figure, look: Look, baseline: str) -> None:

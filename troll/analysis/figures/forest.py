@@ -21,14 +21,12 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import GROUP
-from troll.analysis.pooling import Pooled, pool
-from troll.analysis.render.formats import MINUS, points
+from troll.analysis.pooling import LEAST_SETTINGS, Pooled, pool
+from troll.analysis.render.formats import points, points_tick
 from troll.analysis.render.style import Look, empty, styled
 from troll.analysis.statistics import sd
 from troll.analysis.tables.comparisons import comparison_family
 
-_LEAST = 3
-"""Settings of an average: of fewer nothing is known about how settings differ."""
 _LINE, _WIDTH = 0.17, 6.6
 _LONGEST = 60
 """Rows of a column; conditions beyond it stand in further columns side by side."""
@@ -80,8 +78,8 @@ def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
     """
     mine = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
     groups = {name: [line for line in mine if line.cell.condition == name] for name in _conditions(mine)}
-    groups = {name: group for name, group in groups.items() if len(group) >= _LEAST}
-    if not groups and len(mine) >= _LEAST:
+    groups = {name: group for name, group in groups.items() if len(group) >= LEAST_SETTINGS}
+    if not groups and len(mine) >= LEAST_SETTINGS:
         groups = {"": mine}
     return {
         name: pool([line.difference for line in group], [line.variance for line in group])
@@ -170,12 +168,8 @@ def _draw(
     right.tick_params(length=0)
     right.spines["right"].set_visible(False)
     axes.grid(axis="y", visible=False)
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.xaxis.set_major_formatter(FuncFormatter(points_tick))
     axes.set_xlabel(f"test pass@1, difference from {BASELINE} (points)")
-
-
-def _tick(value: float, _: object) -> str:
-    return f"{100 * value:+g}".replace("-", MINUS) if value else "0"
 
 
 def _ends(pooled: Pooled) -> tuple[float, float, float]:

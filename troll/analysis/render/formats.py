@@ -34,6 +34,11 @@ def points(value: float, digits: int = 1) -> str:
     return _signed(f"{100 * value:+.{digits}f}")
 
 
+def points_tick(value: float, _: object) -> str:
+    """A difference of shares at a tick of an axis, in percentage points."""
+    return f"{100 * value:+g}".replace("-", MINUS) if value else "0"
+
+
 def significant(value: float) -> str:
     """Three significant digits; powers of ten below 0.001."""
     if math.isinf(value):

@@ -24,14 +24,12 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.pooling import error_covariance, pool
+from troll.analysis.pooling import LEAST_SETTINGS, error_covariance, pool
 from troll.analysis.render.formats import Style, percent, points, whole
 from troll.experiment.base_seeds import kind_name
 
 ALL = "all"
 """In the place of a task or of a kind of model: the row is over all of them."""
-_LEAST_SETTINGS = 3
-"""As in verdicts: two settings say next to nothing about how settings differ."""
 
 
 def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
@@ -76,7 +74,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         "by seed and problem in each setting (a task with a base model), averaged over settings by a "
         "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). It weights settings by "
         "how precisely they are known, so it is not the difference of the two means beside it. A further "
-        f"setting: 95 % prediction interval. Neither is given for fewer than {_LEAST_SETTINGS} settings or a "
+        f"setting: 95 % prediction interval. Neither is given for fewer than {LEAST_SETTINGS} settings or a "
         "single seed; over three settings they are wide. Seeds: the fewest of any setting. Single rows are "
         "not corrected for how many there are."
     ]
@@ -148,7 +146,7 @@ def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str
         "difference": float(effects.mean()),
     }
     row |= dict.fromkeys(("difference_low", "difference_high", "further_low", "further_high"), np.nan)
-    if len(known) >= _LEAST_SETTINGS and least > 1:
+    if len(known) >= LEAST_SETTINGS and least > 1:
         pooled = pool(effects, error_covariance(by_seed, [None] * len(by_seed))[1])
         row |= {"difference": pooled.estimate, "difference_low": pooled.low, "difference_high": pooled.high}
         row |= {
