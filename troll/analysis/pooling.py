@@ -28,7 +28,7 @@ from scipy import optimize, stats
 from troll.analysis.statistics import LEVEL, Array
 
 LEAST_SETTINGS = 3
-"""Of an average with an interval: two say next to nothing of how settings differ (Student's quantile 12.7)."""
+"""Of an average with an interval: two say next to nothing of how settings differ (Student's t is 12.7)."""
 _LEAST_OF_LEVEL = 2
 """A level of a coordinate that is known from one setting cannot be told from that setting."""
 _MOST_CORRELATED = 0.99
