@@ -182,7 +182,7 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*GROUP, "seeds", *_CONSTRAINT_CHECK])
     frame.attrs["notes"] = [
         "Largest and least values are over all tokens, optimiser steps and seeds; shares and evaluations are "
-        "means over steps. KL in nats per token, new policy against the one that sampled. After: of the "
+        "means over steps. KL in nats per token, new policy against the old one. After: of the "
         "projected policy. Residual: distance of the projection's KL from the bound, where the bound binds.",
     ]
     return frame
