@@ -67,6 +67,24 @@ def test_what_an_estimator_refuses(rule, setting, value, right):
     assert str(error.value) == f"estimator {rule!r}: {setting} is {value!r}, must be {right}"
 
 
+@pytest.mark.parametrize(
+    ("rule", "settings", "message"),
+    [
+        ("icepop", {"ratio_min": 6.0, "ratio_max": 1.0}, "ratio_min is 6.0, must be <= ratio_max = 1.0"),
+        ("icepop", {"ratio_min": 6.0}, "ratio_min is 6.0, must be <= ratio_max = 5.0"),
+        ("clip-cov", {"covariance_min": 6}, "covariance_min is 6, must be <= covariance_max = 5.0"),
+        ("bapo", {"ratio_min": 0.9}, "ratio_min is 0.9, must be <= ratio_min_last = 0.8"),
+        ("bapo", {"ratio_max_last": 1.1}, "ratio_max is 1.2, must be <= ratio_max_last = 1.1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(rule, settings, message):
+    with pytest.raises(UserError) as error:
+        TRUST_REGIONS.find(rule, settings)
+    assert str(error.value) == f"trust region {rule!r}: {message}"
+    wide = {"ratio_min": 0.5, "ratio_max": 0.5} if rule == "icepop" else {}  # equal ones are no contradiction
+    assert TRUST_REGIONS.find(rule, wide).name == rule
+
+
 def test_a_number_that_yaml_reads_as_text_gets_a_hint():
     with pytest.raises(UserError, match=r"kl_bound is '5e-2', must be a number >= 0 or infinity; it is text"):
         make_trust_region("troll", kl_bound="5e-2")
@@ -82,7 +100,7 @@ def test_no_setting_takes_nan_text_or_a_flag(kind, name, key):
 
 
 def test_bounds_of_a_moving_bound_agree():
-    with pytest.raises(UserError, match=r"kl_bound_max is 0.01, must be >= kl_bound_min = 0.1"):
+    with pytest.raises(UserError, match=r"kl_bound_min is 0.1, must be <= kl_bound_max = 0.01"):
         make_trust_region("troll-adaptive", kl_bound_min=0.1, kl_bound_max=0.01)
     with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in \[0.001, 1\]"):
         make_trust_region("troll-adaptive", kl_bound=2.0)

@@ -317,6 +317,17 @@ def test_a_missing_math_verify_names_what_to_install(monkeypatch, tmp_path):
     pool.close()
 
 
+def test_a_process_that_starts_too_late_is_not_taken_for_a_missing_package(monkeypatch):
+    monkeypatch.setattr(verifier, "_START_S", 0.0)
+    pool = verifier._Pool(1)
+    monkeypatch.setattr(verifier, "_pool", lambda: pool)
+    with pytest.raises(
+        UserError, match=r"^math-verify: its process did not start within 0 seconds.*too busy"
+    ):
+        judge_math(["5"], [r"\boxed{\frac{10}{2}}"])
+    pool.close()
+
+
 def test_unequal_lengths_are_refused():
     with pytest.raises(ValueError):
         judge_math(["1"], [])

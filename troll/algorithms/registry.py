@@ -118,6 +118,20 @@ class Registry(Mapping[str, E], Generic[E]):
             if not setting.allows(value):
                 hint = _as_number(value) if setting.range is not None else ""
                 raise UserError(f"{where}: {key} is {value!r}, must be {setting.meaning}{hint}")
+        values = {key: setting.default for key, setting in entry.settings.items()} | dict(settings)
+        for low, high in _ordered(values):
+            if values[low] > values[high]:
+                raise UserError(f"{where}: {low} is {values[low]!r}, must be <= {high} = {values[high]!r}")
+
+
+def _ordered(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of settings of which the first may not be the larger one: x_min and x_max, x and x_last."""
+    numbers = [key for key, value in values.items() if isinstance(value, int | float)]
+    for key in numbers:
+        stem = key.removesuffix("_min")
+        for other in (f"{stem}_max" if stem != key else "", f"{key}_last"):
+            if other in numbers:
+                yield key, other
 
 
 def _as_number(value: Any) -> str:

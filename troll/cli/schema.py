@@ -144,9 +144,9 @@ the first line of the files in `workflow/config/`.
 
 `training` holds the settings of every run. A model, a task, a trust region, an estimator (`training:` inside
 of their block) and a condition may override single keys of it, in this order. The estimators `ppo-max` and
-`ppo-max-code` bring a critic, a regulariser and other settings (`troll/experiment/recipes.py`), which take the
-place of those in `training`; to change one, write it into their block, as in `training: {regulariser: null}`.
-`matrix` lists blocks of runs; left out, every combination is run.
+`ppo-max-code` bring a critic, a regulariser and other settings (`troll/experiment/recipes.py`), which take
+the place of those in `training`; to change one, write it into their block, as in
+`training: {regulariser: null}`. `matrix` lists blocks of runs; left out, every combination is run.
 
 Tables below: a key, what it takes, its default and what it means. `none` is written `null` in YAML.
 """

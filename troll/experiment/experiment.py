@@ -87,7 +87,8 @@ class Experiment(Settings):
     summary: str = Field("", description="one line for people")
     seeds: list[Whole] = Field(min_length=1, description="a run for each, of every combination")
     more_seeds: MoreSeeds | None = Field(
-        None, description="`make results` goes on with further seeds where claims are undecided; none for not"
+        None,
+        description="`make results` goes on with further seeds where claims are undecided; none does not",
     )
     further_seeds: dict[str, list[Whole]] = Field(
         {},

@@ -104,7 +104,9 @@ class Vllm(Settings):
         '`vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\'`',
     )
     sleep: bool = Field(True, description="colocated: give its memory back while the policy learns")
-    memory: Positive = Field(0.3, description="colocated: share of each GPU's memory that it takes (TRL)")
+    memory: Positive = Field(
+        0.3, le=1, description="colocated: share of each GPU's memory that it takes (TRL)"
+    )
     tensor_parallel: Count = Field(1, description="colocated: GPUs that share one copy of the model")
     server: str | None = Field(None, description="address of the server, such as http://host:8000")
     correction: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = Field(
@@ -159,15 +161,22 @@ class Training(Settings):
     )
     max_response_tokens: Count = Field(4096, description="longest response in tokens")
     keep: Count = Field(64, description="K: tokens kept of each old distribution")
-    dropped_mass: NotNegative = Field(1e-5, description="delta: mass that may be left to the pooled tail")
+    dropped_mass: NotNegative = Field(
+        1e-5, lt=1, description="delta: mass that may be left to the pooled tail"
+    )
     tail: Literal["pooled", "constant"] = Field(
         "pooled", description="of tokens not kept: their exact mass, or the paper's 1e-12 for each of them"
     )
     aggregation: (
         Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] | None
-    ) = Field(None, description="how token losses become one number; none takes the estimator's own")
+    ) = Field(
+        None,
+        description="how token losses become one number; none takes the trust region's or estimator's own",
+    )
     critic: Critic | None = Field(None, description="needed by estimators that use values")
-    regulariser: Regulariser | None = Field(None, description="KL to the base model; none for none (paper)")
+    regulariser: Regulariser | None = Field(
+        None, description="KL to the base model; none, as in the paper, leaves it out"
+    )
     dynamic_sampling: DynamicSampling | None = Field(None, description="replace prompts without signal")
     overlong: Overlong | None = Field(None, description="penalty on responses near the limit")
     pretraining: Pretraining | None = Field(None, description="likelihood of demonstrations in the loss")
@@ -247,7 +256,7 @@ class Supervised(Settings):
 
 
 class HubModel(Settings):
-    """What identifies a model of the Hugging Face hub. Its revision is no setting: the lock file has it."""
+    """What identifies a model of the Hugging Face hub. Its revision is in the lock file."""
 
     id: str = Field(pattern=_HUB_ID, description="owner/name")
     chat_template_of: str | None = Field(
@@ -259,7 +268,7 @@ class HubModel(Settings):
 
 
 class Hub(HubModel):
-    """A model on the Hugging Face hub. Its revision is no setting: the lock file has it."""
+    """A model on the Hugging Face hub. Its revision is in the lock file, resources/data.lock.json."""
 
     billions: Positive | None = Field(
         None,
@@ -376,4 +385,6 @@ class CostBenchmark(Settings):
     widths: list[Count] = Field([1024], description="D, hidden widths")
     vocabulary: Count = Field(151_936, description="V; Qwen3's by default")
     repeats: Count = Field(3, description="measurements of each variant")
-    step: StepBenchmark | None = Field(None, description="whole optimiser steps too; none for not")
+    step: StepBenchmark | None = Field(
+        None, description="whole optimiser steps too; none measures updates alone"
+    )

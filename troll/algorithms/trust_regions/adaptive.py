@@ -161,10 +161,6 @@ class BoundController:
         schedule_steps: Annotated[int, Range(1)] = 1000,
     ) -> None:
         where, limits = "trust region 'troll-adaptive'", Range(kl_bound_min, kl_bound_max, open_high=False)
-        if kl_bound_max < kl_bound_min:
-            raise UserError(
-                f"{where}: kl_bound_max is {kl_bound_max!r}, must be >= kl_bound_min = {kl_bound_min!r}"
-            )
         self.start = limits.check(f"{where}: kl_bound (between kl_bound_min and kl_bound_max)", kl_bound)
         self.final = limits.check(
             f"{where}: kl_bound_final (between kl_bound_min and kl_bound_max)", kl_bound_final

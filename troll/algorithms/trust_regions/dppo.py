@@ -4,6 +4,7 @@ Source: DPPO, arXiv 2602.04879, and its authors' fork of verl (sail-sg/Stable-RL
 divergence between the old policy mu and the new policy pi is measured on the sampled token against all others
 (binary), or on the kept tokens and the tail (top-K). The loss is -A sg(min(r, ratio_max)) M log pi, where
 M = 0 for tokens that move in the direction of their advantage and whose divergence exceeds the threshold.
+ratio_max is 20 as in verl; that fork falls back to 10.
 """
 
 from __future__ import annotations

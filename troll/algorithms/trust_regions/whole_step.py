@@ -215,8 +215,8 @@ def kl_cov(
     These are a share of the step's tokens (at least one), those of the largest
     (A - mean A) (log pi - mean log pi).
 
-    Source: arXiv 2505.22617, as in verl (kl_cov: 2e-4 and 1). Where r is 1 up to rounding, so is the sign of
-    the penalty's gradient.
+    Source: arXiv 2505.22617, as in verl (compute_policy_loss_kl_cov: 2e-4 and 1; recipes for 7B models: 2e-3
+    and 1). Where r is 1 up to rounding, the sign of the penalty's gradient is chance.
 
     Metrics: penalised_fraction.
 

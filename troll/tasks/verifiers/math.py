@@ -244,7 +244,12 @@ class _Pool:
                 worker.item = None
             return
         self._workers.remove(worker)
-        overrun |= worker.close()
+        late, overrun = overrun, worker.close() or overrun
+        if worker.item is None and late:
+            raise UserError(
+                f"math-verify: its process did not start within {_START_S:g} seconds; this machine may be "
+                "too busy, try again"
+            )
         if worker.item is None:
             raise UserError(
                 "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
