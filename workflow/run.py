@@ -11,8 +11,10 @@ their end depend on verdicts and on the clock; all that one hands to the next is
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,13 +43,25 @@ _UNKNOWN_S = 60.0
 
 
 def _cores(text: str) -> int:
-    return available_cores() if text == "all" else int(text)
+    if text == "all":
+        return available_cores()
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) > 0:
+            return count
+    raise UserError(f"--cores: {text!r} is no whole number above 0, nor all (`make results CORES=2`)")
+
+
+def _minutes(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (count := float(text)) < math.inf:
+            return count
+    raise UserError(f"--minutes: {text} is no number above 0 (`make results MINUTES=60`)")
 
 
 def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """What this program reads of its arguments, and those that are Snakemake's."""
     own = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    own.add_argument("--minutes", type=float)
+    own.add_argument("--minutes", type=_minutes)
     known, rest = own.parse_known_args(arguments)
     theirs = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     theirs.add_argument("--configfile", "--configfiles", nargs="+", action="extend", type=Path, default=[])
@@ -72,17 +86,9 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: {error}")
     except argparse.ArgumentError as error:
         sys.exit(f"error: {error}")
-    if given.minutes is not None and not given.minutes > 0:
-        sys.exit(f"error: --minutes: {given.minutes:g} is no number above 0")
     directory = Path(".snakemake")
-    directory.mkdir(exist_ok=True)
     keep_caches(directory / "cache")
-    handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
-    os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
+    handle = locked(directory)
     if any((directory / "locks").glob("*")):
         unlocked = subprocess.run(
             [*_SNAKEMAKE, "--unlock", *rest], check=False, stderr=subprocess.PIPE, text=True
@@ -96,6 +102,29 @@ def main(arguments: list[str]) -> None:
         in_stages(experiment, rest, handle, given.cores, started + 60 * minutes, started)
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def locked(directory: Path) -> int:
+    """Takes the lock in Snakemake's directory, which is made where there is none; or ends this process.
+
+    Returns:
+        The handle that holds the lock, for processes that are to hold it, too.
+    """
+    remedy = "make it writable, or link it to another place"
+    try:
+        directory.mkdir(exist_ok=True)
+        handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
+    except OSError as error:
+        if os.path.lexists(directory) and not directory.is_dir():
+            sys.exit(f"error: {directory} is no directory; move it away: Snakemake keeps its logs there")
+        sys.exit(f"error: {directory} cannot be written ({error.strerror}); {remedy}")
+    if not os.access(directory, os.W_OK):  # the lock may be there from before
+        sys.exit(f"error: {directory} cannot be written; {remedy}")
+    os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
+    return handle
 
 
 def keep_caches(instead: Path) -> None:

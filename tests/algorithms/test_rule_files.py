@@ -132,7 +132,7 @@ def test_a_changed_file_is_another_configuration(rules):
     data = {
         "experiment": "mine",
         "seeds": [0],
-        "tasks": {"chains": {"train": 8, "validation": 4, "test": 4}},
+        "tasks": {"chains": {"train": 256, "validation": 4, "test": 4}},
         "models": {"tiny": {"vocabulary": 512}},
         "trust_regions": {"mine": {"rule": "my_rules.py:soft_wall"}, "clip": {"rule": "clip"}},
         "estimators": {"grpo": {"rule": "grpo"}},

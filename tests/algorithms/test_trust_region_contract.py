@@ -63,6 +63,14 @@ if OWN := os.environ.get("TROLL_CONTRACT"):
         RULES = [TRUST_REGIONS.find(OWN, {}).name]
     except UserError as error:  # without pytest's traceback: the line says what is wrong with the file
         raise pytest.Collector.CollectError(f"error: {error}") from None
+
+
+def shown(name: str) -> str:
+    """A rule in the names of tests; `make contract` and `troll rank` choose one's own by `own_rule`."""
+    return f"own_rule-{name}" if OWN else name
+
+
+every_rule = pytest.mark.parametrize("name", RULES, ids=shown)
 # Terms that pull the policy whatever the advantage says; off for tests of the policy gradient.
 PULLS = {"regression_weight": 0.0, "coefficient": 0.0}
 # Rules that pick tokens of the old policy itself: the share that they pick.
@@ -100,14 +108,14 @@ def equal_rewards(case: Case) -> Case:
     return Case(**{**vars(case), "context": context})
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_zero_advantage_gives_zero_policy_gradient(name):
     case = equal_rewards(make_case())
     result = gradient(without(name, PULLS), case, torch.zeros_like(case.advantages))
     assert result.abs().max() == 0
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_first_on_policy_step_is_the_policy_gradient(name):
     case = make_case(shift=0.0)
     rule = without(name, PICKS)
@@ -124,7 +132,7 @@ def test_first_on_policy_step_is_the_policy_gradient(name):
     torch.testing.assert_close(gradient(rule, case), expected, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_masked_positions_are_never_read(name):
     """Rubbish at masked positions, NaN included, changes neither losses nor gradients nor metrics."""
     case, rule = make_case(), region(name)
@@ -159,7 +167,7 @@ def test_masked_positions_are_never_read(name):
         assert (value[masked] == 0).all(), key
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_nan_at_masked_positions_reaches_no_gradient(name):
     """As a model gives it: NaN in the tensors that are differentiated."""
     case, rule = make_case(), region(name)
@@ -178,7 +186,7 @@ def test_nan_at_masked_positions_reaches_no_gradient(name):
         assert found is None or (found[masked] == 0).all()
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_a_batch_of_empty_responses_gives_zero(name):
     case = make_case()
     case.mask.zero_()
@@ -192,7 +200,7 @@ def test_a_batch_of_empty_responses_gives_zero(name):
         assert all((value == 0).all() for value in losses.metrics.values())
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 def test_finite_in_bfloat16_on_extreme_inputs(name, scale):
     """Logits in bfloat16 whose moves reach hundreds of nats, large advantages of both signs."""
@@ -206,7 +214,7 @@ def test_finite_in_bfloat16_on_extreme_inputs(name, scale):
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_inputs_in_bfloat16_are_accepted(name):
     """log-probs themselves in bfloat16, as an autocast head may give them."""
     case, rule = make_case(shift=2.0), region(name)
@@ -226,7 +234,7 @@ def test_inputs_in_bfloat16_are_accepted(name):
     assert found.isfinite().all() and losses.per_token.isfinite().all()
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_common_metrics_are_the_same_measure_for_every_rule(name):
     case = make_case()
     metrics = call(region(name), case).metrics
@@ -244,7 +252,7 @@ def test_common_metrics_are_the_same_measure_for_every_rule(name):
         assert value.shape == case.mask.shape and not value.requires_grad, key
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_a_tail_that_one_policy_rounded_to_nothing_stays_finite(name):
     case, rule = make_case(), region(name)
 
@@ -261,7 +269,7 @@ def test_a_tail_that_one_policy_rounded_to_nothing_stays_finite(name):
         assert all(value.isfinite().all() for value in losses.metrics.values())
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
     case, rule = make_case(), region(name)
     case.old_logits.requires_grad_()
@@ -272,7 +280,7 @@ def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
     assert leaks == (None, None)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if not TRUST_REGIONS[n].needs_distribution])
+@pytest.mark.parametrize("name", [n for n in RULES if not TRUST_REGIONS[n].needs_distribution], ids=shown)
 def test_rules_that_need_no_distribution_run_without(name):
     case, rule = make_case(), region(name)
     bare_new, bare_old = TokenPolicy(case.new.log_probs), TokenPolicy(case.old.log_probs)
@@ -282,14 +290,14 @@ def test_rules_that_need_no_distribution_run_without(name):
     assert losses.per_token.isfinite().all() and "kl_to_old" not in losses.metrics
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if TRUST_REGIONS[n].needs_distribution])
+@pytest.mark.parametrize("name", [n for n in RULES if TRUST_REGIONS[n].needs_distribution], ids=shown)
 def test_rules_that_need_distributions_say_so(name):
     case = make_case()
     with pytest.raises(UserError, match="needs the distributions"):
         region(name)(TokenPolicy(case.new.log_probs), case.old, case.advantages, case.mask)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if n.startswith("troll")])
+@pytest.mark.parametrize("name", [n for n in RULES if n.startswith("troll")], ids=shown)
 def test_a_sampled_token_that_was_not_kept_is_reported(name):
     case = make_case(keep=3)
     case.token_ids = (case.token_ids + 1) % 12
@@ -300,7 +308,7 @@ def test_a_sampled_token_that_was_not_kept_is_reported(name):
         region(name)(new, old, case.advantages, case.mask)
 
 
-@pytest.mark.parametrize("name", RULES)
+@every_rule
 def test_the_registry_entry_is_complete(name):
     info = TRUST_REGIONS[name]
     assert info.summary.endswith((".", ":"))

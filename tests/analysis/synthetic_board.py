@@ -33,8 +33,8 @@ PROTOCOL: dict[str, Any] = {
     },
     "experiment": {
         "tasks": {
-            "chains": {"train": 8, "validation": 4, "test": 4},
-            "functions": {"train": 8, "validation": 4, "test": 4},
+            "chains": {"train": 256, "validation": 4, "test": 4},
+            "functions": {"train": 256, "validation": 4, "test": 4},
         },
         "models": {"tiny": {"vocabulary": 512}},
         "estimators": {"grpo": {"rule": "grpo"}},

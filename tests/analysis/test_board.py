@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from synthetic_board import PROTOCOL, trial_score, validation
 
+from troll.analysis.data.results import Results, tables_of
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.figures import (
     budget_figure,
@@ -100,6 +101,14 @@ def test_fresh_runs_with_other_settings_than_the_best_trial_are_refused(board, p
         UserError, match=rf"^clip: chains: {name.rpartition('/')[2]} is .* and .* in the best"
     ):
         board_table(recorded(2 * right), scores, best, protocol)
+
+
+def test_one_experiment_may_hold_several_tasks(board, protocol):
+    table, final, scores = board
+    both = Results(*tables_of(final))
+    together = board_table([both], scores, choose(scores, protocol), protocol)
+    pd.testing.assert_frame_equal(together, table)
+    assert "for each of 2 tasks" in together.attrs["notes"][0]
 
 
 def test_a_rule_that_lacks_fresh_seeds_is_refused(board, protocol):

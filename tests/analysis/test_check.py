@@ -170,6 +170,50 @@ def test_another_plan_is_found(copy: Path) -> None:
         check_results(copy)
 
 
+@pytest.mark.parametrize("text", [None, "{}", '{"skipped": {}}', '{"expected": null}'])
+@pytest.mark.parametrize("write", [False, True])
+def test_tables_are_not_blamed_where_the_plan_is_missing(copy: Path, text: str | None, write: bool) -> None:
+    only(copy, "tables/main")
+    (copy / "plan.json").unlink()
+    if text is not None:
+        (copy / "plan.json").write_text(text)
+    before = {path.name: path.read_bytes() for path in copy.glob("tables/*")}
+    lacks = "no such file" if text is None else "names no planned runs"
+    with pytest.raises(UserError) as error:
+        check_results(copy, write=write)
+    said = str(error.value)
+    assert said.startswith(f"{copy}/plan.json: {lacks}") and "\n" not in said
+    assert ": tables/main.csv, tables/main.md, tables/main.tex; restore it (git checkout" in said
+    assert "--write" not in said
+    assert {path.name: path.read_bytes() for path in copy.glob("tables/*")} == before
+
+
+def test_tables_that_were_made_without_a_plan_need_none(copy: Path) -> None:
+    only(copy, "tables/main")
+    (copy / "plan.json").unlink()
+    make_table("main", read_results(copy), copy / "tables/main")
+    assert check_results(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("expected", 3, "a list, found 3"),
+        ("expected", [3], "a list of objects, one for each planned run"),
+        ("skipped", [], r"an object, found \[\]"),
+        ("skipped", None, "an object, found None"),
+        ("restored", {}, r"a list, found \{\}"),
+        ("rehearsal", "no", "true or false, found 'no'"),
+        ("looks", [3], r"an object, found \[3\]"),
+        ("claims", "x", "a list, found 'x'"),
+    ],
+)
+def test_a_plan_of_another_kind_is_named(copy: Path, name: str, value: object, said: str) -> None:
+    write_json(copy / "plan.json", read_json(copy / "plan.json") | {name: value})
+    with pytest.raises(UserError, match=rf"plan\.json: {name}: expected {said}$"):
+        read_results(copy)
+
+
 def test_changed_claims_are_found(copy: Path) -> None:
     only(copy, "tables/main")
     ledger = copy / "claims.yaml"

@@ -78,14 +78,17 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"where": {"model": ["Qwen3-*"]}}, "not run"),
     ({"method": "gspo-clip"}, "not run"),
     ({"baseline": "gspo-clip"}, "not run"),
-    ({"metric": "no such metric"}, "not run"),
+    ({"metric": "mean/nothing"}, "not run"),
     ({"baseline": "base", "where": GENTLE}, "supported everywhere"),
     ({"metric": "drop", "direction": "lower", "where": STALE}, "supported everywhere"),
     ({"metric": "kl", "direction": "lower"}, "supported everywhere"),
     ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported everywhere"),
     ({"metric": "area", "baseline": 0.4, "where": GENTLE}, "supported everywhere"),
     ({"metric": "area", "baseline": 0.9, "where": GENTLE}, "contradicted"),
-    ({"metric": "no such metric", "baseline": 0.9}, "not run"),
+    ({"metric": "pass@4", "baseline": 0.5, "where": GENTLE}, "supported everywhere"),
+    ({"metric": "pass@4", "relative": True, "where": GENTLE}, "supported everywhere"),
+    ({"metric": "pass@9", "baseline": 0.5, "where": GENTLE}, "not run"),
+    ({"metric": "mean/nothing", "baseline": 0.9}, "not run"),
     ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported everywhere"),
     ({"method": "t*l", "where": GENTLE}, "supported everywhere"),
     ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported everywhere"),
@@ -318,7 +321,7 @@ def judge_of(one: Claim) -> list[Judged]:
     return [Judged(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
 
 
-@pytest.mark.parametrize("metric", ["pass1", "Entropy", "pass@16"])
+@pytest.mark.parametrize("metric", ["mean/nothing", "math500/pass@1", "pass@16"])
 def test_a_metric_that_no_run_has_is_named(known: Collected, metric: str) -> None:
     (one,) = judge([claim(metric=metric)], known.runs, known.items)
     assert one.verdict == "not run" and why(one) == f"no run of troll has the metric {metric!r}"

@@ -82,8 +82,8 @@ def test_a_run_from_an_equal_source_is_restored(tmp_path, equal):
 def test_a_rule_whose_numbers_changed_is_not(tmp_path, equal):
     run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0)
     config = yaml.safe_load((run / "run.yaml").read_text())
-    config["trust_region"] = {"rule": "cispo"}
-    (run / "run.yaml").write_text(yaml.safe_dump(config))
+    config["trust_region"] = {"name": "clip", "rule": "cispo"}
+    synthetic.configure(run, config)
     archive_run(run, tmp_path / "run.zip", EVALUATION)
     assert archived(tmp_path / "run.zip", config, EVALUATION, OLD)
     assert not archived(tmp_path / "run.zip", config, EVALUATION, NEW)

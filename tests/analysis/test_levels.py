@@ -1,5 +1,6 @@
 """Success by level: the test problems are generated again, and are those that the runs were tested on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def test_success_is_told_by_level_best_rule_first(results: Results) -> None:
     assert list(table["every"]) == [0.0, 0.5, 0.0]
     assert "| functions | troll | 2 | 75.0 | 50.0 | 1.5 ± 0.7 | 50.0 |" in to_markdown(table)
     assert "| functions | base | – | 25.0 | 0.0 | 0.0 | 0.0 |" in to_markdown(table)
+
+
+def test_another_task_in_the_same_table_changes_no_level(results: Results) -> None:
+    alone = levels_table([results], Protocol.model_validate(PROTOCOL))
+    names = sorted({*results.items["task_id"], "chains/test/0"})  # as read_items gives it
+    categorical = results.items.assign(task_id=pd.Categorical(results.items["task_id"], categories=names))
+    table = levels_table([replace(results, items=categorical)], Protocol.model_validate(PROTOCOL))
+    pd.testing.assert_frame_equal(table, alone)
 
 
 def test_runs_on_other_problems_have_no_levels(results: Results) -> None:

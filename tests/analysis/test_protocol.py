@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hypothesis import given
@@ -165,6 +166,61 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
     assert result.exit_code == 0, result.output
     experiment = load_experiment(tmp_path / "f/functions.yaml")
     assert experiment.trust_regions["troll"].settings == {"kl_bound": 0.2}
+
+
+@pytest.mark.parametrize("command", ["trials", "trials by a link", "final"])
+def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, command):
+    rows = validation(protocol, lambda *_: 0.5)
+    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+    path, link = tmp_path / "functions.yaml", tmp_path / "link.yaml"
+    path.write_text(yaml.safe_dump(PROTOCOL))
+    link.symlink_to(path)
+    out = {"trials": path, "trials by a link": link, "final": tmp_path}[command]
+    words = ["leaderboard", command.split()[0], str(path), "--out", str(out)]
+    words += ["--results", "results/board-trials"] if command == "final" else ["--rule", "clip"]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, UserError)
+    file = path if command == "final" else out
+    assert str(error) == f"{file}: is the protocol, which must not be overwritten; name another place"
+    assert yaml.safe_load(path.read_text()) == PROTOCOL
+    assert {each.name for each in tmp_path.iterdir()} == {"functions.yaml", "link.yaml"}, "chains neither"
+
+
+@pytest.mark.parametrize("rules", [[], ["--rule", "clip"]])
+def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch, rules):
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(PROTOCOL))
+    words = ["leaderboard", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
+
+    def said(rows):
+        monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+        error = CliRunner().invoke(app, [*words, *rules]).exception
+        assert isinstance(error, UserError) and not (tmp_path / "f").exists()
+        return str(error)
+
+    rows = validation(protocol, lambda *_: 0.5)
+    assert said(rows.assign(trust_region="clip")) == (
+        "results/testbed: has no trials of board: none of its trust regions has the name of a trial, such as "
+        "clip.1; expected results/board-trials"
+    )
+    others = rows[~rows["trust_region"].str.startswith("clip")]
+    assert said(others).startswith(
+        "results/testbed: has no trials of clip, which all rules are compared with"
+    )
+
+
+def test_trials_of_another_protocol_are_called_that(protocol):
+    rows = validation(protocol, lambda *_: 0.5)
+    more = pd.concat([rows, rows.assign(run_id=rows["run_id"].str.replace("tuned", "stale"))])
+    with pytest.raises(UserError, match=r"^trial clip\.1 on chains has 4 runs, and the protocol 2, one for "):
+        trial_scores(more, protocol)
+
+
+def test_the_help_says_which_rules_are_taken():
+    said = " ".join(
+        CliRunner().invoke(app, ["leaderboard", "final", "--help"]).output.replace("│", " ").split()
+    )
+    assert "by default those that have trials in RESULTS" in said
 
 
 @pytest.fixture

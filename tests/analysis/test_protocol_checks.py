@@ -55,6 +55,36 @@ def _set(data, path, value):
             1e-4,
             "experiment.conditions.tuned: learning_rate: trials try several; leave it out",
         ),
+        (
+            ("experiment", "conditions", "stale"),
+            {},
+            "experiment.conditions: has 2 (stale, tuned), and a board compares rules under one",
+        ),
+        (
+            ("experiment", "estimators", "dr"),
+            {"rule": "dr-grpo"},
+            "experiment.estimators: has 2 (dr, grpo), and a board compares rules under one",
+        ),
+        (
+            ("experiment", "training", "validate_every"),
+            0,
+            "experiment.training.validate_every: is 0, must be 1 to 1001 (rollout_batches): trials are",
+        ),
+        (
+            ("experiment", "training", "rollout_batches"),
+            9,
+            "experiment.training.validate_every: is 10, must be 1 to 9 (rollout_batches): trials are chosen",
+        ),
+        (
+            ("experiment", "conditions", "tuned", "validate_every"),
+            0,
+            "experiment.conditions.tuned.validate_every: is 0, must be 1 to 1001",
+        ),
+        (
+            ("experiment", "tasks", "functions", "training"),
+            {"validate_every": 0},
+            "experiment.tasks.functions.training.validate_every: is 0, must be 1 to 1001",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, path, value, message):
@@ -66,6 +96,14 @@ def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, path, value
     assert isinstance(error, UserError) and "\n" not in str(error)
     assert str(error).startswith(f"{tmp_path}/protocol.yaml: {message}")
     assert [each.name for each in tmp_path.iterdir()] == ["protocol.yaml"]
+
+
+def test_what_overrides_a_protocol_without_validation_counts(tmp_path):
+    data = copy.deepcopy(PROTOCOL)
+    data["experiment"]["training"]["validate_every"] = 0
+    data["experiment"]["conditions"]["tuned"]["validate_every"] = 5
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(data))
+    assert checked_protocol(tmp_path / "protocol.yaml").rules
 
 
 def test_a_rule_that_is_there_twice_is_named(tmp_path):

@@ -16,7 +16,7 @@ from troll.analysis.leaderboard.protocol import (
     trial_scores,
     trials_experiment,
 )
-from troll.cli.rank import _space, rank
+from troll.cli.rank import _check_contract, _space, rank
 from troll.common.errors import UserError
 
 
@@ -125,17 +125,42 @@ def own_rules(tmp_path, repository, monkeypatch):
     [
         ("soft_wall", [], "rank: 'soft_wall' names no file; expected my_rules.py:my_function"),
         ("none.py:soft_wall", [], "trust region: none.py: no such file in "),
-        ("{rules}:sot_wall", [], "unknown function 'sot_wall'; valid: soft_wall, careless; did you mean"),
+        (
+            "{rules}:sot_wall",
+            [],
+            "unknown function 'sot_wall'; valid: soft_wall, two, careless; did you mean",
+        ),
         ("{rules}:soft_wall", ["coefficient"], "rank: --space 'coefficient': expected name=1,2,3"),
         ("{rules}:soft_wall", ["coefficient=[,1"], "rank: --space 'coefficient=[,1': '[' is no value ("),
         (
             "{rules}:soft_wall",
-            ["coeficient=1,2"],
-            "soft_wall: space: unknown setting 'coeficient'; valid: coeff",
+            ["coef=1,2,3"],
+            "rank: --space: coef: unknown setting of soft_wall; it has coefficient; did you mean 'coeff",
         ),
+        (
+            "{rules}:careless",
+            ["coefficient=1"],
+            "rank: --space: coefficient: unknown setting of careless; it has none",
+        ),
+        (
+            "{rules}:soft_wall",
+            ["coefficient=1,2", "coefficient=3,4"],
+            "rank: --space: coefficient is given twice; give all its values at once",
+        ),
+        ("{rules}:two", ["left, right=1,2", " left=3"], "rank: --space: left is given twice; "),
         ("{rules}:soft_wall", ["coefficient=1,x"], "soft_wall: space: coefficient is 'x', must be"),
         ("{rules}:soft_wall", ["coefficient=1,1"], "soft_wall: space.coefficient: 1 is there twice"),
-        ("{rules}:soft_wall", ["coefficient=1,2,3"], "rules.soft-wall: 6 trials"),
+        (
+            "{rules}:soft_wall",
+            ["coefficient=1,2,3"],
+            "rank: --space: coefficient: 3 values, must be 2: with 2 learning rates, they make the 4 trials",
+        ),
+        ("{rules}:soft_wall", ["coefficient=1"], "rank: --space: coefficient: 1 value, must be 2: "),
+        (
+            "{rules}:two",
+            ["left=1,2", "right=1,2"],
+            "rank: --space: left and right: 4 combinations, must be 2: with 2 learning rates, ",
+        ),
         ("{rules}:soft_wall", [], "results/board/trials.csv: no such file; a rule is ranked beside the rel"),
     ],
 )
@@ -173,6 +198,26 @@ def test_numbers_of_a_space_may_have_exponents():
     }
 
 
+def test_learning_rates_that_leave_no_room_for_a_space_are_named(own_rules):
+    path = own_rules.with_name("protocol.yaml")
+    rules = {name: rule | {"learning_rates": [1e-4, 3e-4]} for name, rule in PROTOCOL["rules"].items()}
+    rules["none"]["learning_rates"] = PROTOCOL["rules"]["none"]["learning_rates"]
+    path.write_text(yaml.safe_dump(PROTOCOL | {"rules": rules, "learning_rates": [1e-4, 2e-4, 3e-4]}))
+    with pytest.raises(UserError, match=r"3 learning rates and any number of values never make the 4 trials"):
+        rank(f"{own_rules}:soft_wall", ["coefficient=1,2"], path)
+
+
+@pytest.mark.slow
+def test_the_contract_is_tested_whatever_the_rule_is_called(tmp_path, repository, monkeypatch):
+    (tmp_path / "my rules.py").write_text(RULES.replace("soft_wall", "weiß").replace("careless", "maß"))
+    monkeypatch.chdir(repository)
+    _check_contract(f"{tmp_path}/my rules.py:weiß")
+    with pytest.raises(
+        UserError, match=r"maß breaks the contract of rules \(test_\w+.*RULE='.*/my rules.py:maß'"
+    ):
+        _check_contract(f"{tmp_path}/my rules.py:maß")
+
+
 @pytest.mark.slow
 def test_a_rule_that_breaks_the_contract_is_one_line(own_rules, troll):
     result = troll("rank", f"{own_rules}:careless")  # beside the released board
@@ -188,6 +233,11 @@ def soft_wall(new, old, advantages, mask, *, coefficient=1.0):
     \"\"\"Ratio with a square penalty.\"\"\"
     distance = log_ratio(new, old)
     return TokenLosses(-advantages * distance.exp() + coefficient * distance.square())
+
+
+def two(new, old, advantages, mask, *, left=1.0, right=1.0):
+    \"\"\"Ratio with two penalties.\"\"\"
+    return soft_wall(new, old, advantages, mask, coefficient=left + right)
 
 
 def careless(new, old, advantages, mask):

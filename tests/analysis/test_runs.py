@@ -175,6 +175,9 @@ def test_missing_file_is_named(run_dir: Path, name: str) -> None:
         read_directories([run_dir])
 
 
+LARGE = "1" * 400  # larger than any float
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -187,6 +190,24 @@ def test_missing_file_is_named(run_dir: Path, name: str) -> None:
         ("manifest.json", "{", "manifest.json: not JSON"),
         ("manifest.json", "[]", "manifest.json: expected a JSON object"),
         ("grades.json", "{}", "grades.json: not a file of grades"),
+        ("grades.json", "[]", "grades.json: not a file of grades"),
+        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: no line has a number"),
+        (
+            "metrics.jsonl",
+            f'{{"step": 1, "loss": {LARGE}}}\n',
+            "metrics.jsonl:1: loss: 1+... is larger than any",
+        ),
+        ("metrics.jsonl", f'{{"step": {LARGE}}}\n', r"metrics.jsonl:1: step: 1+\.\.\. is no integer above 0"),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "rollout_batch": "x"}\n',
+            "metrics.jsonl:1: rollout_batch: 'x' is no int",
+        ),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "time": {"wall_s": "x"}}\n',
+            "metrics.jsonl:1: time.wall_s: 'x' is no num",
+        ),
     ],
 )
 def test_broken_file_is_named(run_dir: Path, name: str, text: str, message: str) -> None:
@@ -208,6 +229,66 @@ def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
     (run_dir / "run.yaml").write_text(yaml.safe_dump(config | {"seed": "zero"}))
     with pytest.raises(UserError, match=r"run\.yaml: seed: 'zero' is no int"):
         read_directories([run_dir])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hardware": 3}, "hardware: expected an object, found 3"),
+        ({"hardware": "a laptop"}, "hardware: expected an object, found 'a laptop'"),
+        ({"hardware": [1]}, "hardware: expected an object, found [1]"),
+        ({"wall_s": int(LARGE)}, "holds a number that is too large for a table"),
+        ({"constraint_check": {"kl": int(LARGE)}}, "holds a number that is too large for a table"),
+        ({"digests": None}, "expected a JSON object with an object `digests`"),
+    ],
+)
+def test_a_manifest_that_no_run_writes_is_one_line(run_dir: Path, troll, changes: dict, said: str) -> None:
+    edit_json(run_dir / "manifest.json", **changes)
+    out = run_dir.parent / "tables"
+    result = troll("collect", run_dir, "--out", out)
+    assert (result.returncode, result.stderr) == (1, f"error: {run_dir}/manifest.json: {said}\n")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("value", ["x", int(LARGE), None], ids=["text", "large", "null"])
+def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) -> None:
+    grades = json.loads((run_dir / "grades.json").read_text())
+    edit_json(run_dir / "grades.json", metrics=grades["metrics"] | {"pass@4": value})
+    with pytest.raises(UserError, match=r"grades\.json: not a file of grades"):
+        read_directories([run_dir])
+    entry = {"metrics": {"pass@1": value}, "problems": {}, "data_sha256": "x"}
+    edit_json(run_dir / "grades.json", metrics=grades["metrics"])
+    synthetic.write_json(run_dir / "suites/graded.json", {"gsm8k": entry})
+    with pytest.raises(UserError, match=r"graded\.json: not a file of grades"):
+        read_directories([run_dir])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--expected", "{"), "--expected: not JSON"),
+        (("--expected", "3"), "--expected: expected a list of objects, one for each planned run"),
+        (("--expected", "[3]"), "--expected: expected a list of objects, one for each planned run"),
+        (("--skipped", "[]"), "--skipped: expected a JSON object, found list"),
+        (("--looks", "3"), "--looks: expected first and most"),
+    ],
+)
+def test_a_wrong_plan_is_one_line_before_anything_is_written(
+    run_dir: Path, troll, options: tuple[str, str], said: str
+) -> None:
+    result = troll("collect", run_dir, "--out", run_dir.parent / "tables", *options)
+    assert result.returncode == 1 and result.stderr.startswith(f"error: {said}")
+    assert result.stderr.count("\n") == 1 and not (run_dir.parent / "tables").exists()
+
+
+def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_dir: Path, troll) -> None:
+    """Those of base models of older versions, for one."""
+    base = synthetic.write_base(run_dir.parents[6], "chains")
+    assert "config" not in json.loads((base / "manifest.json").read_text())
+    out = run_dir.parents[6] / "tables"
+    result = troll("collect", run_dir, base, "--out", out, "--expected", "[]")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((out / "plan.json").read_text()) == {"expected": [], "skipped": {}}
 
 
 def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> None:
@@ -262,6 +343,18 @@ def test_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(UserError, match="column experiment is missing"):
         read_runs(path)
+
+
+@pytest.mark.parametrize("name", ["runs.parquet", "notes.md"])
+def test_a_file_in_place_of_a_directory_is_named(collected, tmp_path: Path, troll, name: str) -> None:
+    path = tmp_path / name
+    write_parquet(collected.runs.head(300), path, RUN_COLUMNS)
+    said = f"error: {path}: is a file; name its directory, {tmp_path}\n"
+    for command in (["compare", path], ["check-results", path], ["table", "main", "--results", path]):
+        out = ["--out", tmp_path / "main"] if command[0] == "table" else []
+        result = troll(*command, *out)
+        assert (result.returncode, result.stderr) == (1, said), command
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
 def test_a_plan_of_any_size_can_be_read_from_the_input(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_check_reads_the_claims_files(write, change, message):
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "trol"},
+        {"method": "soft-wall"},
         {"baseline": "none"},
         {"where": {"condition": ["gentle"]}},
         {"where": {"experiment": ["testbed*"]}},
@@ -79,6 +79,80 @@ def test_claims_with_runs_are_none_of_these(write):
     path = write({}, {"method": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal)
     experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
     assert claims_in_words(claims_of(experiment), experiment) == "5 of 5 claims have runs here"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"method": "trol"}, "method: no trust region of reduced is called 'trol'; did you mean 'troll'?"),
+        ({"baseline": "clap"}, "baseline: no trust region of reduced is called 'clap'; did you mean 'clip'?"),
+        (
+            {"metric": "pass@99"},
+            "metric: pass@99 takes 99 samples of a problem, and evaluation.samples is 2; raise that, or take "
+            "a smaller k",
+        ),
+        (
+            {"metric": "aime24/pass@4"},
+            "metric: runs here are not evaluated for aime24/pass@4; evaluate_on gives aime24/pass@1, "
+            "aime24/pass@2",
+        ),
+        (
+            {"metric": "math-eval/pass@1"},
+            "metric: runs here are not evaluated for math-eval/pass@1; evaluate_on gives aime24/pass@1, "
+            "aime24/pass@2",
+        ),
+    ],
+)
+def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
+    path = write({}, change)
+    data = yaml.safe_load(path.read_text())
+    data["tasks"]["chains"]["evaluate_on"] = {"aime24": {"samples": 2}}
+    path.write_text(yaml.safe_dump(data))
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert result.exit_code == 0
+    counted, *doubts = result.stdout.splitlines()[-2:]
+    assert counted.endswith(" runs here; not claim1" if "metric" not in change else " runs here")
+    assert doubts == [f"mine.yaml: claim claim1: {said}"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metric": "pass@2"},
+        {"metric": "base/pass@1"},
+        {"metric": "mean/gate"},
+        {"method": "trol*"},
+        {"method": "trol", "where": {"experiment": ["testbed"]}},
+        {"metric": "pass@99", "where": {"experiment": ["testbed"]}},
+        {"baseline": "base"},
+        {"method": "nothing-like-it"},
+    ],
+)
+def test_a_claim_that_may_be_meant_as_it_is_raises_no_doubt(write, change):
+    experiment = parse_experiment(yaml.safe_load(write({}, change).read_text()), "x")
+    assert "\n" not in claims_in_words(claims_of(experiment), experiment)
+
+
+def test_the_packages_own_claims_are_not_doubted(write):
+    """Some are about troll-k16, which is not meant to be this experiment's troll."""
+    data = yaml.safe_load(write({}).read_text()) | {"claims": ["default"]}
+    experiment = parse_experiment(data, "x")
+    assert "\n" not in claims_in_words(claims_of(experiment), experiment)
+
+
+def test_a_wrong_metric_is_found_before_any_run(write):
+    result = CliRunner().invoke(app, ["check", str(write({"metric": "acuracy"}))])
+    assert isinstance(result.exception, UserError) and not result.stdout
+    assert str(result.exception).startswith("mine.yaml: claim claim0: metric: unknown metric 'acuracy'; ")
+
+
+def test_settings_of_a_run_that_clash_name_no_key_that_is_not_there(write):
+    data = yaml.safe_load(write({}).read_text())
+    data["conditions"]["stale"]["mini_batches"] = 3
+    with pytest.raises(UserError) as error:
+        parse_experiment(data, "x.yaml")
+    run = "tiny/chains/clip/grpo/stale/seed0"
+    assert str(error.value).startswith(f"x.yaml: conditions.stale: run {run}: 16 responses (")
 
 
 @pytest.mark.snakemake

@@ -122,3 +122,79 @@ def test_check_compares_responses_with_the_context_of_a_model_of_the_hub(
             "max_prompt_tokens 64 and max_response_tokens 128 exceed the context of 191 tokens of model small"
         )
         assert said in str(result.exception) and isinstance(result.exception, UserError)
+
+
+def _without(*keys):
+    def change(manifest):
+        *parents, last = keys
+        for key in parents:
+            manifest = manifest[key]
+        del manifest[last]
+
+    return change
+
+
+def _with(value, *keys):
+    def change(manifest):
+        *parents, last = keys
+        for key in parents:
+            manifest = manifest[key]
+        manifest[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _with("tiny", "config", "model"),
+        _with([], "config", "training"),
+        _with(0, "config", "training", "rollout_batches"),
+        _with(-4, "config", "training", "rollout_batches"),
+        _with("4", "config", "training", "rollout_batches"),
+        _with(None, "config"),
+        _with(3, "config", "task"),
+        _with(3, "hardware"),
+        _with(3, "hardware", "gpus"),
+        _with("20", "wall_s"),
+        _with(-1.0, "wall_s"),
+        _with(float("nan"), "wall_s"),
+        _with(float("inf"), "wall_s"),
+        _with(10**400, "wall_s"),
+        _without("run_id"),
+        _without("config", "estimator"),
+    ],
+)
+def test_a_damaged_manifest_tells_no_time_and_stops_nothing(data, tmp_path, change):
+    experiment = parse_experiment(data, "x")
+    clip, troll = (find(experiment, "chains", rule) for rule in ("clip", "troll"))
+    finish(tmp_path, experiment, clip, 20.0)
+    finish(tmp_path, experiment, troll, 30.0)
+    path = tmp_path / "reduced/runs" / troll.run_id / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    assert [seen.run_id for seen in earlier_runs(tmp_path)] == [clip.run_id]
+    assert "about 0:20" in plan(experiment, tmp_path)[1]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "3", "", '{"wall_s": ' + "1" * 5000 + "}"])
+def test_a_manifest_that_is_no_object_tells_no_time_and_stops_nothing(data, tmp_path, text):
+    experiment = parse_experiment(data, "x")
+    clip = find(experiment, "chains", "clip")
+    finish(tmp_path, experiment, clip, 20.0)
+    (tmp_path / "reduced/runs" / clip.run_id / "manifest.json").write_text(text)
+    assert not list(earlier_runs(tmp_path))
+    assert "unknown" in plan(experiment, tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"s": null}', '{"s": []}', '{"s": NaN}', "[3]", '{"s": "-"}']
+)
+def test_a_damaged_time_of_a_job_is_as_one_that_is_not_there(data, tmp_path, text):
+    experiment = parse_experiment(data, "x")
+    clip = find(experiment, "chains", "clip")
+    finish(tmp_path, experiment, clip, 20.0, jobs={"train": 35.0, "sample": 4.0, "grade": 1.0})
+    assert time_of(experiment, clip, tmp_path) == 40.0
+    (tmp_path / f"reduced/benchmarks/sample/runs/{clip.run_id}.jsonl").write_text(f"{text}\n")
+    assert time_of(experiment, clip, tmp_path) == 20.0

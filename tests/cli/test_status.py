@@ -254,3 +254,54 @@ def test_two_lines_of_one_step_have_no_pace(experiment, results):
         lines.write('{"step": 1, "time": {"wall_s": 12.0}}\n')
     with only_writer(directory):
         assert of(status_of(experiment, results), "troll").left_s is None
+
+
+DIGITS = "1" * 5000  # more than Python makes a number of
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": null}',
+        '{"step": "x"}',
+        '{"step": true}',
+        '{"step": -1}',
+        '{"step": 1e999}',
+        f'{{"step": {DIGITS}}}',
+        f'{{"step": {DIGITS[:4000]}}}',
+        f'{{"step": 6, "loss": {DIGITS}}}',
+        "[" * 60_000,
+    ],
+)
+def test_a_damaged_line_is_left_out_as_a_half_written_one_is(experiment, results, line):
+    directory = write_run(results, "troll", steps=5)
+    with (directory / "metrics.jsonl").open("a") as lines:
+        lines.write(f"{line}\n")
+    assert of(status_of(experiment, results), "troll") == RunStatus(
+        RUN.format("troll"), "stopped", 5, 8, success=0.25
+    )
+    with only_writer(directory):
+        assert of(status_of(experiment, results), "troll").left_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("values", "left"),
+    [
+        ('"success": null, "time": {"wall_s": 16.0}', 2.0),
+        ('"success": "x", "time": {"wall_s": 16.0}', 2.0),
+        (f'"success": {DIGITS[:4000]}, "time": {{"wall_s": 16.0}}', 2.0),
+        ('"loss": 1.0', None),
+        ('"time": null', None),
+        ('"time": {"wall_s": "x"}', None),
+        ('"time": {"wall_s": NaN}', None),
+        (f'"time": {{"wall_s": {DIGITS[:4000]}}}', None),
+    ],
+)
+def test_a_line_without_success_or_time_still_has_its_step(experiment, results, values, left):
+    directory = write_run(results, "troll", steps=5)
+    with (directory / "metrics.jsonl").open("a") as lines:
+        lines.write(f'{{"step": 6, {values}}}\n')
+    with only_writer(directory):
+        status = of(status_of(experiment, results), "troll")
+    assert (status.state, status.step, status.left_s, status.success) == ("running", 6, left, 0.25)
+    assert show([status], "reduced")

@@ -56,7 +56,7 @@ def test_a_signal_to_the_command_alone_ends_snakemake_too(tmp_path, number):
 
 TEST = """
 import os, pathlib, time
-def test_soft_wall():
+def test_own_rule():
     pathlib.Path("pid").write_text(str(os.getpid()))
     time.sleep(200)
 """

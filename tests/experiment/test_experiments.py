@@ -15,6 +15,7 @@ from troll.experiment.files import load_experiment, parse_experiment, read_run_f
 from troll.experiment.names import RULES
 from troll.experiment.settings import ModelSettings
 from troll.experiment.shapes import LEAST_VOCABULARY, shape_problems
+from troll.experiment.validation import STEP_SHAPES
 from troll.training.base_model import new_model
 from troll.training.tokenizer import train_tokenizer
 
@@ -185,6 +186,19 @@ def _set(data, path, value):
             ["stale/seed0: max_prompt_tokens 209 and max_response_tokens 48", "256 tokens of model tiny"],
         ),
         (("models", "tiny", "layer"), 2, ["models.tiny", "'layer'", "did you mean 'layers'"]),
+        (
+            ("tasks", "chains", "train"),
+            15,
+            ["tiny/chains/", "prompts_per_batch is 16, but task chains takes 15", "raise tasks.chains.train"],
+        ),
+        (
+            ("conditions", "stale", "prompts_per_batch"),
+            2048,
+            ["/stale/seed0: prompts_per_batch is 2048", "2000"],
+        ),
+        (("cost",), {"widths": []}, ["cost.widths: is empty; name one at least, such as 1024"]),
+        (("cost",), {"step": {"shape": "21m"}}, ["cost.step.shape: ", "'21m'", "did you mean '20m'"]),
+        (("evaluation", "engine"), "vllm", ["evaluation.engine: vllm is for", "model tiny", "transformers"]),
     ],
 )
 def test_every_mistake_is_one_line(data, path, value, expected):
@@ -389,3 +403,40 @@ def test_a_shape_that_is_not_refused_can_be_built(shape):
     tokenizer = train_tokenizer(["1 + 1"], model.vocabulary) if "vocabulary" in shape else None
     ends = tokenizer or SimpleNamespace(eos_token_id=0, pad_token_id=1)
     new_model(model, ends, seed=0)(torch.tensor([[0, 1, 2]]))
+
+
+def test_a_batch_may_take_every_problem_of_a_task(data):
+    sizes = [data["training"]["prompts_per_batch"]]
+    sizes += [condition.get("prompts_per_batch", 0) for condition in data["conditions"].values()]
+    data["tasks"]["chains"]["train"] = max(sizes)
+    assert parse_experiment(data, "x").runs()
+
+
+@pytest.mark.parametrize(("train", "fits"), [("all", True), (16, True), (15, False)])
+def test_a_batch_of_a_public_data_set_is_compared_with_what_is_taken_of_it(data, train, fits):
+    data["models"]["tiny"] = {"hub": {"id": "a/b"}}
+    data["tasks"] = {"gsm8k": {"train": train}}
+    if fits:
+        assert parse_experiment(data, "x").runs()
+    else:
+        with pytest.raises(UserError, match=r"prompts_per_batch is 16, but task gsm8k takes 15"):
+            parse_experiment(data, "x")
+
+
+def test_models_of_the_hub_may_be_sampled_with_vllm(data):
+    data["models"]["tiny"] = {"hub": {"id": "a/b"}}
+    data["evaluation"]["engine"] = "vllm"
+    assert parse_experiment(data, "x").runs()
+
+
+def test_a_model_without_runs_may_be_made_from_scratch_beside_vllm(data):
+    data["models"]["hub"] = {"hub": {"id": "a/b"}}
+    data["evaluation"]["engine"] = "vllm"
+    data["matrix"] = [{"models": ["hub"]}]
+    assert parse_experiment(data, "x").runs()
+
+
+def test_the_shapes_of_the_step_benchmark_are_known_without_importing_it():
+    from troll.benchmark.step_worker import SHAPES
+
+    assert tuple(SHAPES) == STEP_SHAPES

@@ -173,6 +173,35 @@ def test_caches_lie_here_where_no_home_can_be_written(stages, tmp_path, monkeypa
     assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / "cache")
 
 
-def test_minutes_that_are_none_are_refused(stages):
-    with pytest.raises(SystemExit, match="error: --minutes: -1 is no number above 0"):
-        make(stages, "--minutes", "-1")
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "abc"])
+def test_minutes_that_are_none_are_refused(stages, minutes):
+    with pytest.raises(SystemExit, match=f"error: --minutes: {minutes} is no number above 0 .*MINUTES=60"):
+        make(stages, "--minutes", minutes)
+
+
+@pytest.mark.parametrize("cores", ["-1", "0", "abc", "2.5", ""])
+def test_cores_that_are_none_are_refused(stages, cores):
+    with pytest.raises(SystemExit) as ended:
+        stages.main(["--cores", cores, "--configfile", "testbed.yaml", "--", "all"])
+    said = "is no whole number above 0, nor all (`make results CORES=2`)"
+    assert ended.value.code == f"error: --cores: {cores!r} {said}"
+    assert not Path(".snakemake").exists() and not stages.asked
+
+
+def test_a_place_where_snakemake_cannot_write_is_one_line(stages, monkeypatch):
+    Path(".snakemake").touch()
+    with pytest.raises(
+        SystemExit, match=r"^error: \.snakemake is no directory; move it away: Snakemake [^\n]*$"
+    ):
+        make(stages)
+    Path(".snakemake").unlink()
+    Path(".snakemake/results.lock").mkdir(parents=True)
+    said = r"^error: \.snakemake cannot be written%s; make it writable, or link it to another place$"
+    with pytest.raises(SystemExit, match=said % r" \(Is a directory\)"):
+        make(stages)
+    Path(".snakemake/results.lock").rmdir()
+    Path(".snakemake/results.lock").touch()  # of an earlier run; modes do not bind the superuser
+    monkeypatch.setattr(stages.os, "access", lambda path, _: path != Path(".snakemake"))
+    with pytest.raises(SystemExit, match=said % ""):
+        make(stages)
+    assert not stages.asked

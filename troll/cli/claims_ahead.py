@@ -1,13 +1,19 @@
-"""What is known of claims before any run: which files are broken, and which claims no run is about."""
+"""What is known of claims before any run: broken files, claims without runs, numbers that no run has."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from troll.analysis.claims.packaged import claims_file
+from troll.analysis.claims.fields import MATH_EVAL_MEAN, pass_at
+from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Claim, read_claims
 from troll.analysis.data.summaries import Cell
 from troll.analysis.data.tidy import BASE
+from troll.common.errors import nearest
+from troll.evaluation.pass_at_k import reported_ks
 from troll.experiment.experiment import Experiment
+from troll.experiment.settings import TaskSettings
+from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 
 
 def claims_of(experiment: Experiment) -> list[Claim]:
@@ -28,25 +34,27 @@ def without_runs(claims: Sequence[Claim], experiment: Experiment) -> list[Claim]
         claims: of the experiment.
         experiment: checked.
     """
-    cells = list(
-        dict.fromkeys(
-            Cell(run.model, run.task, run.condition, run.estimator, run.trust_region)
-            for run in experiment.runs()
-        )
+    cells = _cells(experiment)
+    return [claim for claim in claims if not any(_about(claim, experiment, cells))]
+
+
+def _cells(experiment: Experiment) -> dict[Cell, None]:
+    """Those of all runs, in their order; large experiments are looked through often."""
+    runs = experiment.runs()
+    return dict.fromkeys(
+        Cell(run.model, run.task, run.condition, run.estimator, run.trust_region) for run in runs
     )
 
-    def judged(claim: Claim) -> bool:
-        return any(
-            fnmatchcase(cell.trust_region, claim.method)
-            and claim.where.holds(experiment.experiment, cell)
-            and _has_baseline(claim, cell, cells)
-            for cell in cells
-        )
 
-    return [claim for claim in claims if not judged(claim)]
+def _about(claim: Claim, experiment: Experiment, cells: Collection[Cell]) -> Iterator[Cell]:
+    """The cells of the method that a claim will be judged by."""
+    for cell in cells:
+        of_method = fnmatchcase(cell.trust_region, claim.method)
+        if of_method and claim.where.holds(experiment.experiment, cell) and _has_baseline(claim, cell, cells):
+            yield cell
 
 
-def _has_baseline(claim: Claim, cell: Cell, cells: Sequence[Cell]) -> bool:
+def _has_baseline(claim: Claim, cell: Cell, cells: Collection[Cell]) -> bool:
     if not isinstance(claim.baseline, str) or claim.baseline == BASE:
         return True
     if not claim.at_equal_kl:
@@ -58,10 +66,67 @@ def _has_baseline(claim: Claim, cell: Cell, cells: Sequence[Cell]) -> bool:
 
 
 def claims_in_words(claims: Sequence[Claim], experiment: Experiment) -> str:
-    """A line for people: how many claims have runs. It names these or the others: the fewer."""
+    """For people: how many claims have runs, and what is probably wrong with single ones, a line for each.
+
+    The first line names the claims with runs or the others: the fewer.
+    """
     lacking = [claim.id for claim in without_runs(claims, experiment)]
     having = [claim.id for claim in claims if claim.id not in lacking]
     line = f"{len(having)} of {len(claims)} claims {'has' if len(having) == 1 else 'have'} runs here"
     if lacking and having and len(having) < len(lacking):
-        return f"{line}: {', '.join(having)}"
-    return f"{line}; not {', '.join(lacking)}" if lacking else line
+        line += f": {', '.join(having)}"
+    elif lacking:
+        line += f"; not {', '.join(lacking)}"
+    return "\n".join([line, *_doubts(claims, experiment)])
+
+
+def _doubts(claims: Sequence[Claim], experiment: Experiment) -> Iterator[str]:
+    """What keeps the user's own claims from a verdict here.
+
+    These are no errors: a claim may be about other experiments too, and the package's claims mostly are.
+    """
+    files = [name for name in experiment.claims if name != DEFAULT and Path(name).exists()]
+    own = {claim.id: name for name in files for claim in read_claims([Path(name)])}
+    cells = _cells(experiment)
+    for claim in claims:
+        if claim.id in own:
+            tasks = dict.fromkeys(cell.task for cell in _about(claim, experiment, cells))
+            doubts = _not_measured(claim, experiment, tasks) if tasks else _alike(claim, experiment)
+            yield from (f"{own[claim.id]}: claim {claim.id}: {doubt}" for doubt in doubts)
+
+
+def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
+    """Methods that the experiment lacks, although it has one of a similar name."""
+    name = experiment.experiment
+    if not any(fnmatchcase(name, pattern) for pattern in claim.where.experiment):
+        return
+    for field, method in (("method", claim.method), ("baseline", claim.baseline)):
+        if not isinstance(method, str) or method in (BASE, *experiment.trust_regions):
+            continue
+        hint = "" if any(sign in method for sign in "*?[") else nearest(method, experiment.trust_regions)
+        if hint:
+            yield f"{field}: no trust region of {name} is called {method!r}{hint}"
+
+
+def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) -> Iterator[str]:
+    """Why no run will have the claim's pass@k. Whether runs have other metrics, rules and graders decide."""
+    data, k = pass_at(claim.metric) or (None, 0)
+    samples = experiment.evaluation.samples
+    if data == "" and k > samples:
+        yield (
+            f"metric: {claim.metric} takes {k} samples of a problem, and evaluation.samples is {samples}; "
+            "raise that, or take a smaller k"
+        )
+    if data in DATA_SETS or claim.metric == MATH_EVAL_MEAN:
+        measured = dict.fromkeys(name for task in tasks for name in _of_data_sets(experiment.tasks[task]))
+        if claim.metric not in measured:
+            there = ", ".join(measured) or "nothing"
+            yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {there}"
+
+
+def _of_data_sets(task: TaskSettings) -> Iterator[str]:
+    """The pass@k that runs of a task will have on further data sets."""
+    for name, suite in task.evaluate_on.items():
+        yield from (f"{name}/pass@{k}" for k in reported_ks(suite.samples))
+    if set(MATH_EVAL) <= set(task.evaluate_on):
+        yield MATH_EVAL_MEAN

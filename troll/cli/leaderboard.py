@@ -1,6 +1,6 @@
 """Commands of the leaderboard: every rule tuned with the same budget, then compared on fresh seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,12 @@ Rules = Annotated[
     list[str] | None,
     typer.Option(
         "--rule", help="one of its rules; may be repeated; by default all, and the board grows with each"
+    ),
+]
+TriedRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule", help="one of its rules; may be repeated; by default those that have trials in RESULTS"
     ),
 ]
 
@@ -65,7 +71,7 @@ def run(
         for experiment in final_experiments(known, best).values()
     ]
     make_board(protocol, tried, finals, out)
-    write_text(out / "protocol.yaml", protocol.read_text())
+    write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
     say(f"the board: {out / 'board.md'}")
 
 
@@ -94,7 +100,7 @@ def final(
     protocol: ProtocolFile,
     results: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
     out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
-    rule: Rules = None,
+    rule: TriedRules = None,
 ) -> None:
     r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
 
@@ -104,27 +110,25 @@ def final(
     --results results/leaderboard-trials --out final
     """
     from troll.analysis.data.tidy import read_runs
-    from troll.analysis.leaderboard.protocol import (
-        among,
-        choose,
-        final_experiments,
-        trial_scores,
-        tried,
-    )
+    from troll.analysis.leaderboard.inputs import tried_in
+    from troll.analysis.leaderboard.protocol import among, choose, final_experiments, trial_scores
     from troll.cli.protocol_checks import checked_protocol
 
     known, runs = checked_protocol(protocol), read_runs(results / "runs.parquet")
-    known = among(known, rule or tried(runs, known))
-    scores = trial_scores(runs, known)
-    for task, experiment in final_experiments(known, choose(scores, known)).items():
-        write_experiment(out / f"{task}.yaml", experiment, protocol)
+    there = tried_in(runs, known, results)
+    known = among(known, rule or there)
+    experiments = final_experiments(known, choose(trial_scores(runs, known), known))
+    files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
+    write_experiments(files, protocol)
 
 
 @leaderboard.command()
 def board(
     protocol: ProtocolFile,
     trials: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
-    final: Annotated[list[Path], typer.Option(help="results/<experiment> of fresh seeds; may be repeated")],
+    final: Annotated[
+        list[Path], typer.Option(help="results/<experiment> of fresh seeds; once for each task")
+    ],
     out: Annotated[Path, typer.Option(help="directory of the board")],
 ) -> None:
     r"""Make the board from finished experiments: tables and figures.
@@ -139,7 +143,7 @@ def board(
     from troll.common.files import write_text
 
     make_board(protocol, trials, final, out)
-    write_text(out / "protocol.yaml", protocol.read_text())
+    write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
 
 
 def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -> None:
@@ -154,31 +158,38 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
         out: directory.
 
     Raises:
-        UserError: runs are missing.
+        UserError: runs are missing, or a directory holds something else than it is taken for; nothing has
+            been written then.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_runs
     from troll.analysis.leaderboard.board import board_table
     from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
+    from troll.analysis.leaderboard.inputs import check_fresh, check_named_once, tried_in
     from troll.analysis.leaderboard.levels import levels_table
-    from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores, tried
+    from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores
     from troll.analysis.render.formats import write_table
     from troll.analysis.render.style import write_figure
 
+    check_named_once(final)
     whole, runs = read_protocol(protocol), read_runs(trials / "runs.parquet")
-    known = among(whole, tried(runs, whole))
+    known = among(whole, tried_in(runs, whole, trials))
     missing = [name for name in whole.rules if name not in known.rules]
     scores = trial_scores(runs, known)
-    finals = [read_results(path) for path in final]
-    table = board_table(finals, scores, choose(scores, known), known, missing)
-    write_table(table, out / "board")
-    levels = levels_table(finals, known)
-    if not levels.empty:
-        write_table(levels, out / "levels")
-    write_table(scores, out / "trials")
-    write_figure(differences_figure(table), out / "differences")
-    write_figure(budget_figure(scores, table), out / "budget")
-    write_figure(profile_figure(table), out / "profile")
+    finals = {path: read_results(path) for path in final}
+    check_fresh(finals, whole)
+    table = board_table([*finals.values()], scores, choose(scores, known), known, missing)
+    levels = levels_table([*finals.values()], known)
+    tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
+    figures = {
+        "differences": differences_figure(table),
+        "budget": budget_figure(scores, table),
+        "profile": profile_figure(table),
+    }
+    for name, made in tables.items():
+        write_table(made, out / name)
+    for name, figure in figures.items():
+        write_figure(figure, out / name)
 
 
 def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:
@@ -208,9 +219,26 @@ def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, prot
 
 def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> None:
     """Writes an experiment file made from a protocol; what is wrong with it is said here."""
+    write_experiments({path: experiment}, protocol)
+
+
+def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:
+    """Writes experiment files made from a protocol, after all of them have been looked at.
+
+    Args:
+        files: contents by path.
+        protocol: what they were made from.
+
+    Raises:
+        UserError: an experiment is wrong, or its file is the protocol's.
+    """
     from troll.common.files import write_text
     from troll.experiment.files import parse_experiment
 
-    parse_experiment(experiment, str(path))
+    for path, experiment in files.items():
+        if path.exists() and path.samefile(protocol):
+            raise UserError(f"{path}: is the protocol, which must not be overwritten; name another place")
+        parse_experiment(experiment, str(path))
     head = f"# Written by `troll leaderboard` from {protocol.as_posix()}.\n"
-    write_text(path, head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))
+    for path, experiment in files.items():
+        write_text(path, head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))

@@ -1,6 +1,6 @@
 """What an experiment will do, as a table, with its time where earlier runs on this machine tell it."""
 
-import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from troll.cli.versions import tool
+from troll.common.files import parse_json
 from troll.common.processor import processor_name
 from troll.common.progress import clock
 from troll.experiment.budget import budget_of
@@ -26,6 +27,8 @@ _SIZES = (
     "keep",
 )
 _JOBS = ("train", "sample", "grade")
+# What reading a file raises in which anything may stand.
+_BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -78,26 +81,33 @@ def _job_seconds(root: Path, run_id: str) -> dict[str, float]:
         name = run_id if job == "train" else f"runs/{run_id}"
         path = root / "benchmarks" / job / f"{name}.jsonl"
         try:
-            found[job] = float(json.loads(path.read_text().splitlines()[-1])["s"])
-        except (OSError, IndexError, KeyError, ValueError):
+            found[job] = _duration(parse_json(path.read_text().splitlines()[-1])["s"])
+        except _BROKEN:
             continue
     return found
+
+
+def _duration(value: Any) -> float:
+    """Seconds as they were recorded; what is no time at all is an error."""
+    if not 0 <= value < math.inf:  # a TypeError where it is no number
+        raise ValueError(f"{value} seconds")
+    return float(value)
 
 
 def earlier_runs(results: Path) -> Iterator[Seen]:
     """The finished runs of all experiments that ran on a processor and a GPU like this machine's."""
     for path in results.glob("*/runs/*/*/*/*/*/*/manifest.json"):
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = parse_json(path.read_text(encoding="utf-8"))
             config = manifest["config"]
             hardware = manifest["hardware"]
             if (hardware["processor"], next(iter(hardware["gpus"]), None)) != (processor_name(), gpu()):
                 continue
             training = config["training"]
             root = path.parents[7]
-            jobs = _job_seconds(root, manifest["run_id"])
+            jobs, wall_s = _job_seconds(root, manifest["run_id"]), _duration(manifest["wall_s"])
             # The first attempt of a resumed run is in the manifest's time, and not in the benchmark's.
-            start = max(0.0, sum(jobs.values()) - manifest["wall_s"]) if len(jobs) == len(_JOBS) else 0.0
+            start = max(0.0, sum(jobs.values()) - wall_s) if len(jobs) == len(_JOBS) else 0.0
             yield Seen(
                 run_id=manifest["run_id"],
                 experiment=config["experiment"],
@@ -106,11 +116,11 @@ def earlier_runs(results: Path) -> Iterator[Seen]:
                 trust_region=config["trust_region"]["rule"],
                 estimator=config["estimator"]["rule"],
                 sizes=_sizes(training),
-                seconds_per_batch=manifest["wall_s"] / training["rollout_batches"],
+                seconds_per_batch=_duration(wall_s / training["rollout_batches"]),
                 start_s=start,
             )
-        except (OSError, KeyError, TypeError, ValueError):
-            continue  # of an older version, or half there
+        except _BROKEN:
+            continue  # of an older version, damaged, or half there
 
 
 def estimate(experiment: Experiment, run: Run, training: Training, seen: Sequence[Seen]) -> float | None:

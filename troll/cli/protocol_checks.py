@@ -1,11 +1,12 @@
 """What is wrong with a protocol, found before the first run: file, field, value and a way out in one line."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from troll.analysis.leaderboard.protocol import TRIALS, Protocol, read_protocol, region
 from troll.common.errors import UserError
+from troll.experiment.experiment import Experiment
 from troll.experiment.files import parse_experiment
 
 _OWN_KEYS = ("experiment", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
@@ -30,7 +31,9 @@ def checked_protocol(path: Path) -> Protocol:
         variant: region(protocol.rules[trial.name], trial)
         for variant, trial in protocol.trials_by_variant.items()
     }
-    parse_experiment(shared | {"trust_regions": regions}, f"{path}: experiment")
+    experiment = parse_experiment(shared | {"trust_regions": regions}, f"{path}: experiment")
+    for problem in experiment_problems(experiment):
+        raise UserError(f"{path}: experiment.{problem}")
     return protocol
 
 
@@ -51,6 +54,33 @@ def protocol_problems(protocol: Protocol) -> Iterator[str]:
             training = block.get("training") if section == "estimators" and isinstance(block, dict) else block
             if isinstance(training, dict) and "learning_rate" in training:
                 yield f"experiment.{section}.{name}: learning_rate: trials try several; leave it out"
+
+
+def experiment_problems(experiment: Experiment) -> Iterator[str]:
+    """What leaves trials that nothing can be chosen from, a line each that begins with the key.
+
+    Args:
+        experiment: of the trials, or what it shares with that of fresh seeds.
+    """
+    for section in ("conditions", "estimators"):
+        names = list(getattr(experiment, section))
+        if len(names) > 1:
+            yield f"{section}: has {len(names)} ({', '.join(names)}), and a board compares rules under one"
+    for run in {(run.model, run.task): run for run in experiment.runs()}.values():
+        training = experiment.training_of(run)
+        # One that comes after the last rollout batch never comes: only the base model would be validated.
+        if not 1 <= training.validate_every <= training.rollout_batches:
+            blocks: dict[str, Mapping[str, Any]] = {
+                f"models.{run.model}.training": experiment.models[run.model].training,
+                f"tasks.{run.task}.training": experiment.tasks[run.task].training,
+                f"estimators.{run.estimator}.training": experiment.estimators[run.estimator].training,
+                f"conditions.{run.condition}": experiment.conditions[run.condition],
+            }
+            places = ["training", *(name for name, block in blocks.items() if "validate_every" in block)]
+            yield (
+                f"{places[-1]}.validate_every: is {training.validate_every}, must be 1 to "
+                f"{training.rollout_batches} (rollout_batches): trials are chosen by validation"
+            )
 
 
 def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:

@@ -1,25 +1,32 @@
 """`troll rank`: a trust region of one's own, through the protocol of the leaderboard."""
 
 import contextlib
+import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from troll.cli.leaderboard import run_experiment
 from troll.cli.options import AROUND_A_RUN, available_cores
-from troll.common.errors import UserError
+from troll.common.errors import UserError, nearest
 from troll.common.strict_yaml import parse_yaml
+
+if TYPE_CHECKING:
+    from troll.analysis.leaderboard.protocol import Protocol
 
 _PROTOCOL = Path("workflow/config/leaderboard.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
-_FAILED = re.compile(r"^FAILED \S+::(\w+)", re.MULTILINE)
+_OWN = "own_rule"
+"""In the names of its tests of the rule in TROLL_CONTRACT, whose own name pytest may escape."""
+_FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
 _COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "kl")
 _WITH_ENDS = ("pass@1", "difference")
 
@@ -75,7 +82,9 @@ def rank(
     in_checkout("rank")
     released = checked_protocol(protocol)
     name = _name_of(rule)
-    known = with_rule(released, name, rule, _space(space or []))
+    values = _space(space or [])
+    _check_space(values, rule, released)
+    known = with_rule(released, name, rule, values)
     for problem in rule_problems(known, name):
         raise UserError(f"rank: {rule}: {problem}")
     parse_experiment(trials_experiment(known, name), f"rank: {rule}")
@@ -120,14 +129,13 @@ def _name_of(rule: str) -> str:
 def _check_contract(rule: str) -> None:
     if not _CONTRACT.exists():
         raise UserError(f"rank: {_CONTRACT} is not here; run this in the root of a checkout")
-    function = rule.rpartition(":")[2]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", function, str(_CONTRACT)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", _OWN, str(_CONTRACT)]
     status, output = _tested(command, os.environ | {"TROLL_CONTRACT": rule})
     if status:
         broken = sorted(set(_FAILED.findall(output))) or ["the tests cannot be run"]
         raise UserError(
             f"rank: {rule} breaks the contract of rules ({', '.join(broken)}); "
-            f"`make contract RULE={rule}` says how"
+            f"`make contract RULE={shlex.quote(rule)}` says how"
         )
 
 
@@ -152,13 +160,51 @@ def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
 
 
 def _space(entries: list[str]) -> dict[str, list[Any]]:
-    space = {}
+    space: dict[str, list[Any]] = {}
+    seen: set[str] = set()
     for entry in entries:
         name, separator, values = entry.partition("=")
         if not (name and separator and values):
             raise UserError(f"rank: --space {entry!r}: expected name=1,2,3")
-        space[name] = [_value(value, entry) for value in values.split(",")]
+        singles = [single.strip() for single in name.split(",")]  # joined, they take the same value
+        for single in singles:
+            if single in seen:
+                raise UserError(f"rank: --space: {single} is given twice; give all its values at once")
+            seen.add(single)
+        space[", ".join(singles)] = [_value(value, entry) for value in values.split(",")]
     return space
+
+
+def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Protocol") -> None:
+    """Names first: with a wrong one, nobody can say how many values there should be.
+
+    Raises:
+        UserError: the rule has no such setting, or the values do not make the trials that every rule gets.
+    """
+    from troll.algorithms.trust_regions import TRUST_REGIONS
+    from troll.analysis.render.formats import listed
+
+    if not space:
+        return
+    settings = TRUST_REGIONS[rule].settings
+    for single in (single for key in space for single in key.split(", ")):
+        if single not in settings:
+            has = f"it has {', '.join(settings) or 'none'}{nearest(single, settings)}"
+            raise UserError(f"rank: --space: {single}: unknown setting of {rule.rpartition(':')[2]}; {has}")
+    rates, count = len(protocol.learning_rates), math.prod(map(len, space.values()))
+    if count * rates == protocol.trials:
+        return
+    wanted, rest = divmod(protocol.trials, rates)
+    if rest:
+        raise UserError(
+            f"rank: --space: {rates} learning rates and any number of values never make the "
+            f"{protocol.trials} trials that every rule gets; leave it out"
+        )
+    what = "value" if len(space) == 1 else "combination"
+    raise UserError(
+        f"rank: --space: {listed([*space])}: {count} {what}{'s' if count > 1 else ''}, must be {wanted}: "
+        f"with {rates} learning rates, they make the {protocol.trials} trials that every rule gets"
+    )
 
 
 def _value(text: str, entry: str) -> Any:

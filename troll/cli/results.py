@@ -52,12 +52,17 @@ def collect(
     --out tables
     """
     from troll.analysis.data.archive import RESTORED
-    from troll.analysis.data.results import looks_of, rehearsed, write_plan
+    from troll.analysis.data.results import looks_of, planned_of, rehearsed, write_plan
     from troll.analysis.data.runs import collect as gather
     from troll.analysis.render.substitutes import find_substitutes
 
     runs = [path for path in directories if (path / "run.yaml").exists()]
     bases = [path for path in directories if path not in runs]
+    # One argument holds 128 kB, the plan of some 900 runs.
+    planned = json_value("--expected", sys.stdin.read() if expected == "-" else expected)
+    planned = planned_of(planned, "--expected") if planned is not None else None
+    reasons, given = json_object("--skipped", skipped), json_value("--looks", looks)
+    looked = looks_of(given, "--looks") if given is not None else None
     gather(
         runs,
         out / "runs.parquet",
@@ -66,22 +71,11 @@ def collect(
         out_items=out / "items.parquet",
         allow_mixed=allow_mixed,
     )
-    # One argument holds 128 kB, the plan of some 900 runs.
-    planned = json_value("--expected", sys.stdin.read() if expected == "-" else expected)
     if planned is not None:
         restored = ["/".join(path.parts[-6:]) for path in runs if (path / RESTORED).exists()]
         substitutes = find_substitutes(directories)
-        given = json_value("--looks", looks)
-        write_plan(
-            out,
-            planned,
-            json_object("--skipped", skipped),
-            substitutes,
-            restored,
-            looks_of(given, "--looks") if given is not None else None,
-            ledger or (),
-            rehearsal=rehearsed(directories),
-        )
+        rehearsal = rehearsed(directories)
+        write_plan(out, planned, reasons, substitutes, restored, looked, ledger or (), rehearsal=rehearsal)
 
 
 def archive(

@@ -5,7 +5,6 @@ if its process holds the lock of its directory; the lock is the operating system
 """
 
 import fcntl
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from troll.common.files import LOCK
+from troll.common.files import LOCK, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
 from troll.experiment.groups import runs_of
@@ -36,6 +35,7 @@ _RECENT_STEPS = 50
 _QUIET_S = 300.0
 _LOG_STAGES = ("sample", "grade", "sample_suites", "grade_suites")
 _SUITES = "suites/graded.json"
+_LARGEST = 2**63  # no step, second or share is beyond it, and arithmetic below it cannot overflow
 _ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
 
 
@@ -77,16 +77,28 @@ def _tail(path: Path) -> str:
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a metrics file; a line that is being written is left out."""
+    """The last whole lines of a metrics file; one that is being written, or is damaged, is left out."""
     rows = []
     for line in _tail(path).splitlines():
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parse_json(line)
+        except ValueError:
             continue
-        if isinstance(row, dict) and "step" in row:
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and _number(row["step"]) is not None:
             rows.append(row)
     return rows
+
+
+def _number(value: Any) -> float | None:
+    """A measured number, none of which is below 0; None for anything else that a line may hold."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST:
+        return float(value)
+    return None
+
+
+def _wall_s(row: dict[str, Any]) -> float | None:
+    time_of_step = row.get("time")
+    return _number(time_of_step.get("wall_s")) if isinstance(time_of_step, dict) else None
 
 
 def is_held(directory: Path) -> bool | None:
@@ -120,9 +132,10 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     if len(recent) < 2:
         return None
     first, last = recent[0], recent[-1]
-    if last["step"] == first["step"]:
+    began, ended = _wall_s(first), _wall_s(last)
+    if began is None or ended is None or last["step"] == first["step"]:
         return None
-    return float((last["time"]["wall_s"] - first["time"]["wall_s"]) / (last["step"] - first["step"]))
+    return (ended - began) / (last["step"] - first["step"])
 
 
 def _restored(root: Path, name: str, log: Path) -> bool:
@@ -160,8 +173,9 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
         return RunStatus(run.run_id, "trained", steps, steps)
     metrics = directory / "metrics.jsonl"
     rows = _last_rows(metrics)
-    step = int(rows[-1]["step"]) if rows else 0
-    success = next((float(row["success"]) for row in reversed(rows) if "success" in row), None)
+    step = rows[-1]["step"] if rows else 0
+    known = (_number(row.get("success")) for row in reversed(rows))
+    success = next((value for value in known if value is not None), None)
     quiet = time.time() - metrics.stat().st_mtime if rows else None
     held = is_held(directory)
     if held or (held is None and quiet is not None and quiet < _QUIET_S):

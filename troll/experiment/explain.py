@@ -59,12 +59,15 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     if first["type"] == "too_short":
         has, needs = first["ctx"]["actual_length"], first["ctx"]["min_length"]
         return f"{where}: {f'has {has}' if has else 'is empty'}; at least {needs} needed"
+    # What is wrong with the whole names its own keys; the caller says what the whole is.
+    head = f"{where}: " if where else ""
     inner = _model_at(model, (*location, ""))
     if first["type"] == "model_type" and inner is not None:
-        return f"{where}: expected a block with keys {', '.join(inner.model_fields)}{_shown(first['input'])}"
-    message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], dict) else _shown(first["input"])
-    return f"{where or 'experiment'}: {message[0].lower()}{message[1:]}{shown}"
+        return f"{head}expected a block with keys {', '.join(inner.model_fields)}{_shown(first['input'])}"
+    message, value = first["msg"].removeprefix("Value error, "), first["input"]
+    quoted = isinstance(value, str) and repr(value) in message
+    shown = "" if quoted or isinstance(value, dict) else _shown(value)
+    return f"{head}{message[0].lower()}{message[1:]}{shown}"
 
 
 def _shown(value: Any) -> str:

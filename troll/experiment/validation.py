@@ -16,6 +16,9 @@ from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
 
+STEP_SHAPES = ("qwen3-0.6b", "20m", "tiny")
+"""Models of `cost.step`: those of `troll.benchmark.step_worker`, which is slow to import."""
+
 
 def _choices(where: str, name: str, valid: list[str]) -> str:
     return f"{where}: {unknown('name', name, valid)}"
@@ -34,6 +37,8 @@ def problems(experiment: Experiment) -> Iterator[str]:
     yield from _matrix_problems(experiment)
     yield from _override_problems(experiment)
     yield from _seed_problems(experiment)
+    yield from _engine_problems(experiment)
+    yield from _cost_problems(experiment)
     if experiment.public_data is not None:
         for name in experiment.public_data.benchmarks:
             if name not in _suites():
@@ -147,6 +152,25 @@ def _seed_problems(experiment: Experiment) -> Iterator[str]:
             yield _choices("further_seeds", setting, known)
 
 
+def _engine_problems(experiment: Experiment) -> Iterator[str]:
+    if experiment.evaluation.engine != "vllm":
+        return
+    for model in dict.fromkeys(model for model, _ in experiment.bases()):
+        if experiment.models[model].hub is None:
+            yield (
+                f"evaluation.engine: vllm is for models of the hub, and model {model} is made from scratch; "
+                "take transformers"
+            )
+
+
+def _cost_problems(experiment: Experiment) -> Iterator[str]:
+    cost = experiment.cost
+    if cost is not None and not cost.widths:
+        yield "cost.widths: is empty; name one at least, such as 1024"
+    if cost is not None and cost.step is not None and cost.step.shape not in STEP_SHAPES:
+        yield f"cost.step.shape: {unknown('shape', cost.step.shape, STEP_SHAPES)}"
+
+
 def _override_problems(experiment: Experiment) -> Iterator[str]:
     overrides: list[tuple[str, Mapping[str, Any]]] = [
         *((f"models.{name}.training", model.training) for name, model in experiment.models.items()),
@@ -221,6 +245,13 @@ def run_problems(experiment: Experiment) -> Iterator[str]:
         model = experiment.models[run.model]
         if model.hub is None:
             yield from context_problems(run, training, model.context)
+        train = experiment.tasks[run.task].train
+        # Of all problems of a public data set nobody here knows the number.
+        if isinstance(train, int) and training.prompts_per_batch > train:
+            yield (
+                f"run {run.run_id}: prompts_per_batch is {training.prompts_per_batch}, but task {run.task} "
+                f"takes {train} train problems; raise tasks.{run.task}.train, or take smaller batches"
+            )
         if training.pretraining is not None and run.task not in testbed.NAMES:
             yield (
                 f"run {run.run_id}: training.pretraining needs demonstrations, and task {run.task} has none; "

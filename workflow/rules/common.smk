@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
+from snakemake.utils import update_config
+
 from troll.analysis.captions import CAPTIONS
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.registry import stems
@@ -28,12 +30,40 @@ from troll import warm
 _source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
 if _source.is_relative_to(Path.cwd()):  # as it was written
     _source = _source.relative_to(Path.cwd())
+
+
+def _blamed(problem):
+    """Whose mistake it is: the file's, that of --config, or of both together."""
+    overrides, key = workflow.config_settings.config, re.match(r"\w*", problem)[0]
+    of_file = key in config and key not in overrides
+    if of_file or not (overrides and workflow.configfiles):
+        return _source
+    return "--config" if key in overrides else f"{_source} and --config"
+
+
+def _parsed():
+    try:
+        return parse_experiment(config, str(_source))
+    except UserError as error:
+        problem = str(error).removeprefix(f"{_source}: ")
+    # A block is merged key by key: what is wrong in the file alone, too, is the file's.
+    alone = {}
+    for file in workflow.configfiles:
+        update_config(alone, read_configuration(Path(file)))
+    try:
+        parse_experiment(alone, "")
+    except UserError as error:
+        if str(error) == f": {problem}":
+            raise UserError(f"{_source}: {problem}") from None
+    raise UserError(f"{_blamed(problem)}: {problem}")
+
+
 try:
     for (
         _file
     ) in workflow.configfiles:  # as it stands: Snakemake's own reading is less strict
         read_configuration(Path(_file))
-    EXPERIMENT = parse_experiment(config, str(_source))
+    EXPERIMENT = _parsed()
     # Seeds that were named beforehand are all there is: none are added, and none of an earlier run count.
     if "seeds" in workflow.config_settings.config:
         EXPERIMENT = EXPERIMENT.model_copy(update={"more_seeds": None})

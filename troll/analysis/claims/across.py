@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from troll.analysis.claims.fields import own_k
 from troll.analysis.data.axes import AXES, Axis
 from troll.analysis.data.summaries import Cell, scores, values_by_seed
 from troll.analysis.statistics import Array
@@ -86,9 +87,9 @@ def usable_decades(values: Sequence[float], measured: Array, threshold: float) -
 
 def seed_values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
     """A metric of a cell's runs by seed: pass@k from the test problems, others from the table of runs."""
-    name, _, k = metric.partition("@")
-    if name == "pass" and k.isdigit():
-        table = scores(items, cell, int(k))
+    k = own_k(metric)
+    if k is not None:
+        table = scores(items, cell, k)
         return table.mean(axis=1) if len(table) else pd.Series(dtype=float)
     return values_by_seed(summary, cell, metric)
 

@@ -15,7 +15,7 @@ from troll.analysis.claims.verdicts import Claim, Judged
 from troll.analysis.claims.wording import average, looks_of, measure, show_difference, why
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.statistics import LEVEL
-from troll.common.files import write_json, write_text
+from troll.common.files import atomic_path, write_json
 
 _MARKS = {
     "supported everywhere": "✓",
@@ -172,17 +172,17 @@ def write_claims(
         stem: path without suffix.
     """
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
-    write_text(paths[0], to_markdown(judged))
-    write_json(
-        paths[1],
-        {
-            "inputs": _digests(inputs),
-            "digests": {
-                name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
-            },
-            "claims": [_record(one) for one in judged],
+    numbers = {
+        "inputs": _digests(inputs),
+        "digests": {
+            name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
         },
-    )
+        "claims": [_record(one) for one in judged],
+    }
+    # Both are complete before either takes its place: one of them alone would belong to another judgement.
+    with atomic_path(paths[0]) as markdown, atomic_path(paths[1]) as ledger:
+        markdown.write_text(to_markdown(judged), encoding="utf-8")
+        write_json(ledger, numbers)
     return paths
 
 
@@ -204,7 +204,7 @@ def _record(one: Judged) -> dict[str, Any]:
         "verdict": decision.label,
         "reason": why(one),
         "pooled": {name: number(value) for name, value in asdict(pooled).items()} if pooled else None,
-        "levels": dict(decision.levels) if decision.levels else None,
+        "levels": {name: number(mean) for name, mean in (decision.levels or {}).items()} or None,
         "p_levels": number(decision.p),
         "seeds_needed": decision.seeds,
         **({"look": asdict(one.seen)} if one.seen else {}),

@@ -18,6 +18,7 @@ import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from troll.analysis.claims.across import Across, across_differences, seed_values
+from troll.analysis.claims.fields import Baseline, Metric, own_k
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
 from troll.analysis.data.axes import by_condition
@@ -29,7 +30,7 @@ from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.explain import explain
-from troll.experiment.settings import Settings
+from troll.experiment.settings import NotNegative, Settings
 
 _Line = tuple[Cell, ...]
 
@@ -61,16 +62,16 @@ class Claim(Settings):
     sentence: str = Field(min_length=1, description="the claim in our own words")
     source: str = Field(min_length=1, description="where it is made")
     method: str = Field(description="trust region that the claim is about, or a pattern of names")
-    baseline: str | float = Field(
+    baseline: Baseline = Field(
         description="trust region that it is compared with (base is the base model), or a number; "
         "with at_equal_kl a pattern of names"
     )
-    metric: str = Field(
-        description="pass@k, or a column of the table of runs: kl, entropy, drop, hours, mean/<logged metric>"
+    metric: Metric = Field(
+        description="pass@k, or another summary of a run: kl, entropy, drop, hours, mean/<logged metric>"
     )
     direction: Direction
-    margin: float = Field(
-        default=0.0, ge=0, description="how much higher or lower; for equivalent, how close"
+    margin: NotNegative = Field(
+        default=0.0, description="how much higher or lower; for equivalent, how close"
     )
     relative: bool = Field(default=False, description="compare (method - baseline) / baseline")
     across: Across | None = Field(
@@ -92,11 +93,17 @@ class Claim(Settings):
     @model_validator(mode="after")
     def _two_methods(self) -> "Claim":
         of_two = isinstance(self.baseline, str) and self.baseline != BASE
-        if self.at_equal_kl and (self.across is not None or not of_two):
-            raise ValueError("at_equal_kl compares two trust regions, and not across conditions")
+        for name, there in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
+            if there and not of_two:
+                raise ValueError(
+                    f"baseline {self.baseline}: {name} compares two trust regions; name one, not "
+                    f"{'the base model' if self.baseline == BASE else 'a number'}"
+                )
+        if self.at_equal_kl and self.across is not None:
+            raise ValueError("at_equal_kl and across exclude each other; leave one of them out")
         if self.across is not None:
-            if self.relative or not of_two:
-                raise ValueError("across compares two trust regions, and no relative differences")
+            if self.relative:
+                raise ValueError("relative: across has no relative differences; leave one of them out")
             if self.across.statistic == "usable" and not self.metric.startswith("pass@"):
                 raise ValueError(f"metric {self.metric}: usable decades are those of pass@k")
             if self.across.statistic == "usable" and not self.across.doubling:
@@ -302,16 +309,16 @@ def _differences(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell, baseline: Cell | None
 ) -> dict[float, float]:
     """The paired difference of every seed that both have."""
-    metric, _, k = claim.metric.partition("@")
-    if baseline is not None and metric == "pass" and k.isdigit() and not claim.relative:
-        pair = paired_scores(items, cell, baseline, int(k))
+    k = own_k(claim.metric)
+    if baseline is not None and k is not None and not claim.relative:
+        pair = paired_scores(items, cell, baseline, k)
         if pair is None:
             return {}
         return _by_seed((pair[0] - pair[1]).mean(axis=1))
-    values = values_by_seed(summary, cell, claim.metric)
+    values = _values(claim.metric, summary, items, cell)
     before: pd.Series | float = float(claim.baseline) if baseline is None else math.nan
     if baseline is not None:
-        other = values_by_seed(summary, baseline, claim.metric)
+        other = _values(claim.metric, summary, items, baseline)
         if baseline.trust_region == BASE:  # one set of samples for all seeds
             before = float(other.iloc[0]) if len(other) else math.nan
         else:
@@ -320,6 +327,13 @@ def _differences(
     if claim.relative:  # nothing is so many percent of zero
         change = (change / before).replace([math.inf, -math.inf], math.nan)
     return _by_seed(change.dropna())
+
+
+def _values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
+    """By seed; the table of runs has pass@k for a few k alone, the test problems give any."""
+    if metric in summary:
+        return values_by_seed(summary, cell, metric)
+    return seed_values(metric, summary, items, cell)
 
 
 def _by_seed(values: pd.Series) -> dict[float, float]:

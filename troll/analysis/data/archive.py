@@ -9,17 +9,20 @@ import json
 import lzma
 import re
 import struct
+import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from troll.analysis.data.equal_sources import oldest_equal
+from troll.analysis.data.run_files import read_base_files, read_run_files
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError
-from troll.common.files import atomic_path, read_json, read_yaml, write_json
+from troll.common.files import atomic_path, parse_json, write_json
 
 _FILES = ("run.yaml", "metrics.jsonl", "manifest.json", "grades.json")
-_SUITES = "suites/*.json"
+_SUITES, _GRADED = "suites/*.json", "suites/graded.json"
 _SUITE = re.compile(r"suites/[^/\\]+\.json")
 RESTORED = "restored.json"
 """In a restored directory: what it was restored from. Directories without it were made here."""
@@ -38,16 +41,14 @@ def archive_run(directory: Path, out: Path, evaluation: Any) -> None:
         evaluation: how the run was evaluated, as JSON has it: part of what it is.
 
     Raises:
-        UserError: the run is not finished, or the archive cannot be written.
+        UserError: the run is not finished, a file of it is broken, or the archive cannot be written.
     """
-    manifest = read_json(directory / "manifest.json")
-    is_run = (directory / "run.yaml").exists()
-    paths = [directory / name for name in (_FILES if is_run else _FILES[2:])]
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path}: missing; only finished runs that are graded can be archived")
+    if lacking := _lacking(directory):
+        raise UserError(f"{directory / lacking}: missing; only finished runs that are graded can be archived")
+    config, source = _made_of(directory)
+    paths = [path for name in _FILES if (path := directory / name).exists()]
     paths += sorted(directory.glob(_SUITES))
-    key = _key(_config(directory, manifest), evaluation, manifest["digests"]["source"])
+    key = _key(config, evaluation, source)
     with atomic_path(out) as temporary, zipfile.ZipFile(temporary, "w") as file:
         file.comment = json.dumps(key, sort_keys=True).encode()
         for path in paths:
@@ -55,9 +56,33 @@ def archive_run(directory: Path, out: Path, evaluation: Any) -> None:
             file.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes(), zipfile.ZIP_LZMA)
 
 
-def _config(directory: Path, manifest: Any) -> Any:
-    path = directory / "run.yaml"
-    return read_yaml(path) if path.exists() else manifest["config"]
+def _lacking(directory: Path) -> str | None:
+    """A file without which a run, or a base model, is not whole; None where all are there."""
+    of_run = any((directory / name).exists() for name in _FILES[:2])
+    needed = _FILES if of_run else _FILES[2:]
+    return next((name for name in reversed(needed) if not (directory / name).is_file()), None)
+
+
+def _made_of(directory: Path) -> tuple[Any, str]:
+    """Configuration and source of what a directory holds, after reading it as the tidy tables will.
+
+    Raises:
+        UserError: a file is broken, or the manifest does not say what a key is made of.
+    """
+    path = directory / "manifest.json"
+    if (directory / "run.yaml").exists():
+        files = read_run_files(directory)
+        config: Any = files.settings
+    else:
+        files = read_base_files(directory)
+        config = files.manifest.get("config")
+        if not isinstance(config, dict):
+            raise UserError(f"{path}: config: expected the settings of a base model, found {config!r}")
+        if "trust_region" in config:
+            raise UserError(f"{directory / 'run.yaml'}: missing, although {path} is the manifest of a run")
+    if "source" not in files.digests:
+        raise UserError(f"{path}: digests.source: is missing")
+    return config, files.digests["source"]
 
 
 def _key(config: Any, evaluation: Any, source: str) -> dict[str, str]:
@@ -81,9 +106,9 @@ def archived(path: Path, config: Any, evaluation: Any, source: str) -> bool:
         return False
     try:
         with zipfile.ZipFile(path) as file:
-            known = json.loads(file.comment)
+            known = parse_json(file.comment.decode())
             made_of, made_by = known["config"], known["source"]
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, OSError) as error:
+    except (*_DAMAGE, KeyError, TypeError) as error:
         raise UserError(
             f"{path}: not an archived run ({error}); remove it, and the run is made again"
         ) from None
@@ -103,7 +128,7 @@ def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:
         suites: the grades on further data sets, in place of all others.
 
     Raises:
-        UserError: the archive is damaged.
+        UserError: the archive is damaged, or not that of a whole run.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -115,9 +140,29 @@ def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:
     strange = [name for name in contents if name not in _FILES and not _SUITE.fullmatch(name)]
     if strange:
         raise UserError(f"{path}: {strange[0]}: not a file of a run; remove the archive")
+    if damage := _damage(contents, suites):
+        raise UserError(f"{path}: damaged ({damage}); remove it, and the run is made again")
     write_json(directory / RESTORED, {"archive": path.as_posix()})
     for name, content in contents.items():
         if suites != (name not in _FILES):
             continue
         with atomic_path(directory / name) as temporary:
             temporary.write_bytes(content)
+
+
+def _damage(contents: Mapping[str, bytes], suites: bool) -> str:
+    """What keeps these files from being those of a run or base model; empty if nothing does."""
+    with tempfile.TemporaryDirectory() as name:  # they are read as a run's are, and nothing is left of them
+        directory = Path(name)
+        for member, content in contents.items():
+            path = directory / member
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        lacking = _GRADED if suites and _GRADED not in contents else _lacking(directory)
+        if lacking:
+            return f"{lacking} is missing"
+        try:
+            _made_of(directory)
+        except UserError as error:
+            return str(error).replace(f"{directory}/", "")
+    return ""

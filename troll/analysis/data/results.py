@@ -15,6 +15,17 @@ from troll.common.files import read_json, write_json
 PLAN = "plan.json"
 """Beside the tidy table: what was planned, for cells that say "not run" or "skipped", and substitute data."""
 
+_KINDS: Mapping[str, type] = {
+    "expected": list,
+    "skipped": dict,
+    "substitutes": dict,
+    "restored": list,
+    "rehearsal": bool,
+    "looks": dict,
+    "claims": list,
+}
+_WORDS = {list: "a list", dict: "an object", bool: "true or false"}
+
 
 @dataclass(frozen=True)
 class Results:
@@ -77,7 +88,9 @@ def write_plan(
 def rehearsed(directories: Sequence[Path]) -> bool:
     """Whether one of these runs or base models was made by `troll rehearse`, as its manifest says."""
     manifests = [path / "manifest.json" for path in directories]
-    return any(read_json(path)["config"].get("rehearsal", False) for path in manifests if path.exists())
+    known = [read_json(path) for path in manifests if path.exists()]
+    configs = [manifest.get("config") for manifest in known if isinstance(manifest, dict)]
+    return any(config.get("rehearsal", False) for config in configs if isinstance(config, dict))
 
 
 def read_results(directory: Path) -> Results:
@@ -88,12 +101,29 @@ def read_results(directory: Path) -> Results:
     """
     path = directory / PLAN
     plan = read_json(path) if path.exists() else {}
-    known = ("expected", "skipped", "substitutes", "restored", "rehearsal", "looks", "claims")
+    known = [*_KINDS]
     if not isinstance(plan, dict) or set(plan) - {*known}:
         raise UserError(f"{path}: expected an object with {', '.join(known[:-1])} and {known[-1]}")
+    for name, value in plan.items():
+        kind = _KINDS[name]
+        if not isinstance(value, kind) and not (value is None and name in ("expected", "looks")):
+            raise UserError(f"{path}: {name}: expected {_WORDS[kind]}, found {value!r}")
+    if plan.get("expected") is not None:
+        plan["expected"] = planned_of(plan["expected"], f"{path}: expected")
     if plan.get("looks"):
         plan["looks"] = looks_of(plan["looks"], f"{path}: looks")
     return Results(read_runs(directory / "runs.parquet"), read_items(directory / "items.parquet"), **plan)
+
+
+def planned_of(value: object, where: str) -> list[Mapping[str, object]]:
+    """The coordinates of the planned runs from their JSON.
+
+    Raises:
+        UserError: they are none.
+    """
+    if not isinstance(value, list) or not all(isinstance(run, dict) for run in value):
+        raise UserError(f"{where}: expected a list of objects, one for each planned run")
+    return value
 
 
 def looks_of(value: object, where: str) -> Looks:

@@ -8,7 +8,6 @@ Rows are sorted and hold no timestamps of their own, so the same directories giv
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -21,10 +20,9 @@ import pandas as pd
 from troll.analysis.data.archive import RESTORED
 from troll.analysis.data.equal_sources import changed_in, oldest_equal
 from troll.analysis.data.provenance import CHANGED_SOURCE, DIGESTS, check_digests
-from troll.analysis.data.suites import read_suites
+from troll.analysis.data.run_files import COORDINATES, RunFiles, read_base_files, read_run_files
 from troll.analysis.data.tidy import (
     BASE,
-    COORDINATES,
     ITEM_COLUMNS,
     PROVENANCE,
     RUN_COLUMNS,
@@ -32,11 +30,9 @@ from troll.analysis.data.tidy import (
     write_parquet,
 )
 from troll.common.errors import UserError
-from troll.common.files import read_json, read_jsonl, read_yaml
 
 _ORDER = itemgetter("source", "metric", "step")
 """Order of a run's rows: values of one metric lie together, which makes the table small."""
-_NOT_A_METRIC = {"step", "rollout_batch", "time"}
 
 
 @dataclass(frozen=True)
@@ -164,40 +160,23 @@ def _frame(
 
 
 def _read_run(path: Path) -> _Directory:
-    settings = _read_mapping(path / "run.yaml")
-    coordinates: dict[str, Any] = {}
-    for name in COORDINATES:
-        value = settings.get(name)
-        if isinstance(value, dict):  # a resolved block, with the settings behind the name
-            value = value.get("name")
-        wanted = int if name == "seed" else str
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path / 'run.yaml'}: {name}: {value!r} is no {wanted.__name__}")
-        coordinates[name] = value
-    block = settings["trust_region"]
+    files = read_run_files(path)
+    block = files.settings["trust_region"]
     rule = str(block.get("rule", block["name"])) if isinstance(block, dict) else block
-    manifest, digests = _read_manifest(path / "manifest.json", required=True)
-    if manifest.get("run_id") != coordinates["run_id"]:
-        raise UserError(
-            f"{path / 'manifest.json'}: run_id: {manifest.get('run_id')!r} is not the "
-            f"{coordinates['run_id']!r} of run.yaml"
-        )
-    made_with = manifest.get("config", settings)
-    if made_with != settings:
-        known = made_with if isinstance(made_with, dict) else {}
-        key = next((key for key in settings if settings[key] != known.get(key)), "a key is missing")
-        raise UserError(
-            f"{path / 'run.yaml'}: {key}: not what {path / 'manifest.json'} says that "
-            "the run was made with; make it again"
-        )
-    rows = list(_metric_rows(path / "metrics.jsonl"))
-    last = rows[-1]["step"]
-    grades, items, data = _read_grades(path / "grades.json", last)
-    blocks = {name: value for name, value in settings.items() if name not in ("seed", "seeds")}
-    rows += _constant_rows(manifest, blocks, last)
-    rows += grades
-    rows.sort(key=_ORDER)
-    return _Directory(path, coordinates, rule, digests | data, _provenance(manifest), rows, items)
+    blocks = {name: value for name, value in files.settings.items() if name not in ("seed", "seeds")}
+    return _directory(path, files, files.coordinates, rule, blocks)
+
+
+def _directory(
+    path: Path, files: RunFiles, coordinates: dict[str, Any], rule: str, settings: Mapping[str, Any]
+) -> _Directory:
+    try:
+        constants = list(_constant_rows(files.manifest, settings, files.last_step))
+    except OverflowError:
+        raise UserError(f"{path / 'manifest.json'}: holds a number that is too large for a table") from None
+    rows = sorted(files.metrics + constants + files.grades.rows, key=_ORDER)
+    digests = files.digests | {"test_data": files.grades.test_data}
+    return _Directory(path, coordinates, rule, digests, _provenance(files.manifest), rows, files.grades.items)
 
 
 def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -209,13 +188,13 @@ def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_base(path: Path, experiment: str | None) -> _Directory:
-    manifest, digests = _read_manifest(path / "manifest.json", required=False)
-    digests.pop("data", None)  # of what the base model was made from; runs record the problems they read
     above = path.resolve().parts[-3:]
     if len(above) < 3 or above[0] != BASE:
         raise UserError(f"{path}: no run (without run.yaml) and no base model (not in {BASE}/<model>/<task>)")
+    files = read_base_files(path)
+    files.digests.pop("data", None)  # of what it was made from; runs record the problems they read
     _, model, task = above
-    config = manifest.get("config")
+    config = files.manifest.get("config")
     named = config.get("experiment") if isinstance(config, dict) else None
     coordinates: dict[str, Any] = dict.fromkeys(COORDINATES, "")
     coordinates |= {
@@ -226,60 +205,7 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
         "trust_region": BASE,
         "seed": None,
     }
-    grades, items, data = _read_grades(path / "grades.json", 0)
-    rows = sorted(grades + list(_constant_rows(manifest, {}, 0)), key=_ORDER)
-    return _Directory(path, coordinates, "", digests | data, _provenance(manifest), rows, items)
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    value = read_yaml(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a mapping, found {type(value).__name__}")
-    return value
-
-
-def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("digests", {}), dict):
-        raise UserError(f"{path}: expected a JSON object with an object `digests`")
-    digests = {}
-    for name in ("source", "environment", "data", "base_model"):
-        value = manifest.get("digests", {}).get(name)
-        if isinstance(value, str) and value:
-            digests[name] = value
-        elif required or value is not None:
-            raise UserError(f"{path}: digests.{name}: {value!r} is no digest")
-    return manifest, digests
-
-
-def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """One row per step and number; steps have to grow, or a resumed run has written a step twice."""
-    lines = read_jsonl(path)
-    if not lines:
-        raise UserError(f"{path}: empty, expected one line per optimiser step")
-    previous = -1
-    for number, line in enumerate(lines, start=1):
-        step = line.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step <= previous:
-            raise UserError(f"{path}:{number}: step: {step!r} is no integer above {max(previous, 0)}")
-        previous = step
-        time = line.get("time", {})
-        if not isinstance(time, dict):
-            raise UserError(f"{path}:{number}: time: {time!r} is no object")
-        common = {
-            "step": step,
-            "rollout_batch": line.get("rollout_batch"),
-            "wall_s": time.get("wall_s", math.nan),
-        }
-        values = {name: value for name, value in line.items() if name not in _NOT_A_METRIC}
-        values |= {f"time/{name}": value for name, value in time.items() if name != "wall_s"}
-        for name, value in values.items():
-            if value is None:
-                continue
-            if not isinstance(value, int | float):
-                raise UserError(f"{path}:{number}: {name}: {value!r} is no number")
-            source = "validation" if name.startswith("validation_") else "train"
-            yield common | {"metric": name, "value": float(value), "source": source}
+    return _directory(path, files, coordinates, "", {})
 
 
 def _constant_rows(
@@ -315,49 +241,3 @@ def _choices(value: Any, name: str) -> Iterator[tuple[str, float]]:
         elif not isinstance(inner, int | float) and key != "name" and name != "setting":
             digest = hashlib.sha256(json.dumps(inner, sort_keys=True, default=str).encode()).hexdigest()
             yield f"{name}/{key}", float(int(digest[:12], 16))  # 48 bits: exact as a float
-
-
-def _read_grades(path: Path, step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
-    """Rows of test metrics, counts per problem, and the digest of the test data."""
-    grades = read_json(path)
-    try:
-        metrics = {name: float(value) for name, value in grades["metrics"].items()}
-        problems = {
-            task_id: (list(entry["passed"]), list(entry["status"]))
-            for task_id, entry in grades["problems"].items()
-        }
-        data = str(grades["data_sha256"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
-    items, statuses = [], []
-    for task_id, (passed, status) in sorted(problems.items()):
-        if len(passed) != len(status) or not passed:
-            raise UserError(
-                f"{path}: problems.{task_id}: {len(passed)} results and {len(status)} statuses, not one each"
-            )
-        # A failure of the machinery says nothing about the model, so it is left out, never counted as wrong.
-        kept = [bool(p) for p, s in zip(passed, status, strict=True) if s != "infrastructure"]
-        items.append({"task_id": task_id, "n": len(kept), "c": sum(kept)})
-        statuses += status
-    if not items:
-        raise UserError(f"{path}: problems: empty, expected at least one problem")
-    _check_pass_at_1(path, metrics, items, complete="infrastructure" not in statuses)
-    shares = {f"status/{name}": statuses.count(name) / len(statuses) for name in sorted(set(statuses))}
-    rows = [
-        {"step": step, "metric": name, "value": value, "n_items": len(items), "source": "test"}
-        for name, value in (metrics | shares).items()
-    ]
-    suites, others = read_suites(path.parent, step)
-    return rows + suites, items, {"test_data": f"{data}{others}"}
-
-
-def _check_pass_at_1(
-    path: Path, metrics: Mapping[str, float], items: list[dict[str, Any]], *, complete: bool
-) -> None:
-    if not complete or "pass@1" not in metrics:
-        return
-    counted = sum(item["c"] / item["n"] for item in items) / len(items)
-    if abs(counted - metrics["pass@1"]) > 1e-6:
-        raise UserError(
-            f"{path}: metrics.pass@1: {metrics['pass@1']:.6f}, but its problems give {counted:.6f}"
-        )

@@ -36,14 +36,15 @@ def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
             for name, entry in grades.items()
         }
         data = {name: str(entry["data_sha256"]) for name, entry in grades.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        mean = _math_eval(metrics, sizes, step)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
     rows = [
         _row(f"{name}/{key}", value, step, sizes[name])
         for name, values in metrics.items()
         for key, value in values.items()
     ]
-    return rows + _math_eval(metrics, sizes, step), hashlib.sha256(json.dumps(data).encode()).hexdigest()
+    return rows + mean, hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _math_eval(

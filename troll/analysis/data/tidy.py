@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from troll.analysis.data.provenance import DIGESTS
+from troll.analysis.data.run_files import COORDINATES
 from troll.common.errors import UserError
 from troll.common.files import atomic_path
 
 BASE = "base"
 """Trust region recorded for rows of the base model, which no rule has trained."""
 
-COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
 GROUP = ("model", "task", "condition", "estimator", "trust_region")
 """What a line of a table stands for: all seeds of one method in one setting."""
 PROVENANCE = ("git_commit", "versions", "hardware")
@@ -103,6 +103,9 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
             table, rows = file.read(), file.metadata.num_rows
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except NotADirectoryError:
+        file = next(above for above in path.parents if above.exists())
+        raise UserError(f"{file}: is a file; name its directory, {file.parent}") from None
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (

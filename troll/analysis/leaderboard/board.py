@@ -101,7 +101,9 @@ def board_table(
     frame.attrs["styles"] = _STYLES
     there = set(frame["trust_region"])
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
-    frame.attrs["notes"] = _notes(protocol, len(final), missing, _tuned_alone(best, frame), edges)
+    frame.attrs["notes"] = _notes(
+        protocol, frame["task"].nunique(), missing, _tuned_alone(best, frame), edges
+    )
     early = {name: share for name, share in chosen_early(trials).items() if name in there}
     if early:
         frame.attrs["notes"].insert(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from troll.analysis.data.results import Results
@@ -81,7 +82,8 @@ def problem_levels(results: Results, task: str, protocol: Protocol) -> Mapping[s
 
 def _row(items: pd.DataFrame, cell: Cell, levels: Mapping[str, int]) -> dict[str, Any]:
     table = scores(items, cell)
-    by_level = table.T.groupby(lambda name: levels[str(name)]).mean().T
+    # An array: a function would be asked for the problems of all tasks, which are the column's categories.
+    by_level = table.T.groupby(np.array([levels[str(name)] for name in table])).mean().T
     solved = (by_level >= SOLVED).sum(axis=1)
     mean, deviation = spread(solved)
     return {

@@ -267,7 +267,7 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
         counts as unfinished.
 
     Raises:
-        UserError: a trial lacks runs; the message says how many.
+        UserError: a trial has fewer or more runs than the protocol; the message says how many.
     """
     validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
     last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
@@ -282,7 +282,12 @@ def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None
             if only not in (None, trial.name):
                 continue
             own = last[(last["task"] == task) & (last["trust_region"] == variant)]
-            if len(own) != wanted:
+            if len(own) > wanted:
+                raise UserError(
+                    f"trial {variant} on {task} has {len(own)} runs, and the protocol {wanted}, one for each "
+                    "tuning seed and model; they belong to another protocol"
+                )
+            if len(own) < wanted:
                 raise UserError(
                     f"trial {variant} on {task} has {len(own)} of {wanted} runs; finish the trials first"
                 )

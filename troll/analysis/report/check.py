@@ -14,11 +14,11 @@ from matplotlib.image import imread
 
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
-from troll.analysis.data.results import Results, read_results
+from troll.analysis.data.results import PLAN, Results, read_results
 from troll.analysis.registry import entries
 from troll.analysis.report.make import make_figure, make_table
 from troll.common.errors import UserError
-from troll.common.files import atomic_path
+from troll.common.files import atomic_path, read_json
 
 _ROUNDING = 1e-9
 _SHADE = 16 / 255  # a pixel on an edge of a curve: other last digits changed it by 7 / 255
@@ -49,7 +49,8 @@ def check_results(
 
     Raises:
         UserError: a file differs, is missing in one of its formats, cannot be made from the tidy table, or
-            there is none; every one is named.
+            there is none; every one is named. Where files differ and nothing says what was planned, that
+            is named instead.
     """
     known = results or read_results(directory)
     tracked = [
@@ -68,6 +69,12 @@ def check_results(
                 "released tables and figures have to be, so remove or rename them"
             )
         different = [path for path in tracked if not same(path, fresh / path.relative_to(directory))]
+        if different and (lacking := _lacks_plan(directory / PLAN)):
+            plan, names = directory / PLAN, _names(different, directory)
+            raise UserError(
+                f"{plan}: {lacking}; without it these cannot be made as they were: {names}; "
+                f"restore it (git checkout -- {plan}), or collect the runs again"
+            )
         if write:
             for path in different:
                 with atomic_path(path) as temporary:
@@ -79,6 +86,15 @@ def check_results(
             f"`troll check-results {directory} --write` makes them again"
         )
     return tracked
+
+
+def _lacks_plan(path: Path) -> str:
+    """Why the plan says nothing of the runs; empty if it does. Who collects by hand may do without one."""
+    if not path.exists():
+        return "no such file"
+    plan = read_json(path)
+    named = isinstance(plan, dict) and plan.get("expected") is not None
+    return "" if named else "names no planned runs (`expected`)"
 
 
 def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:

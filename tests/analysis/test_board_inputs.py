@@ -1,0 +1,103 @@
+"""The command that makes the board: what it is given is what it is taken for, or nothing is written."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from synthetic_board import PROTOCOL, trial_score, validation
+from typer.testing import CliRunner
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, write_parquet
+from troll.cli.app import app
+from troll.common.errors import UserError
+
+
+def write(directory: Path, results: Results) -> None:
+    for name, frame, columns in (
+        ("runs", results.runs, RUN_COLUMNS),
+        ("items", results.items, ITEM_COLUMNS),
+    ):
+        full = frame.reindex(columns=list(columns)).assign(mixed=False)
+        write_parquet(full, directory / f"{name}.parquet", columns)
+
+
+@pytest.fixture
+def results(board, protocol, tmp_path, monkeypatch) -> list[Results]:
+    """A directory with the protocol, its trials and fresh seeds; and these results themselves."""
+    _, final, _ = board
+    monkeypatch.chdir(tmp_path)
+    Path("protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
+    trials = Results(validation(protocol, trial_score), pd.DataFrame())
+    named = final[0].items.assign(trust_region=final[0].items["trust_region"].astype(str) + ".1")
+    for name, one in zip(
+        ("trials", "chains", "functions"), (replace(trials, items=named), *final), strict=True
+    ):
+        write(Path("results", f"board-{name}"), one)
+    return final
+
+
+def make(*final: str, trials: str = "results/board-trials"):
+    words = ["leaderboard", "board", "protocol.yaml", "--trials", trials, "--out", "out"]
+    return CliRunner().invoke(app, [*words, *(word for path in final for word in ("--final", path))])
+
+
+def refused(*final: str, trials: str = "results/board-trials") -> str:
+    error = make(*final, trials=trials).exception
+    assert isinstance(error, UserError) and "\n" not in str(error), error
+    assert not Path("out").exists(), "nothing is written"
+    return str(error)
+
+
+@pytest.mark.slow
+def test_the_command_writes_every_table_and_figure(results):
+    result = make("results/board-chains", "results/board-functions")
+    assert result.exit_code == 0, result.output
+    stems = {path.stem for path in Path("out").iterdir()}
+    assert stems == {"board", "trials", "differences", "budget", "profile", "protocol"}
+    assert len(pd.read_csv("out/board.csv")) == 6
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        ("results/board-chains", ""),
+        ("results/../results/board-chains/", ", first as results/board-chains"),
+        ("link", ", first as results/board-chains"),
+    ],
+)
+def test_a_directory_that_is_given_twice_is_named(results, again, said):
+    Path("link").symlink_to("results/board-chains")
+    shown = str(Path(again))
+    assert refused("results/board-chains", again) == f"--final: {shown} is given twice{said}; name it once"
+
+
+def test_two_experiments_of_one_task_are_named(results):
+    write(Path("copy"), results[0])
+    assert refused("results/board-chains", "results/board-functions", "copy") == (
+        "--final: results/board-chains and copy both have runs on chains; leave one out"
+    )
+
+
+def test_what_holds_no_fresh_seeds_is_named(results):
+    said = "results/board-trials: has no fresh seeds of board: none of its trust regions is a rule of the"
+    assert refused("results/board-chains", "results/board-trials").startswith(said)
+    trials = refused("results/board-chains", trials="results/board-functions")
+    assert trials.startswith(
+        "results/board-functions: has no trials of board: none of its trust regions has "
+    )
+    for column, value, message in (
+        (
+            "task",
+            "sums",
+            "other: has runs on sums, which is no task of the protocol; expected results/board-",
+        ),
+        ("condition", "tuned", "other: has runs with condition stale and with condition tuned; a board "),
+        ("estimator", "rloo", "other: has runs with estimator grpo and with estimator rloo; a board "),
+    ):
+        items = results[1].items
+        changed = items[column].astype(str).mask(items["trust_region"] == "troll", value)
+        write(Path("other"), replace(results[1], items=items.assign(**{column: changed})))
+        assert refused("results/board-chains", "other").startswith(message)

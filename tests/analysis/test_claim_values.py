@@ -1,0 +1,224 @@
+"""What a claim may name; and a ledger of two files, of which both are written or none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+import yaml
+
+from troll.analysis.claims.fields import MATH_EVAL_MEAN, SUMMARIES
+from troll.analysis.claims.ledger import write_claims
+from troll.analysis.claims.rule import Decision, Setting, Side, decide
+from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.summaries import per_run
+from troll.analysis.data.tidy import GROUP
+from troll.common.errors import UserError
+
+ENTRY = {
+    "id": "c",
+    "sentence": "S",
+    "source": "P",
+    "method": "troll",
+    "baseline": "clip",
+    "metric": "pass@1",
+    "direction": "higher",
+}
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    dirs = [
+        synthetic.write_run(root, "functions", method, "grpo", "gentle", seed, batches=2)
+        for method in ("clip", "troll")
+        for seed in range(3)
+    ]
+    return read_directories(dirs, [synthetic.write_base(root, "functions")])
+
+
+def refused(directory: Path, text: str) -> str:
+    """The message for a claims file with one claim that differs from `ENTRY` by these lines of YAML."""
+    path = directory / "claims.yaml"
+    path.write_text(yaml.safe_dump([ENTRY | yaml.safe_load(text)]))
+    with pytest.raises(UserError) as error:
+        read_claims([path])
+    message = str(error.value)
+    assert message.startswith(f"{path}: claim c: ") and "\n" not in message
+    return message.removeprefix(f"{path}: claim c: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "baseline: .nan",
+            "baseline: expected a trust region, or a number between -2^31 and 2^31 (found nan)",
+        ),
+        (
+            "baseline: -.inf",
+            "baseline: expected a trust region, or a number between -2^31 and 2^31 (found -inf)",
+        ),
+        ("baseline: 1.0e+300", "baseline: expected a trust region, or a number between"),
+        (
+            "baseline: nan",
+            "baseline: expected a trust region, or a number between -2^31 and 2^31 (found 'nan')",
+        ),
+        ("baseline: [clip]", "baseline: expected a trust region, or a number between"),
+        ("baseline: null", "baseline: expected a trust region, or a number between"),
+        ("baseline: true", "baseline: expected a trust region or a number, found a flag (found True)"),
+        (
+            'baseline: "0.5"',
+            "baseline: text names a trust region; write the number as 0.5, without quotes (found '0.5')",
+        ),
+        (
+            "baseline: 1e-7",
+            "baseline: text names a trust region; write the number as 1.0e-07, without quotes (found '1e-7')",
+        ),
+        ("margin: .inf", "margin: input should be a finite number (found inf)"),
+        ("margin: .nan", "margin: input should be "),
+        ("margin: true", "margin: expected a number, found a flag (found True)"),
+        ("across: {setting: staleness, statistic: slope, share: .nan}", "across.share: input should be "),
+    ],
+)
+def test_impossible_numbers_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert refused(tmp_path, text).startswith(message)
+
+
+def test_what_a_message_says_to_write_is_a_number(tmp_path: Path) -> None:
+    written = refused(tmp_path, "baseline: 1e-7").partition("write the number as ")[2].partition(",")[0]
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([ENTRY | yaml.safe_load(f"baseline: {written}")]))
+    assert read_claims([tmp_path / "claims.yaml"])[0].baseline == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("metric", "meant"),
+    [
+        ("acuracy", "area"),
+        ("Entropy", "entropy"),
+        ("pass@x", "pass@1"),
+        ("pass@0", "pass@1"),
+        ("pass@-1", "pass@1"),
+        ("pass@1.5", "pass@1"),
+        ("pass@²", "pass@1"),
+        ("pass@08", "pass@8"),
+        ("pass8", "pass@8"),
+        (f"pass@{'9' * 5000}", ""),
+        ("math50/pass@1", "math500/pass@1"),
+        ("math-evl/pass@1", "math-eval/pass@1"),
+        ("math-eval/pass@8", "math-eval/pass@1"),
+        ("success", "mean/success"),
+        ("maen/kl_to_old", "mean/kl_to_old"),
+        ("mean/", ""),
+        ("mean/ ", ""),
+        ("status/", ""),
+        ("seed", ""),
+        ("", ""),
+    ],
+)
+def test_an_unknown_metric_is_refused_and_the_nearest_named(tmp_path: Path, metric: str, meant: str) -> None:
+    message = refused(tmp_path, yaml.safe_dump({"metric": metric}))
+    assert message.startswith(f"metric: unknown metric {metric!r}; valid: pass@k (k from 1 on), ")
+    assert meant == "" or message.endswith(f"; did you mean {meant!r}?")
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("pass@1", "pass@64", "base/pass@8", "math500/pass@1", "humaneval+/base/pass@1"),
+        *("mean/critic/loss", "mean/a_rules_own", "status/truncated"),
+        *(*SUMMARIES, MATH_EVAL_MEAN),
+    ],
+)
+def test_what_runs_may_have_is_a_metric(metric: str) -> None:
+    assert Claim.model_validate(ENTRY | {"metric": metric}).metric == metric
+
+
+def test_every_summary_of_a_run_is_a_metric(known: Collected) -> None:
+    summaries = set(per_run(known.runs)) - {*GROUP, "run_id", "seed", "mixed"}
+    assert summaries >= set(SUMMARIES) - {"batch_cpu_s", "peak_gib"}, "two that these runs do not have"
+    for metric in summaries:
+        Claim.model_validate(ENTRY | {"metric": metric})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "{at_equal_kl: true, baseline: base}",
+            "baseline base: at_equal_kl compares two trust regions; name one, not the base model",
+        ),
+        (
+            "{at_equal_kl: true, baseline: 0.5}",
+            "baseline 0.5: at_equal_kl compares two trust regions; name one, not a number",
+        ),
+        (
+            "{across: {setting: staleness, statistic: slope}, baseline: base}",
+            "baseline base: across compares two trust regions; name one, not the base model",
+        ),
+        (
+            "{across: {setting: staleness, statistic: slope}, relative: true}",
+            "relative: across has no relative differences; leave one of them out",
+        ),
+        (
+            "{across: {setting: staleness, statistic: slope}, at_equal_kl: true}",
+            "at_equal_kl and across exclude each other; leave one of them out",
+        ),
+        (
+            "{across: {setting: staleness, statistic: usable}, metric: kl}",
+            "metric kl: usable decades are those of pass@k",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_told_without_what_is_right(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    assert refused(tmp_path, text) == message
+
+
+def judged(claim: Claim, *, levels: dict[str, float] | None = None) -> Judged:
+    names = {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}
+    decision = decide(Side("higher", 0.0), [Setting("s", names, np.array([0.1, 0.2, 0.3]))], 3)
+    if levels:
+        decision = Decision("depends", decision.settings, (True,), (False,), None, "task", levels)
+    return Judged(claim, decision)
+
+
+def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Collected) -> None:
+    claim = Claim.model_validate(ENTRY)
+    unreadable = claim.model_copy(update={"margin": float("nan")})  # no claims file can say so
+    with pytest.raises(ValueError, match="JSON"):
+        write_claims([judged(unreadable)], known.runs, [], tmp_path / "claims")
+    assert not list(tmp_path.iterdir())
+    before = [
+        path.read_bytes() for path in write_claims([judged(claim)], known.runs, [], tmp_path / "claims")
+    ]
+    with pytest.raises(ValueError, match="JSON"):
+        write_claims([judged(unreadable)], known.runs, [], tmp_path / "claims")
+    assert [(tmp_path / name).read_bytes() for name in ("claims.md", "claims.json")] == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("taken", ["claims.md", "claims.json"])
+def test_a_place_that_cannot_be_written_keeps_the_other_file_out(
+    tmp_path: Path, known: Collected, taken: str
+) -> None:
+    (tmp_path / taken).mkdir()
+    with pytest.raises(UserError, match="is a directory; name a file"):
+        write_claims([judged(Claim.model_validate(ENTRY))], known.runs, [], tmp_path / "claims")
+    assert [path.name for path in tmp_path.iterdir()] == [taken]
+
+
+def test_a_mean_that_is_no_number_is_null(tmp_path: Path, known: Collected) -> None:
+    one = judged(Claim.model_validate(ENTRY), levels={"chains": float("inf"), "functions": 0.5})
+    (_, path) = write_claims([one], known.runs, [], tmp_path / "claims")
+    assert yaml.safe_load(path.read_text())["claims"][0]["levels"] == {"chains": None, "functions": 0.5}
+
+
+def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Collected) -> None:
+    """The table of runs has pass@1 and pass@8 alone."""
+    for changes in ({"baseline": 0.0}, {"relative": True}, {"baseline": "base", "relative": True}):
+        claim = Claim.model_validate(ENTRY | {"metric": "pass@4"} | changes)
+        (one,) = judge([claim], known.runs, known.items)
+        assert [setting.seeds for setting in one.decision.settings] == [3], changes

@@ -1,0 +1,55 @@
+"""What the Makefile decides by itself: how many cores there are, and which tests a rule of one's own has."""
+
+import os
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def make(repository, tmp_path):
+    """Runs make in a checkout whose Python says what it is called with."""
+
+    def run(*words, **environment):
+        return subprocess.run(
+            ["make", "-f", repository / "Makefile", *words],
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **environment},
+            capture_output=True,
+            text=True,
+        )
+
+    for name, text in (
+        (".venv/bin/python", 'echo "TROLL_CONTRACT=$TROLL_CONTRACT"; printf "%s\\n" "$@"'),
+        ("bin/nproc", 'echo "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-7}}"'),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    for name in ("pyproject.toml", "envs/constraints.txt", "envs/requirements.txt", "envs/setup.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".venv/.ready").touch()  # last: newer than what it is made from
+    return run
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OMP_THREAD_LIMIT"])
+def test_results_take_all_processors_whatever_one_process_may(make, variable):
+    said = make("results", **{variable: "1"}).stdout.splitlines()
+    assert said[said.index("--cores") + 1] == "7"
+    assert make("results", "CORES=2", **{variable: "1"}).stdout.splitlines().count("2") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["rule=my_rules.py:soft_wall"], ["RULE="]])
+def test_a_contract_without_a_rule_is_refused(make, words):
+    result = make("contract", *words, TROLL_CONTRACT="clip")
+    assert result.returncode and not result.stdout
+    assert result.stderr.startswith("error: RULE is missing: make contract RULE=my_rules.py:soft_wall\n")
+
+
+@pytest.mark.parametrize("rule", ["my_rules.py:soft_wall", "bad/c.py:weiß", 'it\'s "here"/my rules.py:l'])
+def test_the_contract_is_tested_whatever_the_rule_is_called(make, rule):
+    said = make("contract", f"RULE={rule}").stdout.splitlines()
+    assert said[0] == f"TROLL_CONTRACT={rule}"
+    assert said[said.index("-k") + 1] == "own_rule"

@@ -1,0 +1,226 @@
+"""The files of a finished run or a graded base model, read and checked one by one.
+
+Tables are made from what is read here, and an archive neither takes nor gives back what is refused here.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from troll.analysis.data.suites import read_suites
+from troll.common.errors import UserError
+from troll.common.files import read_json, read_jsonl, read_yaml
+
+COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
+_NOT_A_METRIC = {"step", "rollout_batch", "time"}
+_LARGEST = 2**63  # of the integers of a table
+_SHOWN = 100  # characters of a value that a message quotes
+
+
+@dataclass(frozen=True)
+class Grades:
+    """What a file of grades holds, and those of further data sets beside it.
+
+    Attributes:
+        rows: metrics on test problems, as rows of the tidy table without coordinates.
+        items: ``c`` of ``n`` graded samples of problem ``task_id`` passed.
+        test_data: digest of the test problems.
+    """
+
+    rows: list[dict[str, Any]]
+    items: list[dict[str, Any]]
+    test_data: str
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """All that a run, or a base model, has left.
+
+    Attributes:
+        manifest: of manifest.json.
+        digests: those of the manifest that it has.
+        grades: of grades.json.
+        settings: of run.yaml; none of a base model.
+        coordinates: of a run, by name; none of a base model.
+        metrics: of metrics.jsonl, as rows of the tidy table without coordinates; none of a base model.
+        last_step: the last optimiser step; 0 of a base model.
+    """
+
+    manifest: dict[str, Any]
+    digests: dict[str, str]
+    grades: Grades
+    settings: dict[str, Any] = field(default_factory=dict)
+    coordinates: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    last_step: int = 0
+
+
+def read_run_files(path: Path) -> RunFiles:
+    """Reads the directory of a finished run.
+
+    Raises:
+        UserError: a file is missing, broken, or contradicts another.
+    """
+    settings = _read_mapping(path / "run.yaml")
+    coordinates = _coordinates(path / "run.yaml", settings)
+    manifest, digests = _read_manifest(path / "manifest.json", required=True)
+    if manifest.get("run_id") != coordinates["run_id"]:
+        raise UserError(
+            f"{path / 'manifest.json'}: run_id: {manifest.get('run_id')!r} is not the "
+            f"{coordinates['run_id']!r} of run.yaml"
+        )
+    made_with = manifest.get("config", settings)
+    if made_with != settings:
+        known = made_with if isinstance(made_with, dict) else {}
+        key = next((key for key in settings if settings[key] != known.get(key)), "a key is missing")
+        raise UserError(
+            f"{path / 'run.yaml'}: {key}: not what {path / 'manifest.json'} says that "
+            "the run was made with; make it again"
+        )
+    metrics = list(_metric_rows(path / "metrics.jsonl"))
+    last_step = metrics[-1]["step"]
+    grades = _read_grades(path / "grades.json", last_step)
+    return RunFiles(manifest, digests, grades, settings, coordinates, metrics, last_step)
+
+
+def read_base_files(path: Path) -> RunFiles:
+    """Reads the directory of a graded base model.
+
+    Raises:
+        UserError: a file is missing or broken.
+    """
+    manifest, digests = _read_manifest(path / "manifest.json", required=False)
+    return RunFiles(manifest, digests, _read_grades(path / "grades.json", 0))
+
+
+def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    coordinates: dict[str, Any] = {}
+    for name in COORDINATES:
+        value = settings.get(name)
+        if isinstance(value, dict):  # a resolved block, with the settings behind the name
+            value = value.get("name")
+        wanted = int if name == "seed" else str
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise UserError(f"{path}: {name}: {value!r} is no {wanted.__name__}")
+        coordinates[name] = value
+    return coordinates
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    value = read_yaml(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a mapping, found {type(value).__name__}")
+    return value
+
+
+def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("digests", {}), dict):
+        raise UserError(f"{path}: expected a JSON object with an object `digests`")
+    if not isinstance(manifest.get("hardware") or {}, dict):
+        raise UserError(f"{path}: hardware: expected an object, found {manifest['hardware']!r}")
+    digests = {}
+    for name in ("source", "environment", "data", "base_model"):
+        value = manifest.get("digests", {}).get(name)
+        if isinstance(value, str) and value:
+            digests[name] = value
+        elif required or value is not None:
+            raise UserError(f"{path}: digests.{name}: {value!r} is no digest")
+    return manifest, digests
+
+
+def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """One row per step and number; steps have to grow, or a resumed run has written a step twice."""
+    lines = read_jsonl(path)
+    if not lines:
+        raise UserError(f"{path}: empty, expected one line per optimiser step")
+    previous, found = -1, False
+    for number, line in enumerate(lines, start=1):
+        step, batch = line.get("step"), line.get("rollout_batch")
+        if not _is_count(step) or step <= previous:
+            raise UserError(f"{path}:{number}: step: {_shown(step)} is no integer above {max(previous, 0)}")
+        if batch is not None and not _is_count(batch):
+            raise UserError(f"{path}:{number}: rollout_batch: {_shown(batch)} is no integer of 0 or more")
+        previous = step
+        time = line.get("time", {})
+        if not isinstance(time, dict):
+            raise UserError(f"{path}:{number}: time: {time!r} is no object")
+        wall_s = _number(time.get("wall_s", math.nan), f"{path}:{number}: time.wall_s")
+        common = {"step": step, "rollout_batch": batch, "wall_s": wall_s}
+        values = {name: value for name, value in line.items() if name not in _NOT_A_METRIC}
+        values |= {f"time/{name}": value for name, value in time.items() if name != "wall_s"}
+        for name, value in values.items():
+            if value is None:
+                continue
+            source = "validation" if name.startswith("validation_") else "train"
+            value = _number(value, f"{path}:{number}: {name}")
+            yield common | {"metric": name, "value": value, "source": source}
+            found = True
+    if not found:
+        raise UserError(f"{path}: no line has a number beside its step and times")
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
+def _number(value: Any, where: str) -> float:
+    if not isinstance(value, int | float):
+        raise UserError(f"{where}: {value!r} is no number")
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise UserError(f"{where}: {_shown(value)} is larger than any number of a run")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _read_grades(path: Path, step: int) -> Grades:
+    grades = read_json(path)
+    try:
+        metrics = {name: float(value) for name, value in grades["metrics"].items()}
+        problems = {
+            task_id: (list(entry["passed"]), list(entry["status"]))
+            for task_id, entry in grades["problems"].items()
+        }
+        data = str(grades["data_sha256"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
+    items, statuses = [], []
+    for task_id, (passed, status) in sorted(problems.items()):
+        if len(passed) != len(status) or not passed:
+            raise UserError(
+                f"{path}: problems.{task_id}: {len(passed)} results and {len(status)} statuses, not one each"
+            )
+        if not all(isinstance(name, str) for name in status):
+            raise UserError(f"{path}: problems.{task_id}.status: {_shown(status)} are not all words")
+        # A failure of the machinery says nothing about the model, so it is left out, never counted as wrong.
+        kept = [bool(p) for p, s in zip(passed, status, strict=True) if s != "infrastructure"]
+        items.append({"task_id": task_id, "n": len(kept), "c": sum(kept)})
+        statuses += status
+    if not items:
+        raise UserError(f"{path}: problems: empty, expected at least one problem")
+    _check_pass_at_1(path, metrics, items, complete="infrastructure" not in statuses)
+    shares = {f"status/{name}": statuses.count(name) / len(statuses) for name in sorted(set(statuses))}
+    rows = [
+        {"step": step, "metric": name, "value": value, "n_items": len(items), "source": "test"}
+        for name, value in (metrics | shares).items()
+    ]
+    suites, others = read_suites(path.parent, step)
+    return Grades(rows + suites, items, f"{data}{others}")
+
+
+def _check_pass_at_1(
+    path: Path, metrics: Mapping[str, float], items: list[dict[str, Any]], *, complete: bool
+) -> None:
+    if not complete or "pass@1" not in metrics:
+        return
+    counted = sum(item["c"] / item["n"] for item in items) / len(items)
+    if abs(counted - metrics["pass@1"]) > 1e-6:
+        raise UserError(
+            f"{path}: metrics.pass@1: {metrics['pass@1']:.6f}, but its problems give {counted:.6f}"
+        )
