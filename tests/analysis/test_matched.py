@@ -126,9 +126,18 @@ def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Collected)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"baseline": "base"}, {"baseline": 0.5}, {"across": {"setting": "staleness", "statistic": "slope"}}],
+    ("changes", "message"),
+    [
+        ({"baseline": "base"}, "at_equal_kl compares two trust regions"),
+        ({"baseline": 0.5}, "at_equal_kl compares two trust regions"),
+        (
+            {"across": {"setting": "staleness", "statistic": "slope"}},
+            "at_equal_kl and across exclude each other",
+        ),
+    ],
 )
-def test_equal_kl_is_that_of_two_trust_regions(known: Collected, changes: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="at_equal_kl compares two trust regions"):
+def test_equal_kl_is_that_of_two_trust_regions(
+    known: Collected, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
         asked(known, **changes)
