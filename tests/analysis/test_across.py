@@ -17,15 +17,6 @@ from troll.analysis.claims.wording import measure, why
 from troll.analysis.data.runs import Collected, read_directories
 from troll.common.errors import UserError
 
-ENTRY = {
-    "id": "c",
-    "sentence": "S",
-    "source": "P",
-    "method": "troll",
-    "baseline": "clip",
-    "metric": "pass@1",
-    "direction": "higher",
-}
 SOLVED = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 24, ("troll", "stale"): 51}
 """Of 60 problems; the base model solves 20."""
 
@@ -63,7 +54,7 @@ def rates(known: Collected) -> pd.DataFrame:
 
 
 def verdict(runs: pd.DataFrame, known: Collected, across: dict[str, object], **changes: object) -> Judged:
-    return judge([Claim.model_validate(ENTRY | changes | {"across": across})], runs, known.items)[0]
+    return judge([Claim.model_validate(synthetic.CLAIM | changes | {"across": across})], runs, known.items)[0]
 
 
 def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Collected) -> None:
@@ -102,7 +93,7 @@ def test_usable_decades_share_a_threshold_measured_from_the_base_model(
 def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known: Collected) -> None:
     across = {"setting": "learning_rate", "statistic": "usable"}
     gone = (known.items["trust_region"] == "clip") & (known.items["condition"] == "stale")
-    judged = judge([Claim.model_validate(ENTRY | {"across": across})], rates, known.items[~gone])
+    judged = judge([Claim.model_validate(synthetic.CLAIM | {"across": across})], rates, known.items[~gone])
     assert judged[0].verdict == "not run"
     assert verdict(rates, known, across, where={"condition": ["stale"]}).verdict == "not run"
     assert verdict(rates, known, {"setting": "policy_lag", "statistic": "slope"}).verdict == "not run"
@@ -123,7 +114,7 @@ def test_claims_that_make_no_sense_are_one_line(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     across = {"setting": "learning_rate", "statistic": "usable"}
-    synthetic.write_json(tmp_path / "claims.yaml", [ENTRY | {"across": across} | changes])
+    synthetic.write_json(tmp_path / "claims.yaml", [synthetic.CLAIM | {"across": across} | changes])
     with pytest.raises(UserError, match=said) as error:
         read_claims([tmp_path / "claims.yaml"])
     assert "claim c: " in str(error.value)
@@ -167,7 +158,7 @@ def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(
         frame["condition"] = frame["condition"].astype(str).replace({"stale": "third"})
         frame["run_id"] = frame["run_id"].astype(str).str.replace("/stale/", "/third/")
     more[0].loc[more[0]["metric"] == "setting/training/learning_rate", "value"] = 1e-3
-    entry = ENTRY | {"across": {"setting": "learning_rate", "statistic": "slope"}}
+    entry = synthetic.CLAIM | {"across": {"setting": "learning_rate", "statistic": "slope"}}
     whole = [pd.concat(pair, ignore_index=True) for pair in zip((rates, known.items), more, strict=True)]
     (full,) = judge([Claim.model_validate(entry)], *whole)
     assert full.decision.settings[0].conditions == ("gentle", "stale", "third")

@@ -93,17 +93,7 @@ def test_a_row_is_the_average_over_its_base_models(known: Collected) -> None:
 
 
 def test_all_rows_together_are_what_the_verdict_rests_on(known: Collected) -> None:
-    claim = Claim.model_validate(
-        {
-            "id": "c",
-            "sentence": "S",
-            "source": "P",
-            "method": "troll",
-            "baseline": "clip",
-            "metric": "pass@1",
-            "direction": "higher",
-        }
-    )
+    claim = Claim.model_validate(synthetic.CLAIM)
     pooled = judge([claim], known.runs, known.items)[0].decision.pooled
     row = table(known).loc[("all", "all")]
     assert pooled is not None and pooled.settings == row["settings"] == 12

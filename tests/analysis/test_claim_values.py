@@ -16,16 +16,6 @@ from troll.analysis.data.summaries import per_run
 from troll.analysis.data.tidy import GROUP
 from troll.common.errors import UserError
 
-ENTRY = {
-    "id": "c",
-    "sentence": "S",
-    "source": "P",
-    "method": "troll",
-    "baseline": "clip",
-    "metric": "pass@1",
-    "direction": "higher",
-}
-
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
@@ -39,9 +29,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
 
 def refused(directory: Path, text: str) -> str:
-    """The message for a claims file with one claim that differs from `ENTRY` by these lines of YAML."""
+    """The message for a claims file with `synthetic.CLAIM` changed by these lines of YAML."""
     path = directory / "claims.yaml"
-    path.write_text(yaml.safe_dump([ENTRY | yaml.safe_load(text)]))
+    path.write_text(yaml.safe_dump([synthetic.CLAIM | yaml.safe_load(text)]))
     with pytest.raises(UserError) as error:
         read_claims([path])
     message = str(error.value)
@@ -88,7 +78,9 @@ def test_impossible_numbers_are_refused(tmp_path: Path, text: str, message: str)
 
 def test_what_a_message_says_to_write_is_a_number(tmp_path: Path) -> None:
     written = refused(tmp_path, "baseline: 1e-7").partition("write the number as ")[2].partition(",")[0]
-    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([ENTRY | yaml.safe_load(f"baseline: {written}")]))
+    (tmp_path / "claims.yaml").write_text(
+        yaml.safe_dump([synthetic.CLAIM | yaml.safe_load(f"baseline: {written}")])
+    )
     assert read_claims([tmp_path / "claims.yaml"])[0].baseline == 1e-7
 
 
@@ -132,14 +124,14 @@ def test_an_unknown_metric_is_refused_and_the_nearest_named(tmp_path: Path, metr
     ],
 )
 def test_what_runs_may_have_is_a_metric(metric: str) -> None:
-    assert Claim.model_validate(ENTRY | {"metric": metric}).metric == metric
+    assert Claim.model_validate(synthetic.CLAIM | {"metric": metric}).metric == metric
 
 
 def test_every_summary_of_a_run_is_a_metric(known: Collected) -> None:
     summaries = set(per_run(known.runs)) - {*GROUP, "run_id", "seed", "mixed"}
     assert summaries >= set(SUMMARIES) - {"batch_cpu_s", "peak_gib"}, "two that these runs do not have"
     for metric in summaries:
-        Claim.model_validate(ENTRY | {"metric": metric})
+        Claim.model_validate(synthetic.CLAIM | {"metric": metric})
 
 
 @pytest.mark.parametrize(
@@ -186,7 +178,7 @@ def judged(claim: Claim, *, levels: dict[str, float] | None = None) -> Judged:
 
 
 def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Collected) -> None:
-    claim = Claim.model_validate(ENTRY)
+    claim = Claim.model_validate(synthetic.CLAIM)
     unreadable = claim.model_copy(update={"margin": float("nan")})  # no claims file can say so
     with pytest.raises(ValueError, match="JSON"):
         write_claims([judged(unreadable)], known.runs, [], tmp_path / "claims")
@@ -206,12 +198,12 @@ def test_a_place_that_cannot_be_written_keeps_the_other_file_out(
 ) -> None:
     (tmp_path / taken).mkdir()
     with pytest.raises(UserError, match="is a directory; name a file"):
-        write_claims([judged(Claim.model_validate(ENTRY))], known.runs, [], tmp_path / "claims")
+        write_claims([judged(Claim.model_validate(synthetic.CLAIM))], known.runs, [], tmp_path / "claims")
     assert [path.name for path in tmp_path.iterdir()] == [taken]
 
 
 def test_a_mean_that_is_no_number_is_null(tmp_path: Path, known: Collected) -> None:
-    one = judged(Claim.model_validate(ENTRY), levels={"chains": float("inf"), "functions": 0.5})
+    one = judged(Claim.model_validate(synthetic.CLAIM), levels={"chains": float("inf"), "functions": 0.5})
     (_, path) = write_claims([one], known.runs, [], tmp_path / "claims")
     assert yaml.safe_load(path.read_text())["claims"][0]["levels"] == {"chains": None, "functions": 0.5}
 
@@ -219,6 +211,6 @@ def test_a_mean_that_is_no_number_is_null(tmp_path: Path, known: Collected) -> N
 def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Collected) -> None:
     """The table of runs has pass@1 and pass@8 alone."""
     for changes in ({"baseline": 0.0}, {"relative": True}, {"baseline": "base", "relative": True}):
-        claim = Claim.model_validate(ENTRY | {"metric": "pass@4"} | changes)
+        claim = Claim.model_validate(synthetic.CLAIM | {"metric": "pass@4"} | changes)
         (one,) = judge([claim], known.runs, known.items)
         assert [setting.seeds for setting in one.decision.settings] == [3], changes

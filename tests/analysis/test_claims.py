@@ -20,16 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def claim(**changes: object) -> Claim:
-    entry = {
-        "id": "c",
-        "sentence": "S",
-        "source": "P",
-        "method": "troll",
-        "baseline": "clip",
-        "metric": "pass@1",
-        "direction": "higher",
-    }
-    return Claim.model_validate(entry | changes)
+    return Claim.model_validate(synthetic.CLAIM | changes)
 
 
 @pytest.fixture(scope="module")

@@ -71,8 +71,7 @@ def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
 
 
 def asked(known: Collected, **changes: object) -> Judged:
-    entry = {"id": "c", "sentence": "S", "source": "P", "metric": "pass@1", "direction": "higher"}
-    entry |= {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
+    entry = synthetic.CLAIM | {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
     return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import synthetic
 
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.rule import Decision, Setting, Side, decide
@@ -117,15 +118,7 @@ def test_a_sentence_about_a_contradicted_claim_says_what_contradicts_it() -> Non
     """The average is undecided: single settings show the contrary."""
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
     assert decision.label == "contradicted" and not decision.pooled.high < 0
-    claim = {
-        "id": "c",
-        "sentence": "S",
-        "source": "P",
-        "method": "troll",
-        "baseline": "clip",
-        "metric": "pass@1",
-    }
-    judgement = Judged(Claim.model_validate(claim | {"direction": "higher"}), decision)
+    judgement = Judged(Claim.model_validate(synthetic.CLAIM), decision)
     (line, *_) = findings([judgement])
     assert line.startswith(
         "- S: **contradicted** (the contrary is shown in 2 of 5 settings, the claim in none; "
