@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from troll.cli.app import app
 from troll.cli.hub_context import known_context
-from troll.cli.plan import earlier_runs, estimate, plan
+from troll.cli.plan import earlier_runs, estimate, kept_aggregations, plan
 from troll.common.errors import UserError
 from troll.common.processor import processor_name
 from troll.experiment.experiment import resolve
@@ -99,6 +99,17 @@ def test_other_machines_and_broken_manifests_do_not_count(data, tmp_path):
     path = tmp_path / "reduced/runs" / troll.run_id / "manifest.json"
     path.write_text(path.read_text()[:100])
     assert not list(earlier_runs(tmp_path))
+
+
+def test_rules_that_keep_their_own_aggregation_are_named(data):
+    data["trust_regions"]["gspo"] = {"rule": "gspo-clip"}
+    assert not kept_aggregations(parse_experiment(data, "x")), "nothing was asked for"
+    data["training"]["aggregation"] = "seq-mean-token-mean"
+    assert not kept_aggregations(parse_experiment(data, "x")), "what it has"
+    data["training"]["aggregation"] = "token-mean"
+    assert kept_aggregations(parse_experiment(data, "x")) == [
+        "trust_regions.gspo: gspo-clip keeps its own aggregation, seq-mean-token-mean, not token-mean"
+    ]
 
 
 @pytest.mark.parametrize(("context", "fits"), [(192, True), (191, False), (None, True)])

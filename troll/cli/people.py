@@ -30,7 +30,7 @@ def check(
     """
     from troll.cli.claims_ahead import claims_in_words, claims_of
     from troll.cli.hub_context import hub_context_problems
-    from troll.cli.plan import plan
+    from troll.cli.plan import kept_aggregations, plan
     from troll.experiment.files import load_experiment
     from troll.experiment.looks import with_further_seeds
 
@@ -42,7 +42,7 @@ def check(
     if names:
         lines = [run.run_id for run in checked.runs()]
     else:
-        lines = [*plan(checked, results), claims_in_words(claims, checked)]
+        lines = [*plan(checked, results), *kept_aggregations(checked), claims_in_words(claims, checked)]
     typer.echo("\n".join(lines))
 
 

@@ -199,3 +199,22 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
         lines[-1] += f"; about {clock(known)} of one core after one another, by earlier runs on this machine"
         lines[-1] += f"; {unknown} unknown" if unknown else ""
     return lines
+
+
+def kept_aggregations(experiment: Experiment) -> list[str]:
+    """A line for each trust region that keeps its own aggregation where the experiment asks for another.
+
+    Args:
+        experiment: checked.
+    """
+    from troll.algorithms.trust_regions import make_trust_region
+
+    lines = []
+    for name, region in experiment.trust_regions.items():
+        own = make_trust_region(region.rule, **region.settings).aggregation
+        asked = {
+            experiment.training_of(run).aggregation for run in experiment.runs() if run.trust_region == name
+        }
+        for other in sorted({*filter(None, asked)} - {own}) if own else ():
+            lines.append(f"trust_regions.{name}: {region.rule} keeps its own aggregation, {own}, not {other}")
+    return lines
