@@ -107,6 +107,21 @@ def test_bad_requests(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interruption_costs_no_width_that_was_done_and_progress_is_told(tmp_path, monkeypatch, capsys):
+    def measured(worker, name, work, threads):
+        if work.width == 16:
+            raise UserError("cost: the old policy failed: out of memory")
+        return {"projected_share": 0.1, "seconds": 0.25, "processor_seconds": 0.25, "peak_bytes": 2.0**20}
+
+    for module in ("harness", "update"):
+        monkeypatch.setattr(f"troll.benchmark.{module}.measure", measured)
+    with pytest.raises(UserError, match="out of memory"):
+        run_cost(tmp_path, tokens=8, widths=(8, 16), vocab=32, keep=4, repeats=2, variants=["clip, our head"])
+    assert (tmp_path / "cost.md").read_text().count("\n| 8 |") == 2
+    assert {x["width"] for x in json.loads((tmp_path / "cost.json").read_text())["measurements"]} == {8}
+    assert "[cost] 4/4: clip, full logits, 0.2500 s; 0:00 left" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_measures_each_variant_in_a_process_of_its_own(tmp_path):
     logits = 512 * 20_000 * 4 / 2**20

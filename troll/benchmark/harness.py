@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import pandas as pd
 import torch
 
 from troll.common.errors import UserError
+from troll.common.progress import clock, say
 
 QUIET = 0.1
 """Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
@@ -50,7 +52,7 @@ def hardware(device: str, threads: int | None) -> str:
 def in_turns(
     worker: str, works: Mapping[str, Any], repeats: int, threads: int | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Measures every work ``repeats`` times, one after the other within each repeat.
+    """Measures every work ``repeats`` times, one after the other within each repeat, and says how far it is.
 
     Args:
         worker: the module below ``troll.benchmark`` that measures.
@@ -65,10 +67,17 @@ def in_turns(
         UserError: a measurement failed (out of memory, say).
     """
     names = list(works)
+    begun, done, total = time.monotonic(), 0, repeats * len(names)
     for repeat in range(repeats):
         # Backwards every other time: nobody always follows the same neighbour.
         for name in names if repeat % 2 == 0 else reversed(names):
-            yield name, repeat, measure(worker, name, works[name], threads)
+            measured = measure(worker, name, works[name], threads)
+            done += 1
+            seconds = (time.monotonic() - begun) / done
+            own = measured["seconds"]
+            took = median(own) if isinstance(own, list) else own
+            say(f"[cost] {done}/{total}: {name}, {took:.4f} s; {clock(seconds * (total - done))} left")
+            yield name, repeat, measured
 
 
 def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str, Any]:

@@ -84,7 +84,9 @@ class Learner:
         torch.manual_seed(derive_seed(purpose="cost-step") % 2**63)
         shape, device = SHAPES[work.shape], work.device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self.model: Any = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(device, dtype)
+        with torch.device(device):  # random weights of 0.6 billion parameters take long on a CPU
+            model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
+        self.model: Any = model.to(dtype)
         self.critic = self._critic() if work.method == "clip, critic" else None
         add_sparse_lm_head(self.model, temperature=1.0)
         size = (work.responses, work.prompt + work.response)

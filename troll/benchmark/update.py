@@ -83,17 +83,7 @@ def run_cost(
             raise UserError(f"cost: no variant {name!r}; there are {', '.join(known)}")
     check(device, tokens=tokens, widths=min(widths), vocab=vocab, keep=keep, repeats=repeats)
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
-    measurements = []
-    projected: dict[int, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for width in widths:
-            fixed = (tokens, width, vocab, keep, device, dtype, seed, folder)
-            prepared = measure("update_worker", "the old policy", Work(PREPARE, *fixed), threads)
-            projected[width] = prepared["projected_share"]
-            works = {name: Work(name, *fixed) for name in chosen}
-            for name, repeat, measured in in_turns("update_worker", works, repeats, threads):
-                measurements.append({"width": width, "variant": name, "repeat": repeat, **measured})
-    report = {
+    report: dict[str, Any] = {
         "settings": {
             "tokens": tokens,
             "vocab": vocab,
@@ -107,12 +97,22 @@ def run_cost(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "projected_share": projected,
-        "measurements": measurements,
+        "projected_share": {},
+        "measurements": [],
     }
-    write_json(out / "cost.json", report)
-    table = cost_table(report)
-    write_table(table, out / "cost")
+    table = pd.DataFrame()
+    with tempfile.TemporaryDirectory() as folder:
+        for width in widths:
+            fixed = (tokens, width, vocab, keep, device, dtype, seed, folder)
+            prepared = measure("update_worker", "the old policy", Work(PREPARE, *fixed), threads)
+            report["projected_share"][width] = prepared["projected_share"]
+            works = {name: Work(name, *fixed) for name in chosen}
+            for name, repeat, measured in in_turns("update_worker", works, repeats, threads):
+                report["measurements"].append({"width": width, "variant": name, "repeat": repeat, **measured})
+            # Each width as it ends: an interruption costs one of them.
+            write_json(out / "cost.json", report)
+            table = cost_table(report)
+            write_table(table, out / "cost")
     return table
 
 
