@@ -81,6 +81,14 @@ def dense_head(logits: Tensor, labels: Tensor, support: Tensor) -> dict[str, Ten
     }
 
 
+def run_dense(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """All four outputs from full logits in ``dtype``, and the leaves that they came from."""
+    leaves = case.leaves(dtype)
+    arguments = case.arguments(leaves)
+    labels = arguments.pop("labels")
+    return dense_head(dense_logits(**arguments), labels, case.support), leaves
+
+
 def outputs_of(head) -> dict[str, Tensor]:
     return {
         "label": head.label_log_probs,

@@ -8,11 +8,10 @@ from head_oracle import (
     OPTIONS,
     OUTPUTS,
     assert_no_worse,
-    dense_head,
-    dense_logits,
     gradients,
     make_case,
     outputs_of,
+    run_dense,
 )
 
 from troll.algorithms.lm_head.head import lm_head
@@ -32,13 +31,6 @@ def run(case, backend, chunk_tokens=8, chunk_vocab=70):
     return outputs_of(head), leaves
 
 
-def dense(case, dtype):
-    leaves = case.leaves(dtype)
-    arguments = case.arguments(leaves)
-    labels = arguments.pop("labels")
-    return dense_head(dense_logits(**arguments), labels, case.support), leaves
-
-
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [*((torch.float32, name) for name in OPTIONS), (torch.bfloat16, "plain"), (torch.bfloat16, "all")],
@@ -46,8 +38,8 @@ def dense(case, dtype):
 )
 def test_triton_is_no_worse_than_dense_logits(dtype, options):
     case = make_case(13, 17, 130, 9, options, dtype)
-    truth, true_leaves = dense(case, torch.float64)
-    naive, naive_leaves = dense(case, dtype)
+    truth, true_leaves = run_dense(case, torch.float64)
+    naive, naive_leaves = run_dense(case, dtype)
     got, leaves = run(case, "triton")
 
     def gradient(outputs, own):

@@ -10,6 +10,7 @@ from head_oracle import (
     gradients,
     make_case,
     outputs_of,
+    run_dense,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,13 +21,6 @@ from troll.common.errors import UserError
 SHAPES = [(33, 47, 211, 9), (5, 16, 1000, 64), (1, 3, 5, 2)]
 CHUNKS = [(None, None), (7, 50), (33, 64), (1, 1000), (100, 3)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-
-
-def run_dense(case, dtype):
-    leaves = case.leaves(dtype)
-    arguments = case.arguments(leaves)
-    labels = arguments.pop("labels")
-    return dense_head(dense_logits(**arguments), labels, case.support), leaves
 
 
 def run_head(case, chunk_tokens=None, chunk_vocab=None, **options):

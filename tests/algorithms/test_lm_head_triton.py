@@ -53,26 +53,11 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 def test_on_cuda_it_is_no_worse_than_dense_logits(backend, dtype):
-    from head_oracle import (
-        OUTPUTS,
-        assert_no_worse,
-        dense_head,
-        dense_logits,
-        gradients,
-        make_case,
-        outputs_of,
-    )
+    from head_oracle import OUTPUTS, assert_no_worse, gradients, make_case, outputs_of, run_dense
 
     from troll.algorithms.lm_head.head import lm_head
 
     case = make_case(300, 64, 5003, 37, "all", dtype)
-
-    def dense(precision):
-        leaves = case.leaves(precision)
-        arguments = case.arguments(leaves)
-        labels = arguments.pop("labels")
-        outputs = dense_head(dense_logits(**arguments), labels, case.support)
-        return outputs, gradients(outputs, "all", leaves)
 
     leaves = [x.detach().cuda().requires_grad_() for x in case.leaves()]
     head = lm_head(
@@ -82,10 +67,11 @@ def test_on_cuda_it_is_no_worse_than_dense_logits(backend, dtype):
         chunk_tokens=128,
         chunk_vocab=1500,
     )
-    outputs = {name: x.cpu() for name, x in outputs_of(head).items()}
-    got = outputs, [x.cpu() for x in gradients(outputs, "all", leaves)]
-    naive, truth = dense(dtype), dense(torch.float64)
+    got = {name: x.cpu() for name, x in outputs_of(head).items()}
+    (naive, naive_leaves), (truth, true_leaves) = run_dense(case, dtype), run_dense(case, torch.float64)
     for name in OUTPUTS:
-        assert_no_worse(got[0][name], naive[0][name], truth[0][name], case, name)
-    for ours, theirs, true in zip(got[1], naive[1], truth[1], strict=True):
-        assert_no_worse(ours, theirs, true, case, "gradient")
+        assert_no_worse(got[name], naive[name], truth[name], case, name)
+    found = gradients(got, "all", leaves)
+    others = gradients(naive, "all", naive_leaves), gradients(truth, "all", true_leaves)
+    for ours, theirs, true in zip(found, *others, strict=True):
+        assert_no_worse(ours.cpu(), theirs, true, case, "gradient")
