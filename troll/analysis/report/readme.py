@@ -92,7 +92,7 @@ def top_of(
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
 ) -> str:
-    """What the leaderboard says of a method, and the best rules of each task with the baseline, as Markdown.
+    """What the leaderboard says of a method, and the best rules of each task beside it and the baseline.
 
     Args:
         board: the columns of ``board.csv``, best first within a task.
@@ -104,7 +104,7 @@ def top_of(
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
     decided = [line for line in findings(benchmark)[:-1] if line]
-    parts = [_best_of(task, rows) for task, rows in tasks]
+    parts = [_best_of(task, rows, method) for task, rows in tasks]
     there = board["trust_region"].nunique()
     which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
@@ -141,10 +141,12 @@ def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
     )
 
 
-def _best_of(task: str, rows: pd.DataFrame) -> str:
+def _best_of(task: str, rows: pd.DataFrame, method: str) -> str:
+    """The best rules of a task; a method and the baseline are there with their places, however low."""
     rows = rows.reset_index(drop=True)
     # The baseline is the row that is compared with none.
-    top = rows[(rows.index < _TOP) | rows["difference"].isna()].copy()
+    always = rows["difference"].isna() | (rows["trust_region"] == method)
+    top = rows[(rows.index < _TOP) | always].copy()
     top.insert(0, "place", top.index + 1)
     top["task"] = task
     ends = [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
