@@ -101,6 +101,10 @@ def test_claims_with_runs_are_none_of_these(write):
             "metric: runs here are not evaluated for math-eval/pass@1; evaluate_on gives aime24/pass@1, "
             "aime24/pass@2",
         ),
+        (
+            {"metric": "mean/kept_mas"},
+            "metric: only a rule of yours can log 'kept_mas'; did you mean 'mean/kept_mass'?",
+        ),
     ],
 )
 def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
@@ -121,6 +125,8 @@ def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
         {"metric": "pass@2"},
         {"metric": "base/pass@1"},
         {"metric": "mean/gate"},
+        {"metric": "mean/wall_width"},
+        {"metric": "status/crash"},
         {"method": "trol*"},
         {"method": "trol", "where": {"experiment": ["testbed"]}},
         {"metric": "pass@99", "where": {"experiment": ["testbed"]}},

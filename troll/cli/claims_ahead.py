@@ -1,10 +1,11 @@
 """What is known of claims before any run: broken files, claims without runs, numbers that no run has."""
 
+import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from troll.analysis.claims.fields import MATH_EVAL_MEAN, pass_at
+from troll.analysis.claims.fields import LOGGED, MATH_EVAL_MEAN, pass_at
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Claim, read_claims
 from troll.analysis.data.summaries import Cell
@@ -109,7 +110,8 @@ def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
 
 
 def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) -> Iterator[str]:
-    """Why no run will have the claim's pass@k. Whether runs have other metrics, rules and graders decide."""
+    """Why no run will have the claim's metric, as far as that is known: rules and graders add their own."""
+    yield from _misspelt(claim.metric)
     data, k = pass_at(claim.metric) or (None, 0)
     samples = experiment.evaluation.samples
     if data == "" and k > samples:
@@ -122,6 +124,14 @@ def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) ->
         if claim.metric not in measured:
             there = ", ".join(measured) or "nothing"
             yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {there}"
+
+
+def _misspelt(metric: str) -> Iterator[str]:
+    """A logged metric that is nearly the name of a usual one."""
+    source, _, name = metric.partition("/")
+    close = difflib.get_close_matches(name, LOGGED, n=1, cutoff=0.8) if source == "mean" else []
+    if close and name not in LOGGED:
+        yield f"metric: only a rule of yours can log {name!r}; did you mean 'mean/{close[0]}'?"
 
 
 def _of_data_sets(task: TaskSettings) -> Iterator[str]:

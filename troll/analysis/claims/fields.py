@@ -19,7 +19,14 @@ SUMMARIES = (
 )
 """Numbers of a run that `troll.analysis.data.summaries.per_run` makes, those with a name of their own."""
 MATH_EVAL_MEAN = "math-eval/pass@1"
-_LOGGED = ("success", "kl_to_old", "clip_fraction", "kept_mass", "kept_tokens")  # the usual ones, for hints
+LOGGED = (
+    *("success", "response_length", "truncated", "entropy", "loss", "grad_norm", "learning_rate"),
+    *("kl_to_old", "kl_to_old_max", "kl_to_old_sampled", "kl_to_reference", "log_ratio_abs"),
+    *("ratio_max", "ratio_mean", "clip_fraction", "groups_without_signal", "generated_samples"),
+    *("kept_mass", "kept_mass_min", "kept_tokens", "kl_bound", "kl_projected", "kl_projected_max"),
+    *("kl_violation", "kl_violation_max", "multiplier", "solver_residual", "solver_residual_max"),
+)
+"""What runs log whatever their rule, or with the projection; rules add their own, so these are for hints."""
 _PASS = re.compile(r"(?:(?P<data>\S+)/)?pass@(?P<k>[1-9][0-9]{0,5})")
 _OPEN = re.compile(r"(mean|status)/\S+")  # rules and graders add names of their own
 _LARGEST = 2**31
@@ -52,7 +59,7 @@ def _alike(metric: str) -> list[str]:
     """What a name with a typo may have been meant to be, with its own k and logged metric."""
     given = re.search(r"[1-9][0-9]{0,5}", metric.rpartition("/")[2])
     k = given[0] if given else "1"
-    logged = [*_LOGGED, *filter(None, [metric.partition("/")[2]])]
+    logged = [*LOGGED, *filter(None, [metric.partition("/")[2]])]
     names = ["pass@" + k, *(f"{name}/pass@{k}" for name in DATA_SETS), MATH_EVAL_MEAN, *SUMMARIES]
     return [*names, *(f"mean/{name}" for name in logged)]
 

@@ -106,7 +106,10 @@ def top_of(
     decided = [line for line in findings(benchmark)[:-1] if line]
     parts = [_best_of(task, rows, method) for task, rows in tasks]
     there = board["trust_region"].nunique()
-    which = f"The first {_TOP} of {there} rules" if there > _TOP else f"All {there} rules so far"
+    which = f"All {there} rules so far"
+    if there > _TOP:
+        baseline = board.loc[board["difference"].isna(), "trust_region"].iloc[0]
+        which = f"The first {_TOP} of {there} rules, {method} and {baseline} in any case"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
     early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
@@ -116,7 +119,7 @@ def top_of(
         else ""
     )
     note = (
-        f"{which}, each tuned with the same number of trials and then run on fresh seeds; "
+        f"{which}; each was tuned with the same number of trials and then run on fresh seeds. "
         f"Δ is the difference from the tuned baseline, paired by seed.{mistake}{others} The whole board: "
         "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
