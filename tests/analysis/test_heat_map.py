@@ -59,6 +59,8 @@ def test_the_map_has_every_method_and_its_difference(varied: Collected) -> None:
     assert [text.get_weight() for text in gap.texts] == ["normal", "normal", "bold", "bold"]
     assert [label.get_text() for label in clip.get_xticklabels()] == ["1e-5", "1e-4"]
     assert [label.get_text() for label in clip.get_yticklabels()] == ["8 steps", "48 steps"]
+    named = [axes.yaxis.get_tick_params()["labelleft"] for axes in (clip, troll, gap)]
+    assert named == [True, False, True], "the first panel of a line says what its rows are"
     assert clip.get_ylabel().endswith("(base model 33)")
     below = [axes.get_xlabel() for axes in (clip, troll, gap)]
     assert below == ["learning rate", "", "learning rate"], "where a column of panels ends"

@@ -88,7 +88,7 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     wide = max((len(one.rates) for one in found.values()), default=1)
     high = max((len(one.stale) for one in found.values()), default=1)
     with styled():
-        figure, panels = grid(2 * len(found), columns, width=0.55 * wide + 0.7, height=0.3 * high + 0.6)
+        figure, panels = grid(2 * len(found), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
         if not found:
             empty(panels[0, 0], "learning rate and staleness were not varied together")
             return figure
@@ -114,6 +114,9 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
                     axes.set_title(f"{name} {MINUS} {baseline}")
             for above, below in zip(upper, lower, strict=True):
                 (below if below.get_visible() else above).set_xlabel(_RATE.label)
+            for line in (upper, lower):  # rows of cells mean the same in all panels
+                for axes in [axes for axes in line if axes.get_visible()][1:]:
+                    axes.tick_params(labelleft=False)
             said = f" (base model {100 * base.estimate:.0f})" if base else ""
             upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
         return figure
