@@ -103,7 +103,7 @@ def test_claims_with_runs_are_none_of_these(write):
         ),
         (
             {"metric": "mean/kept_mas"},
-            "metric: only a rule of yours can log 'kept_mas'; did you mean 'mean/kept_mass'?",
+            "metric: 'kept_mas' is none of the usual logged metrics; did you mean 'mean/kept_mass'?",
         ),
     ],
 )

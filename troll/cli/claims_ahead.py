@@ -131,7 +131,7 @@ def _misspelt(metric: str) -> Iterator[str]:
     source, _, name = metric.partition("/")
     close = difflib.get_close_matches(name, LOGGED, n=1, cutoff=0.8) if source == "mean" else []
     if close and name not in LOGGED:
-        yield f"metric: only a rule of yours can log {name!r}; did you mean 'mean/{close[0]}'?"
+        yield f"metric: {name!r} is none of the usual logged metrics; did you mean 'mean/{close[0]}'?"
 
 
 def _of_data_sets(task: TaskSettings) -> Iterator[str]:

@@ -108,8 +108,9 @@ def top_of(
     there = board["trust_region"].nunique()
     which = f"All {there} rules so far"
     if there > _TOP:
-        baseline = board.loc[board["difference"].isna(), "trust_region"].iloc[0]
-        which = f"The first {_TOP} of {there} rules, {method} and {baseline} in any case"
+        always = board["difference"].isna() | (board["trust_region"] == method)
+        named = listed(sorted(board.loc[always, "trust_region"].unique(), key=lambda name: name != method))
+        which = f"The first {_TOP} of {there} rules, {named} in any case"
     others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
     early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
