@@ -15,6 +15,7 @@ import torch
 
 from troll.common.checkout import commit_of
 from troll.common.digests import digest_of_json, sha256_of_file, sha256_of_files
+from troll.common.numerics import NUMERICS
 from troll.common.processor import first_processor, processor_name
 from troll.experiment.run_config import BaseConfig, RunConfig
 
@@ -148,6 +149,7 @@ def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[
         "run_id": config.run_id,
         "config": config.model_dump(),
         "seeds": config.seeds.model_dump(),
+        "numerics": NUMERICS,
         "git_commit": commit_of(),
         "experiment_file": experiment_file(),
         "digests": {

@@ -1,0 +1,45 @@
+"""The version of the numbers: what a run records instead of a digest of the source that made it.
+
+Two runs of one configuration with the same version, on the same kind of processor, are equal to the last bit.
+A name, a message or a file that moves changes nothing here; the golden runs of the tests show it. Whoever
+changes what a run computes adds an entry to `CHANGES`, and makes the golden runs again.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Change:
+    """One raise of the version.
+
+    Attributes:
+        numerics: the version from then on.
+        what: what is computed otherwise.
+        rules: trust regions whose runs come out differently; None: all, base models too.
+    """
+
+    numerics: int
+    what: str
+    rules: tuple[str, ...] | None = None
+
+
+CHANGES = (
+    Change(1, "the code of ATen, oneDNN and MKL is that for AVX2 on every processor that has it"),
+    Change(2, "the coefficient of a KL penalty adapts once in a rollout batch", ("kl-penalty",)),
+)
+"""Every raise, oldest first. Runs from before the first have version 0."""
+
+NUMERICS: int = CHANGES[-1].numerics
+"""The version that this source has."""
+
+
+def changed_since(numerics: int, rule: str, *, until: int = NUMERICS) -> bool:
+    """Whether a run would come out differently at a later version.
+
+    Args:
+        numerics: the version that the run recorded.
+        rule: of the run's trust region; empty for base models.
+        until: the later version.
+    """
+    later = (change for change in CHANGES if numerics < change.numerics <= until)
+    return any(change.rules is None or rule in change.rules for change in later)
