@@ -39,15 +39,15 @@ def run(
 ) -> None:
     r"""Run trials and fresh seeds, and make the board: all of the steps below, in one command.
 
-    Runs that are archived or finished are not made again. Interrupt it when you like: the same command goes
-    on.
+    Runs that are in the tables or finished are not made again. Interrupt it when you like: the same command
+    goes on.
 
     Writes results/NAME-trials, results/NAME-TASK and the board in results/NAME.
 
     Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip \
     --rule troll
     """
-    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.protocol import (
         among,
         choose,
@@ -65,7 +65,7 @@ def run(
     out, count = Path("results", known.name), cores or available_cores()
     files = out / "experiments"
     tried = run_experiment(trials_experiment(known), files, count, protocol)
-    best = choose(trial_scores(read_runs(tried / "runs.parquet"), known), known)
+    best = choose(trial_scores(read_results(tried).runs, known), known)
     finals = [
         run_experiment(experiment, files, count, protocol)
         for experiment in final_experiments(known, best).values()
@@ -104,17 +104,17 @@ def final(
 ) -> None:
     r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
 
-    Reads runs.parquet of RESULTS; writes OUT/TASK.yaml.
+    Reads tidy/ of RESULTS; writes OUT/TASK.yaml.
 
     Example: troll leaderboard final workflow/config/leaderboard.yaml \
     --results results/leaderboard-trials --out final
     """
-    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.inputs import tried_in
     from troll.analysis.leaderboard.protocol import among, choose, final_experiments, trial_scores
     from troll.cli.protocol_checks import checked_protocol
 
-    known, runs = checked_protocol(protocol), read_runs(results / "runs.parquet")
+    known, runs = checked_protocol(protocol), read_results(results).runs
     there = tried_in(runs, known, results)
     known = among(known, rule or there)
     experiments = final_experiments(known, choose(trial_scores(runs, known), known))
@@ -133,7 +133,7 @@ def board(
 ) -> None:
     r"""Make the board from finished experiments: tables and figures.
 
-    Reads runs.parquet and items.parquet of each; writes board, trials, levels (CSV, Markdown, LaTeX), the
+    Reads tidy/ of each; writes board, trials, levels (CSV, Markdown, LaTeX), the
     figures differences, budget and profile, and protocol.yaml into OUT.
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml \
@@ -162,7 +162,6 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
             been written then.
     """
     from troll.analysis.data.results import read_results
-    from troll.analysis.data.tidy import read_runs
     from troll.analysis.leaderboard.board import board_table
     from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
     from troll.analysis.leaderboard.inputs import check_fresh, check_named_once, tried_in
@@ -172,7 +171,7 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     from troll.analysis.render.style import write_figure
 
     check_named_once(final)
-    whole, runs = read_protocol(protocol), read_runs(trials / "runs.parquet")
+    whole, runs = read_protocol(protocol), read_results(trials).runs
     known = among(whole, tried_in(runs, whole, trials))
     missing = [name for name in whole.rules if name not in known.rules]
     scores = trial_scores(runs, known)

@@ -58,7 +58,7 @@ def rank(
     """
     import pandas as pd
 
-    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.own_rule import (
         check_release,
         own_board,
@@ -96,7 +96,7 @@ def rank(
     count = cores or available_cores()
 
     trials = run_experiment(trials_experiment(known, name), root, count, protocol)
-    own = trial_scores(read_runs(trials / "runs.parquet"), known, name)
+    own = trial_scores(read_results(trials).runs, known, name)
     best = choose(own, known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""

@@ -65,7 +65,7 @@ def has_measurements(directory: Path) -> bool:
 
 def _data_below(directory: Path) -> Iterator[tuple[Path, Callable[[Path, Path], None]]]:
     for path in sorted(directory.rglob("*")):
-        if path.name in _MAKERS and not {"runs", "restored", "base"} & set(path.relative_to(directory).parts):
+        if path.name in _MAKERS and not {"runs", "base"} & set(path.relative_to(directory).parts):
             yield path, _MAKERS[path.name]
 
 

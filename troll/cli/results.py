@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from troll.cli.options import AROUND_A_RUN, Out, Stem, json_object, json_value
+from troll.cli.options import AROUND_A_RUN, Out, Stem, json_object
 from troll.common.errors import UserError
 
 if TYPE_CHECKING:
     from troll.analysis.data.results import Results as Known
 
-Results = Annotated[
-    Path, typer.Option(help="directory with runs.parquet, items.parquet and plan.json, as collect wrote them")
-]
+Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
 Ledger = Annotated[
     list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
 ]
@@ -28,87 +26,78 @@ def _files(ledger: Sequence[str] | None, known: "Known | None" = None) -> list[P
 
 
 def collect(
-    directories: Annotated[list[Path], typer.Argument(help="directories of finished runs and base models")],
-    out: Annotated[Path, typer.Option(help="directory for the tables: runs, items, plan.json")],
-    expected: Annotated[
-        str, typer.Option(help="coordinates of the planned runs, as JSON; - reads them from the input")
-    ] = "null",
-    skipped: Annotated[str, typer.Option(help="reasons by skipped task, as JSON")] = "{}",
-    looks: Annotated[
-        str, typer.Option(help="seeds at the first and the last look, where seeds are added, as JSON")
-    ] = "null",
+    directories: Annotated[
+        list[Path] | None, typer.Argument(help="directories of finished runs and base models")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="results/<experiment>: gets tidy/ and plan.json")] = Path(),
+    plan: Annotated[
+        str, typer.Option(help="what is planned, as JSON; - reads it from the input, as the workflow does")
+    ] = "{}",
+    archive: Annotated[
+        Path | None, typer.Option(help="results/<experiment> whose tables hold finished runs already")
+    ] = None,
     ledger: Ledger = None,
     allow_mixed: Annotated[
-        bool, typer.Option(help="admit runs whose source, environment or data differ; rows are marked")
+        bool, typer.Option(help="admit runs whose environment or data differ; rows are marked")
     ] = False,
 ) -> None:
-    r"""Collect runs into one tidy table.
+    r"""Collect runs into the tidy tables.
 
-    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes runs.parquet, runs.csv.gz,
-    items.parquet and plan.json into OUT.
+    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes tidy/, runs.csv.gz and
+    plan.json into OUT.
 
     Example: troll collect results/testbed/runs/*/*/*/*/*/* \
     results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
     --out tables
     """
-    from troll.analysis.data.archive import RESTORED
-    from troll.analysis.data.results import looks_of, planned_of, rehearsed, write_plan
-    from troll.analysis.data.runs import collect as gather
+    from troll.analysis.data import archive as archived
+    from troll.analysis.data import runs as tables
+    from troll.analysis.data.results import plan_of, rehearsed, write_plan
+    from troll.analysis.data.tidy import TIDY
     from troll.analysis.render.substitutes import find_substitutes
 
-    runs = [path for path in directories if (path / "run.yaml").exists()]
-    bases = [path for path in directories if path not in runs]
-    # One argument holds 128 kB, the plan of some 900 runs.
-    planned = json_value("--expected", sys.stdin.read() if expected == "-" else expected)
-    planned = planned_of(planned, "--expected") if planned is not None else None
-    reasons, given = json_object("--skipped", skipped), json_value("--looks", looks)
-    looked = looks_of(given, "--looks") if given is not None else None
-    gather(
-        runs,
-        out / "runs.parquet",
-        out / "runs.csv.gz",
-        base_dirs=bases,
-        out_items=out / "items.parquet",
-        allow_mixed=allow_mixed,
-    )
-    if planned is not None:
-        restored = ["/".join(path.parts[-6:]) for path in runs if (path / RESTORED).exists()]
-        substitutes = find_substitutes(directories)
-        rehearsal = rehearsed(directories)
-        write_plan(out, planned, reasons, substitutes, restored, looked, ledger or (), rehearsal=rehearsal)
+    places = directories or []
+    planned = plan_of(json_object("--plan", sys.stdin.read() if plan == "-" else plan), "--plan")
+    runs = [path for path in places if (path / "run.yaml").exists()]
+    bases = [path for path in places if path not in runs]
+    if archive is None:
+        tidy = tables.read_directories(runs, bases, keys=planned.keys)
+    else:
+        names = {"/".join(path.parts[-6:] if path in runs else path.parts[-3:]): path for path in places}
+        tidy = archived.take(archive, planned.keys, names)
+    tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
+    if archive != out:
+        tables.write_whole(tidy, out)
+    if planned.expected is not None:
+        write_plan(
+            out,
+            planned.expected,
+            planned.skipped,
+            find_substitutes(places),
+            set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
+            planned.looks,
+            ledger or (),
+            rehearsal=rehearsed(places),
+        )
+    typer.echo(f"{out / TIDY}: {tidy.runs['run_id'].nunique()} runs and base models", err=True)
 
 
-def archive(
+def append(
     directory: Annotated[Path, typer.Argument(help="directory of a finished run, or of a graded base model")],
-    out: Annotated[Path, typer.Option(help="the archive, a ZIP file")],
-    evaluation: Annotated[str, typer.Option(help="how it was evaluated, as JSON")] = "null",
+    results: Annotated[Path, typer.Option(help="results/<experiment>, whose tables get the run")],
+    key: Annotated[str, typer.Option(help="digest of its configuration and evaluation, as it was planned")],
 ) -> None:
-    r"""Archive a finished run in one small file.
+    r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
 
-    It has what tables and verdicts need; weights and samples are left out.
+    They have what verdicts need; weights, samples and single optimiser steps are left out. The workflow calls
+    it where the experiment file says `archive: true`; the example shows a whole command and runs nothing.
 
-    Example: troll archive \
-    results/testbed/runs/tiny/chains/troll/grpo/stale/seed0 --out seed0.zip
+    Example: snakemake -n -p --configfile workflow/config/benchmark-map.yaml \
+    | grep append
     """
-    from troll.analysis.data.archive import archive_run
+    from troll.analysis.data.archive import append_run
 
-    archive_run(directory, out, json_value("--evaluation", evaluation))
-
-
-def restore(
-    path: Annotated[Path, typer.Argument(help="an archive of `troll archive`")],
-    out: Annotated[Path, typer.Option(help="directory of the run")],
-    suites: Annotated[bool, typer.Option("--suites", help="only the grades on further data sets")] = False,
-) -> None:
-    """Restore an archived run.
-
-    Writes its files and restored.json into OUT.
-
-    Example: troll restore seed0.zip --out seed0
-    """
-    from troll.analysis.data.archive import restore_run
-
-    restore_run(path, out, suites=suites)
+    append_run(directory, results, key)
 
 
 def table(
@@ -118,7 +107,7 @@ def table(
 ) -> None:
     """Make a table as CSV, Markdown and LaTeX.
 
-    Reads runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.csv, OUT.md and OUT.tex.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.csv, OUT.md and OUT.tex.
 
     Example: troll table main --results results/testbed --out main
     """
@@ -136,7 +125,7 @@ def figure(
 ) -> None:
     r"""Make a figure as PDF and PNG.
 
-    Reads runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.pdf and OUT.png.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.pdf and OUT.png.
 
     Example: troll figure learning --task chains --results results/testbed \
     --out learning
@@ -157,19 +146,19 @@ def claims(
     A claim is supported everywhere or on average, depends on a coordinate, is contradicted or inconclusive,
     or was not run.
 
-    Reads the claims, and runs.parquet, items.parquet and plan.json of RESULTS; writes OUT.md and OUT.json.
+    Reads the claims, and tidy/ and plan.json of RESULTS; writes OUT.md and OUT.json.
 
     Example: troll claims default --results results/testbed --out claims
     """
     from troll.analysis.claims.ledger import write_claims
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import parts
 
     known = read_results(results)
     files = _files(ledger)
     judged = judge(read_claims(files), known.runs, known.items, known.looks)
-    inputs = [results / "runs.parquet", results / "items.parquet", *files]
-    write_claims(judged, known.runs, inputs, out)
+    write_claims(judged, known.runs, [*parts(results).values(), *files], out)
 
 
 def page(
@@ -283,11 +272,12 @@ def check_results(
     """
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import parts
     from troll.analysis.report.check import check_results as make_again
     from troll.cli.released import check_measurements, has_measurements
 
     compared = check_measurements(results, write=write)
-    if not has_measurements(results) or (results / "runs.parquet").exists():
+    if not has_measurements(results) or parts(results):
         known = read_results(results)
         if release:
             check_clean(known.runs, results)
@@ -297,7 +287,7 @@ def check_results(
 
 
 def compare(
-    results: Annotated[Path, typer.Argument(help="directory with your runs.parquet")],
+    results: Annotated[Path, typer.Argument(help="directory of your results")],
     reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
     revision: Annotated[str, typer.Option(help="commit or tag whose results are the reference")] = "HEAD",
     exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
@@ -310,14 +300,14 @@ def compare(
     Example: troll compare results/testbed
     """
     from troll.analysis.data.replication import describe_replication, predictions, replicates
-    from troll.analysis.data.reproduction import compare_runs, describe, released_runs
-    from troll.analysis.data.tidy import read_runs
+    from troll.analysis.data.reproduction import compare_runs, describe, released
+    from troll.analysis.data.tidy import read_tidy
 
-    ours = read_runs(results / "runs.parquet")
-    theirs = read_runs(reference / "runs.parquet") if reference else released_runs(results, revision)
-    compared, predicted = compare_runs(ours, theirs), predictions(ours, theirs)
+    ours = read_tidy(results)
+    theirs = read_tidy(reference) if reference else released(results, revision)
+    compared, predicted = compare_runs(ours, theirs), predictions(ours.runs, theirs.runs)
     lines = describe_replication(predicted)
-    lines += describe(compared, ours["run_id"].nunique(), theirs["run_id"].nunique(), every=exact)
+    lines += describe(compared, *(tidy.runs["run_id"].nunique() for tidy in (ours, theirs)), every=exact)
     for line in lines:
         typer.echo(line)
     equal = not compared.empty and not compared["different"].any()
@@ -378,8 +368,7 @@ def register_results(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     commands = (
         collect,
-        archive,
-        restore,
+        append,
         table,
         figure,
         claims,

@@ -138,18 +138,6 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     return (ended - began) / (last["step"] - first["step"])
 
 
-def _restored(root: Path, name: str, log: Path) -> bool:
-    """Whether the archive held a run or base model, and no attempt to make it has a newer log.
-
-    What was restored stays where it is when the source changes, and the run is made again.
-    """
-    try:
-        restored = (root / "restored" / name / "grades.json").stat().st_mtime
-    except OSError:
-        return False
-    return not log.exists() or log.stat().st_mtime <= restored
-
-
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
     """The state of one run.
 
@@ -160,8 +148,6 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
         suites: whether it is evaluated on further data sets, too.
     """
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
-    if _restored(root, f"runs/{run.run_id}", log):
-        return RunStatus(run.run_id, "done", steps, steps)
     if (directory / "manifest.json").exists():
         if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
             return RunStatus(run.run_id, "done", steps, steps)
@@ -195,7 +181,7 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
     """The state of a base model that the workflow trains from scratch."""
     directory, log = root / BASE / model / task, root / "logs/base_model" / model / f"{task}.log"
     name = f"{BASE}/{model}/{task}"
-    if (directory / "manifest.json").exists() or _restored(root, name, log):
+    if (directory / "manifest.json").exists():
         return RunStatus(name, "done")
     reason = _error_in(log)
     return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
@@ -212,14 +198,24 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     Raises:
         UserError: there is no such group.
     """
+    from troll.analysis.data.archive import made
+
     root = results / experiment.experiment
-    runs = runs_of(experiment, only)
+    runs, held = runs_of(experiment, only), made(experiment, root)
     bases = dict.fromkeys((run.model, run.task) for run in runs)
     scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
-    found = [status_of_base(root, model, task) for model, task in scratch]
+    found = [
+        RunStatus(name, "done")
+        if (name := f"{BASE}/{model}/{task}") in held
+        else status_of_base(root, model, task)
+        for model, task in scratch
+    ]
     for run in runs:
-        suites = bool(experiment.tasks[run.task].evaluate_on)
-        found.append(status_of_run(root, run, experiment.training_of(run).steps, suites=suites))
+        steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)
+        if run.run_id in held:
+            found.append(RunStatus(run.run_id, "done", steps, steps))
+        else:
+            found.append(status_of_run(root, run, steps, suites=suites))
     return found
 
 

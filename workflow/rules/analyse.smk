@@ -4,15 +4,13 @@
 TASKS = tasks_of(RUNS)
 
 
-# The tidy table is tracked by git, and the runs behind it are not: the mark among the runs, which is not tracked
-# either, makes a fresh clone train them instead of believing the table that it came with.
+# The tidy tables are tracked by git, and the runs behind them are not: the mark among the runs, which is not tracked
+# either, makes a fresh clone train them instead of believing the tables that it came with. The tables themselves are no
+# output: Snakemake would remove them before each job, and they are where finished runs are kept.
 rule collect:
     input:
         files_of(RUNS),
     output:
-        runs=f"{ROOT}/runs.parquet",
-        csv=f"{ROOT}/runs.csv.gz",
-        problems=f"{ROOT}/items.parquet",
         plan=f"{ROOT}/plan.json",
         mark=touch(f"{ROOT}/runs/collected"),
     log:
@@ -21,20 +19,15 @@ rule collect:
     conda:
         "../../envs/analyse.yaml"
     params:
-        directories=[
-            directory_of(checkpoint_dir) for checkpoint_dir in checkpoint_dirs_of(RUNS)
-        ],
-        out=lambda wildcards, output: os.path.dirname(output.runs),
-        expected=planned(EXPERIMENT.runs()),
-        skipped=as_json(SKIPPED),
-        looks=as_json(looks()),
-        mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
-        ledger=named_claims(),
+        directories=[f"{ROOT}/{place}" for place in made_here(RUNS)],
+        out=lambda wildcards, output: os.path.dirname(output.plan),
+        planned=plan_of(EXPERIMENT.runs()),
+        options=collect_options(),
     message:
-        "collect {output.runs}"
+        "collect {params.out}"
     shell:
-        "printf %s {params.expected:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
-        " {params.mixed} {params.ledger} --expected - --skipped {params.skipped:q} --looks {params.looks:q}"
+        "printf %s {params.planned:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+        " {params.options} --plan -"
 
 
 # A caption belongs to a rule, so that every table and figure gets a rule of its own.
@@ -44,8 +37,6 @@ for _entry in entries_of("table", EXPERIMENT, RUNS):
         name:
             f"table_{_entry.name}"
         input:
-            runs=rules.collect.output.runs,
-            problems=rules.collect.output.problems,
             plan=rules.collect.output.plan,
             mark=rules.collect.output.mark,
         output:
@@ -55,7 +46,7 @@ for _entry in entries_of("table", EXPERIMENT, RUNS):
                 category="Tables",
                 labels={"table": _entry.title},
             ),
-            multiext(f"{ROOT}/tables/{_entry.name}", ".md", ".tex"),
+            f"{ROOT}/tables/{_entry.name}.md",
         log:
             f"{ROOT}/logs/table/{_entry.name}.log",
         localrule: True
@@ -64,7 +55,7 @@ for _entry in entries_of("table", EXPERIMENT, RUNS):
         params:
             name=_entry.name,
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-            results=lambda wildcards, input: os.path.dirname(input.runs),
+            results=lambda wildcards, input: os.path.dirname(input.plan),
         message:
             "table {params.name}"
         shell:
@@ -78,8 +69,6 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
         name:
             f"figure_{_entry.name}"
         input:
-            runs=rules.collect.output.runs,
-            problems=rules.collect.output.problems,
             plan=rules.collect.output.plan,
             mark=rules.collect.output.mark,
         output:
@@ -93,7 +82,6 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
                     else {"figure": _entry.title}
                 ),
             ),
-            f"{ROOT}/figures/{_stem}.pdf",
         log:
             f"{ROOT}/logs/figure/{_stem}.log",
         wildcard_constraints:
@@ -105,7 +93,7 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
             name=_entry.name,
             task="--task {task}" if _entry.per_task else "",
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-            results=lambda wildcards, input: os.path.dirname(input.runs),
+            results=lambda wildcards, input: os.path.dirname(input.plan),
         message:
             "figure {output[0]}"
         shell:
@@ -115,8 +103,6 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
 
 rule claims:
     input:
-        runs=rules.collect.output.runs,
-        problems=rules.collect.output.problems,
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
         ledger=CLAIMS,
@@ -135,7 +121,7 @@ rule claims:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
+        results=lambda wildcards, input: os.path.dirname(input.plan),
     message:
         "claims"
     shell:
@@ -151,7 +137,7 @@ rule cost:
             category="Cost",
             labels={"table": "cost"},
         ),
-        multiext(f"{ROOT}/cost/cost", ".md", ".tex", ".json"),
+        multiext(f"{ROOT}/cost/cost", ".md", ".json"),
     log:
         f"{ROOT}/logs/cost.log",
     conda:
@@ -184,7 +170,7 @@ rule cost_step:
             category="Cost",
             labels={"table": "cost of a step"},
         ),
-        multiext(f"{ROOT}/cost/cost_step", ".md", ".tex"),
+        f"{ROOT}/cost/cost_step.md",
     log:
         f"{ROOT}/logs/cost_step.log",
     conda:
@@ -205,12 +191,12 @@ rule cost_step:
 
 
 # What the base models leave to learn; nothing else needs it: `snakemake difficulty`. It reads weights and samples, which
-# no archive holds: base models that could be restored are made here.
+# no table holds: base models that stand in the tables are made here.
 rule difficulty:
     input:
         [f"{ROOT}/{BASE}/{model}/{task}/grades.json" for model, task in BASES],
     output:
-        multiext(f"{ROOT}/difficulty", ".csv", ".md", ".tex"),
+        multiext(f"{ROOT}/difficulty", ".csv", ".md"),
     log:
         f"{ROOT}/logs/difficulty.log",
     conda:
@@ -236,9 +222,7 @@ rule approximation_zipf:
             category="Approximation",
             labels={"policies": "Zipf-like"},
         ),
-        multiext(
-            f"{ROOT}/approximation/zipf/approximation", ".csv", ".md", ".tex", ".pdf"
-        ),
+        multiext(f"{ROOT}/approximation/zipf/approximation", ".csv", ".md"),
     log:
         f"{ROOT}/logs/approximation/zipf.log",
     conda:
@@ -263,13 +247,7 @@ rule approximation_task:
             category="Approximation",
             labels={"policies": "{task}"},
         ),
-        multiext(
-            f"{ROOT}/approximation/task/{{task}}/approximation",
-            ".csv",
-            ".md",
-            ".tex",
-            ".pdf",
-        ),
+        multiext(f"{ROOT}/approximation/task/{{task}}/approximation", ".csv", ".md"),
     log:
         f"{ROOT}/logs/approximation/{{task}}.log",
     conda:
@@ -304,7 +282,7 @@ rule artefacts:
 rule page:
     input:
         artefacts=ARTEFACTS,
-        runs=rules.collect.output.runs,
+        plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
         ledger=CLAIMS,
     output:
@@ -315,7 +293,7 @@ rule page:
     conda:
         "../../envs/analyse.yaml"
     params:
-        results=lambda wildcards, input: os.path.dirname(input.runs),
+        results=lambda wildcards, input: os.path.dirname(input.plan),
         ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
     message:
         "page {output}"

@@ -306,8 +306,8 @@ def tokenizer_config(wildcards):
 
 
 def planned(runs):
-    """Coordinates of runs as JSON, for tables that say what was not run."""
-    return as_json([vars(run) | {"rule": rule_of(EXPERIMENT, run)} for run in runs])
+    """Coordinates of runs, for tables that say what was not run."""
+    return [vars(run) | {"rule": rule_of(EXPERIMENT, run)} for run in runs]
 
 
 def named_claims():
@@ -368,4 +368,4 @@ def approximation_figures():
 
 
 def final_outputs():
-    return [f"{ROOT}/page.html", *ARTEFACTS, *archives_of(RUNS)]
+    return [f"{ROOT}/page.html", *ARTEFACTS]

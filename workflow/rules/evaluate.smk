@@ -165,7 +165,7 @@ rule benchmarks:
             category="Public data",
             labels={"table": "benchmarks"},
         ),
-        multiext(f"{ROOT}/public/benchmarks", ".md", ".tex"),
+        f"{ROOT}/public/benchmarks.md",
     log:
         f"{ROOT}/logs/public/benchmarks.log",
     conda:
@@ -189,7 +189,7 @@ rule audit:
             category="Public data",
             labels={"table": "audit of the graders"},
         ),
-        multiext(f"{ROOT}/audit/audit", ".md", ".tex", ".json"),
+        multiext(f"{ROOT}/audit/audit", ".md", ".json"),
     log:
         f"{ROOT}/logs/audit.log",
     conda:

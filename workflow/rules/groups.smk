@@ -8,9 +8,8 @@ rule collect_group:
     input:
         files_of_group,
     output:
-        runs=f"{GROUP}/runs.parquet",
-        problems=f"{GROUP}/items.parquet",
         plan=f"{GROUP}/plan.json",
+        tidy=f"{GROUP}/tidy/all.parquet",
     log:
         f"{ROOT}/logs/groups/{{group}}/collect.log",
     wildcard_constraints:
@@ -20,29 +19,23 @@ rule collect_group:
         "../../envs/analyse.yaml"
     params:
         directories=lambda wildcards: [
-            directory_of(checkpoint_dir)
-            for checkpoint_dir in checkpoint_dirs_of(GROUPS[wildcards.group])
+            f"{ROOT}/{place}" for place in made_here(GROUPS[wildcards.group])
         ],
-        out=lambda wildcards, output: os.path.dirname(output.runs),
-        expected=lambda wildcards: planned(EXPERIMENT.groups()[wildcards.group]),
-        skipped=as_json(SKIPPED),
-        looks=as_json(looks()),
-        mixed="--allow-mixed" if EXPERIMENT.allow_mixed else "",
-        ledger=named_claims(),
+        out=lambda wildcards, output: os.path.dirname(output.plan),
+        planned=lambda wildcards: plan_of(EXPERIMENT.groups()[wildcards.group]),
+        options=collect_options(),
     message:
-        "collect {output.runs}"
+        "collect {params.out}"
     shell:
-        "printf %s {params.expected:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
-        " {params.mixed} {params.ledger} --expected - --skipped {params.skipped:q} --looks {params.looks:q}"
+        "printf %s {params.planned:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+        " {params.options} --plan -"
 
 
 rule group_table:
     input:
-        runs=rules.collect_group.output.runs,
-        problems=rules.collect_group.output.problems,
         plan=rules.collect_group.output.plan,
     output:
-        multiext(f"{GROUP}/tables/{{name}}", ".csv", ".md", ".tex"),
+        multiext(f"{GROUP}/tables/{{name}}", ".csv", ".md"),
     log:
         f"{ROOT}/logs/groups/{{group}}/table/{{name}}.log",
     wildcard_constraints:
@@ -53,7 +46,7 @@ rule group_table:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
+        results=lambda wildcards, input: os.path.dirname(input.plan),
     message:
         "table {wildcards.name} of {wildcards.group}"
     shell:
@@ -67,11 +60,9 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
         name:
             f"group_figure_{_entry.name}"
         input:
-            runs=rules.collect_group.output.runs,
-            problems=rules.collect_group.output.problems,
             plan=rules.collect_group.output.plan,
         output:
-            multiext(f"{GROUP}/figures/{_stem}", ".png", ".pdf"),
+            f"{GROUP}/figures/{_stem}.png",
         log:
             f"{ROOT}/logs/groups/{{group}}/figure/{_stem}.log",
         wildcard_constraints:
@@ -84,7 +75,7 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
             name=_entry.name,
             task="--task {task}" if _entry.per_task else "",
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-            results=lambda wildcards, input: os.path.dirname(input.runs),
+            results=lambda wildcards, input: os.path.dirname(input.plan),
         message:
             "figure {params.stem}"
         shell:
@@ -94,8 +85,6 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
 
 rule group_claims:
     input:
-        runs=rules.collect_group.output.runs,
-        problems=rules.collect_group.output.problems,
         plan=rules.collect_group.output.plan,
         ledger=CLAIMS,
     output:
@@ -110,7 +99,7 @@ rule group_claims:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.runs),
+        results=lambda wildcards, input: os.path.dirname(input.plan),
     message:
         "claims of {wildcards.group}"
     shell:
@@ -125,7 +114,7 @@ rule group_page:
             wildcards.group,
         ),
         claims=rules.group_claims.output,
-        runs=rules.collect_group.output.runs,
+        plan=rules.collect_group.output.plan,
         ledger=CLAIMS,
     output:
         f"{GROUP}/page.html",
@@ -137,7 +126,7 @@ rule group_page:
     conda:
         "../../envs/analyse.yaml"
     params:
-        results=lambda wildcards, input: os.path.dirname(input.runs),
+        results=lambda wildcards, input: os.path.dirname(input.plan),
         ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
         command=lambda wildcards: f"snakemake {wildcards.group}",
     message:

@@ -1,5 +1,15 @@
 # Where finished runs and base models lie (runs/<model>/<task>/..., base/<model>/<task>), and what evaluating one takes.
 
+from troll.analysis.data.archive import made
+from troll.experiment.keys import largest_values, planned_keys, suites_of
+
+KEYS = planned_keys(EXPERIMENT, RUNS, SKIPPED)
+try:  # runs and base models in the released tables that are what is planned
+    HELD = made(EXPERIMENT, Path(ROOT), SKIPPED)
+except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)
+
 
 def task_of(wildcards):
     """The task of a place: runs/<model>/<task>/... or base/<model>/<task>."""
@@ -8,13 +18,8 @@ def task_of(wildcards):
 
 @cache
 def most(setting):
-    """The largest value of a training setting by place: of a run its own, of a base model that of the runs from it."""
-    found = {}
-    for run in RUNS:
-        value = getattr(EXPERIMENT.training_of(run), setting)
-        for checkpoint_dir in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
-            found[checkpoint_dir] = max(value, found.get(checkpoint_dir, 0))
-    return found
+    """The largest value of a training setting by place."""
+    return largest_values(EXPERIMENT, RUNS, setting)
 
 
 def max_tokens_of(wildcards):
@@ -22,15 +27,9 @@ def max_tokens_of(wildcards):
     return most("max_response_tokens")[wildcards.checkpoint_dir]
 
 
-def suites_of(checkpoint_dir):
-    """Further data sets that the models of a place's task are evaluated on."""
-    suites = EXPERIMENT.tasks[checkpoint_dir.split("/")[2]].evaluate_on
-    return {name: suite for name, suite in suites.items() if name not in SKIPPED}
-
-
 def suite_config(wildcards):
     """What is sampled of each further data set."""
-    suites = suites_of(wildcards.checkpoint_dir)
+    suites = suites_of(EXPERIMENT, task_of(wildcards), SKIPPED)
     return as_json(
         {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
     )
@@ -39,24 +38,20 @@ def suite_config(wildcards):
 def suite_problems(wildcards):
     return [
         f"{ROOT}/suites/{name}/test.jsonl"
-        for name in suites_of(wildcards.checkpoint_dir)
+        for name in suites_of(EXPERIMENT, task_of(wildcards), SKIPPED)
     ]
 
 
 def grades_of(checkpoint_dir):
     """Files that say that a place is graded."""
-    names = [
-        "grades.json",
-        *(["suites/graded.json"] if suites_of(checkpoint_dir) else []),
-    ]
-    return [f"{directory_of(checkpoint_dir)}/{name}" for name in names]
+    suites = suites_of(EXPERIMENT, checkpoint_dir.split("/")[2], SKIPPED)
+    names = ["grades.json", *(["suites/graded.json"] if suites else [])]
+    return [f"{ROOT}/{checkpoint_dir}/{name}" for name in names]
 
 
-def directory_of(checkpoint_dir):
-    """Where a finished run or base model lies: made here, or restored from the archive."""
-    return (
-        f"{ROOT}/{'restored/' if checkpoint_dir in RESTORABLE else ''}{checkpoint_dir}"
-    )
+def run_id_of(checkpoint_dir):
+    """The name of a place in tables: runs stand there without the directory that holds them."""
+    return checkpoint_dir.removeprefix("runs/")
 
 
 def checkpoint_dirs_of(runs):
@@ -65,14 +60,45 @@ def checkpoint_dirs_of(runs):
     return [*(f"runs/{run.run_id}" for run in runs), *bases]
 
 
+def made_here(runs):
+    """Places of runs and base models whose results are, or are to be, in directories here.
+
+    Without an archive these are all. With one, those that its tables lack, and those that were appended from here.
+    """
+    return [
+        place
+        for place in checkpoint_dirs_of(runs)
+        if run_id_of(place) not in HELD or Path(ROOT, place, "appended").exists()
+    ]
+
+
 def files_of(runs):
     """Everything that the table of these runs is made from."""
-    manifests = [f"{directory_of(f'runs/{run.run_id}')}/manifest.json" for run in runs]
-    return manifests + [
-        path
-        for checkpoint_dir in checkpoint_dirs_of(runs)
-        for path in grades_of(checkpoint_dir)
-    ]
+    places = made_here(runs)
+    if EXPERIMENT.archive:
+        return [f"{ROOT}/{place}/appended" for place in places]
+    graded = [path for place in places for path in grades_of(place)]
+    return [f"{ROOT}/{place}/manifest.json" for place in places] + graded
+
+
+def collect_options():
+    """Options of `troll collect` that all tables of this experiment share."""
+    archive = [f"--archive {quote(ROOT)}"] if EXPERIMENT.archive else []
+    mixed = ["--allow-mixed"] if EXPERIMENT.allow_mixed else []
+    return [*archive, *mixed, *named_claims()]
+
+
+def plan_of(runs):
+    """What is planned, as JSON: more than one argument of a command holds, so that it goes through its input."""
+    places = checkpoint_dirs_of([run for run in runs if run.task not in SKIPPED])
+    return as_json(
+        {
+            "expected": planned(runs),
+            "skipped": SKIPPED,
+            "looks": looks(),
+            "keys": {name: KEYS[name] for name in map(run_id_of, places)},
+        }
+    )
 
 
 def files_of_group(wildcards):

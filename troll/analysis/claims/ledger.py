@@ -174,6 +174,7 @@ def write_claims(
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
     numbers = {
         "inputs": _digests(inputs),
+        "numerics": sorted({int(version) for version in runs["numerics"].dropna()}),
         "digests": {
             name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
         },

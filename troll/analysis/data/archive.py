@@ -1,168 +1,153 @@
-"""Finished runs in small files that git can track: what tables are made from, without weights and samples.
+"""Finished runs as rows of the released tables: a run that stands there counts as made.
 
-A run is archived as it ends and restored instead of being made again, where the configuration is the same and
-the source gives the same numbers. So a lost machine costs the runs that were under way, and others add to a
-release without repeating it.
+Only where the experiment file says ``archive: true``. A run is appended to the table of its rule as it ends,
+so that a lost machine costs the runs that were under way, and others add to a release without repeating it.
+It counts as made where its key is the planned one, and where no later version of the numbers changes its
+rule.
 """
 
-import json
-import lzma
 import re
-import struct
-import tempfile
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from troll.analysis.data.equal_sources import oldest_equal
-from troll.analysis.data.run_files import read_base_files, read_run_files
-from troll.common.digests import digest_of_json
+import pyarrow.parquet as pq
+
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import (
+    BASE,
+    TIDY,
+    Tidy,
+    on_disk,
+    part_path,
+    parts,
+    read_part,
+    read_tidy,
+    write_part,
+)
 from troll.common.errors import UserError
-from troll.common.files import atomic_path, parse_json, write_json
+from troll.common.files import only_writer
+from troll.common.numerics import changed_since
+from troll.experiment.experiment import Experiment
+from troll.experiment.keys import planned_keys
 
-_FILES = ("run.yaml", "metrics.jsonl", "manifest.json", "grades.json")
-_SUITES, _GRADED = "suites/*.json", "suites/graded.json"
-_SUITE = re.compile(r"suites/[^/\\]+\.json")
-RESTORED = "restored.json"
-"""In a restored directory: what it was restored from. Directories without it were made here."""
-# What reading a ZIP file raises whose bytes have changed.
-_DAMAGE = (zipfile.BadZipFile, lzma.LZMAError, struct.error, ValueError, OSError, EOFError, RuntimeError)
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of its own, so that the same files give the same bytes
+_FINISHED = ("manifest.json", "grades.json")
+_IDENTITY = ["run_id", "key", "numerics", "rule"]
 
 
-def archive_run(directory: Path, out: Path, evaluation: Any) -> None:
-    """Archives a finished run, or a graded base model.
+@dataclass(frozen=True)
+class Held:
+    """What the tables say of a run, or of a base model.
+
+    Attributes:
+        key: of `troll.experiment.keys.key_of`.
+        numerics: the version of the numbers that it was made with.
+        rule: of its trust region; empty for a base model.
+    """
+
+    key: str
+    numerics: int
+    rule: str
+
+    def counts_as(self, key: str) -> bool:
+        """Whether it is what a run with this key would come out as now."""
+        return self.key == key and not changed_since(self.numerics, self.rule)
+
+
+def part_of(rule: str) -> str:
+    """The part of the tables that holds the runs of a rule; base models, which have none, are in one too."""
+    return re.sub(r"[^\w.-]+", "-", rule) or BASE
+
+
+def held(results: Path) -> dict[str, Held]:
+    """The runs and base models in the tables of an experiment, by run id.
 
     Args:
-        directory: with ``manifest.json`` and ``grades.json``; of a run also ``run.yaml`` and
-            ``metrics.jsonl``.
-        out: the archive, a ZIP file.
-        evaluation: how the run was evaluated, as JSON has it: part of what it is.
+        results: results/<experiment>; it need not exist.
 
     Raises:
-        UserError: the run is not finished, a file of it is broken, or the archive cannot be written.
+        UserError: a table is damaged.
     """
-    if lacking := _lacking(directory):
-        raise UserError(f"{directory / lacking}: missing; only finished runs that are graded can be archived")
-    config, source = _made_of(directory)
-    paths = [path for name in _FILES if (path := directory / name).exists()]
-    paths += sorted(directory.glob(_SUITES))
-    key = _key(config, evaluation, source)
-    with atomic_path(out) as temporary, zipfile.ZipFile(temporary, "w") as file:
-        file.comment = json.dumps(key, sort_keys=True).encode()
-        for path in paths:
-            name = path.relative_to(directory).as_posix()
-            file.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes(), zipfile.ZIP_LZMA)
-
-
-def _lacking(directory: Path) -> str | None:
-    """A file without which a run, or a base model, is not whole; None where all are there."""
-    of_run = any((directory / name).exists() for name in _FILES[:2])
-    needed = _FILES if of_run else _FILES[2:]
-    return next((name for name in reversed(needed) if not (directory / name).is_file()), None)
-
-
-def _made_of(directory: Path) -> tuple[Any, str]:
-    """Configuration and source of what a directory holds, after reading it as the tidy tables will.
-
-    Raises:
-        UserError: a file is broken, or the manifest does not say what a key is made of.
-    """
-    path = directory / "manifest.json"
-    if (directory / "run.yaml").exists():
-        files = read_run_files(directory)
-        config: Any = files.settings
-    else:
-        files = read_base_files(directory)
-        config = files.manifest.get("config")
-        if not isinstance(config, dict):
-            raise UserError(f"{path}: config: expected the settings of a base model, found {config!r}")
-        if "trust_region" in config:
-            raise UserError(f"{directory / 'run.yaml'}: missing, although {path} is the manifest of a run")
-    if "source" not in files.digests:
-        raise UserError(f"{path}: digests.source: is missing")
-    return config, files.digests["source"]
-
-
-def _key(config: Any, evaluation: Any, source: str) -> dict[str, str]:
-    plain = json.loads(json.dumps([config, evaluation]))  # as it is after a file: lists for tuples
-    return {"config": digest_of_json(plain), "source": source}
-
-
-def archived(path: Path, config: Any, evaluation: Any, source: str) -> bool:
-    """Whether an archive holds a run of this configuration and evaluation, from this source or an equal one.
-
-    Args:
-        path: of the archive; it need not exist.
-        config: of the run or base model, as ``run.yaml`` or the base model's manifest has it.
-        evaluation: as for `archive_run`.
-        source: `troll.training.manifest.source_digest`; see `troll.analysis.data.equal_sources`.
-
-    Raises:
-        UserError: there is an archive that cannot be read.
-    """
-    if not path.exists():
-        return False
-    try:
-        with zipfile.ZipFile(path) as file:
-            known = parse_json(file.comment.decode())
-            made_of, made_by = known["config"], known["source"]
-    except (*_DAMAGE, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: not an archived run ({error}); remove it, and the run is made again"
-        ) from None
-    rule = config.get("trust_region", {}).get("rule", "")  # a base model has none
-    return bool(
-        made_of == _key(config, evaluation, source)["config"]
-        and oldest_equal(made_by, rule) == oldest_equal(source, rule)
-    )
-
-
-def restore_run(path: Path, directory: Path, *, suites: bool = False) -> None:
-    """Puts the files of an archived run where the run would have left them, with a note that says so.
-
-    Args:
-        path: the archive.
-        directory: of the run.
-        suites: the grades on further data sets, in place of all others.
-
-    Raises:
-        UserError: the archive is damaged, or not that of a whole run.
-    """
-    try:
-        with zipfile.ZipFile(path) as file:
-            contents = {name: file.read(name) for name in file.namelist()}  # checks each CRC
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except _DAMAGE as error:
-        raise UserError(f"{path}: damaged ({error}); remove it, and the run is made again") from None
-    strange = [name for name in contents if name not in _FILES and not _SUITE.fullmatch(name)]
-    if strange:
-        raise UserError(f"{path}: {strange[0]}: not a file of a run; remove the archive")
-    if damage := _damage(contents, suites):
-        raise UserError(f"{path}: damaged ({damage}); remove it, and the run is made again")
-    write_json(directory / RESTORED, {"archive": path.as_posix()})
-    for name, content in contents.items():
-        if suites != (name not in _FILES):
-            continue
-        with atomic_path(directory / name) as temporary:
-            temporary.write_bytes(content)
-
-
-def _damage(contents: Mapping[str, bytes], suites: bool) -> str:
-    """What keeps these files from being those of a run or base model; empty if nothing does."""
-    with tempfile.TemporaryDirectory() as name:  # they are read as a run's are, and nothing is left of them
-        directory = Path(name)
-        for member, content in contents.items():
-            path = directory / member
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-        lacking = _GRADED if suites and _GRADED not in contents else _lacking(directory)
-        if lacking:
-            return f"{lacking} is missing"
+    found: dict[str, Held] = {}
+    for path in parts(results).values():
         try:
-            _made_of(directory)
-        except UserError as error:
-            return str(error).replace(f"{directory}/", "")
-    return ""
+            table = pq.read_table(path, columns=_IDENTITY).group_by(_IDENTITY).aggregate([])
+        except (OSError, ValueError) as error:  # pyarrow's errors are both
+            raise UserError(
+                f"{path}: damaged ({' '.join(str(error).split())}); restore it (git checkout -- {path}), or "
+                "remove it, and its runs are made again"
+            ) from None
+        for row in table.to_pylist():
+            found[row["run_id"]] = Held(row["key"], row["numerics"], row["rule"])
+    return found
+
+
+def append_run(directory: Path, results: Path, key: str) -> None:
+    """Adds a finished run, or a graded base model, to the tables; one of the same name is replaced.
+
+    Processes wait for one another, and a file is replaced whole: whenever this is killed, the tables hold
+    what they held before, or the new run as well.
+
+    Args:
+        directory: of the run: ``run.yaml``, ``metrics.jsonl``, ``manifest.json`` and ``grades.json``; of a
+            base model the latter two.
+        results: results/<experiment>.
+        key: of `troll.experiment.keys.key_of`.
+
+    Raises:
+        UserError: the run is not finished, a file of it is broken, or a table is damaged.
+    """
+    if lacking := [name for name in _FINISHED if not (directory / name).is_file()]:
+        raise UserError(f"{directory / lacking[0]}: missing; only finished runs that are graded can be kept")
+    of_run = (directory / "run.yaml").exists()
+    tidy = read_directories(*(([directory], []) if of_run else ([], [directory])))
+    rows = on_disk(tidy)
+    rows["key"] = rows["key"].cat.rename_categories([key])
+    run_id, rule = str(rows["run_id"].iloc[0]), str(rows["rule"].iloc[0])
+    path = part_path(results, part_of(rule))
+    with only_writer(results / TIDY):
+        before = [read_part(path)] if path.exists() else []
+        write_part(path, [*(frame[frame["run_id"] != run_id] for frame in before), rows])
+
+
+def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]) -> Tidy:
+    """The tables of the planned runs and base models; finished ones that they lack are appended first.
+
+    Args:
+        results: results/<experiment>.
+        keys: of `troll.experiment.keys.key_of`, by run id.
+        directories: of runs and base models that were made here, by run id.
+
+    Raises:
+        UserError: one is neither in the tables nor finished here.
+    """
+    known = held(results)
+    for run_id, key in keys.items():
+        if run_id in known and known[run_id].counts_as(key):
+            continue
+        if run_id not in directories:
+            raise UserError(
+                f"{results / TIDY}: has no run {run_id} as it is planned, and none was made here; "
+                "run the workflow again"
+            )
+        append_run(directories[run_id], results, key)
+    return read_tidy(results).of_runs(keys)
+
+
+def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> dict[str, Held]:
+    """The planned runs and base models of an experiment that stand in its tables, by run id.
+
+    Args:
+        experiment: where it keeps no archive there are none: its tables may be a release, and its runs are
+            made.
+        results: results/<experiment>.
+        skipped: tasks and data sets that this machine cannot judge.
+
+    Raises:
+        UserError: a table is damaged.
+    """
+    if not experiment.archive:
+        return {}
+    rows = held(results)
+    keys = planned_keys(experiment, experiment.runs(), skipped) if rows else {}
+    return {name: rows[name] for name, key in keys.items() if name in rows and rows[name].counts_as(key)}

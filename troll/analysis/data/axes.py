@@ -1,21 +1,22 @@
 """Settings along which runs were varied: learning rate, staleness, bounds, as the runs record them.
 
-Settings are read from the runs themselves (``setting/...`` rows of the tidy table), never from names. Two
+Settings are read from the runs themselves (column ``settings`` of the tidy table), never from names. Two
 runs belong to one line when nothing else about them differs but what always goes with the setting.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from troll.analysis.data.identity import WATCHING
 from troll.analysis.data.once import once
+from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, cells, variants
 from troll.analysis.data.tidy import BASE, GROUP
 
-_PREFIX = "setting/"
 _TRAINING, _RULE = "training/", "trust_region/settings/"
 _NEVER = (*WATCHING, "micro_batches")
 """Settings that change no result, or only how it is rounded."""
@@ -37,9 +38,9 @@ class Axis:
     parts: tuple[str, ...]
     along: tuple[str, ...] = ()
 
-    def value(self, settings: Mapping[str, float]) -> float | None:
-        """The setting's value in one cell; None where the runs do not record it."""
-        if any(part not in settings for part in self.parts):
+    def value(self, settings: Mapping[str, Any]) -> float | None:
+        """The setting's value in one cell; None where the runs do not record it as a number."""
+        if any(not isinstance(settings.get(part), int | float) for part in self.parts):
             return None
         return float(np.prod([settings[part] for part in self.parts]))
 
@@ -59,7 +60,7 @@ AXES = (
     Axis("policy_lag", "policy lag (batches of rollouts)", (f"{_TRAINING}policy_lag",)),
 )
 _Key = tuple[str, ...]
-_Rest = tuple[tuple[str, float], ...]
+_Rest = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,22 @@ class Line:
     points: tuple[tuple[float, Cell], ...]
 
 
-def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, float]:
-    """The settings of a cell as its runs record them: those of training and of the rule that are numbers."""
+def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, Any]:
+    """The settings of a cell as its runs record them: those of training and of the rule."""
     return dict(_settings(runs).get(cell, {}))
 
 
 @once
-def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, float]]:
-    """What is recorded of every cell: the first row of each setting."""
-    rows = runs.loc[runs["source"] == "manifest", [*GROUP, "metric", "value"]]
-    rows = rows[rows["metric"].str.startswith((_PREFIX + _TRAINING, _PREFIX + _RULE))]
-    settings: dict[Cell, dict[str, float]] = {}
-    for *group, metric, value in rows.drop_duplicates([*GROUP, "metric"]).itertuples(index=False):
-        name = str(metric).removeprefix(_PREFIX)
-        if name.rsplit("/", 1)[-1] not in _NEVER:
-            settings.setdefault(Cell(*map(str, group)), {})[name] = float(value)
-    return settings
+def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
+    """What is recorded of every cell, by its first run."""
+    return {
+        Cell(*map(str, group)): {
+            name: value
+            for name, value in settings.items()
+            if name.startswith((_TRAINING, _RULE)) and name.rsplit("/", 1)[-1] not in _NEVER
+        }
+        for group, settings in settings_by(runs, list(GROUP))
+    }
 
 
 def _grouped(

@@ -7,8 +7,11 @@ nor do source and environment: the same seeds on the same data are no new draw b
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pandas as pd
+
+from troll.analysis.data.settings import settings_by
 
 WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
 """Settings of training that change no number of it."""
@@ -24,15 +27,14 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     Returns:
         By experiment and run, the first experiment in the order of the table that holds the same run.
     """
-    settings = runs[(runs["source"] == "manifest") & runs["metric"].str.startswith("setting/")]
-    settings = settings[~settings["metric"].isin([f"setting/training/{name}" for name in WATCHING])]
-    by_run: dict[tuple[str, str], dict[str, float]] = {}
-    columns = (settings[name].astype(str) for name in ("experiment", "run_id", "metric"))
-    for experiment, run_id, metric, value in zip(*columns, settings["value"], strict=True):
-        by_run.setdefault((experiment, run_id), {})[metric] = value
+    watching = {f"training/{name}" for name in WATCHING}
+    by_run: dict[tuple[str, str], dict[str, Any]] = {}
+    for (experiment, run_id), settings in settings_by(runs, ["experiment", "run_id"]):
+        kept = {name: value for name, value in settings.items() if name not in watching}
+        by_run[str(experiment), str(run_id)] = kept
     digests = runs.drop_duplicates(["experiment", "run_id"])[["experiment", "run_id", *_DIGESTS]]
     owners: dict[tuple[str, str], str] = {}
-    seen: dict[str, list[tuple[str, dict[str, float], dict[str, str]]]] = {}
+    seen: dict[str, list[tuple[str, dict[str, Any], dict[str, str]]]] = {}
     for experiment, run_id, *values in digests.astype(str).itertuples(index=False):
         made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
         own = by_run.get((experiment, run_id), {})

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,80 +10,117 @@ import pandas as pd
 
 from troll.common.checkout import DIRTY
 from troll.common.errors import UserError
+from troll.common.numerics import changed_since
 
-DIGESTS = ("source", "environment", "data", "base_model", "test_data")
+DIGESTS = ("environment", "data", "base_model", "test_data")
 """Digests that travel with every row; the last is of the graded test split, the others of the manifest."""
-
-CHANGED_SOURCE = "source of rules whose numbers changed"
-"""Beside the digests: the source of runs whose rule has other numbers in sources that count as one."""
 _SCOPE: Mapping[str, tuple[str, ...]] = {
-    "source": ("experiment",),
-    CHANGED_SOURCE: ("experiment",),
-    "environment": ("experiment", "restored_on"),
+    "environment": ("experiment", "place"),
     "data": ("experiment", "task"),
-    "base_model": ("experiment", "model", "task", "restored_on"),
+    "base_model": ("experiment", "model", "task", "place"),
     "test_data": ("experiment", "task"),
 }
 """Within which coordinates a digest has to be the same: each task has its own data and base model.
 
-``restored_on`` is the machine of a run from the archive, empty for runs that were made here: on another
-processor the same base model has other bits.
+``place`` is where a run was made, in experiments whose tables grow run by run: on another processor, or with
+other libraries, the same base model has other bits. In others it is empty: their runs were made together.
 """
 _NAMED_RUNS = 3
 
 
-def check_digests(
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]], *, allow_mixed: bool = False
-) -> list[bool]:
+@dataclass(frozen=True)
+class Made:
+    """What a run was made from.
+
+    Attributes:
+        coordinates: of the run, ``run_id`` among them, and ``place``.
+        rule: of its trust region; empty for a base model.
+        numerics: the version of the numbers that it recorded.
+        digests: by the names of `DIGESTS`; one that it does not have is not compared.
+    """
+
+    coordinates: Mapping[str, Any]
+    rule: str
+    numerics: int
+    digests: Mapping[str, str]
+
+
+def check_digests(runs: Sequence[Made], *, allow_mixed: bool = False) -> list[bool]:
     """Checks that runs which will be compared were made alike.
 
     Args:
-        runs: coordinates (with ``run_id``) and digests of each run, `CHANGED_SOURCE` among them where it
-            applies. A digest that a run does not have is not compared.
-        allow_mixed: mark the runs that differ from the most frequent digest instead of refusing.
+        runs: all that stand in one table.
+        allow_mixed: mark the runs that differ from the most frequent digest, and those from an older version
+            of the numbers, instead of refusing.
 
     Returns:
-        One flag per run: whether it differs from the majority. Equally frequent digests are ordered by their
-        text, so that the marks do not depend on the order of the runs.
+        One flag per run: whether it differs. Equally frequent digests are ordered by their text, so that the
+        marks do not depend on the order of the runs.
 
     Raises:
-        UserError: two runs disagree; the message names the digest, its values and runs.
+        UserError: two runs disagree; the message names the digest or version, its values and runs.
     """
-    mixed = [False] * len(runs)
-    for name in (*DIGESTS, CHANGED_SOURCE):
+    mixed = _outdated(runs, allow_mixed=allow_mixed)
+    for name in DIGESTS:
         scopes: dict[tuple[Any, ...], list[int]] = {}
-        for index, (coordinates, digests) in enumerate(runs):
-            if digests.get(name):
-                scopes.setdefault(tuple(coordinates.get(key, "") for key in _SCOPE[name]), []).append(index)
+        for index, run in enumerate(runs):
+            if run.digests.get(name):
+                scope = tuple(run.coordinates.get(key, "") for key in _SCOPE[name])
+                scopes.setdefault(scope, []).append(index)
         for scope, indices in scopes.items():
-            counts = Counter(runs[index][1][name] for index in indices)
+            counts = Counter(runs[index].digests[name] for index in indices)
             if len(counts) == 1:
                 continue
             if not allow_mixed:
                 raise UserError(_message(name, scope, runs, indices, counts))
             majority = min(counts, key=lambda digest: (-counts[digest], digest))
             for index in indices:
-                mixed[index] |= runs[index][1][name] != majority
+                mixed[index] |= runs[index].digests[name] != majority
     return mixed
 
 
+def _outdated(runs: Sequence[Made], *, allow_mixed: bool) -> list[bool]:
+    """Which runs would come out differently at the newest version of the numbers in their experiment."""
+    newest: dict[str, int] = {}
+    for run in runs:
+        experiment = str(run.coordinates.get("experiment", ""))
+        newest[experiment] = max(run.numerics, newest.get(experiment, 0))
+    ends = [newest[str(run.coordinates.get("experiment", ""))] for run in runs]
+    outdated = [changed_since(run.numerics, run.rule, until=end) for run, end in zip(runs, ends, strict=True)]
+    if any(outdated) and not allow_mixed:
+        first = outdated.index(True)
+        older = [run for run, old in zip(runs, outdated, strict=True) if old]
+        names = _named([str(run.coordinates["run_id"]) for run in older])
+        raise UserError(
+            f"numerics of experiment {runs[first].coordinates.get('experiment', '')} disagree: "
+            f"{runs[first].numerics} in {names}, and {ends[first]} in others, which changed these. "
+            "Run the older ones again, or allow mixed rows (they are then marked)"
+        )
+    return outdated
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    names = sorted(run_ids)
+    more = f" and {len(names) - _NAMED_RUNS} more" if len(names) > _NAMED_RUNS else ""
+    return f"{', '.join(names[:_NAMED_RUNS])}{more}"
+
+
 def _message(
-    name: str,
-    scope: tuple[Any, ...],
-    runs: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]],
-    indices: Sequence[int],
-    counts: Counter[str],
+    name: str, scope: tuple[Any, ...], runs: Sequence[Made], indices: Sequence[int], counts: Counter[str]
 ) -> str:
-    parts = []
-    for digest in sorted(counts, key=lambda text: (-counts[text], text)):
-        names = sorted(str(runs[i][0]["run_id"]) for i in indices if runs[i][1][name] == digest)
-        more = f" and {len(names) - _NAMED_RUNS} more" if len(names) > _NAMED_RUNS else ""
-        # That of further data sets stands behind that of a run's own test problems.
-        short = "+".join(digest[start : start + 12] for start in range(0, len(digest), 64))
-        parts.append(f"{short} in {', '.join(names[:_NAMED_RUNS])}{more}")
-    where = ", ".join(f"{key} {value}" for key, value in zip(_SCOPE[name], scope, strict=True) if value)
+    having = {
+        digest: [str(runs[i].coordinates["run_id"]) for i in indices if runs[i].digests[name] == digest]
+        for digest in sorted(counts, key=lambda text: (-counts[text], text))
+    }
+    # That of further data sets stands behind that of a run's own test problems.
+    said = [
+        f"{'+'.join(digest[start : start + 12] for start in range(0, len(digest), 64))} in {_named(names)}"
+        for digest, names in having.items()
+    ]
+    told = zip(_SCOPE[name], scope, strict=True)
+    where = ", ".join(f"{key} {value}" for key, value in told if value and key != "place")
     return (
-        f"digests.{name} of {where} disagree: {'; '.join(parts)}. "
+        f"digests.{name} of {where} disagree: {'; '.join(said)}. "
         "Run the odd ones again, or allow mixed rows (they are then marked)"
     )
 
@@ -90,23 +128,16 @@ def _message(
 def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
     """What each run was made from.
 
-    A checkout has changes, too, where tracked results have been made again. What runs are made from has a
-    digest of its own: where it is that of a run from an unchanged checkout, the commit has it.
-
     Args:
         runs: the tidy table.
 
     Returns:
-        A row per run: ``run_id``, ``git_commit``, ``changed`` (the checkout had changes that were not
-        committed) and ``known`` (what it was made from is in a commit).
+        A row per run: ``run_id``, ``git_commit`` and ``changed`` (the checkout had changes that were not
+        committed).
     """
     table = runs.drop_duplicates(["experiment", "run_id"])
-    table = table[["run_id", "git_commit", "digest_source"]].astype(str).reset_index(drop=True)
-    table["changed"] = table["git_commit"].str.endswith(DIRTY)
-    table["known"] = (table["git_commit"] != "") & ~table["changed"]
-    digests = set(table.loc[table["known"], "digest_source"]) - {"", "nan"}
-    table["known"] |= table["changed"] & table["digest_source"].isin(digests)
-    return table.drop(columns="digest_source")
+    table = table[["run_id", "git_commit"]].astype(str).reset_index(drop=True)
+    return table.assign(changed=table["git_commit"].str.endswith(DIRTY))
 
 
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
@@ -120,7 +151,7 @@ def check_clean(runs: pd.DataFrame, place: Path) -> None:
         UserError: a run's source had changes that are in no commit, or was in no git repository.
     """
     made = made_from_commits(runs)
-    unknown = made[~made["known"]]
+    unknown = made[made["changed"] | (made["git_commit"] == "")]
     if len(unknown):
         raise UserError(
             f"{place}: {len(unknown)} of {len(made)} runs, {unknown['run_id'].iloc[0]} among them, were made "

@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from troll.analysis.data.reproduction import released_runs
+from troll.analysis.data.reproduction import released
+from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.summaries import BASELINE, Cell, cell_order
-from troll.analysis.data.tidy import BASE, GROUP, read_runs
+from troll.analysis.data.tidy import BASE, GROUP, read_tidy
 from troll.analysis.render.formats import points
 from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
@@ -137,19 +138,9 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
 
 def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
     """The cells whose settings differ between the tables, where both record them."""
-    tables = (_settings(ours), _settings(theirs))
-    both = pd.merge(*tables, left_index=True, right_index=True, suffixes=("", "_there"))
-    different = both[both["value"] != both["value_there"]]
-    return {Cell(*map(str, names[:-1])) for names in different.index}
-
-
-def _settings(runs: pd.DataFrame) -> pd.DataFrame:
-    rows = runs[(runs["source"] == "manifest") & runs["metric"].str.startswith("setting/")]
-    return (
-        rows.drop_duplicates([*GROUP, "metric"])
-        .astype({"metric": str})
-        .set_index([*GROUP, "metric"])[["value"]]
-    )
+    here, there = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
+    both = here.keys() & there.keys()
+    return {Cell(*map(str, names)) for names in both if differing(here[names], there[names])}
 
 
 def replication_of(results: Path) -> list[str]:
@@ -159,7 +150,7 @@ def replication_of(results: Path) -> list[str]:
         No line where git has no release, or where these are the released runs.
     """
     try:
-        ours, theirs = read_runs(results / "runs.parquet"), released_runs(results)
+        ours, theirs = read_tidy(results).runs, released(results).runs
     except UserError:
         return []
     return [] if ours.equals(theirs) else describe_replication(predictions(ours, theirs))

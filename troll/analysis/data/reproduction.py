@@ -4,88 +4,119 @@ A run is seeded throughout, so that on the same kind of machine its numbers are 
 Another processor or library rounds otherwise; training amplifies that, and then means have to be compared.
 """
 
+import io
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
 import pandas as pd
 
-from troll.analysis.data.tidy import read_runs
+from troll.analysis.data.settings import differing, settings_by
+from troll.analysis.data.tidy import TIDY, Tidy, read_tidy
 from troll.common.errors import UserError
 
 _MEASURED = ("train", "validation", "test")
 _SERIES = ["run_id", "source", "metric"]
 _KEY = [*_SERIES, "step"]
-_DIGESTS = ("source", "environment", "data", "base_model", "test_data")
+_DIGESTS = ("digest_environment", "digest_data", "digest_base_model", "digest_test_data", "numerics")
 _SETTING = ["trust_region", "estimator", "condition", "task", "model"]
+_ITEM = ["run_id", "task_id"]
 
 
-def released_runs(results: Path, revision: str = "HEAD") -> pd.DataFrame:
-    """The tidy table of an experiment as git has it, whatever a run has written over it since.
+def released(results: Path, revision: str = "HEAD") -> Tidy:
+    """The tidy tables of an experiment as git has them, whatever a run has written over them since.
 
     Args:
         results: results/<experiment> of a git checkout.
         revision: a commit, branch or tag.
 
     Raises:
-        UserError: no git, no checkout, or no such table in it.
+        UserError: no git, no checkout, or no such tables in it.
     """
-    path = results / "runs.parquet"
-    command = ["git", "-C", str(results), "show", f"{revision}:./{path.name}"]
+    path = results / TIDY
+    command = ["git", "-C", str(results), "archive", "--format=tar", f"{revision}:./", TIDY]
     try:
-        shown = subprocess.run(command, capture_output=True, check=True).stdout
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         why = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace").strip()
         raise UserError(f"{path}: not in git at {revision} ({why}); name a directory: --reference") from None
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(name) / path.name
-        copy.write_bytes(shown)
-        return read_runs(copy)
+    with tempfile.TemporaryDirectory() as name, tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(name, filter="data")
+        return read_tidy(Path(name))
 
 
-def compare_runs(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
     """Compares the runs that both tables have; times are left out.
 
     Args:
-        ours: a tidy table.
-        theirs: the tidy table of the reference.
+        ours: tidy tables.
+        theirs: those of the reference.
 
     Returns:
         A row for each run: its coordinates, ``settings`` (names of settings that differ), ``numbers`` (how
-        many were compared), ``different`` (how many of them differ), where they first do (``step``,
+        many were compared: values per batch, metrics on test problems, and problems), ``different`` (how many
+        of them differ; at least one where the logs of all optimiser steps do), where they first do (``step``,
         ``metric``, ``here``, ``there``; the smallest step), ``pass@1`` and ``reference`` (on the test
         problems), and ``digests`` (what the runs were made from that differs).
     """
-    settings = _settings(ours).merge(_settings(theirs), on=["run_id", "metric"], suffixes=("", "_there"))
-    changed = settings[settings["value"] != settings["value_there"]]
-    here, there = _measured(ours), _measured(theirs)
+    here, there = _measured(ours.runs), _measured(theirs.runs)
     # What only one version logs is no difference; a step that only one of them has is.
     logged = here[_SERIES].drop_duplicates().merge(there[_SERIES].drop_duplicates())
     both = here.merge(there, on=_KEY, how="outer", suffixes=("", "_there"), indicator="side").merge(logged)
     equal = (both["value"] == both["value_there"]) | (both["value"].isna() & both["value_there"].isna())
     equal &= both["side"] == "both"
     both = both.assign(different=~equal)
+    problems = _problems(ours.items, theirs.items)
+    settings = dict(settings_by(theirs.runs, ["run_id"]))
+    changed = {
+        str(run_id): differing(own, settings[(run_id,)])
+        for (run_id,), own in settings_by(ours.runs, ["run_id"])
+        if (run_id,) in settings
+    }
+    firsts, others = (tidy.runs.drop_duplicates("run_id").set_index("run_id") for tidy in (ours, theirs))
+    same_metrics = _same_metrics(here, there)
     rows = []
-    for run_id, numbers in both.groupby("run_id", sort=True):
-        ran, other = (frame[frame["run_id"] == run_id].iloc[0] for frame in (ours, theirs))
+    for run_id, numbers in both.groupby("run_id", sort=True, observed=True):
+        ran, other = firsts.loc[run_id], others.loc[run_id]
         first = numbers[numbers["different"]].sort_values(["step", "metric"]).head(1)
         final = numbers[(numbers["source"] == "test") & (numbers["metric"] == "pass@1")]
+        count, wrong = problems.get(str(run_id), (0, 0))
+        different = int(numbers["different"].sum()) + wrong
+        logs = ran["digest_log"] == other["digest_log"] or str(run_id) not in same_metrics
         rows.append(
             {
-                **{name: ran[name] for name in ["run_id", *_SETTING]},
-                "settings": sorted(
-                    name.removeprefix("setting/")
-                    for name in changed.loc[changed["run_id"] == run_id, "metric"]
-                ),
-                "numbers": len(numbers),
-                "different": int(numbers["different"].sum()),
+                "run_id": run_id,
+                **{name: ran[name] for name in _SETTING},
+                "settings": changed.get(str(run_id), []),
+                "numbers": len(numbers) + count,
+                "different": different if logs else max(different, 1),
                 **_first(first),
                 "pass@1": final["value"].mean(),
                 "reference": final["value_there"].mean(),
-                "digests": [name for name in _DIGESTS if ran[f"digest_{name}"] != other[f"digest_{name}"]],
+                "digests": [name.removeprefix("digest_") for name in _DIGESTS if ran[name] != other[name]],
             }
         )
     return pd.DataFrame(rows)
+
+
+def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """How many test problems of each run were compared, and how many were graded otherwise."""
+    pairs = [
+        frame.assign(**{name: frame[name].astype(str) for name in _ITEM})[[*_ITEM, "n", "c"]]
+        for frame in (ours, theirs)
+    ]
+    both = pairs[0].merge(pairs[1], on=_ITEM, suffixes=("", "_there"))
+    both["wrong"] = (both["n"] != both["n_there"]) | (both["c"] != both["c_there"])
+    by_run = both.groupby("run_id", sort=False)["wrong"]
+    return {str(run_id): (len(wrong), int(wrong.sum())) for run_id, wrong in by_run}
+
+
+def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
+    """The runs of which both versions log the same metrics: the digests of their logs can be compared."""
+    logged = (frame[frame["source"] != "test"] for frame in (here, there))
+    names = [frame.groupby("run_id", observed=True)["metric"].agg(frozenset) for frame in logged]
+    return {str(run_id) for run_id, own in names[0].items() if names[1].get(run_id) == own}
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
@@ -147,8 +178,5 @@ def _first(row: pd.DataFrame) -> dict[str, object]:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     measured = runs["source"].isin(_MEASURED) & ~runs["metric"].str.startswith("time/")
-    return runs.loc[measured, [*_KEY, "value"]]
-
-
-def _settings(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs.loc[runs["metric"].str.startswith("setting/"), ["run_id", "metric", "value"]]
+    rows = runs.loc[measured, [*_KEY, "value"]]
+    return rows.astype(dict.fromkeys(_SERIES, str))

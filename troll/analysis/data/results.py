@@ -1,13 +1,14 @@
 """The results of one experiment as everything else reads them: its tidy tables, and what it had planned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, concatenated, read_items, read_runs
+from troll.analysis.data.runs import marked
+from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, Tidy, concatenated, read_tidy
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
@@ -19,7 +20,7 @@ _KINDS: Mapping[str, type] = {
     "expected": list,
     "skipped": dict,
     "substitutes": dict,
-    "restored": list,
+    "mixed": list,
     "rehearsal": bool,
     "looks": dict,
     "claims": list,
@@ -37,7 +38,7 @@ class Results:
         expected: coordinates of the planned runs, each with the ``rule`` of its trust region.
         skipped: reason by task, for tasks that this machine cannot run.
         substitutes: what there is in place of the paper's data set, by task.
-        restored: ids of runs that were not made here but restored from the archive.
+        mixed: ids of runs that were made otherwise than most, and admitted.
         rehearsal: whether these are runs of `troll rehearse`, whose numbers mean nothing.
         looks: when seeds were looked at, where they were added after looking.
         claims: what the experiment file names as its files of claims; none: those of the package.
@@ -48,7 +49,7 @@ class Results:
     expected: Sequence[Mapping[str, object]] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     substitutes: Mapping[str, str] = field(default_factory=dict)
-    restored: Sequence[str] = ()
+    mixed: Sequence[str] = ()
     rehearsal: bool = False
     looks: Looks | None = None
     claims: Sequence[str] = ()
@@ -59,7 +60,7 @@ def write_plan(
     expected: Sequence[Mapping[str, object]],
     skipped: Mapping[str, str],
     substitutes: Mapping[str, str] | None = None,
-    restored: Sequence[str] = (),
+    mixed: Collection[str] = (),
     looks: Looks | None = None,
     claims: Sequence[str] = (),
     *,
@@ -72,14 +73,14 @@ def write_plan(
         expected: coordinates of the planned runs.
         skipped: reason by task.
         substitutes: what there is in place of the paper's data set, by task.
-        restored: ids of runs that were restored from the archive.
+        mixed: ids of runs that were made otherwise than most, and admitted.
         rehearsal: whether the runs are a rehearsal's.
         looks: when seeds are looked at, where they are added after looking.
         claims: the files of claims as the experiment file names them; none: those of the package.
     """
     plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     plan |= {"substitutes": dict(substitutes)} if substitutes else {}
-    plan |= {"restored": sorted(restored)} if restored else {}
+    plan |= {"mixed": sorted(mixed)} if mixed else {}
     plan |= {"looks": {"first": looks.first, "most": looks.most}} if looks else {}
     plan |= {"claims": list(claims)} if claims else {}
     write_json(directory / PLAN, plan | ({"rehearsal": True} if rehearsal else {}))
@@ -95,6 +96,8 @@ def rehearsed(directories: Sequence[Path]) -> bool:
 
 def read_results(directory: Path) -> Results:
     """The tidy tables of results/<experiment>, with its plan where there is one.
+
+    Tables may hold runs that are not planned, of a board that grows rule by rule: these are left out.
 
     Raises:
         UserError: a table is missing or broken.
@@ -112,7 +115,61 @@ def read_results(directory: Path) -> Results:
         plan["expected"] = planned_of(plan["expected"], f"{path}: expected")
     if plan.get("looks"):
         plan["looks"] = looks_of(plan["looks"], f"{path}: looks")
-    return Results(read_runs(directory / "runs.parquet"), read_items(directory / "items.parquet"), **plan)
+    tidy = read_tidy(directory)
+    if plan.get("expected") is not None:
+        tidy = _planned(tidy, plan["expected"])
+    tidy = marked(tidy, plan.get("mixed", ()))
+    return Results(tidy.runs, tidy.items, **plan)
+
+
+_PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
+
+
+def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
+    """The rows of planned runs and of base models."""
+    names = [name for name in _PLANNED if all(name in run for run in expected)]
+    wanted = {tuple(str(run.get(name)) for name in names) for run in expected}
+    table = tidy.runs[["run_id", *names]].drop_duplicates("run_id").astype(str)
+    kept = [
+        run_id
+        for run_id, *coordinates in table.itertuples(index=False)
+        if tuple(coordinates) in wanted or run_id.startswith(f"{BASE}/")
+    ]
+    return tidy if len(kept) == len(table) else tidy.of_runs(kept)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the workflow hands to the job that collects.
+
+    Attributes:
+        expected: as for `Results`; None where nothing is planned.
+        skipped: as for `Results`.
+        looks: as for `Results`.
+        keys: what makes each run the planned one, by run id, base models included.
+    """
+
+    expected: Sequence[Mapping[str, object]] | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    looks: Looks | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_of(value: Mapping[str, Any], where: str) -> Plan:
+    """The plan from its JSON.
+
+    Raises:
+        UserError: it is none.
+    """
+    if unknown := set(value) - {"expected", "skipped", "looks", "keys"}:
+        raise UserError(f"{where}: {min(unknown)}: unknown; a plan has expected, skipped, looks and keys")
+    expected, looks = value.get("expected"), value.get("looks")
+    return Plan(
+        None if expected is None else planned_of(expected, f"{where}: expected"),
+        value.get("skipped", {}),
+        None if looks is None else looks_of(looks, f"{where}: looks"),
+        value.get("keys", {}),
+    )
 
 
 def planned_of(value: object, where: str) -> list[Mapping[str, object]]:

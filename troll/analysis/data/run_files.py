@@ -1,7 +1,4 @@
-"""The files of a finished run or a graded base model, read and checked one by one.
-
-Tables are made from what is read here, and an archive neither takes nor gives back what is refused here.
-"""
+"""The files of a finished run or a graded base model, read and checked: what tables are made from."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -40,6 +37,7 @@ class RunFiles:
 
     Attributes:
         manifest: of manifest.json.
+        numerics: the version of the numbers that the manifest records; 0 where it has none.
         digests: those of the manifest that it has.
         grades: of grades.json.
         settings: of run.yaml; none of a base model.
@@ -49,6 +47,7 @@ class RunFiles:
     """
 
     manifest: dict[str, Any]
+    numerics: int
     digests: dict[str, str]
     grades: Grades
     settings: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +81,8 @@ def read_run_files(path: Path) -> RunFiles:
     metrics = list(_metric_rows(path / "metrics.jsonl"))
     last_step = metrics[-1]["step"]
     grades = _read_grades(path / "grades.json", last_step)
-    return RunFiles(manifest, digests, grades, settings, coordinates, metrics, last_step)
+    numerics = _numerics(path / "manifest.json", manifest, required=True)
+    return RunFiles(manifest, numerics, digests, grades, settings, coordinates, metrics, last_step)
 
 
 def read_base_files(path: Path) -> RunFiles:
@@ -92,7 +92,8 @@ def read_base_files(path: Path) -> RunFiles:
         UserError: a file is missing or broken.
     """
     manifest, digests = _read_manifest(path / "manifest.json", required=False)
-    return RunFiles(manifest, digests, _read_grades(path / "grades.json", 0))
+    numerics = _numerics(path / "manifest.json", manifest, required=False)
+    return RunFiles(manifest, numerics, digests, _read_grades(path / "grades.json", 0))
 
 
 def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,13 +123,22 @@ def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[
     if not isinstance(manifest.get("hardware") or {}, dict):
         raise UserError(f"{path}: hardware: expected an object, found {manifest['hardware']!r}")
     digests = {}
-    for name in ("source", "environment", "data", "base_model"):
+    for name in ("environment", "data", "base_model"):
         value = manifest.get("digests", {}).get(name)
         if isinstance(value, str) and value:
             digests[name] = value
         elif required or value is not None:
             raise UserError(f"{path}: digests.{name}: {value!r} is no digest")
     return manifest, digests
+
+
+def _numerics(path: Path, manifest: Mapping[str, Any], *, required: bool) -> int:
+    value = manifest.get("numerics")
+    if value is None and not required:
+        return 0
+    if not _is_count(value):
+        raise UserError(f"{path}: numerics: {_shown(value)} is no integer of 0 or more")
+    return value
 
 
 def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,5 @@
-"""Run directories to one tidy table.
+"""Run directories to the tidy tables, of which everything that is shown about an experiment is a function."""
 
-Everything that is shown about an experiment is a pure function of the two tables written here:
-``runs`` (one row per run, metric and step) and ``items`` (one row per run and test problem).
-Rows are sorted and hold no timestamps of their own, so the same directories give the same bytes.
-"""
-
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,105 +11,120 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.archive import RESTORED
-from troll.analysis.data.equal_sources import changed_in, oldest_equal
-from troll.analysis.data.provenance import CHANGED_SOURCE, DIGESTS, check_digests
+from troll.analysis.data.provenance import DIGESTS, Made, check_digests
+from troll.analysis.data.reduction import by_batch, digest_of_log
 from troll.analysis.data.run_files import COORDINATES, RunFiles, read_base_files, read_run_files
 from troll.analysis.data.tidy import (
     BASE,
     ITEM_COLUMNS,
     PROVENANCE,
     RUN_COLUMNS,
+    WHOLE,
+    Tidy,
+    on_disk,
+    part_path,
+    parts,
     write_csv,
-    write_parquet,
+    write_part,
 )
 from troll.common.errors import UserError
 
 _ORDER = itemgetter("source", "metric", "step")
 """Order of a run's rows: values of one metric lie together, which makes the table small."""
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The two tables of one experiment.
-
-    Attributes:
-        runs: columns ``RUN_COLUMNS``. ``rule`` is that of the trust region, whatever its name. ``source`` is
-            train, validation, test or manifest. In rows of the base model ``seed`` is missing, and ``rule``,
-            ``estimator`` and ``condition`` are empty.
-        items: columns ``ITEM_COLUMNS``: ``c`` of ``n`` graded samples of problem ``task_id`` passed.
-    """
-
-    runs: pd.DataFrame
-    items: pd.DataFrame
+_BLOCKS = ("model", "task", "trust_region", "estimator", "condition", "training")
+"""What of a run's configuration the column ``settings`` has; their names are coordinates."""
 
 
 @dataclass(frozen=True)
 class _Directory:
-    """One directory's coordinates, its trust region's rule, digests and rows without coordinates."""
+    """One directory's coordinates, what else is the same in all of its rows, and the rows without these."""
 
     path: Path
     coordinates: dict[str, Any]
-    rule: str
-    digests: dict[str, str]
-    provenance: dict[str, str]
+    constants: dict[str, Any]
     rows: list[dict[str, Any]]
     items: list[dict[str, Any]]
-
-    @property
-    def restored_on(self) -> str:
-        """The machine of a run from the archive; empty for one that was made here."""
-        return self.provenance["hardware"] if (self.path / RESTORED).exists() else ""
-
-    @property
-    def made_from(self) -> dict[str, str]:
-        """The digests, one source standing for all that give the same numbers.
-
-        A rule whose numbers changed in between fits to the others whichever of these sources it is from; its
-        own runs all have to be from one.
-        """
-        source = self.digests.get("source", "")
-        changed = {CHANGED_SOURCE: source} if changed_in(source, self.rule) else {}
-        return self.digests | ({"source": oldest_equal(source)} if source else {}) | changed
 
 
 def collect(
     run_dirs: Sequence[Path],
-    out_parquet: Path,
-    out_csv: Path | None = None,
+    out: Path,
     *,
     base_dirs: Sequence[Path] = (),
-    out_items: Path | None = None,
+    keys: Mapping[str, str] | None = None,
     allow_mixed: bool = False,
-) -> Collected:
-    """Writes the tidy tables of an experiment.
+) -> Tidy:
+    """Writes the tidy tables of an experiment whose runs are all here, as one part, and as CSV.
 
     Args:
         run_dirs: directories of finished runs (``run.yaml``, ``metrics.jsonl``, ``manifest.json``,
             ``grades.json``).
-        out_parquet: where the table of metrics goes.
-        out_csv: also as CSV, digests cut to 12 characters; compressed when the name ends in ``.gz``.
+        out: results/<experiment>; gets ``tidy/all.parquet`` and ``runs.csv.gz``, with digests cut to 12
+            characters. Other parts there are removed.
         base_dirs: directories ``<experiment>/base/<model>/<task>`` of graded base models.
-        out_items: where the table of test problems goes; by default ``<out_parquet stem>_items.parquet``.
+        keys: what makes a run the one that was planned, by run id: see `troll.analysis.data.archive`.
         allow_mixed: admit rows whose digests disagree, with ``mixed`` set on those that differ from the
             most frequent digest.
 
     Raises:
         UserError: a file is missing or broken, a run is there twice, or digests disagree.
     """
-    collected = read_directories(run_dirs, base_dirs, allow_mixed=allow_mixed)
-    write_parquet(collected.runs, out_parquet, RUN_COLUMNS)
-    items_path = out_items or out_parquet.with_name(f"{out_parquet.stem}_items.parquet")
-    write_parquet(collected.items, items_path, ITEM_COLUMNS)
-    if out_csv is not None:
-        write_csv(collected.runs, out_csv)
-    return collected
+    tidy = checked(read_directories(run_dirs, base_dirs, keys=keys), allow_mixed=allow_mixed)
+    write_whole(tidy, out)
+    return tidy
+
+
+def write_whole(tidy: Tidy, out: Path) -> None:
+    """Writes tables as the only part of an experiment, and as CSV.
+
+    Args:
+        tidy: the tables.
+        out: results/<experiment>.
+    """
+    write_part(part_path(out, WHOLE), [on_disk(tidy)])
+    for name, path in parts(out).items():
+        if name != WHOLE:
+            path.unlink()
+    write_csv(tidy.runs, out / "runs.csv.gz")
+
+
+def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) -> Tidy:
+    """The tables with ``mixed`` as it is, once it is sure that their runs may stand beside one another.
+
+    Args:
+        tidy: of one experiment.
+        by_place: whether runs may come from several places: see `troll.analysis.data.provenance`.
+        allow_mixed: mark what differs instead of refusing.
+
+    Raises:
+        UserError: runs disagree in what they were made from.
+    """
+    columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
+    runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
+    made = []
+    for row in runs.to_dict("records"):
+        place = f"{row['hardware']} {row['digest_environment']}" if by_place else ""
+        made.append(
+            Made(
+                {**{name: row[name] for name in COORDINATES}, "place": place},
+                str(row["rule"]),
+                int(row["numerics"]),
+                {name: str(row[f"digest_{name}"]) for name in DIGESTS},
+            )
+        )
+    flags = check_digests(made, allow_mixed=allow_mixed)
+    return marked(tidy, [run for run, flag in zip(runs["run_id"], flags, strict=True) if flag])
+
+
+def marked(tidy: Tidy, mixed: Sequence[str]) -> Tidy:
+    """The tables with ``mixed`` set on the rows of these runs, and on no others."""
+    return Tidy(*(frame.assign(mixed=frame["run_id"].isin(mixed)) for frame in (tidy.runs, tidy.items)))
 
 
 def read_directories(
-    run_dirs: Sequence[Path], base_dirs: Sequence[Path] = (), *, allow_mixed: bool = False
-) -> Collected:
-    """Reads finished directories into the tidy tables without writing anything; arguments as ``collect``."""
+    run_dirs: Sequence[Path], base_dirs: Sequence[Path] = (), *, keys: Mapping[str, str] | None = None
+) -> Tidy:
+    """Reads finished directories into the tables without writing anything; arguments as for `collect`."""
     if not run_dirs and not base_dirs:
         raise UserError("no run directories to collect: name at least one finished run")
     directories = [_read_run(path) for path in run_dirs]
@@ -129,16 +138,11 @@ def read_directories(
                 f"{first.path} and {second.path}: both hold run {first.coordinates['run_id']} "
                 f"of experiment {first.coordinates['experiment']}; pass one of them"
             )
-    mixed = check_digests(
-        [(d.coordinates | {"restored_on": d.restored_on}, d.made_from) for d in directories],
-        allow_mixed=allow_mixed,
-    )  # one flag per directory
-    constants = []
-    for directory, is_mixed in zip(directories, mixed, strict=True):
-        digests = {f"digest_{name}": directory.digests.get(name, "") for name in DIGESTS}
-        known = directory.coordinates | {"rule": directory.rule}
-        constants.append(known | digests | directory.provenance | {"mixed": is_mixed})
-    return Collected(
+    constants = [
+        d.coordinates | d.constants | {"key": (keys or {}).get(d.coordinates["run_id"], ""), "mixed": False}
+        for d in directories
+    ]
+    return Tidy(
         _frame([d.rows for d in directories], constants, RUN_COLUMNS),
         _frame([d.items for d in directories], constants, ITEM_COLUMNS),
     )
@@ -163,27 +167,35 @@ def _read_run(path: Path) -> _Directory:
     files = read_run_files(path)
     block = files.settings["trust_region"]
     rule = str(block.get("rule", block["name"])) if isinstance(block, dict) else block
-    blocks = {name: value for name, value in files.settings.items() if name not in ("seed", "seeds")}
-    return _directory(path, files, files.coordinates, rule, blocks)
+    return _directory(path, files, files.coordinates, rule)
 
 
-def _directory(
-    path: Path, files: RunFiles, coordinates: dict[str, Any], rule: str, settings: Mapping[str, Any]
-) -> _Directory:
+def _directory(path: Path, files: RunFiles, coordinates: dict[str, Any], rule: str) -> _Directory:
     try:
-        constants = list(_constant_rows(files.manifest, settings, files.last_step))
+        manifest = list(_manifest_rows(files.manifest, files.last_step))
     except OverflowError:
         raise UserError(f"{path / 'manifest.json'}: holds a number that is too large for a table") from None
-    rows = sorted(files.metrics + constants + files.grades.rows, key=_ORDER)
+    rows = sorted(by_batch(files.metrics) + manifest + files.grades.rows, key=_ORDER)
     digests = files.digests | {"test_data": files.grades.test_data}
-    return _Directory(path, coordinates, rule, digests, _provenance(files.manifest), rows, files.grades.items)
+    constants: dict[str, Any] = {"rule": rule, "numerics": files.numerics}
+    constants |= {f"digest_{name}": digests.get(name, "") for name in DIGESTS}
+    constants["digest_log"] = digest_of_log(files.metrics) if files.metrics else ""
+    recorded = {name: files.manifest.get(name) or "" for name in PROVENANCE if name != "settings"}
+    recorded["settings"] = _settings(files.settings) or ""
+    constants |= {name: value if isinstance(value, str) else _json(value) for name, value in recorded.items()}
+    return _Directory(path, coordinates, constants, rows, files.grades.items)
 
 
-def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
-    recorded = {name: manifest.get(name) or "" for name in PROVENANCE}
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The blocks of a run's configuration without their names, which are coordinates."""
+    blocks = {name: config[name] for name in _BLOCKS if isinstance(config.get(name), dict)}
     return {
-        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-        for name, value in recorded.items()
+        name: {key: value for key, value in block.items() if key not in ("name", "setting")}
+        for name, block in blocks.items()
     }
 
 
@@ -205,19 +217,19 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
         "trust_region": BASE,
         "seed": None,
     }
-    return _directory(path, files, coordinates, "", {})
+    return _directory(path, files, coordinates, "")
 
 
-def _constant_rows(
-    manifest: Mapping[str, Any], settings: Mapping[str, Any], step: int
-) -> Iterator[dict[str, Any]]:
-    """Numbers of a run as a whole: those of its manifest, its constraint check and its settings."""
-    named = {name: value for name, value in manifest.items() if isinstance(value, int | float)}
+def _manifest_rows(manifest: Mapping[str, Any], step: int) -> Iterator[dict[str, Any]]:
+    """Numbers of a run as a whole: those of its manifest and of its constraint check."""
+    named = {
+        name: value
+        for name, value in manifest.items()
+        if isinstance(value, int | float) and name != "numerics"
+    }
     gpus = (manifest.get("hardware") or {}).get("gpus")
     named |= {"gpus": len(gpus)} if isinstance(gpus, list) else {}
     named |= dict(_numbers(manifest.get("constraint_check"), "constraint_check"))
-    named |= dict(_numbers(settings, "setting"))
-    named |= dict(_choices(settings, "setting"))
     for name, value in named.items():
         yield {"step": step, "metric": name, "value": float(value), "source": "manifest"}
 
@@ -228,16 +240,3 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{name}/{key}")
     elif isinstance(value, int | float):
         yield name, float(value)
-
-
-def _choices(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """Settings inside of blocks that are no numbers, each as a number that only equal settings share.
-
-    Names are left out: they are coordinates. So is what stands outside of blocks.
-    """
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _choices(inner, f"{name}/{key}")
-        elif not isinstance(inner, int | float) and key != "name" and name != "setting":
-            digest = hashlib.sha256(json.dumps(inner, sort_keys=True, default=str).encode()).hexdigest()
-            yield f"{name}/{key}", float(int(digest[:12], 16))  # 48 bits: exact as a float

@@ -1,23 +1,20 @@
 """One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from troll.analysis.data.once import once
+from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.registry import variants_of
 from troll.analysis.statistics import (
     Array,
     Interval,
-    area_under_curve,
-    largest_drop,
     paired_difference,
     pass_at_k,
     seed_interval,
@@ -25,10 +22,6 @@ from troll.analysis.statistics import (
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 
-FINAL_SHARE = 0.1
-"""Final values are means over this last share of a run, at least one batch: single batches are noisy."""
-LATE_SHARE = 1 / 3
-"""Late values (KL to the old policy) are means over this last share of a run."""
 BASELINE = "clip"
 
 _LEADING = (BASE, BASELINE, "troll")
@@ -127,14 +120,12 @@ def require_one(frame: pd.DataFrame) -> None:
         raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")
 
 
-def curve(frame: pd.DataFrame, metric: str, *, by_batch: str | None = None) -> pd.DataFrame:
+def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """One metric of a cell's runs as curves.
 
     Args:
         frame: rows of one cell.
         metric: its name.
-        by_batch: "mean" or "max" over the optimiser steps of each rollout batch, placed at the batch's first
-            step. A policy leaves the old one within each batch and starts anew: single steps are a saw-tooth.
 
     Returns:
         Index step, one column per seed; missing where a seed has no value.
@@ -142,33 +133,20 @@ def curve(frame: pd.DataFrame, metric: str, *, by_batch: str | None = None) -> p
     rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
     if rows.empty:
         return pd.DataFrame()
-    if by_batch and rows["rollout_batch"].notna().all():
-        grouped = rows.groupby(["seed", "rollout_batch"], as_index=False).agg(
-            step=("step", "min"), value=("value", by_batch)
-        )
-    else:
-        grouped = rows
-    return grouped.pivot(index="step", columns="seed", values="value").sort_index()
+    return rows.pivot(index="step", columns="seed", values="value").sort_index()
 
 
 def per_run(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per run with the numbers that tables quote.
 
     Returns:
-        Columns: the coordinates, ``mixed``, ``steps``, every test metric under its own name, and, from the
-        training curve, ``kl`` (mean of the last third), ``kl_max`` (largest of any token), ``entropy``,
-        ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
-        batch), ``peak`` (best rollout batch), ``drop`` (largest fall below the best so far), ``area`` (mean
-        height of the success curve), ``hours`` (wall-clock of training), ``batch_s`` and ``batch_cpu_s``
-        (wall-clock and processor seconds per rollout batch with its updates), ``mean/<metric>`` (over all
-        steps) of every logged metric and, where the manifest has it, ``peak_gib`` (memory). The same table is
-        summarised once: many tables and figures of a page ask for it.
+        Columns: the coordinates, ``mixed``, every test metric under its own name, what
+        `troll.analysis.data.reduction.summary_of` gives of its training, ``hours`` (wall-clock of training),
+        ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with its updates)
+        and, where the manifest has it, ``peak_gib`` (memory). The same table is summarised once: many tables
+        and figures of a page ask for it.
     """
     return _summaries(runs).copy()
-
-
-_MEASURED = ("step", "rollout_batch", "wall_s", "value")
-_SUMMARISED = ("kl_to_old", "kl_to_old_max", "entropy", "response_length", "success", "time/cpu_s")
 
 
 @once
@@ -183,73 +161,17 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     for chosen in (runs["source"] == "test", memory):
         for run, metric, value in runs.loc[chosen, ["run_id", "metric", "value"]].itertuples(index=False):
             records[run][metric] = value
-    train = runs.loc[runs["source"] == "train", ["run_id", "metric", *_MEASURED]].sort_values("step")
-    spans = train.groupby("run_id", observed=True).agg(
-        first_step=("step", "min"),
-        last_step=("step", "max"),
-        wall_s=("wall_s", "max"),
-        batches=("rollout_batch", "nunique"),
-    )
-    wholes: dict[Any, dict[Any, Any]] = spans.to_dict("index")
-    means: dict[Any, dict[str, float]] = {}
-    found = train.groupby(["run_id", "metric"], observed=True)["value"].mean()
-    for run, metric, value in found.reset_index().itertuples(index=False):
-        means.setdefault(run, {})[f"mean/{metric}"] = float(value)
-    needed = train[train["metric"].isin(_SUMMARISED)].astype({"run_id": str, "metric": str})
-    columns = [needed[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in _Curve._fields]
-    curves: dict[str, dict[str, _Curve]] = {}
-    places: dict[Any, Any] = needed.groupby(["run_id", "metric"]).indices
-    for (run, metric), rows in places.items():
-        curves.setdefault(run, {})[metric] = _Curve(*(column[rows] for column in columns))
-    for run, own in means.items():
-        records[run] |= _training_summary(wholes[run], own, curves.get(str(run), {}))
+    summaries = runs.loc[runs["source"] == SUMMARY, ["run_id", "metric", "value"]]
+    for run, metric, value in summaries.itertuples(index=False):
+        records[run][metric.removeprefix(f"{SUMMARY}/")] = value
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
+    if "batches" in table:
+        table["hours"] = table["train_s"] / 3600
+        table["batch_s"] = table["train_s"] / table["batches"]
+        if "cpu_s" in table:
+            table["batch_cpu_s"] = table["cpu_s"] / table["batches"]
     return table
-
-
-class _Curve(NamedTuple):
-    """One metric of a run, by step: arrays, of which thousands of means are taken faster than of columns."""
-
-    step: Array
-    rollout_batch: Array
-    value: Array
-
-    def mean(self, chosen: NDArray[np.bool_], otherwise: int) -> float:
-        """Over what is chosen, or of the row ``otherwise`` where nothing is; missing values are left out."""
-        values = self.value[chosen] if chosen.any() else self.value[[otherwise]]
-        there = values[~np.isnan(values)]
-        return float(there.sum() / len(there)) if len(there) else math.nan
-
-
-def _training_summary(
-    whole: Mapping[Any, Any], means: Mapping[str, float], series: Mapping[str, _Curve]
-) -> dict[str, float]:
-    last_step, span = int(whole["last_step"]), int(whole["last_step"] - whole["first_step"]) + 1
-    summary: dict[str, float] = {"steps": last_step, "hours": float(whole["wall_s"]) / 3600, **means}
-    for metric, name, share in (
-        ("kl_to_old", "kl", LATE_SHARE),
-        ("entropy", "entropy", FINAL_SHARE),
-        ("response_length", "response_length", FINAL_SHARE),
-        ("success", "final", FINAL_SHARE),
-    ):
-        if metric in series:
-            summary[name] = series[metric].mean(series[metric].step > last_step - share * span, -1)
-    if batches := int(whole["batches"]):
-        summary["batch_s"] = float(whole["wall_s"]) / batches
-        if "time/cpu_s" in series:
-            summary["batch_cpu_s"] = float(np.fmax.reduce(series["time/cpu_s"].value)) / batches
-    if "entropy" in series:
-        batch = series["entropy"].rollout_batch
-        summary["entropy_start"] = series["entropy"].mean(batch == np.fmin.reduce(batch), 0)
-    if "kl_to_old_max" in series:
-        summary["kl_max"] = float(np.fmax.reduce(series["kl_to_old_max"].value))
-    if "success" in series:
-        steps, _, values = series["success"]
-        summary["peak"] = float(np.fmax.reduce(values))
-        summary["drop"] = largest_drop(values)
-        summary["area"] = area_under_curve(steps, values)
-    return summary
 
 
 def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:

@@ -1,12 +1,17 @@
-"""The two tidy tables: their columns, and how they are written and read.
+"""The tidy tables: their columns, and how they are written and read.
 
-``runs`` has one row per run, metric and step, ``items`` one per run and test problem.
+In memory they are two: ``runs`` has one row per run, metric and rollout batch, ``items`` one per run and test
+problem. On disk the rows of both stand in one table, in ``results/<experiment>/tidy``: a single file, or one
+for each rule where finished runs are kept as they end. Rows are sorted and have no time of their own, so the
+same runs give the same bytes whoever writes them.
 """
 
 import gzip
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +26,14 @@ BASE = "base"
 
 GROUP = ("model", "task", "condition", "estimator", "trust_region")
 """What a line of a table stands for: all seeds of one method in one setting."""
-PROVENANCE = ("git_commit", "versions", "hardware")
-"""Columns that say what made a row: text, or JSON of the manifest's block; empty where it has none."""
+PROVENANCE = ("git_commit", "versions", "hardware", "settings")
+"""Columns that say what made a row: text, or JSON; empty where it is not known."""
+TIDY = "tidy"
+"""The directory of the tables in ``results/<experiment>``."""
+WHOLE = "all"
+"""The part that holds an experiment which is collected at once."""
+_PROBLEM = "problem"
+"""Source of the rows on disk that are items: ``value`` of ``n_items`` samples of ``metric`` passed."""
 
 # Categories, because a table of a million rows repeats a few hundred names.
 _STRING, _INTEGER, _FLOAT = "category", "Int64", "float64"
@@ -37,7 +48,9 @@ RUN_COLUMNS: Mapping[str, str] = {
     "value": _FLOAT,
     "n_items": _INTEGER,
     "source": _STRING,
-    **{f"digest_{name}": _STRING for name in DIGESTS},
+    "numerics": _INTEGER,
+    "key": _STRING,
+    **{f"digest_{name}": _STRING for name in (*DIGESTS, "log")},
     **dict.fromkeys(PROVENANCE, _STRING),
     "mixed": "bool",
 }
@@ -49,63 +62,82 @@ ITEM_COLUMNS: Mapping[str, str] = {
     "c": _INTEGER,
     "mixed": "bool",
 }
-_ARROW = {_STRING: pa.string(), _INTEGER: pa.int64(), _FLOAT: pa.float64(), "bool": pa.bool_()}
-_FORMER = {
-    "outside": "clip_fraction",
-    "setting/training/passes": "setting/training/num_iterations",
-}
-"""Metrics of tables that were written under other names, and what they are called now."""
-_FORMER_PREFIX = ("certificate/", "constraint_check/")
+_ON_DISK = {name: dtype for name, dtype in RUN_COLUMNS.items() if name != "mixed"}
+_ARROW = {_STRING: pa.string(), _INTEGER: pa.int64(), _FLOAT: pa.float64()}
+_SCHEMA = pa.schema([(name, _ARROW[dtype]) for name, dtype in _ON_DISK.items()])
 _CSV_DIGEST_LENGTH = 12
 
 
-def read_runs(path: Path) -> pd.DataFrame:
-    """Reads a table of metrics written by ``collect``; metrics under former names get their present ones."""
-    runs = _read_parquet(path, RUN_COLUMNS)
-    # Runs of an older version may stand beside others, so that two names become one.
-    runs["metric"] = runs["metric"].map(_present_name).astype("category")
-    return runs
+@dataclass(frozen=True)
+class Tidy:
+    """The two tables.
 
+    Attributes:
+        runs: columns ``RUN_COLUMNS``. ``rule`` is that of the trust region, whatever its name. ``source`` is
+            train, validation, test, manifest or summary. In rows of the base model ``seed`` is missing, and
+            ``rule``, ``estimator`` and ``condition`` are empty.
+        items: columns ``ITEM_COLUMNS``: ``c`` of ``n`` graded samples of problem ``task_id`` passed.
+    """
 
-def _present_name(metric: str) -> str:
-    old, new = _FORMER_PREFIX
-    return new + metric.removeprefix(old) if metric.startswith(old) else _FORMER.get(metric, metric)
+    runs: pd.DataFrame
+    items: pd.DataFrame
 
-
-def read_items(path: Path) -> pd.DataFrame:
-    """Reads a table of test problems written by ``collect``."""
-    return _read_parquet(path, ITEM_COLUMNS)
-
-
-def write_parquet(frame: pd.DataFrame, path: Path, columns: Mapping[str, str]) -> None:
-    """Writes a table atomically, with explicit types and without metadata that names library versions."""
-    schema = pa.schema([(name, _ARROW[dtype]) for name, dtype in columns.items()])
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
-    # Tracked by git, so small: names by dictionary, bytes of numbers apart by place, zstd at its strongest.
-    floats = [name for name, dtype in columns.items() if dtype == _FLOAT]
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            compression_level=19,
-            use_dictionary=[name for name in columns if name not in floats],
-            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-            store_schema=False,
-            write_page_checksum=True,
+    def of_runs(self, run_ids: Collection[str]) -> "Tidy":
+        """The rows of some runs."""
+        wanted = list(run_ids)
+        return Tidy(
+            *(frame[frame["run_id"].isin(wanted)].reset_index(drop=True) for frame in (self.runs, self.items))
         )
 
 
-def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
+def parts(directory: Path) -> dict[str, Path]:
+    """The files of an experiment's tables by the name of their part, sorted.
+
+    Args:
+        directory: results/<experiment>.
+    """
+    return {path.stem: path for path in sorted((directory / TIDY).glob("*.parquet"))}
+
+
+def part_path(directory: Path, part: str) -> Path:
+    """Where a part lies.
+
+    Args:
+        directory: results/<experiment>.
+        part: its name.
+    """
+    return directory / TIDY / f"{part}.parquet"
+
+
+def read_tidy(directory: Path) -> Tidy:
+    """The tables of an experiment.
+
+    Args:
+        directory: results/<experiment>.
+
+    Raises:
+        UserError: there are none, or a file is damaged.
+    """
+    found = parts(directory)
+    if not found:
+        if directory.is_file():
+            raise UserError(f"{directory}: is a file; name its directory, {directory.parent}")
+        raise UserError(f"{directory / TIDY}: no tables (*.parquet) there; collect the runs first")
+    return _from_disk(_sorted([read_part(path) for path in found.values()]))
+
+
+def read_part(path: Path) -> pd.DataFrame:
+    """One file of a tidy table as it is on disk.
+
+    Raises:
+        UserError: it is damaged, or not such a table.
+    """
     try:
-        names = [name for name in pq.read_schema(path).names if columns.get(name) == _STRING]
+        names = [name for name in pq.read_schema(path).names if _ON_DISK.get(name) == _STRING]
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=names) as file:
             table, rows = file.read(), file.metadata.num_rows
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except NotADirectoryError:
-        file = next(above for above in path.parents if above.exists())
-        raise UserError(f"{file}: is a file; name its directory, {file.parent}") from None
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (
@@ -119,21 +151,90 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> pd.DataFrame:
         ) from None
     if table.num_rows != rows:
         raise UserError(f"{path}: damaged ({table.num_rows} rows of {rows}); collect the runs again")
-    others = set(table.column_names)
-    if columns.keys() - others == {"rule"} and others < columns.keys():
-        table = table.append_column("rule", table["trust_region"])  # written before rules were recorded
-    missing = [name for name in columns if name not in table.column_names]
+    missing = [name for name in _ON_DISK if name not in table.column_names]
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; collect the runs again")
     try:
-        frame: pd.DataFrame = table.select(list(columns)).to_pandas()
+        frame: pd.DataFrame = table.select(list(_ON_DISK)).to_pandas()
         for name, values in frame.items():
             if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
                 frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-        return frame.astype(dict(columns))
+        return frame.astype(dict(_ON_DISK))
     except (pa.ArrowException, TypeError, ValueError, IndexError) as error:
         what = " ".join(str(error).split())
         raise UserError(f"{path}: damaged ({what}); collect the runs again") from None
+
+
+def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
+    """Writes one file atomically, its rows sorted, without metadata that names library versions.
+
+    Args:
+        path: of the part.
+        frames: rows as `on_disk` or `read_part` gives them.
+    """
+    table = pa.Table.from_pandas(_sorted(frames), schema=_SCHEMA, preserve_index=False)
+    # Tracked by git, so small: names by dictionary, bytes of numbers apart by place, zstd at its strongest.
+    floats = [name for name, dtype in _ON_DISK.items() if dtype == _FLOAT]
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            table.replace_schema_metadata(None),
+            temporary,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=[name for name in _ON_DISK if name not in floats],
+            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+            store_schema=False,
+            write_page_checksum=True,
+        )
+
+
+def on_disk(tidy: Tidy) -> pd.DataFrame:
+    """The rows of both tables as one frame, as files hold them."""
+    constants = [name for name in _ON_DISK if name in (*_COORDINATE_TYPES, "rule")]
+    items = tidy.items[constants].assign(
+        metric=tidy.items["task_id"],
+        value=tidy.items["c"].astype(float),
+        n_items=tidy.items["n"],
+        source=_PROBLEM,
+    )
+    per_run = ["run_id", *(name for name in _ON_DISK if name not in (*items.columns, *_OF_ROWS))]
+    runs = tidy.runs[per_run].drop_duplicates("run_id")
+    items = items.merge(runs, on="run_id", how="left")
+    for name in _OF_ROWS:
+        if name not in items:
+            items[name] = np.nan if _ON_DISK[name] == _FLOAT else pd.NA
+    return concatenated([tidy.runs[list(_ON_DISK)], _typed(items)], _ON_DISK)
+
+
+_OF_ROWS = ("step", "rollout_batch", "wall_s", "metric", "value", "n_items", "source")
+"""Columns that differ within a run."""
+
+
+def _from_disk(frame: pd.DataFrame) -> Tidy:
+    problems = (frame["source"] == _PROBLEM).to_numpy()
+    runs = _tidied(frame[~problems]).assign(mixed=False)
+    items = _tidied(frame[problems]).rename(columns={"metric": "task_id", "n_items": "n"})
+    items = items.assign(c=items["value"].astype("Int64"), mixed=False)
+    return Tidy(runs[list(RUN_COLUMNS)], items[list(ITEM_COLUMNS)])
+
+
+def _tidied(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a plain index, and no names that none of them has."""
+    frame = frame.reset_index(drop=True)
+    for name, values in frame.items():
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            frame[name] = values.cat.remove_unused_categories()
+    return frame
+
+
+def _sorted(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """All rows in the order of tables: by run, and within a run by source, metric and step."""
+    frame = concatenated(frames, _ON_DISK)
+    return frame.sort_values([*COORDINATES, "source", "metric", "step"], kind="stable", ignore_index=True)
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[list(_ON_DISK)].astype(_ON_DISK)
 
 
 def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -150,9 +251,8 @@ def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Writes a table as CSV, digests cut short; compressed when the name ends in ``.gz``."""
     short = frame.copy()
-    for name in DIGESTS:
-        digests = short[f"digest_{name}"]
-        short[f"digest_{name}"] = digests.astype(str).str[:_CSV_DIGEST_LENGTH]
+    for name in ("key", *(f"digest_{name}" for name in (*DIGESTS, "log"))):
+        short[name] = short[name].astype(str).str[:_CSV_DIGEST_LENGTH]
     text = short.to_csv(index=False, lineterminator="\n").encode()
     with atomic_path(path) as temporary:
         temporary.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

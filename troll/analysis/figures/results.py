@@ -43,16 +43,16 @@ SUCCESS = Quantity("success", "training success (%)", "share")
 LEARNING = (
     SUCCESS,
     Quantity("validation_success", "validation success (%)", "share"),
-    Quantity("kl_to_old", "KL to old policy (nats)", "log", by_batch="mean"),
-    Quantity("entropy", "entropy (nats)", by_batch="mean"),
+    Quantity("kl_to_old", "KL to old policy (nats)", "log"),
+    Quantity("entropy", "entropy (nats)"),
     Quantity("response_length", "response length (tokens)"),
 )
 PROJECTION = (
-    Quantity("clip_fraction", "tokens clipped or projected (%)", "share", by_batch="mean"),
-    Quantity("kl_to_old_max", "largest KL before (nats)", "log", by_batch="max", axis="kl", bound=True),
-    Quantity("kl_projected_max", "largest KL after (nats)", "log", by_batch="max", axis="kl", bound=True),
-    Quantity("step_size", "mean step β", by_batch="mean"),
-    Quantity("kept_mass", "mass left out", "log", by_batch="mean", complement=True),
+    Quantity("clip_fraction", "tokens clipped or projected (%)", "share"),
+    Quantity("kl_to_old_max", "largest KL before (nats)", "log", axis="kl", bound=True),
+    Quantity("kl_projected_max", "largest KL after (nats)", "log", axis="kl", bound=True),
+    Quantity("step_size", "mean step β"),
+    Quantity("kept_mass", "mass left out", "log", complement=True),
 )
 
 _MOST_COLUMNS, _MOST_BASES = 6, 5

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from troll.analysis.data.results import Results
+from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import (
     Cell,
     cells,
@@ -152,19 +153,17 @@ def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
         UserError: a run has another learning rate or setting.
     """
     numbers = {name: value for name, value in trial.settings.items() if isinstance(value, int | float)}
-    wanted = {"setting/training/learning_rate": trial.learning_rate} | {
-        f"setting/trust_region/settings/{name}": float(value) for name, value in numbers.items()
+    wanted = {"training/learning_rate": trial.learning_rate} | {
+        f"trust_region/settings/{name}": float(value) for name, value in numbers.items()
     }
-    there = runs[(runs["source"] == "manifest") & runs["metric"].isin(wanted)]
-    meant = there["metric"].astype(str).map(wanted).astype(float)
-    other = there[~np.isclose(there["value"], meant, rtol=1e-9, atol=0)]
-    if len(other):
-        name, value = str(other["metric"].iloc[0]), float(other["value"].iloc[0])
-        raise UserError(
-            f"{trial.name}: {task}: {name.rpartition('/')[2]} is {value:g} in the fresh run "
-            f"{other['run_id'].iloc[0]}, and {wanted[name]:g} in the best trial; "
-            "run the fresh seeds of the best trial first"
-        )
+    for (run_id,), settings in settings_by(runs, ["run_id"]):
+        for name, meant in wanted.items():
+            value = float(settings.get(name, meant))
+            if not np.isclose(value, meant, rtol=1e-9, atol=0):
+                raise UserError(
+                    f"{trial.name}: {task}: {name.rpartition('/')[2]} is {value:g} in the fresh run "
+                    f"{run_id}, and {meant:g} in the best trial; run the fresh seeds of the best trial first"
+                )
 
 
 def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
@@ -240,7 +239,7 @@ def _row(
 
 def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
     """Median over seeds of the rollout batches until training success reaches a target; infinite if never."""
-    batches = curve(rows, "success", by_batch="mean")
+    batches = curve(rows, "success")
     reached = [steps_to(np.arange(1, len(one) + 1), one.to_numpy(), target) for _, one in batches.items()]
     return (
         float(np.median([np.inf if np.isnan(value) else value for value in reached])) if reached else np.nan

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from troll.analysis.data.equal_sources import oldest_equal
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.protocol import TRIAL_STYLES, TRIALS, Candidate, Protocol, choose, explained
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
+from troll.common.numerics import changed_since
 
 HERE, RELEASED = "here", "released"
 
@@ -161,18 +161,21 @@ def _digests(runs: pd.DataFrame, name: str) -> set[str]:
 
 
 def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
-    """The tasks whose released runs come from source that is not known to give the same numbers."""
-    other = [
-        task
-        for task, pair in finals.items()
-        if len({oldest_equal(source) for one in pair for source in _digests(one.runs, "source")}) > 1
-    ]
+    """The tasks whose released runs would come out differently from the source here."""
+    other = [task for task, (released, own) in finals.items() if _outdated(released.runs, own.runs)]
     if not other:
         return []
     return [
-        f"The released runs of {listed(other)} were made from other source than those here: part of a "
+        f"The released runs of {listed(other)} were made with other numerics than those here: part of a "
         "difference may come from what has changed."
     ]
+
+
+def _outdated(released: pd.DataFrame, own: pd.DataFrame) -> bool:
+    """Whether some released run would come out differently with the numerics of the runs here."""
+    until = int(own["numerics"].max())
+    made = released[["rule", "numerics"]].drop_duplicates()
+    return any(changed_since(int(old), str(rule), until=until) for rule, old in made.itertuples(index=False))
 
 
 def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 
+from troll.analysis.data.reduction import SUMMARY
+from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, curve
 from troll.analysis.render.style import Look, empty
 
@@ -22,6 +24,7 @@ Share = Literal["none", "row", "col"]
 T = TypeVar("T")
 FLOOR = 1e-8
 """Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
+_TRAIN_S, _CPU_S = f"{SUMMARY}/train_s", f"{SUMMARY}/cpu_s"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,6 @@ class Quantity:
         metric: name in the tidy table.
         label: of the axis, with the unit.
         scale: "linear", "share" (0 to 1 shown in percent) or "log".
-        by_batch: "mean" or "max" over the optimiser steps of each rollout batch; None for every step.
         complement: show one minus the value (kept mass as the mass left out).
         axis: quantities of one axis share their limits.
         bound: draw the rule's own KL bound, where the run's settings have one.
@@ -41,7 +43,6 @@ class Quantity:
     metric: str
     label: str
     scale: str = "linear"
-    by_batch: str | None = None
     complement: bool = False
     axis: str = ""
     bound: bool = False
@@ -65,8 +66,8 @@ STEPS = Across()
 
 def rows_of(runs: pd.DataFrame, quantity: Quantity) -> pd.DataFrame:
     """The rows that a panel needs, each with its run's last update: ``last_step`` and ``last_s``."""
-    train = runs.loc[runs["source"] == "train"].groupby("run_id", observed=True)
-    last = train[["step", "wall_s"]].max().rename(columns={"step": "last_step", "wall_s": "last_s"})
+    ends = runs.loc[runs["metric"] == _TRAIN_S].set_index("run_id")
+    last = ends[["step", "value"]].rename(columns={"step": "last_step", "value": "last_s"})
     return runs[runs["metric"] == quantity.metric].join(last, on="run_id")
 
 
@@ -100,7 +101,7 @@ def panel(
     drawn = False
     for name in shown:
         mine = setting.method(name).of(rows)
-        table = _held(mine, curve(mine, quantity.metric, by_batch=quantity.by_batch))
+        table = _held(mine, curve(mine, quantity.metric))
         if quantity.complement:
             table = 1 - table
         if quantity.scale == "log":
@@ -170,12 +171,16 @@ def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
         return None
     clock = rows.set_index(["run_id", "step"])["value"].rename("clock")
     timed = runs.join(clock, on=["run_id", "step"])
-    return timed.assign(wall_s=timed.pop("clock"))
+    timed = timed.assign(wall_s=timed.pop("clock"))
+    spent = timed[timed["metric"] == _CPU_S].set_index("run_id")["value"]
+    ends = timed["metric"] == _TRAIN_S
+    timed.loc[ends, "value"] = timed.loc[ends, "run_id"].map(spent).astype(float)
+    return timed
 
 
 def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
     """Time in the largest unit in which the longest run takes at least two."""
-    longest = float(runs.loc[runs["source"] == "train", "wall_s"].max())
+    longest = float(runs.loc[runs["metric"] == _TRAIN_S, "value"].max())
     for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
             return Across(f"{clock} {name}", seconds)
@@ -185,8 +190,9 @@ def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
 def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], look: Look) -> None:
     """A dotted line at the KL bound of every method that has one in its settings."""
     for name in shown:
-        rows = setting.method(name).of(runs[runs["source"] == "manifest"])
-        for value in sorted(set(rows.loc[rows["metric"].str.endswith("/kl_bound"), "value"])):
+        recorded = settings_by(setting.method(name).of(runs), ["run_id"])
+        bound = {float(settings.get("trust_region/settings/kl_bound", "nan")) for _, settings in recorded}
+        for value in sorted(value for value in bound if value == value):
             axes.axhline(value, color=look.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
 
 

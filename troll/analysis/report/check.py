@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import PLAN, Results, read_results
+from troll.analysis.data.tidy import TIDY, parts
 from troll.analysis.registry import entries
 from troll.analysis.report.make import make_figure, make_table
 from troll.common.errors import UserError
@@ -38,7 +39,7 @@ def check_results(
     Files have to be the same: see `same`.
 
     Args:
-        directory: results/<experiment>, with ``runs.parquet``, ``items.parquet``, ``tables/``, ``figures/``.
+        directory: results/<experiment>, with ``tidy/``, ``tables/``, ``figures/``.
         results: where they are known otherwise than from the directory.
         claims: the files that ``claims.md`` and ``claims.json`` were judged by; those are compared too.
         write: put what differs in its place, in one step when everything could be made.
@@ -82,7 +83,7 @@ def check_results(
             return different
     if different:
         raise UserError(
-            f"{_names(different, directory)}: not what {directory / 'runs.parquet'} gives; "
+            f"{_names(different, directory)}: not what the tables in {directory / TIDY} give; "
             f"`troll check-results {directory} --write` makes them again"
         )
     return tracked
@@ -116,7 +117,7 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
         judged = judge(read_claims(claims), results.runs, results.items, results.looks)
-        inputs = [directory / "runs.parquet", directory / "items.parquet", *claims]
+        inputs = [*parts(directory).values(), *claims]
         write_claims(judged, results.runs, inputs, target)
         return True
     if stem.parent.name == "tables":

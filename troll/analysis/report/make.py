@@ -1,6 +1,8 @@
 """Makes the tables and figures of the registry: each entry's function with the results that it asks for."""
 
 import inspect
+import json
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +13,7 @@ import pandas as pd
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.registry import Entry, Kind, entries
-from troll.analysis.render.formats import write_table
+from troll.analysis.render.formats import listed, write_table
 from troll.analysis.render.style import write_figure
 from troll.analysis.render.substitutes import mark_rehearsal, mark_substitutes
 from troll.common.errors import UserError, unknown
@@ -48,17 +50,26 @@ def table(name: str, results: Results) -> pd.DataFrame:
         UserError: there is no table of this name.
     """
     frame: pd.DataFrame = make(_known("table", name), results)
-    frame.attrs["notes"] = [*frame.attrs.get("notes", []), *_restored_note(results)]
+    frame.attrs["notes"] = [*frame.attrs.get("notes", []), *_places_note(results)]
     return mark_rehearsal(mark_substitutes(frame, results.substitutes), results.rehearsal)
 
 
-def _restored_note(results: Results) -> list[str]:
-    """How many runs were made here and how many elsewhere, where a table has both."""
-    runs = results.runs.loc[results.runs["trust_region"] != BASE, "run_id"].unique()
-    restored = len({*runs} & {*results.restored})
-    if not restored or restored == len(runs):
+def _places_note(results: Results) -> list[str]:
+    """On which processors and with which libraries the runs were made, where a table has several."""
+    runs = results.runs.loc[results.runs["trust_region"] != BASE].drop_duplicates(["experiment", "run_id"])
+    versions = runs["digest_environment"].astype(str)
+    places = Counter(zip(map(_processor, runs["hardware"]), versions, strict=True))
+    if len(places) < 2:
         return []
-    return [f"{restored} of {len(runs)} runs were restored from the archive, the others were made here."]
+    said = [f"{count} on {name} with versions {digest[:7]}" for (name, digest), count in places.items()]
+    return [f"The runs were made in {len(places)} places: {listed(said)}."]
+
+
+def _processor(hardware: str) -> str:
+    """The processor of a run, and the instructions it used, as its manifest says."""
+    known = json.loads(hardware) if hardware else {}
+    names = (known.get("processor"), known.get("capability"))
+    return " ".join(filter(None, names)) or "an unknown processor"
 
 
 def _known(kind: Kind, name: str) -> Entry:

@@ -171,14 +171,10 @@ def provenance(runs: pd.DataFrame) -> list[str]:
 def _made(rows: pd.DataFrame) -> str:
     made = made_from_commits(rows)
     parts = []
-    for _, own in made.groupby(["git_commit", "known"]):
-        one = own.iloc[0]
-        commit = str(one["git_commit"])
-        text = f"{len(own)} at commit `{commit[:7]}`" if commit else f"{len(own)} at no known commit"
-        if one["changed"]:
-            outside = ", none of them to what runs are made from" if one["known"] else ""
-            text += f" (with changes that were not committed{outside})"
-        parts.append(text)
+    for commit, own in made.groupby("git_commit"):
+        text = f"{len(own)} at commit `{str(commit)[:7]}`" if commit else f"{len(own)} at no known commit"
+        changed = " (with changes that were not committed)" if own["changed"].iloc[0] else ""
+        parts.append(text + changed)
     return f"{_count(len(made), 'run')}: {listed(parts)}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import (
     BASELINE,
     Cell,
@@ -116,9 +117,8 @@ def kinds_of(runs: pd.DataFrame) -> dict[str, str]:
 
 def _model_setting(runs: pd.DataFrame, name: str) -> dict[str, float]:
     """A number that runs record of their model, by model."""
-    rows = runs[(runs["source"] == "manifest") & (runs["metric"] == f"setting/model/{name}")]
-    rows = rows[rows["value"].notna()].drop_duplicates("model")
-    return {str(model): float(value) for model, value in zip(rows["model"], rows["value"], strict=True)}
+    recorded = {model: settings.get(f"model/{name}") for (model,), settings in settings_by(runs, ["model"])}
+    return {str(model): float(value) for model, value in recorded.items() if isinstance(value, int | float)}
 
 
 def _with_all(names: dict[str, None]) -> list[str]:

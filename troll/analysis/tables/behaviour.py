@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from troll.analysis.data.reduction import FINAL_SHARE
 from troll.analysis.data.summaries import (
     BASELINE,
-    FINAL_SHARE,
     Cell,
     cells,
     curve,

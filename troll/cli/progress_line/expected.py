@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from statistics import mean, median
 
+from troll.analysis.data.archive import made
 from troll.cli.plan import earlier_runs, estimate
 from troll.experiment.experiment import Experiment
 from troll.experiment.looks import with_further_seeds
 
 _MEASURED = ("base_model", "sample", "grade")
 _MOST_FILES = 50
-_PLACES = ("runs", "restored/runs")
 
 
 def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
@@ -25,10 +25,11 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
     """
     found = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
     experiment = with_further_seeds(experiment, root)
+    held = made(experiment, root)
     missing = [
         run
         for run in experiment.runs()
-        if not any((root / place / run.run_id / "manifest.json").exists() for place in _PLACES)
+        if run.run_id not in held and not (root / "runs" / run.run_id / "manifest.json").exists()
     ]
     seen = list(earlier_runs(root.parent)) if missing else []
     times = [estimate(experiment, run, experiment.training_of(run), seen) for run in missing]

@@ -216,9 +216,10 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
     """The tables of published numbers show runs whose partner has not been run."""
     import pandas as pd
 
+    from troll.analysis.data.tidy import parts
     from troll.analysis.tables.published import SECTIONS
 
-    if not experiment.published or not (root / "runs.parquet").exists():
+    if not experiment.published or not parts(root):
         return []
     failures, lone = [], 0
     for name, section in SECTIONS.items():

@@ -1,0 +1,46 @@
+"""The settings that a run recorded: a column of the tidy table that holds JSON."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+
+
+@lru_cache(maxsize=4096)
+def flat_settings(text: str) -> Mapping[str, Any]:
+    """Settings by their path, as in ``training/learning_rate``; lists as their JSON, which can be hashed.
+
+    Args:
+        text: JSON of nested objects; empty for a row that records none.
+    """
+    return dict(_flat(json.loads(text), "")) if text else {}
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", json.dumps(inner) if isinstance(inner, list) else inner
+
+
+def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """The settings of the first run of each kind.
+
+    Args:
+        runs: the tidy table.
+        names: columns that say what a kind is.
+
+    Yields:
+        The values of the columns, and the settings by their path; runs that record none are left out.
+    """
+    table = runs.loc[runs["settings"] != "", [*names, "settings"]].drop_duplicates(names)
+    for *key, text in table.itertuples(index=False):
+        yield tuple(key), flat_settings(str(text))
+
+
+def differing(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """The settings that both record and that differ, sorted; a version that records more is no difference."""
+    return sorted(name for name in here.keys() & there.keys() if here[name] != there[name])

@@ -1,0 +1,80 @@
+"""What makes a run the run that was planned: a digest of its configuration and of how it is evaluated."""
+
+import json
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any
+
+from troll.common.digests import digest_of_json
+from troll.experiment.experiment import BASE, Experiment, Run, resolve, resolve_base
+from troll.experiment.settings import Suite
+
+
+def key_of(config: Any, evaluation: Any) -> str:
+    """The digest of what defines a run and its grades.
+
+    Args:
+        config: of the run or base model, as ``run.yaml`` or the base model's manifest has it.
+        evaluation: what the grades depend on besides the model and the problems, as JSON has it.
+    """
+    return digest_of_json(json.loads(json.dumps([config, evaluation])))  # lists for tuples, as after a file
+
+
+def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) -> dict[str, int]:
+    """The largest value of a training setting by place: of a run its own, of a base model that of its runs.
+
+    Args:
+        experiment: the experiment.
+        runs: of it.
+        setting: a whole number of `troll.experiment.settings.Training`.
+    """
+    found: dict[str, int] = {}
+    for run in runs:
+        value = getattr(experiment.training_of(run), setting)
+        for place in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
+            found[place] = max(value, found.get(place, 0))
+    return found
+
+
+def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) -> dict[str, Suite]:
+    """Further data sets that the models of a task are evaluated on.
+
+    Args:
+        experiment: the experiment.
+        task: of it.
+        skipped: data sets that this machine cannot judge.
+    """
+    suites = experiment.tasks[task].evaluate_on
+    return {name: suite for name, suite in suites.items() if name not in skipped}
+
+
+def planned_keys(
+    experiment: Experiment, runs: Iterable[Run], skipped: Collection[str] = ()
+) -> dict[str, str]:
+    """The keys of runs, and of the base models that they start from, by run id.
+
+    Args:
+        experiment: the experiment.
+        runs: of it.
+        skipped: tasks and data sets that this machine cannot judge.
+    """
+    every = list(runs)
+    tokens = largest_values(experiment, every, "max_response_tokens")
+    shared = experiment.evaluation.model_dump()
+
+    @cache
+    def evaluation(task: str, max_tokens: int) -> dict[str, Any]:
+        suites = {name: suite.model_dump() for name, suite in suites_of(experiment, task, skipped).items()}
+        return {**shared, "max_tokens": max_tokens, "suites": suites}
+
+    keys = {
+        run.run_id: key_of(
+            resolve(experiment, run).model_dump(), evaluation(run.task, tokens[f"runs/{run.run_id}"])
+        )
+        for run in every
+    }
+    for model, task in dict.fromkeys((run.model, run.task) for run in every):
+        place = f"{BASE}/{model}/{task}"
+        config = resolve_base(experiment, model, task).model_dump()
+        keys[place] = key_of(config, evaluation(task, tokens[place]))
+    return keys
