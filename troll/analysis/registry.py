@@ -2,7 +2,7 @@
 
 An entry names a function of the tidy tables. Its parameters say what it wants, by name: ``runs`` and
 ``items`` (the tidy tables), ``expected`` and ``skipped`` (the plan), ``task`` (of an entry made for each
-task), or the name of a table, which is then made first. The caption is ``captions/<name>_<kind>.rst``.
+task), or the name of a table, which is then made first. The caption is ``<name>_<kind>`` of captions.rst.
 Nothing heavy is imported here, because the workflow reads it whenever it starts.
 """
 
@@ -43,8 +43,8 @@ class Entry:
 
     @property
     def caption(self) -> str:
-        """File name of its caption."""
-        return f"{self.name}_{self.kind}.rst"
+        """The name of its caption."""
+        return f"{self.name}_{self.kind}"
 
 
 def _table(name: str, title: str, function: str, when: When = "always") -> Entry:

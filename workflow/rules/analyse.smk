@@ -42,7 +42,7 @@ for _entry in entries_of("table", EXPERIMENT, RUNS):
         output:
             report(
                 f"{ROOT}/tables/{_entry.name}.csv",
-                caption=CAPTIONS / _entry.caption,
+                caption=CAPTIONS / f"{_entry.caption}.rst",
                 category="Tables",
                 labels={"table": _entry.title},
             ),
@@ -74,7 +74,7 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
         output:
             report(
                 f"{ROOT}/figures/{_stem}.png",
-                caption=CAPTIONS / _entry.caption,
+                caption=CAPTIONS / f"{_entry.caption}.rst",
                 category="Figures",
                 labels=(
                     {"figure": _entry.title, "task": "{task}"}

@@ -10,7 +10,7 @@ from shlex import quote
 
 from snakemake.utils import update_config
 
-from troll.analysis.captions import CAPTIONS
+from troll.analysis.captions import write_captions
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.registry import stems
 from troll.common.digests import sha256_of_file
@@ -79,6 +79,7 @@ except UserError as error:
     sys.exit(1)
 
 ROOT = f"results/{EXPERIMENT.experiment}"
+CAPTIONS = write_captions(Path(".snakemake/captions"))
 _closed = unwritable(Path(ROOT))
 if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
     print(

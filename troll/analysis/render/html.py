@@ -94,19 +94,6 @@ def bullets(markdown: Sequence[str]) -> str:
     return f"<ul>\n{points}</ul>\n"
 
 
-def caption(path: Path) -> str:
-    """The text of a caption in reStructuredText that has nothing but paragraphs and literals.
-
-    Raises:
-        UserError: the file is missing.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    return text.strip()
-
-
 def paragraphs(text: str) -> str:
     """Plain text as HTML paragraphs; ``code`` and **strong** are understood."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]

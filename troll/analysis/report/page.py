@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from troll.analysis.captions import CAPTIONS
+from troll.analysis.captions import caption
 from troll.analysis.claims import ledger
 from troll.analysis.claims.verdicts import Judged
 from troll.analysis.data.provenance import DIGESTS
@@ -17,7 +17,7 @@ from troll.analysis.data.summaries import planned_seeds, require_one
 from troll.analysis.data.tidy import BASE, PROVENANCE
 from troll.analysis.registry import Entry, Kind, entries, stems
 from troll.analysis.render.formats import to_html
-from troll.analysis.render.html import Section, bullets, caption, figure_section, paragraphs, write_page
+from troll.analysis.render.html import Section, bullets, figure_section, paragraphs, write_page
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
 from troll.analysis.tables.audit import audit_sections, title_of
@@ -32,7 +32,6 @@ def make_page(
     *,
     commands: Sequence[str] = (),
     replication: Sequence[str] = (),
-    captions: Path = CAPTIONS,
 ) -> None:
     """Writes the report of one experiment.
 
@@ -47,7 +46,6 @@ def make_page(
         out: the page.
         commands: shell lines that made the results.
         replication: whether they replicate a release, in lines; the first of the page.
-        captions: directory of the captions.
 
     Raises:
         UserError: a caption is missing, or the tables hold more than one experiment.
@@ -56,13 +54,13 @@ def make_page(
     name = str(results.runs["experiment"].iloc[0])
     sections = [
         _verdicts(results, judged, replication),
-        _chapter("Tables", _tables(results, captions)),
-        _chapter("Figures", _figures(results, directory / "figures", captions)),
+        _chapter("Tables", _tables(results)),
+        _chapter("Figures", _figures(results, directory / "figures")),
         _chapter("Cost", _written(directory / "cost")),
-        _chapter("Public data", _public_data(directory, captions)),
-        _published(results, directory / "figures", captions),
-        Section("Methods", paragraphs(caption(captions / "methods.rst"))),
-        Section("Deviations", paragraphs(caption(captions / "deviations.rst"))),
+        _chapter("Public data", _public_data(directory)),
+        _published(results, directory / "figures"),
+        Section("Methods", paragraphs(caption("methods"))),
+        Section("Deviations", paragraphs(caption("deviations"))),
         provenance(results.runs, commands),
     ]
     sections = [section for section in sections if section.body]
@@ -107,34 +105,34 @@ def _list(runs: pd.DataFrame, name: str) -> str:
     return html.escape(", ".join(map(str, sorted(set(runs[name].dropna())))))
 
 
-def _tables(results: Results, captions: Path) -> Iterator[Section]:
+def _tables(results: Results) -> Iterator[Section]:
     for name, entry in entries("table").items():
         if entry.when != "published" and len(frame := table(name, results)):
-            yield Section(entry.title, to_html(frame) + _folded(captions / entry.caption))
+            yield Section(entry.title, to_html(frame) + _folded(entry.caption))
 
 
-def _folded(path: Path) -> str:
-    return f"<details><summary>How to read this</summary>\n{paragraphs(caption(path))}</details>\n"
+def _folded(name: str) -> str:
+    return f"<details><summary>How to read this</summary>\n{paragraphs(caption(name))}</details>\n"
 
 
-def _figures(results: Results, directory: Path, captions: Path) -> Iterator[Section]:
+def _figures(results: Results, directory: Path) -> Iterator[Section]:
     tasks = sorted({str(name) for name in results.runs["task"]})
     for entry in entries("figure").values():
         for stem in stems([entry], tasks) if entry.when != "published" else ():
             image, task = directory / f"{stem}.png", stem.removeprefix(f"{entry.name}_")
             if image.exists():
                 title = f"{entry.title}: {task}" if entry.per_task else entry.title
-                yield figure_section(title, image, caption(captions / entry.caption))
+                yield figure_section(title, image, caption(entry.caption))
 
 
-def _public_data(directory: Path, captions: Path) -> Iterator[Section]:
+def _public_data(directory: Path) -> Iterator[Section]:
     """Benchmarks and the graders' audit, where the experiment made them."""
     for part in _written(directory / "public"):
-        yield Section(part.title, part.body + _folded(captions / f"{part.title.lower()}_table.rst"))
+        yield Section(part.title, part.body + _folded(f"{part.title.lower()}_table"))
     audit = directory / "audit/audit.json"
     if audit.exists():
         result = read_json(audit)
-        yield Section(title_of(result), _folded(captions / "audit_table.rst"))
+        yield Section(title_of(result), _folded("audit_table"))
         yield from audit_sections(result)
 
 
@@ -166,13 +164,13 @@ def markdown_table(text: str) -> str:
     return f'<div class="scroll">\n{table}\n</div>\n{notes}'
 
 
-def _published(results: Results, figures: Path, captions: Path) -> Section:
+def _published(results: Results, figures: Path) -> Section:
     """The paper's tables and figures: folded away where this experiment has none of the runs."""
     parts = []
     for name, entry in _published_entries("table"):
         frame = table(name, results)
         ran = int((frame["status"] == "run").sum())
-        body = paragraphs(caption(captions / entry.caption)) + to_html(frame)
+        body = paragraphs(caption(entry.caption)) + to_html(frame)
         heading = f"{html.escape(entry.title)} ({ran} of {len(frame)} run here)"
         opened = " open" if ran else ""
         parts.append(f"<details{opened}><summary>{heading}</summary>\n{body}</details>\n")
@@ -180,7 +178,7 @@ def _published(results: Results, figures: Path, captions: Path) -> Section:
     for name, entry in _published_entries("figure"):
         image = figures / f"{name}.png"
         if image.exists():
-            drawn += figure_section(entry.title, image, caption(captions / entry.caption)).body
+            drawn += figure_section(entry.title, image, caption(entry.caption)).body
     if drawn:
         parts.append(f"<details><summary>the paper's figures</summary>\n{drawn}</details>\n")
     return Section("The paper's tables", "".join(parts))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from troll.analysis.captions import CAPTIONS
+from troll.analysis.captions import caption
 from troll.analysis.data.results import PLAN, Results, read_results, read_tables
 from troll.analysis.data.tidy import BASE
 from troll.analysis.figures.forest import forest_figure
 from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
-from troll.analysis.render.html import caption, paragraphs
+from troll.analysis.render.html import paragraphs
 from troll.analysis.site.experiment import Page, experiment_pages, parts_of
 from troll.analysis.site.figures import Figures
 from troll.analysis.site.links import Links, relative
@@ -225,7 +225,7 @@ class _Site:
             family = [name for name, results in self._known.items() if not results.claims]
             tables = read_tables([self._root / "results" / name for name in family])
             found = self._figures.drawn(_FOREST, "forest", lambda: forest_figure(*tables))
-            shown = paragraphs(caption(CAPTIONS / "forest_figure.rst"))
+            shown = paragraphs(caption("forest_figure"))
             text += [figure(relative(path, found), "Differences from PPO-clip", shown), ""]
         return Page(path, "Statistics", "\n".join(text) + self._parts(path, "statistics", _STATISTICS))
 

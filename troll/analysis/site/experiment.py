@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from troll.analysis.captions import CAPTIONS
+from troll.analysis.captions import caption, captions
 from troll.analysis.data.results import Results
 from troll.analysis.registry import Entry, Kind, entries, stems
-from troll.analysis.render.html import caption, paragraphs
+from troll.analysis.render.html import paragraphs
 from troll.analysis.report.page import provenance, size
 from troll.analysis.site.figures import Figures
 from troll.analysis.site.links import Links, relative
@@ -67,8 +67,8 @@ class _Writer:
             ("Figures", self._drawn(results)),
             ("Tables", self._tables()),
             *self._others(),
-            ("Methods", [paragraphs(caption(CAPTIONS / "methods.rst"))]),
-            ("Deviations", [paragraphs(caption(CAPTIONS / "deviations.rst"))]),
+            ("Methods", [paragraphs(caption("methods"))]),
+            ("Deviations", [paragraphs(caption("deviations"))]),
             ("Provenance", [provenance(results.runs, ()).body]),
         ]
         text = [f"# Trust regions on {self.name}", f"<p>{size(results)}</p>"]
@@ -165,8 +165,7 @@ class _Writer:
     def _beside(self, path: PurePosixPath) -> str:
         """The figure of the same name and the captions, where there are any."""
         kinds: tuple[Kind, ...] = ("figure", "table")
-        texts = {kind: CAPTIONS / f"{path.stem}_{kind}.rst" for kind in kinds}
-        shown = {kind: paragraphs(caption(file)) if file.exists() else "" for kind, file in texts.items()}
+        shown = {kind: paragraphs(captions().get(f"{path.stem}_{kind}", "")) for kind in kinds}
         folded = _folded("How to read this", shown["table"]) if shown["table"] else ""
         png = str(path.with_suffix(".png"))
         if png not in self._links.tracked:
@@ -194,7 +193,7 @@ def _markdown_below(directory: str, tracked: frozenset[str]) -> Sequence[str]:
 
 
 def _caption(entry: Entry) -> str:
-    return paragraphs(caption(CAPTIONS / entry.caption))
+    return paragraphs(caption(entry.caption))
 
 
 def _folded(title: str, body: str) -> str:

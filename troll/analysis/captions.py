@@ -1,0 +1,47 @@
+"""What readers are told beside each table and figure, in reStructuredText of paragraphs and literals only."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from troll.common.errors import UserError
+from troll.common.files import write_text
+
+_FILE = "captions.rst"
+_LABEL = re.compile(r"^\.\. _(\w+):$", re.MULTILINE)
+
+
+@cache
+def captions() -> Mapping[str, str]:
+    """All texts, by the label before each: ``<name>_table``, ``<name>_figure`` and the page's own."""
+    _, *parts = _LABEL.split(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
+    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def caption(name: str) -> str:
+    """One text.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name not in captions():
+        raise UserError(f"{_FILE}: has no text {name}; add one below a line `.. _{name}:`")
+    return captions()[name]
+
+
+def write_captions(directory: Path) -> Path:
+    """Writes each text to a file of its own, ``<name>.rst``, as Snakemake's report wants them.
+
+    Args:
+        directory: gets the files; those that are right already are left alone.
+
+    Returns:
+        The directory.
+    """
+    for name, text in captions().items():
+        path = directory / f"{name}.rst"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+    return directory
