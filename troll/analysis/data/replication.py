@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from troll.analysis.data.reproduction import released
+from troll.analysis.data.reproduction import compare_runs, equality, released
 from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.summaries import BASELINE, Cell, cell_order
 from troll.analysis.data.tidy import BASE, GROUP, read_tidy
@@ -150,7 +150,10 @@ def replication_of(results: Path) -> list[str]:
         No line where git has no release, or where these are the released runs.
     """
     try:
-        ours, theirs = read_tidy(results).runs, released(results).runs
+        ours, theirs = read_tidy(results), released(results)
     except UserError:
         return []
-    return [] if ours.equals(theirs) else describe_replication(predictions(ours, theirs))
+    if ours.runs.equals(theirs.runs):
+        return []
+    predicted = describe_replication(predictions(ours.runs, theirs.runs))
+    return [*equality(compare_runs(ours, theirs)), *predicted]

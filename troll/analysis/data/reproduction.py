@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from troll.analysis.data.settings import differing, settings_by
-from troll.analysis.data.tidy import TIDY, Tidy, read_tidy
+from troll.analysis.data.tidy import BASE, TIDY, Tidy, read_tidy
 from troll.common.errors import UserError
 
 _MEASURED = ("train", "validation", "test")
@@ -117,6 +117,21 @@ def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
     logged = (frame[frame["source"] != "test"] for frame in (here, there))
     names = [frame.groupby("run_id", observed=True)["metric"].agg(frozenset) for frame in logged]
     return {str(run_id) for run_id, own in names[0].items() if names[1].get(run_id) == own}
+
+
+def equality(compared: pd.DataFrame) -> list[str]:
+    """How many trained runs are those of the reference to the last bit; no line where none can be compared.
+
+    Args:
+        compared: the result of `compare_runs`.
+    """
+    if compared.empty:
+        return []
+    trained = compared[(compared["trust_region"] != BASE) & (compared["settings"].map(len) == 0)]
+    if trained.empty:
+        return []
+    equal = int((trained["different"] == 0).sum())
+    return [f"{equal} of {len(trained)} runs equal the release to the last bit"]
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
