@@ -162,9 +162,10 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
             been written then.
     """
     from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import read_tidy
     from troll.analysis.leaderboard.board import board_table
     from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
-    from troll.analysis.leaderboard.inputs import check_fresh, check_named_once, tried_in
+    from troll.analysis.leaderboard.inputs import check_fresh, check_named_once, trial_runs, tried_in
     from troll.analysis.leaderboard.levels import levels_table
     from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores
     from troll.analysis.render.formats import write_table
@@ -177,7 +178,8 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     scores = trial_scores(runs, known)
     finals = {path: read_results(path) for path in final}
     check_fresh(finals, whole)
-    table = board_table([*finals.values()], scores, choose(scores, known), known, missing)
+    begun = trial_runs(read_tidy(trials).runs, whole)
+    table = board_table([*finals.values()], scores, choose(scores, known), known, missing, begun)
     levels = levels_table([*finals.values()], known)
     tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
     figures = {

@@ -53,6 +53,7 @@ def board_table(
     best: Mapping[tuple[str, str], Trial],
     protocol: Protocol,
     missing: Sequence[str] = (),
+    begun: Mapping[str, int] | None = None,
 ) -> pd.DataFrame:
     """One row per task and rule, best first.
 
@@ -61,7 +62,8 @@ def board_table(
         trials: `troll.analysis.leaderboard.protocol.trial_scores`.
         best: the trial that each rule went on with, by task and name.
         protocol: of the leaderboard.
-        missing: further rules of the protocol, of which there are no runs yet; a note names them.
+        missing: further rules of the protocol, of which there are no results yet; a note names them.
+        begun: runs of their trials that have ended, by rule; nobody has looked at those.
 
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
@@ -103,7 +105,10 @@ def board_table(
     there = set(frame["trust_region"])
     edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
     frame.attrs["notes"] = _notes(
-        protocol, frame["task"].nunique(), missing, _tuned_alone(best, frame), edges
+        protocol,
+        frame["task"].nunique(),
+        _not_on_the_board(protocol, missing, begun or {}, best, frame),
+        edges,
     )
     early = {name: share for name, share in chosen_early(trials).items() if name in there}
     if early:
@@ -293,11 +298,27 @@ def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{listed(names)} on {listed(own)}" for own, names in groups.items()]
 
 
-def _notes(
-    protocol: Protocol, tasks: int, missing: Sequence[str], tuned: Sequence[str], edges: Sequence[str]
+def _not_on_the_board(
+    protocol: Protocol,
+    missing: Sequence[str],
+    begun: Mapping[str, int],
+    best: Mapping[tuple[str, str], Trial],
+    board: pd.DataFrame,
 ) -> list[str]:
-    left = [f"Tuned, and not yet run on fresh seeds: {', '.join(tuned)}."] if tuned else []
-    left += [f"No runs yet: {', '.join(missing)}."] if missing else []
+    """Which rules of the protocol have no row, and how far each has come, in sentences."""
+    tuned, runs = _tuned_alone(best, board), protocol.trials * len(protocol.tuning_seeds)
+    of = runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
+    some = [f"{name} ({begun[name]} of {of} runs)" for name in missing if begun.get(name)]
+    none = [name for name in missing if not begun.get(name)]
+    said = {
+        "Tuned, and not yet run on fresh seeds": tuned,
+        "Trials begun, at which nobody has looked": some,
+        "No runs yet": none,
+    }
+    return [f"{what}: {', '.join(names)}." for what, names in said.items() if names]
+
+
+def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:
     if edges:
         outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
         left = [f"{outside} A better one may lie outside.", *left]

@@ -37,6 +37,18 @@ def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[st
     return there
 
 
+def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
+    """How many runs of trials each rule has, be they on the board or not.
+
+    Args:
+        runs: tidy table of the experiment of trials, with runs that no plan of it names.
+        protocol: of the leaderboard.
+    """
+    names = runs.drop_duplicates("run_id")["trust_region"].astype(str)
+    rules = names.map({variant: trial.name for variant, trial in protocol.trials_by_variant.items()})
+    return {str(name): int(count) for name, count in rules.value_counts().items()}
+
+
 def check_named_once(directories: Sequence[Path]) -> None:
     """Runs that are read twice would count twice in what is corrected for the number of comparisons.
 
