@@ -33,7 +33,7 @@ ADDRESS ?=
 
 REHEARSED ?= workflow/config/paper.yaml
 
-.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage check-results contract userns \
+.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden check-results contract userns \
 	actionlint 	site-env site dist publish clean
 
 help: ## show this help
@@ -60,13 +60,16 @@ rehearsal: env ## run paper.yaml small, on random models, and say what would fai
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
-readme: env ## write the generated parts of README.md and docs/findings.md from the tracked tidy tables
-	@"$(BIN)/troll" readme README.md docs/findings.md --results results/testbed \
+readme: env ## write the generated parts of README.md, docs/findings.md and results/README.md from the tracked tidy tables
+	@"$(BIN)/troll" readme README.md docs/findings.md results/README.md --results results/testbed \
 		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
 	@"$(BIN)/coverage" combine -q && "$(BIN)/coverage" report
+
+golden: env ## make the golden runs of the tests again, after NUMERICS was raised; about a minute
+	@"$(BIN)/python" tests/golden/make.py
 
 docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py

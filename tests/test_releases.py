@@ -132,3 +132,18 @@ def test_workflows_try_every_python_that_the_package_names(repository):
 def test_workflows_pass_actionlint(repository):
     ran = subprocess.run(["actionlint", "-no-color"], cwd=repository, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout
+
+
+def test_the_tree_stays_light(repository):
+    """What a shallow clone fetches: results are rows, pictures and pages, and no archive."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
+    )
+    sizes = {
+        name: (repository / name).stat().st_size
+        for name in filter(None, listed.stdout.split("\0"))
+        if (repository / name).exists()
+    }
+    assert len(sizes) <= 900
+    assert sum(sizes.values()) <= 40 * 2**20
+    assert [name for name, size in sizes.items() if size > 3 * 2**20] == []

@@ -77,6 +77,7 @@ def collect(
             set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
             planned.looks,
             ledger or (),
+            summary=planned.summary,
             rehearsal=rehearsed(places),
         )
     typer.echo(f"{out / TIDY}: {tidy.runs['run_id'].nunique()} runs and base models", err=True)
@@ -166,6 +167,9 @@ def page(
     out: Out,
     ledger: Ledger = None,
     command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="also a page of Markdown: verdicts, figures, tables")
+    ] = None,
 ) -> None:
     """Make one self-contained HTML page.
 
@@ -176,12 +180,16 @@ def page(
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.replication import replication_of
     from troll.analysis.data.results import read_results
+    from troll.analysis.report import overview
     from troll.analysis.report.page import make_page
+    from troll.common.files import write_text
 
     known = read_results(results)
     judged = judge(read_claims(_files(ledger, known)), known.runs, known.items, known.looks)
     commands, replication = command or ["make results"], replication_of(results)
     make_page(known, judged, results, out, commands=commands, replication=replication)
+    if markdown is not None:
+        write_text(markdown, overview.page(known, judged, results))
 
 
 def readme(
@@ -208,6 +216,7 @@ def readme(
     from troll.analysis.registry import entries
     from troll.analysis.report import readme as text
     from troll.analysis.report.make import make
+    from troll.analysis.report.overview import index
     from troll.analysis.tables.comparisons import comparison_family
 
     known, others = read_results(results), [read_results(path) for path in also or []]
@@ -220,6 +229,8 @@ def readme(
     benchmark = [one for one in others if one.claims != known.claims]
     files = dict.fromkeys(name for one in benchmark for name in one.claims)
     asked = judge(read_claims(_files([*files])), *tables_of(benchmark)) if files else []
+    directories = sorted([results, *(also or [])])
+    named = {path.name: one for path, one in zip([results, *(also or [])], [known, *others], strict=True)}
     generated = text.blocks(
         main,
         known.items,
@@ -229,6 +240,7 @@ def readme(
         **_board_of(board),
         benchmark=asked,
     )
+    generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
     for path in pages or [Path("README.md")]:
         if not check:
             text.update(path, generated)

@@ -286,7 +286,8 @@ rule page:
         mark=rules.collect.output.mark,
         ledger=CLAIMS,
     output:
-        f"{ROOT}/page.html",
+        page=f"{ROOT}/page.html",
+        markdown=f"{ROOT}/README.md",
     log:
         f"{ROOT}/logs/page.log",
     localrule: True
@@ -296,6 +297,7 @@ rule page:
         results=lambda wildcards, input: os.path.dirname(input.plan),
         ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
     message:
-        "page {output}"
+        "page {output.page}"
     shell:
-        "troll --log {log:q} page --results {params.results:q} --out {output:q} {params.ledger}"
+        "troll --log {log:q} page --results {params.results:q} --out {output.page:q} --markdown {output.markdown:q}"
+        " {params.ledger}"

@@ -96,6 +96,7 @@ def plan_of(runs):
             "expected": planned(runs),
             "skipped": SKIPPED,
             "looks": looks(),
+            "summary": EXPERIMENT.summary,
             "keys": {name: KEYS[name] for name in map(run_id_of, places)},
         }
     )

@@ -1,7 +1,7 @@
 """The results of one experiment as everything else reads them: its tidy tables, and what it had planned."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ _KINDS: Mapping[str, type] = {
     "rehearsal": bool,
     "looks": dict,
     "claims": list,
+    "summary": str,
 }
-_WORDS = {list: "a list", dict: "an object", bool: "true or false"}
+_WORDS = {list: "a list", dict: "an object", bool: "true or false", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Results:
         rehearsal: whether these are runs of `troll rehearse`, whose numbers mean nothing.
         looks: when seeds were looked at, where they were added after looking.
         claims: what the experiment file names as its files of claims; none: those of the package.
+        summary: what the experiment file says of itself in one line.
     """
 
     runs: pd.DataFrame
@@ -53,6 +55,7 @@ class Results:
     rehearsal: bool = False
     looks: Looks | None = None
     claims: Sequence[str] = ()
+    summary: str = ""
 
 
 def write_plan(
@@ -64,6 +67,7 @@ def write_plan(
     looks: Looks | None = None,
     claims: Sequence[str] = (),
     *,
+    summary: str = "",
     rehearsal: bool = False,
 ) -> None:
     """Records what an experiment planned beside its results.
@@ -77,12 +81,14 @@ def write_plan(
         rehearsal: whether the runs are a rehearsal's.
         looks: when seeds are looked at, where they are added after looking.
         claims: the files of claims as the experiment file names them; none: those of the package.
+        summary: what the experiment file says of itself in one line.
     """
     plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     plan |= {"substitutes": dict(substitutes)} if substitutes else {}
     plan |= {"mixed": sorted(mixed)} if mixed else {}
     plan |= {"looks": {"first": looks.first, "most": looks.most}} if looks else {}
     plan |= {"claims": list(claims)} if claims else {}
+    plan |= {"summary": summary} if summary else {}
     write_json(directory / PLAN, plan | ({"rehearsal": True} if rehearsal else {}))
 
 
@@ -146,12 +152,14 @@ class Plan:
         expected: as for `Results`; None where nothing is planned.
         skipped: as for `Results`.
         looks: as for `Results`.
+        summary: as for `Results`.
         keys: what makes each run the planned one, by run id, base models included.
     """
 
     expected: Sequence[Mapping[str, object]] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     looks: Looks | None = None
+    summary: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -161,13 +169,15 @@ def plan_of(value: Mapping[str, Any], where: str) -> Plan:
     Raises:
         UserError: it is none.
     """
-    if unknown := set(value) - {"expected", "skipped", "looks", "keys"}:
-        raise UserError(f"{where}: {min(unknown)}: unknown; a plan has expected, skipped, looks and keys")
+    names = {item.name for item in fields(Plan)}
+    if unknown := set(value) - names:
+        raise UserError(f"{where}: {min(unknown)}: unknown; a plan has {', '.join(sorted(names))}")
     expected, looks = value.get("expected"), value.get("looks")
     return Plan(
         None if expected is None else planned_of(expected, f"{where}: expected"),
         value.get("skipped", {}),
         None if looks is None else looks_of(looks, f"{where}: looks"),
+        str(value.get("summary", "")),
         value.get("keys", {}),
     )
 

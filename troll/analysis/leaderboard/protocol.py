@@ -243,8 +243,14 @@ def _experiment(
     shared = dict(protocol.experiment)
     if task is not None:
         shared["tasks"] = {task: shared["tasks"][task]}
+    what = (
+        "Trials of every rule on the tuning seeds"
+        if task is None
+        else f"Every rule, tuned, on fresh seeds: {task}"
+    )
     return {
         "experiment": f"{protocol.name}-{part}",
+        "summary": f"{what} (the {protocol.name})",
         **shared,
         "seeds": list(seeds),
         "trust_regions": dict(regions),

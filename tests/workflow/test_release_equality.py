@@ -1,0 +1,50 @@
+"""The released testbed, made again here: base models and a run of each task are equal to the last bit."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from troll.analysis.data.reproduction import compare_runs
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import read_tidy
+from troll.tasks.sandbox.pool import sandbox_available
+from troll.training.manifest import hardware, versions
+
+pytestmark = [pytest.mark.slow, pytest.mark.snakemake]
+RUNS = ("tiny/chains/troll/grpo/stale/seed0", "tiny/functions/clip/grpo/gentle/seed0")
+LIBRARIES = ("torch", "transformers", "trl", "numpy")
+
+
+def test_base_models_and_a_run_of_each_task_equal_the_release(repository, tmp_path):
+    available, reason = sandbox_available()
+    if not available:
+        pytest.skip(f"the task functions is judged in the sandbox: {reason}")
+    released = read_tidy(repository / "results/testbed")
+    row = released.runs[released.runs["run_id"] == RUNS[0]].iloc[0]
+    theirs, ours = json.loads(row["hardware"])["capability"], hardware()["capability"]
+    if theirs != ours:
+        pytest.skip(f"the release was made with the instructions of {theirs}, and this processor has {ours}")
+    if other := [name for name in LIBRARIES if json.loads(row["versions"])[name] != versions()[name]]:
+        pytest.skip(f"the release was made with another version of {', '.join(other)}")
+
+    shutil.copy(repository / "Snakefile", tmp_path)
+    shutil.copytree(repository / "workflow", tmp_path / "workflow")
+    root = tmp_path / "results/testbed"
+    bases = [f"base/tiny/{task}" for task in ("chains", "functions")]
+    targets = [f"results/testbed/{place}/grades.json" for place in (*(f"runs/{run}" for run in RUNS), *bases)]
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", *targets]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2400)
+    assert made.returncode == 0, made.stderr[-2000:]
+
+    tidy = read_directories([root / "runs" / run for run in RUNS], [root / base for base in bases])
+    compared = compare_runs(tidy, released).set_index("run_id")
+    assert set(compared.index) == {*RUNS, *bases}
+    assert (compared["settings"].map(len) == 0).all()
+    wrong = compared[compared["different"] > 0]
+    assert wrong.empty, (
+        f"other numbers than the release: {wrong[['step', 'metric', 'here', 'there']].to_dict()}"
+    )
+    assert "base_model" not in {name for names in compared["digests"] for name in names}
