@@ -1,4 +1,4 @@
-"""`make clean` removes what git ignores, tables of public data left out, and nothing that it would track."""
+"""`make clean` removes what git ignores, save tables of public data and pins, and nothing that is tracked."""
 
 import subprocess
 
@@ -33,11 +33,11 @@ def test_clean_removes_what_it_says_and_nothing_else(checkout):
     gone = [
         ".venv/bin/python",
         "build/site/index.html",
+        "resources/base-models/chains-0123/record.json",
         *(
             f"results/{name}"
             for name in (
                 "mine/runs/tiny/manifest.json",
-                "mine/restored/base/x/grades.json",
                 "testbed/logs/collect.log",
                 "mine/page.html",
                 "mine/report.html",
@@ -49,12 +49,12 @@ def test_clean_removes_what_it_says_and_nothing_else(checkout):
             )
         ),
     ]
-    table = "results/mine/public/benchmarks.csv"
-    for name in (*mine, *gone, table):
+    table, lock = "results/mine/public/benchmarks.csv", "resources/data.lock.json"
+    for name in (*mine, *gone, table, lock):
         path = checkout / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     ignored = files(checkout, "--ignored", "--exclude-standard")
-    assert {*gone, table} <= ignored and not {*mine} & ignored
+    assert {*gone, table, lock} <= ignored and not {*mine} & ignored
     subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
-    assert files(checkout) == {*kept, *mine, table}
+    assert files(checkout) == {*kept, *mine, table, lock}

@@ -76,8 +76,8 @@ def send(handler, event=None, message="", level=logging.INFO, **fields):
     handler.handle(record)
 
 
-def begin(handler, number, rule, message=None):
-    send(handler, LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg=message)
+def begin(handler, number, rule, message=None, log=None):
+    send(handler, LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg=message, log=log)
 
 
 def end(handler, number):
@@ -210,6 +210,18 @@ def test_a_failed_job_is_shown_with_its_log(tmp_path, clock):
     begin(handler, 0, "train", "train chains/clip")
     assert "Trying to restart job 0." in screen.shown()
     assert screen.shown()[-1].endswith("now: train chains/clip")
+
+
+def test_a_base_model_from_the_shared_place_is_a_line(tmp_path, clock):
+    log = tmp_path / "chains.log"
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, base_model=2, train=1)
+    for number, line in enumerate(("[train]: step 7/7", "[base] tiny/chains/base: taken from there")):
+        begin(handler, number, "base_model", "base model", [str(log)])
+        log.write_text(f"{line}\n")
+        end(handler, number)
+    assert screen.shown()[0] == "[base] tiny/chains/base: taken from there"
+    assert screen.shown()[1].endswith("2 of 3 jobs, time left not known yet") and len(screen.shown()) == 2
 
 
 def test_an_interruption_is_no_failure(tmp_path, clock):

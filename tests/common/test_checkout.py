@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from troll.common.checkout import commit_of
+from troll.common.checkout import commit_of, is_committed
 
 
 @pytest.fixture
@@ -31,6 +31,20 @@ def test_results_and_untracked_files_are_no_changes_of_the_source(checkout):
     assert commit_of(checkout) == head.stdout.strip() + "-dirty"
 
 
+def test_what_is_committed_has_no_changes_and_no_new_files(checkout):
+    paths = [checkout / "troll", checkout / "not there"]
+    assert is_committed(paths, checkout)
+    (checkout / "my_rules.py").write_text("mine")
+    (checkout / "results/testbed/runs.parquet").write_text("mine")
+    assert is_committed(paths, checkout), "elsewhere"
+    (checkout / "troll/new.py").write_text("mine")
+    assert not is_committed(paths, checkout)
+    (checkout / "troll/new.py").unlink()
+    (checkout / "troll/a.py").write_text("changed")
+    assert not is_committed(paths, checkout)
+    assert not is_committed([checkout / "troll"], checkout / "troll"), "no checkout"
+
+
 def test_the_commit_of_somebody_elses_checkout_is_not_taken(checkout):
     installed = checkout / "site-packages"
     (installed / "troll").mkdir(parents=True)
@@ -39,4 +53,4 @@ def test_the_commit_of_somebody_elses_checkout_is_not_taken(checkout):
 
 def test_without_git_there_is_no_commit(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert commit_of(checkout) is None
+    assert commit_of(checkout) is None and not is_committed([checkout / "troll"], checkout)

@@ -1,10 +1,17 @@
 """The digest of the source: what can change a run's numbers, and nothing else."""
 
 import shutil
+import subprocess
 
 import pytest
 
-from troll.training.manifest import EXPERIMENT_FILE, PACKAGE_ROOT, experiment_file, source_digest
+from troll.training.manifest import (
+    EXPERIMENT_FILE,
+    PACKAGE_ROOT,
+    experiment_file,
+    source_digest,
+    uncommitted_source,
+)
 
 
 @pytest.fixture
@@ -54,6 +61,18 @@ def test_a_new_file_of_the_algorithms_counts_and_bytecode_does_not(package):
     assert source_digest(package) == before
     (package / "algorithms/new.py").write_text("")
     assert source_digest(package) != before
+
+
+def test_source_that_is_committed_needs_no_digest(package):
+    assert uncommitted_source(package) == source_digest(), "outside of git"
+    user = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    for command in (["init", "-q"], ["add", "-A"], [*user, "commit", "-qm", "m"]):
+        subprocess.run(["git", "-C", str(package.parent), *command], check=True)
+    assert uncommitted_source(package) is None
+    (package / "cli/plan.py").write_text("")
+    assert uncommitted_source(package) is None, "it changes no number"
+    (package / "training/trainer.py").write_text("")
+    assert uncommitted_source(package) == source_digest(package)
 
 
 def test_the_experiment_file_is_the_one_that_the_workflow_read(monkeypatch):

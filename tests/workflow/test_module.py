@@ -77,8 +77,9 @@ def test_a_module_plans_what_its_folder_says(folder):
 
 @pytest.mark.slow
 def test_a_module_runs_to_a_verdict_in_a_folder_of_its_own(folder):
-    result = snakemake(folder, "claims")
+    result = snakemake(folder, "claims", env=os.environ | {"TROLL_BASE_MODELS": ""})
     assert result.returncode == 0, result.stderr[-4000:]
+    assert list(folder.glob("resources/base-models/chains-*/record.json")), "where the folder's owner works"
     (claim,) = json.loads((folder / "results/mine/claims.json").read_text())["claims"]
     assert claim["verdict"] == "supported everywhere", claim["reason"]
     runs = folder / "results/mine/runs/tiny/chains/soft-wall/grpo/stale"

@@ -91,17 +91,18 @@ def problems(config: Config, out: Out) -> None:
 def tokenizer(config: Config, out: Out) -> None:
     r"""Train the tokenizer of an experiment's from-scratch models.
 
-    Reads nothing; writes tokenizer.json and its settings into OUT.
+    Reads nothing; writes tokenizer.json and its settings into OUT. An equal one that was made before is taken
+    from resources/base-models.
 
     Example: troll tokenizer \
     --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}' \
     --out tokenizer
     """
     from troll.experiment.run_config import TokenizerConfig
-    from troll.training.tokenizer import make_tokenizer
+    from troll.training.tokenizer import shared_tokenizer
 
     settings = settings_of("--config", config, TokenizerConfig)
-    make_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out)
+    shared_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out)
 
 
 @app.command()
@@ -110,16 +111,17 @@ def base_model(
 ) -> None:
     r"""Train a from-scratch base model on flawed demonstrations.
 
-    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. The workflow calls it, because CONFIG
-    is long; the example shows a whole command and runs nothing.
+    Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. Weights that were trained before from
+    the same settings are taken from resources/base-models. The workflow calls it, because CONFIG is long; the
+    example shows a whole command and runs nothing.
 
     Example: snakemake -n -p -f results/testbed/base/tiny/chains/manifest.json \
     | grep base-model
     """
     from troll.experiment.run_config import BaseConfig
-    from troll.training.base_model import train_base_model
+    from troll.training.base_model import shared_base_model
 
-    train_base_model(settings_of("--config", config, BaseConfig), tokenizer, out)
+    shared_base_model(settings_of("--config", config, BaseConfig), tokenizer, out)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Which commit the source is, that runs and reports of problems name."""
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,22 @@ def commit_of(root: Path = _ROOT) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return head + DIRTY if changed.strip() else head
+
+
+def is_committed(paths: Iterable[Path], root: Path = _ROOT) -> bool:
+    """Whether files and directories are as the commit has them, without changes and without new files.
+
+    Args:
+        paths: below the checkout.
+        root: top of the checkout; outside of git nothing is committed.
+    """
+    if not (root / ".git").exists():
+        return False
+    try:
+        command = ("status", "--porcelain", "--untracked-files=normal", "--", *map(str, paths))
+        return not _git(root, *command).strip()
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _git(root: Path, *arguments: str) -> str:

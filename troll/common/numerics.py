@@ -33,13 +33,28 @@ NUMERICS: int = CHANGES[-1].numerics
 """The version that this source has."""
 
 
-def changed_since(numerics: int, rule: str, *, until: int = NUMERICS) -> bool:
+def last_change(rule: str) -> int:
+    """The version at which a run's numbers last changed; 0 where they never did.
+
+    What has the same one comes out alike, whichever versions recorded it.
+
+    Args:
+        rule: of the run's trust region; empty for base models.
+    """
+    return max((one.numerics for one in CHANGES if one.rules is None or rule in one.rules), default=0)
+
+
+def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool:
     """Whether a run would come out differently at a later version.
 
     Args:
         numerics: the version that the run recorded.
         rule: of the run's trust region; empty for base models.
-        until: the later version.
+        until: the later version; None: the one that this source has.
     """
-    later = (change for change in CHANGES if numerics < change.numerics <= until)
+    later = (
+        change
+        for change in CHANGES
+        if numerics < change.numerics and (until is None or change.numerics <= until)
+    )
     return any(change.rules is None or rule in change.rules for change in later)

@@ -40,6 +40,18 @@ def processor_name() -> str:
     return first_processor().get("model name") or platform.processor() or platform.machine()
 
 
+def arithmetic() -> dict[str, str | None]:
+    """What decides which code computes: processors that tell the same round alike.
+
+    Where it is the code for AVX2 that `prepare_processor` asks for, the processor's maker is all that is
+    left, since MKL looks at it; elsewhere the processor's name, and what the environment asks for.
+    """
+    asked = {name: os.environ.get(name) for name in _AVX2}
+    if _has_avx2() and asked == _AVX2:
+        return {"code": "AVX2", "maker": first_processor().get("vendor_id", "")}
+    return {"processor": processor_name(), "machine": platform.machine(), **asked}
+
+
 def _has_avx2() -> bool:
     """Whether the processor has AVX2: ATen believes the environment, and would run what is not there."""
     return platform.machine() in ("x86_64", "AMD64") and "avx2" in first_processor().get("flags", "").split()

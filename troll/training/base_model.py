@@ -5,8 +5,9 @@ and vLLM.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -20,20 +21,30 @@ from transformers import (
 
 from troll.common.digests import facts_of
 from troll.common.errors import UserError
-from troll.common.files import write_json
+from troll.common.files import read_json, write_json
 from troll.common.hub import chat_template, link, snapshot
+from troll.common.numerics import last_change
+from troll.common.processor import arithmetic
+from troll.common.progress import clock, say
 from troll.common.seeding import derive_seed
-from troll.experiment.run_config import BaseConfig
+from troll.experiment.run_config import BaseConfig, ScratchModelOfRun
 from troll.experiment.settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.callbacks import ProgressCallback
-from troll.training.manifest import manifest_of
+from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
 from troll.training.outputs import fresh_directory, save_model
 from troll.training.pretraining import IGNORED
+from troll.training.shared_place import take_or_make
 from troll.training.tokenizer import load_tokenizer
 
 _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
+_NAMES = ("name", "hub", "base_seed")
+"""What of a model from scratch changes its weights by way of the seeds alone, or not at all."""
+_DECIDING = ("system", "capability", "blas", "threads", "gpus")
+"""What of the machine decides, beside the processor, how sums are rounded."""
+_OF_THE_TRAINING = ("wall_s", "peak_gib", "final_loss")
+_MADE_BY = ("git_commit", "numerics", "hardware")
 
 
 def encode(
@@ -86,11 +97,13 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> Non
         config: what `troll.experiment.experiment.resolve_base` gives.
         tokenizer_path: the experiment's tokenizer.
         out: directory; gets checkpoint/ and, last, manifest.json.
+
+    Raises:
+        UserError: it is a model of the hub.
     """
     task, seeds = get_task(config.task.name), config.seeds
-    if config.model.hub is not None:
-        raise UserError(f"{config.run_id}: is a model of the hub; `troll hub-model` links it")
-    supervised = config.model.supervised
+    model = _from_scratch(config)
+    supervised = model.supervised
     tokenizer = load_tokenizer(tokenizer_path)
     count = supervised.steps * supervised.batch_size
     demonstrations = task.demonstrate(count, seeds.data, config.task.settings)
@@ -114,7 +127,7 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> Non
         dataloader_pin_memory=False,
     )
     trainer = Trainer(
-        model=new_model(config.model, tokenizer, seeds.model),
+        model=new_model(model, tokenizer, seeds.model),
         args=arguments,
         train_dataset=encode(tokenizer, demonstrations),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
@@ -128,6 +141,66 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> Non
         | {"final_loss": result.metrics["train_loss"], "checkpoint": facts_of(out / "checkpoint")},
     )
     shutil.rmtree(out / "trainer", ignore_errors=True)
+
+
+def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
+    """Puts a base model where runs look for it: taken from the shared place, or trained and kept there.
+
+    A manifest says in ``made_by`` which training the weights were taken from; its ``wall_s``, ``peak_gib``
+    and ``final_loss`` are then those of that training. Rehearsals have base models of their own.
+
+    Args:
+        config: what `troll.experiment.experiment.resolve_base` gives.
+        tokenizer_path: the experiment's tokenizer.
+        out: directory; gets checkpoint/ and, last, manifest.json.
+
+    Raises:
+        UserError: it is a model of the hub, or see `troll.training.shared_place.shared_place`.
+    """
+
+    def make() -> dict[str, Any]:
+        train_base_model(config, tokenizer_path, out)
+        return dict(read_json(out / "manifest.json"))
+
+    if config.rehearsal:
+        make()
+        return
+    identity = identity_of(config, tokenizer_path)
+    taken = take_or_make(config.task.name, identity, out / "checkpoint", make)
+    if taken is None:
+        return
+    made = taken.made
+    manifest = manifest_of(config, wall_s=made["wall_s"], data={"tokenizer": tokenizer_path})
+    manifest |= {name: made[name] for name in _OF_THE_TRAINING}
+    manifest |= {"checkpoint": facts_of(out / "checkpoint")}
+    write_json(out / "manifest.json", manifest | {"made_by": {name: made[name] for name in _MADE_BY}})
+    say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(made['wall_s'])}")
+
+
+def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
+    """Everything that can change a base model's weights, as JSON has it.
+
+    The experiment's name is not among it, nor are the numbers of problems: demonstrations are drawn without
+    them.
+
+    Args:
+        config: of a model from scratch.
+        tokenizer_path: the experiment's tokenizer.
+
+    Raises:
+        UserError: it is a model of the hub.
+    """
+    machine = hardware()
+    return {
+        "model": _from_scratch(config).model_dump(exclude=set(_NAMES)),
+        "task": {"name": config.task.name, "settings": config.task.settings},
+        "seeds": config.seeds.model_dump(),
+        "tokenizer": digest_of_path(tokenizer_path),
+        "numerics": last_change(""),
+        "uncommitted_source": uncommitted_source(),
+        "versions": versions(),
+        "machine": arithmetic() | {name: machine[name] for name in _DECIDING},
+    }
 
 
 def link_base_model(config: BaseConfig, out: Path) -> None:
@@ -151,3 +224,9 @@ def link_base_model(config: BaseConfig, out: Path) -> None:
     provenance = {**model.provenance, "chat_template_of": other}
     manifest = manifest_of(config, wall_s=0.0, data={}) | {"hub": provenance}
     write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
+
+
+def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:
+    if config.model.hub is not None:
+        raise UserError(f"{config.run_id}: is a model of the hub; `troll hub-model` links it")
+    return config.model

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from troll.common.checkout import commit_of
+from troll.common.checkout import commit_of, is_committed
 from troll.common.digests import digest_of_json, sha256_of_file, sha256_of_files
 from troll.common.numerics import NUMERICS
 from troll.common.processor import first_processor, processor_name
@@ -58,6 +58,19 @@ def source_digest(root: Path = PACKAGE_ROOT) -> str:
         if path.suffix in (".py", ".yaml")
     ]
     return sha256_of_files(files, root)
+
+
+def uncommitted_source(root: Path = PACKAGE_ROOT) -> str | None:
+    """Digest of the source that can change numbers, where it is not that of a commit; None where it is.
+
+    The version of the numbers speaks of committed source alone: what is being changed may not have its own
+    yet.
+
+    Args:
+        root: the package.
+    """
+    paths = [root / name for name in _NUMBERS]
+    return None if is_committed(paths, root.parent) else source_digest(root)
 
 
 def versions() -> dict[str, str]:

@@ -8,8 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from troll.common.errors import UserError
+from troll.common.numerics import last_change
+from troll.common.progress import say
 from troll.tasks.registry import check_settings, get_task
+from troll.training.manifest import uncommitted_source, versions
 from troll.training.outputs import fresh_directory
+from troll.training.shared_place import take_or_make
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 _BYTES_AND_SPECIALS = 256 + 2
@@ -69,6 +73,9 @@ def make_tokenizer(
         vocabulary: number of entries.
         demonstrations: how many demonstrations of each task it reads.
         out: directory.
+
+    Raises:
+        UserError: a task or a setting is unknown, or see `train_tokenizer`.
     """
     texts: list[str] = []
     for name in sorted(tasks):
@@ -78,3 +85,35 @@ def make_tokenizer(
     tokenizer = train_tokenizer(texts, vocabulary)
     with fresh_directory(out) as temporary:
         tokenizer.save_pretrained(temporary)
+
+
+def shared_tokenizer(
+    tasks: Mapping[str, Mapping[str, Any]], vocabulary: int, demonstrations: int, out: Path
+) -> None:
+    """Does as `make_tokenizer`, unless the shared place has the tokenizer; else it is kept there.
+
+    Args:
+        tasks: settings by task name.
+        vocabulary: number of entries.
+        demonstrations: how many demonstrations of each task it reads.
+        out: directory.
+
+    Raises:
+        UserError: see `make_tokenizer` and `troll.training.shared_place.shared_place`.
+    """
+
+    def make() -> dict[str, Any]:
+        make_tokenizer(tasks, vocabulary, demonstrations, out)
+        return {}
+
+    identity = {
+        "tasks": {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)},
+        "vocabulary": vocabulary,
+        "demonstrations": demonstrations,
+        "numerics": last_change(""),
+        "uncommitted_source": uncommitted_source(),
+        "versions": versions(),
+    }
+    taken = take_or_make("tokenizer", identity, out, make)
+    if taken is not None:
+        say(f"[tokenizer] {out}: taken from {taken.entry}")

@@ -18,7 +18,7 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.cli.progress_line.expected import expected_seconds
 from troll.cli.progress_line.state import State
-from troll.cli.progress_line.words import decided, failure, line_of, news, read_stage, verdicts_in
+from troll.cli.progress_line.words import decided, failure, line_of, news, read_stage, taken, verdicts_in
 from troll.experiment.experiment import Experiment
 
 _REPAINT_S = 1.0
@@ -81,6 +81,7 @@ class LogHandler(LogHandlerBase):
         self._broken = self._interrupted = False
         self._shown = 0.0  # the share that the last plain line told
         self._spoke = self._began = time.monotonic()
+        self._bases: dict[int, list[str]] = {}  # logs of base models that are being made, by job
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -119,10 +120,13 @@ class LogHandler(LogHandlerBase):
                 self._start()
             case LogEvent.JOB_INFO:
                 self._state.start(told.jobid, told.rule_name, str(told.rule_msg or told.rule_name))
+                if told.rule_name == "base_model":
+                    self._bases[told.jobid] = list(told.log or ())
                 self._paint()
             case LogEvent.JOB_FINISHED:
                 if self._state.finish(told.job_id) in ("claims", "group_claims"):
                     self._judged()
+                self._say(taken(self._bases.pop(told.job_id, [])))
                 self._progress()
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)

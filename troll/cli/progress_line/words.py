@@ -1,6 +1,7 @@
 """What the line says, and the few lines that stay: verdicts, failed jobs."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from troll.cli.progress_line.state import State
 
 _UNDECIDED = ("not run", "inconclusive")
+_TAKEN = re.compile(r"\[base\] .+: taken from ")
 _TAIL_LINES = 8
 _TAIL_BYTES = 16_384
 
@@ -117,6 +119,11 @@ def failure(rule: str, name: str, logs: Sequence[str], aux: Mapping[str, object]
     for log in logs:
         yield f"  log: {log}"
         yield from (f"  | {line}" for line in tail(Path(log)))
+
+
+def taken(logs: Sequence[str]) -> Iterator[str]:
+    """The lines of finished jobs' logs that say of base models that they were taken from the shared place."""
+    yield from (line for log in logs for line in tail(Path(log)) if _TAKEN.match(line))
 
 
 def tail(path: Path) -> list[str]:

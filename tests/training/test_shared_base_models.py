@@ -1,0 +1,286 @@
+"""Base models and tokenizers are made once: what is equal is taken, and what could differ is made anew."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from troll.common import numerics, processor
+from troll.common.digests import damage
+from troll.common.errors import UserError
+from troll.common.files import read_json
+from troll.common.progress import clock
+from troll.experiment.experiment import resolve_base
+from troll.experiment.files import parse_experiment
+from troll.training import base_model, tokenizer
+from troll.training.base_model import shared_base_model, train_base_model
+from troll.training.shared_place import VARIABLE
+from troll.training.tokenizer import make_tokenizer, shared_tokenizer
+
+MODEL = {
+    "vocabulary": 400,
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "key_value_heads": 1,
+    "supervised": {"steps": 2, "batch_size": 4},
+}
+TASK = {"train": 16, "validation": 2, "test": 4, "settings": {"operations": [2]}}
+
+
+def config_of(name="first", task=TASK, model=MODEL, **settings):
+    experiment = parse_experiment(
+        {
+            "experiment": name,
+            "seeds": [0],
+            "tasks": {"chains": task},
+            "models": {"tiny": model},
+            "trust_regions": {"clip": {"rule": "clip"}},
+            "estimators": {"grpo": {"rule": "grpo"}},
+            "conditions": {"stale": {}},
+            "training": {
+                "max_response_tokens": 4,
+                "prompts_per_batch": 2,
+                "responses_per_prompt": 2,
+                "mini_batches": 2,
+            },
+            **settings,
+        },
+        "test",
+    )
+    return resolve_base(experiment, "tiny", "chains")
+
+
+@pytest.fixture
+def shared(tmp_path, tiny_base, monkeypatch):
+    """Asks for base models; knows how often one was trained, and what was said."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "place"))
+    # That of a checkout whose source is committed, or else it may change while the tests run.
+    for module in (base_model, tokenizer):
+        monkeypatch.setattr(module, "uncommitted_source", lambda: None)
+    found = SimpleNamespace(
+        trained=0, said=[], place=tmp_path / "place", tokenizer=tiny_base.parent / "tokenizer"
+    )
+    monkeypatch.setattr(base_model, "say", found.said.append)
+
+    class Counted(base_model.Trainer):
+        def train(self):
+            found.trained += 1
+            return super().train()
+
+    monkeypatch.setattr(base_model, "Trainer", Counted)
+
+    def ask(out, config=None, tokenizer_path=found.tokenizer):
+        shared_base_model(config or config_of(), tokenizer_path, tmp_path / out)
+        return read_json(tmp_path / out / "manifest.json")
+
+    found.ask = ask
+    return found
+
+
+def weights(directory):
+    return (directory / "checkpoint/model.safetensors").read_bytes()
+
+
+def test_a_second_experiment_takes_the_model_of_the_first(shared, tmp_path):
+    first = shared.ask("1")
+    other = config_of("second", TASK | {"train": 8, "validation": 1, "test": 2})
+    second = shared.ask("2", other)
+    assert shared.trained == 1
+    assert weights(tmp_path / "2") == weights(tmp_path / "1")
+    assert sorted(path.name for path in (tmp_path / "2").iterdir()) == ["checkpoint", "manifest.json"]
+    # The manifest is that of the second experiment, and says whose training it was.
+    assert damage(tmp_path / "2/checkpoint", second["checkpoint"]) is None
+    assert second["config"] == other.model_dump() and second["config"]["experiment"] == "second"
+    assert "made_by" not in first
+    assert second.pop("made_by") == {name: first[name] for name in ("git_commit", "numerics", "hardware")}
+    assert second == first | {"config": second["config"], "git_commit": second["git_commit"]}
+    (line,) = shared.said
+    assert line.startswith(f"[base] tiny/chains/base: taken from {shared.place}/chains-")
+    assert line.endswith(f", trained in {clock(first['wall_s'])}")
+
+
+def test_what_is_trained_leaves_what_it_leaves_without_a_place(shared, tmp_path):
+    one = shared.ask("1")
+    train_base_model(config_of(), shared.tokenizer, tmp_path / "2")
+    two = read_json(tmp_path / "2/manifest.json")
+    assert shared.trained == 2 and weights(tmp_path / "1") == weights(tmp_path / "2")
+    assert [*one] == [*two] and one["checkpoint"] == two["checkpoint"]
+
+
+def change(path, value):
+    """A configuration with one value replaced."""
+    data = config_of().model_dump()
+    block = data
+    for name in path[:-1]:
+        block = block[name]
+    assert block.get(path[-1]) != value
+    block[path[-1]] = value
+    return type(config_of()).model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("seeds", "model"), 7),
+        (("seeds", "data"), 7),
+        (("model", "width"), 16),
+        (("model", "initializer_range"), 0.1),
+        (("model", "supervised", "steps"), 3),
+        (("model", "supervised", "learning_rate"), 1e-4),
+        (("task", "settings", "operations"), [3]),
+        (("task", "settings", "guess"), 0.4),
+    ],
+    ids=lambda value: str(value),
+)
+def test_whatever_can_change_the_weights_is_part_of_the_identity(shared, path, value):
+    before = base_model.identity_of(config_of(), shared.tokenizer)
+    assert base_model.identity_of(change(path, value), shared.tokenizer) != before
+
+
+def test_names_and_numbers_of_problems_are_no_part_of_it(shared):
+    before = base_model.identity_of(config_of(), shared.tokenizer)
+    for path, value in [
+        (("experiment",), "other"),
+        (("run_id",), "other/chains/base"),
+        (("model", "name"), "other"),
+        (("task", "train"), 1),
+        (("task", "validation"), 1),
+        (("task", "test"), 1),
+    ]:
+        assert base_model.identity_of(change(path, value), shared.tokenizer) == before, path
+
+
+def test_a_changed_setting_trains_anew(shared, tmp_path):
+    shared.ask("1")
+    shared.ask("2", change(("seeds", "model"), 7))
+    assert shared.trained == 2 and not shared.said
+    assert weights(tmp_path / "1") != weights(tmp_path / "2")
+
+
+def test_another_tokenizer_trains_anew(shared, tmp_path):
+    make_tokenizer({"chains": {}, "functions": {}}, 400, 2000, tmp_path / "tokenizer")
+    shared.ask("1")
+    shared.ask("2", tokenizer_path=tmp_path / "tokenizer")
+    assert shared.trained == 2
+
+
+def test_numbers_that_change_for_some_rules_leave_base_models_alone(shared, monkeypatch):
+    shared.ask("1")
+    later = numerics.NUMERICS + 1
+    before = numerics.CHANGES
+    monkeypatch.setattr(numerics, "CHANGES", (*before, numerics.Change(later, "a rule", ("clip",))))
+    shared.ask("2")
+    assert shared.trained == 1
+    monkeypatch.setattr(numerics, "CHANGES", (*before, numerics.Change(later, "everything")))
+    shared.ask("3")
+    assert shared.trained == 2
+
+
+def test_the_last_change_is_that_of_changed_since(monkeypatch):
+    changes = (
+        numerics.Change(1, "all"),
+        numerics.Change(2, "one", ("clip",)),
+        numerics.Change(3, "all"),
+        numerics.Change(4, "other", ("troll",)),
+    )
+    for until in range(5):
+        monkeypatch.setattr(numerics, "CHANGES", changes[:until])
+        for rule in ("", "clip", "troll"):
+            last = numerics.last_change(rule)
+            assert last <= until
+            for since in range(until + 1):
+                assert numerics.changed_since(since, rule, until=until) == (since < last)
+
+
+def test_source_that_is_in_no_commit_has_models_of_its_own(shared, monkeypatch):
+    shared.ask("1")
+    monkeypatch.setattr(base_model, "uncommitted_source", lambda: "a" * 64)
+    shared.ask("2")
+    assert shared.trained == 2
+    shared.ask("3")
+    assert shared.trained == 2
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [{"threads": 2}, {"gpus": ["NVIDIA H100"]}, {"capability": "DEFAULT"}, {"blas": "OpenBLAS"}],
+    ids=str,
+)
+def test_a_machine_that_rounds_otherwise_trains_anew(shared, monkeypatch, machine):
+    before, known = base_model.identity_of(config_of(), shared.tokenizer), base_model.hardware()
+    monkeypatch.setattr(base_model, "hardware", lambda: known | machine)
+    assert base_model.identity_of(config_of(), shared.tokenizer) != before
+    monkeypatch.setattr(base_model, "hardware", lambda: known | {"processor": "of another name", "cores": 99})
+    assert base_model.identity_of(config_of(), shared.tokenizer) == before
+
+
+def test_processors_with_the_code_for_avx2_are_alike_but_for_their_maker(monkeypatch):
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    for name, value in processor._AVX2.items():
+        monkeypatch.setenv(name, value)
+
+    def of(**known):
+        monkeypatch.setattr(processor, "first_processor", lambda: known)
+        return processor.arithmetic()
+
+    amd = {"vendor_id": "AuthenticAMD", "flags": "avx2 avx512f"}
+    zen = of(**amd, **{"model name": "EPYC"})
+    assert zen == of(**amd, **{"model name": "Ryzen"}) != of(**(amd | {"vendor_id": "GenuineIntel"}))
+    old = {"vendor_id": "GenuineIntel", "flags": "sse4_2"}
+    assert of(**old, **{"model name": "a"}) != of(**old, **{"model name": "b"})
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert of(**amd, **{"model name": "EPYC"}) != zen
+
+
+def test_a_damaged_model_is_noticed_and_trained_again(shared, tmp_path, capsys):
+    shared.ask("1")
+    (stored,) = shared.place.glob("*/files/model.safetensors")
+    content = bytearray(stored.read_bytes())
+    content[-1] ^= 1
+    stored.write_bytes(content)
+    shared.ask("2")
+    assert shared.trained == 2 and weights(tmp_path / "2") == weights(tmp_path / "1")
+    assert "the contents of model.safetensors have changed; it is made again" in capsys.readouterr().err
+    shared.ask("3")
+    assert shared.trained == 2
+
+
+def test_rehearsals_have_base_models_of_their_own(shared):
+    rehearsed = config_of(rehearsal=True)
+    shared.ask("1", rehearsed)
+    assert not shared.place.exists()
+    assert shared.ask("2") and shared.ask("3", rehearsed)["config"]["rehearsal"] is True
+    assert shared.trained == 3
+
+
+def test_a_model_of_the_hub_is_refused(shared):
+    config = config_of(model={"hub": {"id": "owner/name", "billions": 0.1}})
+    with pytest.raises(UserError, match="is a model of the hub"):
+        shared.ask("1", config)
+    assert not shared.place.exists()
+
+
+def test_a_tokenizer_is_learnt_once(shared, tmp_path, monkeypatch, capsys):
+    learnt = []
+    train = tokenizer.train_tokenizer
+    monkeypatch.setattr(tokenizer, "train_tokenizer", lambda *given: learnt.append(1) or train(*given))
+
+    def ask(out, tasks, vocabulary=300):
+        shared_tokenizer(tasks, vocabulary, 300, tmp_path / out)
+        return {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
+
+    first = ask("1", {"chains": {}})
+    assert first.keys() == {"tokenizer.json", "tokenizer_config.json"}
+    assert ask("2", {"chains": {"names": 0}}) == first, "a default, written out"
+    assert len(learnt) == 1
+    assert "taken from" in capsys.readouterr().err
+    ask("3", {"chains": {}, "functions": {}})
+    ask("4", {"chains": {}}, vocabulary=290)
+    assert len(learnt) == 3
+    with pytest.raises(UserError, match="unknown task 'chain'"):
+        ask("5", {"chain": {}})
+
+
+def test_the_tests_do_not_write_to_the_checkout():
+    assert os.environ[VARIABLE] == "0"
