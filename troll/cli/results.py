@@ -58,12 +58,12 @@ def collect(
 
     places = directories or []
     planned = plan_of(json_object("--plan", sys.stdin.read() if plan == "-" else plan), "--plan")
-    runs = [path for path in places if (path / "run.yaml").exists()]
-    bases = [path for path in places if path not in runs]
+    trained = {path: (path / "run.yaml").exists() for path in places}
+    runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))
     if archive is None:
         tidy = tables.read_directories(runs, bases, keys=planned.keys)
     else:
-        names = {"/".join(path.parts[-6:] if path in runs else path.parts[-3:]): path for path in places}
+        names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
         tidy = archived.take(archive, planned.keys, names)
     tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
     if archive != out:
@@ -91,10 +91,9 @@ def append(
     r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
 
     They have what verdicts need; weights, samples and single optimiser steps are left out. The workflow calls
-    it where the experiment file says `archive: true`; the example shows a whole command and runs nothing.
+    it where the experiment file says `archive: true`; the example shows whole commands and runs nothing.
 
-    Example: snakemake -n -p --configfile workflow/config/benchmark-map.yaml \
-    | grep append
+    Example: snakemake -n -p -C archive=true | grep "troll .* append "
     """
     from troll.analysis.data.archive import append_run
 

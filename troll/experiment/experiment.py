@@ -114,7 +114,7 @@ class Experiment(Settings):
     )
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
     archive: bool = Field(
-        False, description="keep finished runs in results/<experiment>/archive, and restore them from there"
+        False, description="keep finished runs as rows of results/<experiment>/tidy, where they count as made"
     )
     rehearsal: bool = Field(
         False,

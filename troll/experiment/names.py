@@ -11,9 +11,9 @@ LONGEST = 100
 RULES = frozenset(
     {
         "all",
+        "append",
         "approximation_task",
         "approximation_zipf",
-        "archive",
         "artefacts",
         "audit",
         "base_model",
@@ -37,8 +37,6 @@ RULES = frozenset(
         "page",
         "problems",
         "report",
-        "restore",
-        "restore_suites",
         "sample",
         "sample_benchmark",
         "sample_suites",

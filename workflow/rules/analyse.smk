@@ -5,14 +5,15 @@ TASKS = tasks_of(RUNS)
 
 
 # The tidy tables are tracked by git, and the runs behind them are not: the mark among the runs, which is not tracked
-# either, makes a fresh clone train them instead of believing the tables that it came with. The tables themselves are no
-# output: Snakemake would remove them before each job, and they are where finished runs are kept.
+# either, makes a fresh clone train them instead of believing the tables that it came with. Tables in which finished runs
+# are kept are no output: Snakemake would remove them before the job.
 rule collect:
     input:
         files_of(RUNS),
     output:
         plan=f"{ROOT}/plan.json",
-        mark=touch(f"{ROOT}/runs/collected"),
+        mark=touch(COLLECTED),
+        tidy=[] if EXPERIMENT.archive else f"{ROOT}/tidy/all.parquet",
     log:
         f"{ROOT}/logs/collect.log",
     localrule: True

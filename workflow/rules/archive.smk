@@ -1,5 +1,6 @@
 # Finished runs as rows of the released tables, where the experiment file says `archive: true`: a run that stands there
-# counts as made, and one that ends is appended.
+# counts as made, and one that ends is appended. No rule makes the mark of a run that stands there already: whatever is
+# newer than its directory, it is not made again.
 
 
 rule append:
@@ -10,6 +11,8 @@ rule append:
         touch(f"{ROOT}/{{checkpoint_dir}}/appended"),
     log:
         f"{ROOT}/logs/append/{{checkpoint_dir}}.log",
+    wildcard_constraints:
+        checkpoint_dir=one_of(LACKING),
     priority: 2
     localrule: True
     conda:

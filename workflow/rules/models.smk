@@ -1,4 +1,7 @@
-# Base models: made from scratch, with the tokenizer that they share, or taken from the hub.
+# Base models: made from scratch, with the tokenizer that they share, or taken from the hub. A version of the numbers that
+# changes them makes them, or what is sampled from them, again.
+
+from troll.common.numerics import last_change
 
 
 rule tokenizer:
@@ -36,6 +39,7 @@ rule base_model:
         runtime=30,
     params:
         config=base_config,
+        numerics=last_change(""),
         tokenizer=lambda wildcards, input: os.path.dirname(input.tokenizer),
         out=lambda wildcards, output: os.path.dirname(output.manifest),
     message:
@@ -60,6 +64,7 @@ rule hub_model:
         runtime=FIXED["hub_model"].minutes,
     params:
         config=base_config,
+        numerics=last_change(""),
         out=lambda wildcards, output: os.path.dirname(output.manifest),
     message:
         "model {wildcards.model} of the hub for {wildcards.task}"

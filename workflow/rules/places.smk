@@ -4,11 +4,48 @@ from troll.analysis.data.archive import made
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 
 KEYS = planned_keys(EXPERIMENT, RUNS, SKIPPED)
+
+
+def run_id_of(checkpoint_dir):
+    """The name of a place in tables: runs stand there without the directory that holds them."""
+    return checkpoint_dir.removeprefix("runs/")
+
+
+def checkpoint_dirs_of(runs):
+    """Places of some runs and of the base models that they start from."""
+    bases = dict.fromkeys(f"{BASE}/{run.model}/{run.task}" for run in runs)
+    return [*(f"runs/{run.run_id}" for run in runs), *bases]
+
+
+COLLECTED = f"{ROOT}/runs/collected"
+
+
+def mark_of(checkpoint_dir):
+    """What says that a place was appended to the tables."""
+    return Path(ROOT, checkpoint_dir, "appended")
+
+
+# Looked for first: whoever appends meanwhile leaves the mark after the row.
+MARKED = {
+    place
+    for place in checkpoint_dirs_of(RUNS)
+    if EXPERIMENT.archive and mark_of(place).exists()
+}
 try:  # runs and base models in the released tables that are what is planned
     HELD = made(EXPERIMENT, Path(ROOT), SKIPPED)
 except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
+# Marks say nothing of runs that the tables do not hold (any more), say after `git checkout`.
+LACKING = [place for place in checkpoint_dirs_of(RUNS) if run_id_of(place) not in HELD]
+if (
+    EXPERIMENT.archive
+    and LACKING
+    and workflow.is_main_process
+    and not workflow.output_settings.dryrun
+):
+    for _mark in (COLLECTED, *map(mark_of, LACKING)):
+        Path(_mark).unlink(missing_ok=True)
 
 
 def task_of(wildcards):
@@ -49,17 +86,6 @@ def grades_of(checkpoint_dir):
     return [f"{ROOT}/{checkpoint_dir}/{name}" for name in names]
 
 
-def run_id_of(checkpoint_dir):
-    """The name of a place in tables: runs stand there without the directory that holds them."""
-    return checkpoint_dir.removeprefix("runs/")
-
-
-def checkpoint_dirs_of(runs):
-    """Places of some runs and of the base models that they start from."""
-    bases = dict.fromkeys(f"{BASE}/{run.model}/{run.task}" for run in runs)
-    return [*(f"runs/{run.run_id}" for run in runs), *bases]
-
-
 def made_here(runs):
     """Places of runs and base models whose results are, or are to be, in directories here.
 
@@ -68,7 +94,7 @@ def made_here(runs):
     return [
         place
         for place in checkpoint_dirs_of(runs)
-        if run_id_of(place) not in HELD or Path(ROOT, place, "appended").exists()
+        if run_id_of(place) not in HELD or place in MARKED
     ]
 
 
@@ -76,7 +102,7 @@ def files_of(runs):
     """Everything that the table of these runs is made from."""
     places = made_here(runs)
     if EXPERIMENT.archive:
-        return [f"{ROOT}/{place}/appended" for place in places]
+        return [str(mark_of(place)) for place in places]
     graded = [path for place in places for path in grades_of(place)]
     return [f"{ROOT}/{place}/manifest.json" for place in places] + graded
 

@@ -1,7 +1,10 @@
 # One run: its run.yaml, then training. The trainer's own checkpoints are not declared, so that they survive a
-# failure and the next attempt goes on from them; the manifest, written last, says that the run is complete.
+# failure and the next attempt goes on from them; the manifest, written last, says that the run is complete. A version of
+# the numbers that changes its rule makes it again, although no command reads the parameter.
 
 import signal
+
+from troll.common.numerics import last_change
 
 # SLURM's warning before a time limit goes to every process of a job, and only the training program wants it.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -47,6 +50,9 @@ rule train:
         on_limit="exit",
     params:
         troll=TRAINING_TROLL,
+        numerics=lambda wildcards: last_change(
+            rule_of(EXPERIMENT, EXPERIMENT.run(run_id(wildcards)))
+        ),
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),
     message:
