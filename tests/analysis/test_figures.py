@@ -18,7 +18,7 @@ from troll.analysis.figures.results import (
     task_figure,
 )
 from troll.analysis.render.panels import by_processor
-from troll.analysis.render.style import Look, write_figure
+from troll.analysis.render.style import FORMATS, Look, write_figure
 from troll.common.errors import UserError
 
 
@@ -142,13 +142,14 @@ def test_doses_are_sorted_by_their_size() -> None:
 def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, runs: pd.DataFrame) -> None:
     few = runs[(runs["estimator"] != "dr-grpo") & (runs["task"] == "chains")]
     with mpl.rc_context({"axes.grid": False, "font.size": 30, "lines.linewidth": 9}):
-        first = write_figure(main_figure(few), tmp_path / "a/main")
+        first = write_figure(main_figure(few), tmp_path / "a/main", list(FORMATS))
         assert mpl.rcParams["font.size"] == 30
-    second = write_figure(main_figure(few), tmp_path / "b/main")
-    assert [path.name for path in first] == ["main.pdf", "main.png"]
+    second = write_figure(main_figure(few), tmp_path / "b/main", list(FORMATS))
+    assert [path.name for path in first] == ["main.png", "main.svg", "main.pdf"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
-    assert b"CreationDate" not in first[0].read_bytes()
+    assert b"CreationDate" not in first[2].read_bytes()
+    assert b"<dc:date>" not in first[1].read_bytes()
 
 
 def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.DataFrame) -> None:

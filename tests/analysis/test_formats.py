@@ -16,6 +16,7 @@ from troll.analysis.render.formats import (
     whole,
     write_table,
 )
+from troll.common.errors import UserError
 
 
 @pytest.fixture
@@ -95,13 +96,21 @@ def test_empty_tables_say_so() -> None:
     assert to_markdown(frame) == "No variants of troll were run.\n"
 
 
-def test_three_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> None:
+def test_two_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> None:
     paths = write_table(table, tmp_path / "tables/main.v1")
-    assert [path.name for path in paths] == ["main.v1.csv", "main.v1.md", "main.v1.tex"]
+    assert [path.name for path in paths] == ["main.v1.csv", "main.v1.md"]
     back = pd.read_csv(paths[0])
     assert back["kl"][0] == 0.0123456 and list(back) == list(table)
     first = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in write_table(table, tmp_path / "tables/main.v1")] == first
+
+
+def test_latex_is_written_on_demand(tmp_path: Path, table: pd.DataFrame) -> None:
+    (path,) = write_table(table, tmp_path / "main", ["latex"])
+    assert path == tmp_path / "main.tex" and path.read_text() == to_latex(table)
+    with pytest.raises(UserError, match=r"^unknown format 'tex'; valid: csv, markdown, latex; did you mean 'latex'"):
+        write_table(table, tmp_path / "other", ["csv", "tex"])
+    assert not list(tmp_path.glob("other*"))
 
 
 def test_number_formats() -> None:

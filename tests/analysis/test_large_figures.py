@@ -1,5 +1,6 @@
 """The whole plan of paper.yaml with made-up numbers: only panels with runs, and images that still open."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,3 +100,13 @@ def test_images_stay_within_the_limit(planned: TABLES, tmp_path: Path, draw: Cal
     write_figure(draw(*planned), tmp_path / "figure")
     with Image.open(tmp_path / "figure.png") as image:
         assert 1500 < max(image.size) <= MOST_PIXELS
+        assert image.width <= 1800 and image.width * image.height < 3.1e6
+
+
+def test_tracked_figures_are_light_and_in_no_other_format(repository: Path) -> None:
+    command = ["git", "ls-files", "-z", "results"]
+    said = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True).stdout
+    tracked = [repository / name for name in said.split("\0") if name]
+    images = [path for path in tracked if path.suffix == ".png"]
+    assert images and not [path for path in images if path.stat().st_size > 300_000]
+    assert not [path for path in tracked if path.suffix in (".pdf", ".svg", ".tex")]

@@ -216,12 +216,17 @@ def test_a_full_disk_is_one_line():
 
 @pytest.mark.parametrize(
     ("written", "stem"),
-    [("a/final", "a/final"), ("a/final.png", "a/final"), ("a/troll-kl0.01", "a/troll-kl0.01")],
+    [
+        ("a/final", "a/final"),
+        ("a/final.png", "a/final"),
+        ("a/final.svg", "a/final"),
+        ("a/troll-kl0.01", "a/troll-kl0.01"),
+    ],
 )
 def test_a_suffix_that_is_added_anyway_is_not_there_twice(monkeypatch, tmp_path, written, stem):
     made = []
     monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: None)
-    monkeypatch.setattr("troll.analysis.report.make.make_table", lambda _, __, out: made.append(out))
+    monkeypatch.setattr("troll.analysis.report.make.make_table", lambda _, __, out, *___: made.append(out))
     result = CliRunner().invoke(app, ["table", "main", "--results", str(tmp_path), "--out", written])
     assert result.exit_code == 0, result.output
     assert made == [Path(stem)]

@@ -29,10 +29,10 @@ def measured(repository: Path, tmp_path: Path) -> Path:
 
 def test_the_released_audit_is_that_of_its_report(graders):
     compared = {path.name for path in check_measurements(graders)}
-    assert compared == {"audit.csv", "audit.md", "audit.tex"}
+    assert compared == {"audit.csv", "audit.md"}
     result = CliRunner().invoke(app, ["check-results", str(graders), "--release"])
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("graders: 3 files are what the released data give\n")
+    assert result.output.endswith("graders: 2 files are what the released data give\n")
     again = CliRunner().invoke(app, ["check-results", str(graders), "--write"])
     assert again.exit_code == 0 and again.output.endswith("graders: 0 files written\n")
 
@@ -41,7 +41,7 @@ def test_another_verdict_than_the_reports_is_refused(graders):
     report = json.loads((graders / "audit.json").read_text())
     report["cases"][0]["rate"] = 0.25
     (graders / "audit.json").write_text(json.dumps(report))
-    with pytest.raises(UserError, match=r"graders: audit\.csv, audit\.md, audit\.tex: not what the data"):
+    with pytest.raises(UserError, match=r"graders: audit\.csv, audit\.md: not what the data"):
         check_measurements(graders)
 
 
@@ -50,8 +50,7 @@ def test_another_verdict_than_the_reports_is_refused(graders):
     [
         ("cost/cost.md", "Met: time", "Missed: time"),
         ("cost/cost_step.md", "goal 1.02", "goal 2.02"),
-        ("cost/cost_step.tex", "tabular", "tabularx"),
-        ("approximation/zipf/approximation.tex", "tabular", "tabularx"),
+        ("approximation/zipf/approximation.md", "| KL error |", "| KL mistake |"),
     ],
 )
 def test_what_was_changed_by_hand_is_named_and_can_be_written_again(measured, path, old, new):
@@ -73,12 +72,12 @@ def test_a_changed_number_reaches_table_and_figure(measured):
     data.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]) + "\n")
     with pytest.raises(UserError) as error:
         check_measurements(measured)
-    assert [f"approximation{suffix}" in str(error.value) for suffix in (".md", ".tex", ".png")] == [True] * 3
+    assert [f"approximation{suffix}" in str(error.value) for suffix in (".md", ".png")] == [True] * 2
 
 
 def test_a_missing_file_is_named(measured):
-    (measured / "cost/cost.tex").unlink()
-    with pytest.raises(UserError, match=r"measured: cost/cost\.tex: not what"):
+    (measured / "cost/cost.md").unlink()
+    with pytest.raises(UserError, match=r"measured: cost/cost\.md: not what"):
         check_measurements(measured)
     (measured / "cost/cost_step.md").unlink()
     with pytest.raises(

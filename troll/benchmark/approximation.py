@@ -287,7 +287,7 @@ def annotate(errors: pd.DataFrame, conditions: str) -> pd.DataFrame:
 
 
 def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float = 0.05) -> pd.DataFrame:
-    """Writes ``approximation.csv`` (with .md and .tex) and the figure ``approximation.pdf`` (with .png).
+    """Writes ``approximation.csv`` (with .md) and the figure ``approximation.png``.
 
     Args:
         out: a folder.

@@ -172,7 +172,7 @@ def _base_seed(base: Path) -> int | None:
 def run_difficulty(
     bases: Sequence[Path], out: Path, *, data: Path | None = None, tokens: int = 8192
 ) -> pd.DataFrame:
-    """Writes the table of several base models, a row each, as .csv, .md and .tex.
+    """Writes the table of several base models, a row each, as .csv and .md.
 
     Args:
         bases: directories ``<experiment>/base/<model>/<task>``, sampled and graded.

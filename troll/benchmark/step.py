@@ -44,7 +44,7 @@ def run_step_cost(
     device: str = "cuda",
     threads: int | None = None,
 ) -> pd.DataFrame:
-    """Measures whole optimiser steps of every method and writes ``cost_step.csv``, .md and .tex.
+    """Measures whole optimiser steps of every method and writes ``cost_step.csv`` and .md.
 
     Every measurement is a process of its own, and the methods take turns.
 

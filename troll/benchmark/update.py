@@ -57,7 +57,7 @@ def run_cost(
     the largest peak above the inputs (hidden states, weight, old policy), gradients included.
 
     Args:
-        out: a folder; ``cost.csv``, ``cost.md``, ``cost.tex`` and the single measurements in ``cost.json``.
+        out: a folder; ``cost.csv``, ``cost.md`` and the single measurements in ``cost.json``.
         tokens: N.
         widths: D, one block of rows each.
         vocab: V.

@@ -133,7 +133,7 @@ def board(
 ) -> None:
     r"""Make the board from finished experiments: tables and figures.
 
-    Reads tidy/ of each; writes board, trials, levels (CSV, Markdown, LaTeX), the
+    Reads tidy/ of each; writes board, trials, levels (CSV, Markdown), the
     figures differences, budget and profile, and protocol.yaml into OUT.
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml \

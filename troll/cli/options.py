@@ -22,7 +22,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-_ADDED = (".csv", ".md", ".tex", ".json", ".pdf", ".png")
+_ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
 
 
 def without_suffix(path: Path | None) -> Path | None:

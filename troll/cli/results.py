@@ -18,6 +18,11 @@ Ledger = Annotated[
     list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
 ]
 
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="of the figure: png, svg or pdf; may be repeated; none: png"),
+]
+
 
 def _files(ledger: Sequence[str] | None, known: "Known | None" = None) -> list[Path]:
     from troll.analysis.claims.packaged import DEFAULT, claims_file
@@ -104,17 +109,22 @@ def table(
     name: Annotated[str, typer.Argument(help="its name: main, comparison, speed, stability, ...")],
     results: Results,
     out: Stem,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="csv, markdown or latex; may be repeated; none: csv and markdown"),
+    ] = None,
 ) -> None:
-    """Make a table as CSV, Markdown and LaTeX.
+    """Make a table as CSV and Markdown, or as LaTeX.
 
-    Reads tidy/ and plan.json of RESULTS; writes OUT.csv, OUT.md and OUT.tex.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.csv and OUT.md, or the formats that are named; OUT.tex
+    is LaTeX.
 
-    Example: troll table main --results results/testbed --out main
+    Example: troll table main --results results/testbed --out main --format latex
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.report.make import make_table
 
-    make_table(name, read_results(results), out)
+    make_table(name, read_results(results), out, formats or ("csv", "markdown"))
 
 
 def figure(
@@ -122,18 +132,19 @@ def figure(
     results: Results,
     out: Stem,
     task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
+    formats: Formats = None,
 ) -> None:
-    r"""Make a figure as PDF and PNG.
+    r"""Make a figure as PNG, or as SVG or PDF.
 
-    Reads tidy/ and plan.json of RESULTS; writes OUT.pdf and OUT.png.
+    Reads tidy/ and plan.json of RESULTS; writes OUT.png, or the formats that are named.
 
     Example: troll figure learning --task chains --results results/testbed \
-    --out learning
+    --out learning --format svg
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.report.make import make_figure
 
-    make_figure(name, read_results(results), out, task)
+    make_figure(name, read_results(results), out, task, formats or ("png",))
 
 
 def claims(
@@ -328,7 +339,8 @@ def compare(
 
 def comparisons(
     results: Annotated[list[Path], typer.Argument(help="directories of results that make one family")],
-    out: Annotated[Path, typer.Option(help="directory for comparisons.csv and .md, forest.png and .pdf")],
+    out: Annotated[Path, typer.Option(help="directory for comparisons.csv and .md, and forest.png")],
+    formats: Formats = None,
 ) -> None:
     r"""List and draw the comparisons of several experiments.
 
@@ -346,7 +358,7 @@ def comparisons(
 
     tables = read_tables(results)
     frame = comparison_family(*tables)
-    write_figure(forest_figure(*tables), out / "forest")
+    write_figure(forest_figure(*tables), out / "forest", formats or ("png",))
     write_text(out / "comparisons.csv", frame.to_csv(index=False, lineterminator="\n"))
     write_text(out / "comparisons.md", to_markdown(frame))
 

@@ -24,6 +24,18 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {what} {name!r}; valid: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
+def check_known(what: str, names: Iterable[str], valid: Iterable[str]) -> None:
+    """Refuses a name that is not among the valid ones.
+
+    Raises:
+        UserError: as `unknown` says it of the first.
+    """
+    known = list(valid)
+    for name in names:
+        if name not in known:
+            raise UserError(unknown(what, name, known))
+
+
 class Stopped(Exception):  # noqa: N818 - nothing is wrong
     """A signal ended the work; the same command goes on with it.
 

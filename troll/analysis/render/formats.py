@@ -1,4 +1,4 @@
-"""One writer for all tables: numbers in CSV, readable cells in Markdown, LaTeX and HTML.
+"""One writer for all tables: numbers in CSV, readable cells in Markdown, HTML and, on demand, LaTeX.
 
 A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
 with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.common.errors import check_known
 from troll.common.files import write_text
 
 MINUS = "\N{MINUS SIGN}"
@@ -299,14 +300,27 @@ def _escape(text: str) -> str:
     return f"{{}}{escaped}" if escaped.startswith("[") else escaped
 
 
-def write_table(frame: pd.DataFrame, stem: Path) -> list[Path]:
-    """Writes ``<stem>.csv`` (numbers in full), ``.md`` and ``.tex`` (rounded), and returns their paths."""
-    texts = {
-        ".csv": frame.to_csv(index=False, lineterminator="\n"),
-        ".md": to_markdown(frame),
-        ".tex": to_latex(frame),
-    }
-    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_text(path, text)
+def _to_csv(frame: pd.DataFrame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+FORMATS: Mapping[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+    "csv": (".csv", _to_csv),
+    "markdown": (".md", to_markdown),
+    "latex": (".tex", to_latex),
+}
+"""Of a table: suffix and writer. CSV has numbers in full, the others round them."""
+
+
+def write_table(frame: pd.DataFrame, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> list[Path]:
+    """Writes a table in some of `FORMATS` beside each other, and returns the paths.
+
+    Raises:
+        UserError: there is no such format; nothing has been written then.
+    """
+    check_known("format", formats, FORMATS)
+    paths = []
+    for suffix, text in (FORMATS[name] for name in formats):
+        paths.append(stem.with_name(stem.name + suffix))
+        write_text(paths[-1], text(frame))
     return paths

@@ -1,12 +1,13 @@
 """The one style of all figures: colours, line styles, sizes and files that do not change from run to run."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -14,6 +15,7 @@ from PIL import Image
 
 from troll.analysis.data.summaries import method_order
 from troll.analysis.data.tidy import BASE
+from troll.common.errors import check_known
 from troll.common.files import atomic_path
 
 # Okabe-Ito hues, darkened or lightened so that neighbours differ in lightness too and survive a grey print.
@@ -29,8 +31,18 @@ _HUES = (
 )
 _DOSE = re.compile(r"^(.+?)\d+(?:\.\d+)?(?:e-?\d+)?$")
 _FURTHER_DASHES = ((0, (6, 1.5, 1.2, 1.5)), (0, (1.2, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""Of a figure, with what keeps dates and versions out of its file."""
 MOST_PIXELS = 4000
 """Of a PNG, to either side: larger images open badly, or are refused as a decompression bomb."""
+_WIDTH, _AREA = 1800, 2_700_000  # of a PNG in pixels: pages show some 1100, and results are kept in git
+_OFTEN = 1 / 2000  # of its pixels have a colour: it is kept
+_EDGES = 32  # colours of all other pixels
+_BYTES = np.array([1 << 16, 1 << 8, 1], np.int32)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 _SETTINGS = {
@@ -58,7 +70,7 @@ _SETTINGS = {
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,
     "svg.hashsalt": "troll",
-    "svg.fonttype": "none",
+    "svg.fonttype": "path",  # letters as outlines look alike whatever the fonts
     "axes.formatter.use_mathtext": True,
 }
 
@@ -185,40 +197,70 @@ def empty(axes: Axes, text: str = "not run") -> None:
 
 
 def _reduce_colours(path: Path) -> None:
-    """Rewrites a PNG with a palette: a figure has few colours, and results are kept in git."""
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
+    """Rewrites a PNG with a palette: what fills some area keeps its colour, and edges get one near theirs."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    packed = np.asarray(image).astype(np.int32) @ _BYTES
+    colours, inverse, counts = np.unique(packed, return_inverse=True, return_counts=True)
+    often = colours[counts >= _OFTEN * packed.size][: 256 - _EDGES]
+    octree = image.quantize(_EDGES, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    edges = np.asarray(octree.getpalette(), np.int32).reshape(-1, 3)[:_EDGES]
+    palette = np.concatenate([_unpacked(often), edges])
+    nearest, least = np.zeros(len(colours), np.uint8), np.full(len(colours), np.inf)
+    for index, colour in enumerate(palette):
+        distance = ((_unpacked(colours) - colour) ** 2).sum(axis=-1)
+        nearest[distance < least] = index
+        least = np.minimum(least, distance)
+    reduced = Image.fromarray(nearest[inverse].reshape(packed.shape))
+    reduced.putpalette(palette.astype(np.uint8).tobytes())
+    reduced.save(path, format="PNG", optimize=True)
+
+
+def _unpacked(colours: np.ndarray) -> np.ndarray:
+    return colours[:, None] // _BYTES % 256
+
+
+def _resolution(width: float, height: float) -> float:
+    """Dots per inch at which a PNG of this size in inches stays within the limits."""
+    limits = (_WIDTH / width, (_AREA / (width * height)) ** 0.5, (MOST_PIXELS - 2) / max(width, height))
+    return min(float(mpl.rcParams["savefig.dpi"]), *limits)
 
 
 def _frame(figure: Figure) -> dict[str, Any]:
-    """What is drawn of a figure and how finely: all of it, and a large figure within `MOST_PIXELS`."""
-    resolution = float(mpl.rcParams["savefig.dpi"])
-    if max(figure.get_size_inches()) * resolution < 0.8 * MOST_PIXELS:
-        return {"dpi": resolution, "bbox_inches": "tight", "pad_inches": 0.06}
+    """What is drawn of a figure and how finely: all of it, and a large figure within the limits of a PNG."""
+    width, height = figure.get_size_inches()
+    if _resolution(1.1 * width, 1.1 * height) == mpl.rcParams["savefig.dpi"]:
+        return {"dpi": mpl.rcParams["savefig.dpi"], "bbox_inches": "tight", "pad_inches": 0.06}
     if figure.get_layout_engine() is not None:  # once: laying out a hundred panels takes seconds
         figure.draw_without_rendering()
         figure.set_layout_engine(None)  # "none" would leave a placeholder, for which saving draws once more
     box = figure.get_tightbbox().padded(0.06)  # legends above the panels included
-    return {"dpi": min(resolution, (MOST_PIXELS - 2) / max(box.width, box.height)), "bbox_inches": box}
+    return {"dpi": _resolution(box.width, box.height), "bbox_inches": box}
 
 
-def write_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Writes ``<stem>.pdf`` and ``<stem>.png`` without dates, so that the same data give the same bytes."""
+def write_figure(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Writes a figure without dates, so that the same data give the same bytes.
+
+    Args:
+        figure: the figure.
+        stem: path without suffix.
+        formats: some of `FORMATS`; each makes a file.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        UserError: there is no such format; nothing has been written then.
+    """
+    check_known("format", formats, FORMATS)
     paths = []
     with styled():
         frame = _frame(figure)
-    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
-        path = stem.with_name(stem.name + suffix)
+    for name in formats:
+        path = stem.with_name(f"{stem.name}.{name}")
         with styled(), atomic_path(path) as temporary:
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata, **frame)
-            if suffix == ".png":
+            figure.savefig(temporary, format=name, metadata=FORMATS[name], **frame)
+            if name == "png":
                 _reduce_colours(temporary)
         paths.append(path)
     return paths
-
-
-def write_svg(figure: Figure, path: Path) -> None:
-    """Writes a figure as SVG without a date, its letters as outlines: it looks alike whatever the fonts."""
-    with styled(), atomic_path(path) as temporary:
-        mpl.rcParams["svg.fonttype"] = "path"
-        figure.savefig(temporary, format="svg", metadata={"Date": None}, **_frame(figure))

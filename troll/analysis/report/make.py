@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,20 +79,23 @@ def _known(kind: Kind, name: str) -> Entry:
     return known[name]
 
 
-def make_table(name: str, results: Results, stem: Path) -> None:
-    """Writes ``<stem>.csv``, ``.md`` and ``.tex``.
+def make_table(name: str, results: Results, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> None:
+    """Writes ``<stem>.csv`` and ``.md``, or other formats of `formats.FORMATS`.
 
     Raises:
-        UserError: there is no table of this name.
+        UserError: there is no table of this name, or no such format.
     """
-    write_table(table(name, results), stem)
+    write_table(table(name, results), stem, formats)
 
 
-def make_figure(name: str, results: Results, stem: Path, task: str | None = None) -> None:
-    """Writes ``<stem>.pdf`` and ``<stem>.png``.
+def make_figure(
+    name: str, results: Results, stem: Path, task: str | None = None, formats: Sequence[str] = ("png",)
+) -> None:
+    """Writes ``<stem>.png``, or other formats of `style.FORMATS`.
 
     Raises:
-        UserError: there is no figure of this name; or it is one per task and no task of the table is named.
+        UserError: there is no figure of this name, or no such format; or it is one per task and no task of
+            the table is named.
     """
     entry = _known("figure", name)
     if entry.per_task and task is None:
@@ -102,4 +105,4 @@ def make_figure(name: str, results: Results, stem: Path, task: str | None = None
         raise UserError(f"figure {name!r} is of all tasks; leave out --task")
     if task is not None and task not in tasks:
         raise UserError(f"--task: {unknown('task', task, tasks)}")
-    write_figure(make(entry, results, task), stem)
+    write_figure(make(entry, results, task), stem, formats)

@@ -6,7 +6,7 @@ from typing import Any
 
 from troll.analysis.data.results import Results
 from troll.analysis.registry import Entry, entries
-from troll.analysis.render.style import write_svg
+from troll.analysis.render.style import write_figure
 from troll.analysis.report.make import make
 
 
@@ -39,9 +39,9 @@ class Figures:
         """A figure that a function draws, in place of a tracked PNG; returns its site path."""
         if self._only is not None and name not in self._only:
             return self.tracked(png)
-        found = png.removesuffix(".png") + ".svg"
-        write_svg(draw(), self._pages / found)
-        return self._note(png, found)
+        stem = png.removesuffix(".png")
+        write_figure(draw(), self._pages / stem, ["svg"])
+        return self._note(png, f"{stem}.svg")
 
     def tracked(self, png: str) -> str:
         """The tracked PNG itself; returns its site path."""

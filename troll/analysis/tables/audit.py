@@ -43,7 +43,7 @@ def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
 
 
 def write_audit(result: Mapping[str, Any], out: Path) -> None:
-    """Writes an audit: all of it as ``<out>.md``, the verdicts as ``<out>.csv`` and ``.tex``.
+    """Writes an audit: all of it as ``<out>.md``, the verdicts as ``<out>.csv``.
 
     Args:
         result: of `troll.evaluation.audit.audit.audit`.
