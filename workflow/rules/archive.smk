@@ -19,7 +19,7 @@ rule append:
         "../../envs/analyse.yaml"
     params:
         directory=lambda wildcards, input: os.path.dirname(input.manifest),
-        results=ROOT,
+        results=lambda wildcards: ROOT,
         key=lambda wildcards: KEYS[run_id_of(wildcards.checkpoint_dir)],
     message:
         "append {wildcards.checkpoint_dir}"
