@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import (
     BASE,
@@ -32,7 +30,7 @@ from troll.experiment.experiment import Experiment
 from troll.experiment.keys import planned_keys
 
 _FINISHED = ("manifest.json", "grades.json")
-_IDENTITY = ["run_id", "key", "numerics", "rule"]
+_IDENTITY = ("run_id", "key", "numerics", "rule")
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,9 @@ def held(results: Path) -> dict[str, Held]:
     """
     found: dict[str, Held] = {}
     for path in parts(results).values():
-        try:
-            table = pq.read_table(path, columns=_IDENTITY).group_by(_IDENTITY).aggregate([])
-        except (OSError, ValueError) as error:  # pyarrow's errors are both
-            raise UserError(
-                f"{path}: damaged ({' '.join(str(error).split())}); restore it (git checkout -- {path}), or "
-                "remove it, and its runs are made again"
-            ) from None
-        for row in table.to_pylist():
-            found[row["run_id"]] = Held(row["key"], row["numerics"], row["rule"])
+        rows = read_part(path, _IDENTITY).drop_duplicates()
+        for run_id, key, numerics, rule in rows[[*_IDENTITY]].itertuples(index=False):
+            found[str(run_id)] = Held(str(key), int(numerics), str(rule))
     return found
 
 
@@ -86,7 +78,7 @@ def append_run(directory: Path, results: Path, key: str) -> None:
     """Adds a finished run, or a graded base model, to the tables; one of the same name is replaced.
 
     Processes wait for one another, and a file is replaced whole: whenever this is killed, the tables hold
-    what they held before, or the new run as well.
+    what they held before, or the new run as well, or neither it nor the one that it replaces.
 
     Args:
         directory: of the run: ``run.yaml``, ``metrics.jsonl``, ``manifest.json`` and ``grades.json``; of a
@@ -106,8 +98,25 @@ def append_run(directory: Path, results: Path, key: str) -> None:
     run_id, rule = str(rows["run_id"].iloc[0]), str(rows["rule"].iloc[0])
     path = part_path(results, part_of(rule))
     with only_writer(results / TIDY):
+        for left in (results / TIDY).glob(".*.parquet"):  # by a process that was killed
+            left.unlink()
+        for other in parts(results).values():
+            if other != path:
+                _remove(run_id, other)
         before = [read_part(path)] if path.exists() else []
         write_part(path, [*(frame[frame["run_id"] != run_id] for frame in before), rows])
+
+
+def _remove(run_id: str, path: Path) -> None:
+    """Takes a run out of a part that is not its own any more, as its rule is another one now."""
+    if run_id not in set(read_part(path, ["run_id"])["run_id"]):
+        return
+    frame = read_part(path)
+    kept = frame[frame["run_id"] != run_id]
+    if kept.empty:
+        path.unlink()
+    else:
+        write_part(path, [kept])
 
 
 def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]) -> Tidy:
@@ -119,8 +128,10 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
         directories: of runs and base models that were made here, by run id.
 
     Raises:
-        UserError: one is neither in the tables nor finished here.
+        UserError: one is neither in the tables nor finished here, or a version of the numbers has changed it.
     """
+    if not keys:
+        raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
     known = held(results)
     for run_id, key in keys.items():
         if run_id in known and known[run_id].counts_as(key):
@@ -131,6 +142,13 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
                 "run the workflow again"
             )
         append_run(directories[run_id], results, key)
+    now = held(results)
+    for run_id, key in keys.items():
+        if not now[run_id].counts_as(key):  # its directory is as old as its row was
+            raise UserError(
+                f"{directories[run_id]}: made with version {now[run_id].numerics} of the numbers, and a "
+                "later one changes it; remove the directory, and run the workflow again"
+            )
     return read_tidy(results).of_runs(keys)
 
 

@@ -8,7 +8,9 @@ import io
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -35,7 +37,7 @@ def released(results: Path, revision: str = "HEAD") -> Tidy:
         UserError: no git, no checkout, or no such tables in it.
     """
     path = results / TIDY
-    command = ["git", "-C", str(results), "archive", "--format=tar", f"{revision}:./", TIDY]
+    command = ["git", "-C", str(results), "archive", "--format=tar", revision, TIDY]
     try:
         archive = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -83,14 +85,14 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
         final = numbers[(numbers["source"] == "test") & (numbers["metric"] == "pass@1")]
         count, wrong = problems.get(str(run_id), (0, 0))
         different = int(numbers["different"].sum()) + wrong
-        logs = ran["digest_log"] == other["digest_log"] or str(run_id) not in same_metrics
+        logs = {ran["digest_log"], other["digest_log"]} - {""}
         rows.append(
             {
                 "run_id": run_id,
                 **{name: ran[name] for name in _SETTING},
                 "settings": changed.get(str(run_id), []),
                 "numbers": len(numbers) + count,
-                "different": different if logs else max(different, 1),
+                "different": max(different, int(len(logs) > 1 and str(run_id) in same_metrics)),
                 **_first(first),
                 "pass@1": final["value"].mean(),
                 "reference": final["value_there"].mean(),
@@ -159,16 +161,23 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = Tr
         )
     apart = alike.drop(same.index)
     for row in apart.to_dict("records") if every else ():
-        where = f"step {int(row['step'])}, " if pd.notna(row["step"]) else ""
         lines.append(
-            f"  {row['run_id']}: first differs at {where}{row['metric']}, {row['here']:.9g} here and "
-            f"{row['there']:.9g} there; ends at {100 * row['pass@1']:.1f} and {100 * row['reference']:.1f} %"
+            f"  {row['run_id']}: {_where(row)}; "
+            f"ends at {100 * row['pass@1']:.1f} and {100 * row['reference']:.1f} %"
         )
     if len(apart):
         lines += _means(alike)
         causes = sorted({name for names in apart["digests"] for name in names})
         lines.append(f"made from other {', '.join(causes)}" if causes else "made from the same code and data")
     return lines
+
+
+def _where(row: Mapping[Hashable, Any]) -> str:
+    """Where a run first differs; values per batch and of the whole test set can hide it."""
+    if pd.isna(row["metric"]):
+        return "differs in single optimiser steps or test problems alone"
+    step = f"step {int(row['step'])}, " if pd.notna(row["step"]) else ""
+    return f"first differs at {step}{row['metric']}, {row['here']:.9g} here and {row['there']:.9g} there"
 
 
 def _means(alike: pd.DataFrame) -> list[str]:

@@ -134,13 +134,12 @@ _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
 def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
     """The rows of planned runs and of base models."""
     names = [name for name in _PLANNED if all(name in run for run in expected)]
-    wanted = {tuple(str(run.get(name)) for name in names) for run in expected}
-    table = tidy.runs[["run_id", *names]].drop_duplicates("run_id").astype(str)
-    kept = [
-        run_id
-        for run_id, *coordinates in table.itertuples(index=False)
-        if tuple(coordinates) in wanted or run_id.startswith(f"{BASE}/")
-    ]
+    if not names:
+        return tidy
+    wanted = {tuple(str(run[name]) for name in names) for run in expected}
+    table = tidy.runs[["run_id", *_PLANNED]].drop_duplicates("run_id").astype(str)
+    rows = zip(*(table[name] for name in ("run_id", "trust_region", *names)), strict=True)
+    kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in wanted]
     return tidy if len(kept) == len(table) else tidy.of_runs(kept)
 
 
@@ -172,6 +171,9 @@ def plan_of(value: Mapping[str, Any], where: str) -> Plan:
     names = {item.name for item in fields(Plan)}
     if unknown := set(value) - names:
         raise UserError(f"{where}: {min(unknown)}: unknown; a plan has {', '.join(sorted(names))}")
+    for name in ("skipped", "keys"):
+        if not isinstance(value.get(name, {}), dict):
+            raise UserError(f"{where}: {name}: expected an object, found {value[name]!r}")
     expected, looks = value.get("expected"), value.get("looks")
     return Plan(
         None if expected is None else planned_of(expected, f"{where}: expected"),

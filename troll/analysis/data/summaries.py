@@ -141,10 +141,10 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns: the coordinates, ``mixed``, every test metric under its own name, what
-        `troll.analysis.data.reduction.summary_of` gives of its training, ``hours`` (wall-clock of training),
-        ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with its updates)
-        and, where the manifest has it, ``peak_gib`` (memory). The same table is summarised once: many tables
-        and figures of a page ask for it.
+        `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of
+        training), ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with
+        its updates) in place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory).
+        The same table is summarised once: many tables and figures of a page ask for it.
     """
     return _summaries(runs).copy()
 
@@ -167,10 +167,11 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
     if "batches" in table:
-        table["hours"] = table["train_s"] / 3600
-        table["batch_s"] = table["train_s"] / table["batches"]
+        seconds, batches = table.pop("train_s"), table.pop("batches").replace(0, np.nan)
+        table["hours"] = seconds / 3600
+        table["batch_s"] = seconds / batches
         if "cpu_s" in table:
-            table["batch_cpu_s"] = table["cpu_s"] / table["batches"]
+            table["batch_cpu_s"] = table.pop("cpu_s") / batches
     return table
 
 

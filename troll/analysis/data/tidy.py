@@ -64,8 +64,10 @@ ITEM_COLUMNS: Mapping[str, str] = {
 }
 _ON_DISK = {name: dtype for name, dtype in RUN_COLUMNS.items() if name != "mixed"}
 _ARROW = {_STRING: pa.string(), _INTEGER: pa.int64(), _FLOAT: pa.float64()}
+_IN_MEMORY = _ARROW | {_STRING: pa.dictionary(pa.int32(), pa.string())}
 _SCHEMA = pa.schema([(name, _ARROW[dtype]) for name, dtype in _ON_DISK.items()])
 _CSV_DIGEST_LENGTH = 12
+_REMEDY = "restore it (git checkout), or remove it and collect its runs again"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def parts(directory: Path) -> dict[str, Path]:
     Args:
         directory: results/<experiment>.
     """
-    return {path.stem: path for path in sorted((directory / TIDY).glob("*.parquet"))}
+    found = sorted((directory / TIDY).glob("*.parquet"))
+    return {path.stem: path for path in found if not path.name.startswith(".")}  # those are being written
 
 
 def part_path(directory: Path, part: str) -> Path:
@@ -123,46 +126,53 @@ def read_tidy(directory: Path) -> Tidy:
         if directory.is_file():
             raise UserError(f"{directory}: is a file; name its directory, {directory.parent}")
         raise UserError(f"{directory / TIDY}: no tables (*.parquet) there; collect the runs first")
-    return _from_disk(_sorted([read_part(path) for path in found.values()]))
+    frames = {path: read_part(path) for path in found.values()}
+    holder: dict[str, Path] = {}
+    for path, frame in frames.items():
+        for run_id in frame["run_id"].unique():
+            if other := holder.get(run_id):
+                raise UserError(f"{other} and {path}: both hold run {run_id}; remove one of them")
+            holder[run_id] = path
+    return _from_disk(_sorted(list(frames.values())))
 
 
-def read_part(path: Path) -> pd.DataFrame:
+def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     """One file of a tidy table as it is on disk.
+
+    Args:
+        path: of the part.
+        columns: which; by default all.
 
     Raises:
         UserError: it is damaged, or not such a table.
     """
+    wanted = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
     try:
-        names = [name for name in pq.read_schema(path).names if _ON_DISK.get(name) == _STRING]
+        names = [name for name in pq.read_schema(path).names if wanted.get(name) == _STRING]
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=names) as file:
-            table, rows = file.read(), file.metadata.num_rows
+            lacking = [name for name in _ON_DISK if name not in file.schema_arrow.names]
+            if lacking:
+                raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
+            table, rows = file.read(columns=list(wanted)), file.metadata.num_rows
+        # Pages have checksums, and the rest of the file has none: what it says has to be what was written.
+        types = {field.name: field.type for field in table.schema}
+        if types != {name: _IN_MEMORY[dtype] for name, dtype in wanted.items()}:
+            raise ValueError("its columns have other types")
+        if table.num_rows != rows:
+            raise ValueError(f"{table.num_rows} rows of {rows}")
+        frame: pd.DataFrame = table.select(list(wanted)).to_pandas()
+        for name, values in frame.items():
+            if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
+                frame[name] = values.cat.set_categories(sorted(values.cat.categories))
+        return frame.astype(wanted)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (
-        pa.ArrowException,
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # pages unlike their checksums are an OSError
-        raise UserError(
-            f"{path}: damaged, or not a Parquet file ({' '.join(str(error).split())}); collect the runs again"
-        ) from None
-    if table.num_rows != rows:
-        raise UserError(f"{path}: damaged ({table.num_rows} rows of {rows}); collect the runs again")
-    missing = [name for name in _ON_DISK if name not in table.column_names]
-    if missing:
-        raise UserError(f"{path}: column {missing[0]} is missing; collect the runs again")
-    try:
-        frame: pd.DataFrame = table.select(list(_ON_DISK)).to_pandas()
-        for name, values in frame.items():
-            if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
-                frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-        return frame.astype(dict(_ON_DISK))
-    except (pa.ArrowException, TypeError, ValueError, IndexError) as error:
+    # Pages unlike their checksums are an OSError.
+    except (pa.ArrowException, OSError, TypeError, ValueError, IndexError, OverflowError) as error:
         what = " ".join(str(error).split())
-        raise UserError(f"{path}: damaged ({what}); collect the runs again") from None
+        raise UserError(f"{path}: damaged, or no tidy table ({what}); {_REMEDY}") from None
 
 
 def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
