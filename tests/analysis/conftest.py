@@ -6,8 +6,8 @@ import synthetic
 import synthetic_board
 
 from troll.analysis.data.results import Results
-from troll.analysis.data.runs import Collected, collect
-from troll.analysis.data.tidy import read_items, read_runs
+from troll.analysis.data.runs import collect
+from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.analysis.leaderboard.protocol import Protocol
 
 
@@ -16,22 +16,22 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collected experiment: two tasks, conditions and estimators, clip and troll, three seeds."""
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(root, seeds=3, batches=5, problems=30)
-    collect(run_dirs, root / "runs.parquet", base_dirs=base_dirs)
+    collect(run_dirs, root, base_dirs=base_dirs)
     return root
 
 
 @pytest.fixture(scope="session")
-def collected(experiment: Path) -> Collected:
-    return Collected(read_runs(experiment / "runs.parquet"), read_items(experiment / "runs_items.parquet"))
+def collected(experiment: Path) -> Tidy:
+    return read_tidy(experiment)
 
 
 @pytest.fixture(scope="session")
-def runs(collected: Collected) -> pd.DataFrame:
+def runs(collected: Tidy) -> pd.DataFrame:
     return collected.runs
 
 
 @pytest.fixture(scope="session")
-def items(collected: Collected) -> pd.DataFrame:
+def items(collected: Tidy) -> pd.DataFrame:
     return collected.items
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 
-DIGESTS = {"source": "5" * 64, "environment": "e" * 64, "data": "d" * 64, "base_model": "b" * 64}
+from troll.common.numerics import NUMERICS
+
+DIGESTS = {"environment": "e" * 64, "data": "d" * 64, "base_model": "b" * 64}
 TASKS = ("chains", "functions")
 CONDITIONS = ("gentle", "stale")
 ESTIMATORS = ("grpo", "dr-grpo")
@@ -142,8 +145,9 @@ def write_run(
     digests: dict[str, str] | None = None,
     problems: int = 40,
     rule: str | None = None,
+    success: Sequence[float] | None = None,
 ) -> Path:
-    """One finished run directory under ``root`` (= results/<experiment>)."""
+    """One finished run directory under ``root`` (= results/<experiment>); ``success`` is by rollout batch."""
     run_id = f"tiny/{task}/{method}/{estimator}/{condition}/seed{seed}"
     path = root / "runs" / run_id
     rng = np.random.default_rng([seed, *run_id.encode()])
@@ -175,6 +179,8 @@ def write_run(
         )
     (path / "run.yaml").write_text(yaml.safe_dump(run))
     lines = metrics(rng, condition, method, batches)
+    for line in lines if success else ():
+        line |= {"success": success[line["rollout_batch"]]} if "success" in line else {}
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if table is None:
         table = passes(rng, ENDS.get((condition, method.split("-")[0]), 0.5) + rng.normal(0, 0.02), problems)
@@ -186,6 +192,7 @@ def write_run(
             "config": run,
             "seeds": {"rollouts": 17},
             "git_commit": "0" * 40,
+            "numerics": NUMERICS,
             "digests": DIGESTS | (digests or {}),
             "versions": {"torch": "2.13.0"},
             "hardware": {"cpu": "test", "cores": 2},
@@ -202,13 +209,39 @@ def configure(run: Path, config: dict[str, Any]) -> None:
     write_json(run / "manifest.json", json.loads((run / "manifest.json").read_text()) | {"config": config})
 
 
+def record(runs: pd.DataFrame, rows: pd.Series, **changes: Any) -> pd.DataFrame:
+    """The tidy table where some rows record other settings, by their path with dots; None leaves one out."""
+
+    def changed(text: str) -> str:
+        settings = json.loads(text)
+        for path, value in changes.items():
+            *blocks, name = path.split(".")
+            block = settings
+            for one in blocks:
+                block = block.setdefault(one, {})
+            block.pop(name, None)
+            block |= {} if value is None else {name: value}
+        return json.dumps(settings, sort_keys=True)
+
+    texts = runs["settings"].astype(str)
+    known = {text: changed(text) for text in set(texts[rows]) - {""}}
+    return runs.assign(
+        settings=texts.mask(rows, texts.map(lambda text: known.get(text, text))).astype("category")
+    )
+
+
 def write_base(root: Path, task: str, *, table: np.ndarray | None = None, problems: int = 40) -> Path:
     """The graded base model of a task."""
     path = root / "base" / "tiny" / task
     rng = np.random.default_rng([99, *task.encode()])
     write_json(path / "grades.json", grades(task, passes(rng, 0.35, problems) if table is None else table))
     write_json(
-        path / "manifest.json", {"digests": DIGESTS | {"data": "0" * 64, "base_model": None}, "wall_s": 100.0}
+        path / "manifest.json",
+        {
+            "digests": DIGESTS | {"data": "0" * 64, "base_model": None},
+            "numerics": NUMERICS,
+            "wall_s": 100.0,
+        },
     )
     return path
 

@@ -89,7 +89,10 @@ def made_board(root: Path) -> tuple[pd.DataFrame, list[Results], pd.DataFrame]:
 
 def at_no_trial(runs):
     """Without what synthetic runs recorded of tuned settings, which is no trial's."""
-    return runs[~runs["metric"].astype(str).str.match("setting/(training/learning_rate|trust_region/)")]
+    trained = runs["seed"].notna()
+    names = ("kl_bound", "epsilon_low", "epsilon_high")
+    rule = dict.fromkeys((f"trust_region.settings.{name}" for name in names), None)
+    return synthetic.record(runs, trained, **{"training.learning_rate": None}, **rule)
 
 
 def trial_score(task, trial, seed):

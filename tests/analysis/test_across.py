@@ -14,7 +14,8 @@ from troll.analysis.claims.across import Across, slope, usable_decades
 from troll.analysis.claims.further import paths_of
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
 from troll.analysis.claims.wording import measure, why
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.common.errors import UserError
 
 SOLVED = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 24, ("troll", "stale"): 51}
@@ -22,7 +23,7 @@ SOLVED = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 24
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     root = tmp_path_factory.mktemp("results") / "testbed"
     dirs = [
         synthetic.write_run(
@@ -43,21 +44,17 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
 
 @pytest.fixture(scope="module")
-def rates(known: Collected) -> pd.DataFrame:
+def rates(known: Tidy) -> pd.DataFrame:
     """The same runs, but what the two conditions differ in is the learning rate: 1e-5 and 1e-4."""
-    runs = known.runs.copy()
-    setting = "setting/training/"
-    runs.loc[runs["metric"] == f"{setting}mini_batches", "value"] = 8.0
-    gentle = (runs["metric"] == f"{setting}learning_rate") & (runs["condition"] == "gentle")
-    runs.loc[gentle, "value"] = 1e-5
-    return runs
+    runs = synthetic.record(known.runs, known.runs["seed"].notna(), **{"training.mini_batches": 8})
+    return synthetic.record(runs, runs["condition"] == "gentle", **{"training.learning_rate": 1e-5})
 
 
-def verdict(runs: pd.DataFrame, known: Collected, across: dict[str, object], **changes: object) -> Judged:
+def verdict(runs: pd.DataFrame, known: Tidy, across: dict[str, object], **changes: object) -> Judged:
     return judge([Claim.model_validate(synthetic.CLAIM | changes | {"across": across})], runs, known.items)[0]
 
 
-def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Collected) -> None:
+def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Tidy) -> None:
     judged = verdict(known.runs, known, {"setting": "staleness", "statistic": "slope"})
     (setting,) = judged.decision.settings
     # From 8 to 32 steps: two doublings, over which the lead grows from 15 to 27 of 60 problems.
@@ -76,7 +73,7 @@ def test_a_slope_is_that_of_the_difference_for_each_doubling(known: Collected) -
 
 
 def test_usable_decades_share_a_threshold_measured_from_the_base_model(
-    rates: pd.DataFrame, known: Collected
+    rates: pd.DataFrame, known: Tidy
 ) -> None:
     across = {"setting": "learning_rate", "statistic": "usable", "share": 0.5}
     judged = verdict(rates, known, across, margin=0.2)
@@ -90,7 +87,7 @@ def test_usable_decades_share_a_threshold_measured_from_the_base_model(
     np.testing.assert_allclose(higher.differences, [(51 + seed - 48.8) / 6 for seed in range(3)])
 
 
-def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known: Collected) -> None:
+def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known: Tidy) -> None:
     across = {"setting": "learning_rate", "statistic": "usable"}
     gone = (known.items["trust_region"] == "clip") & (known.items["condition"] == "stale")
     judged = judge([Claim.model_validate(synthetic.CLAIM | {"across": across})], rates, known.items[~gone])
@@ -150,14 +147,14 @@ def test_lag_counts_in_batches_even_where_no_point_has_none(setting: str, wanted
 
 @pytest.mark.parametrize("missing", ["troll", "clip"])
 def test_a_line_that_lacks_a_point_is_not_judged_on_the_others(
-    known: Collected, rates: pd.DataFrame, missing: str
+    known: Tidy, rates: pd.DataFrame, missing: str
 ) -> None:
     """Three rates, of which one method lacks one: neither method's line is silently made shorter."""
     more = [frame[frame["condition"] == "stale"].copy() for frame in (rates, known.items)]
     for frame in more:
         frame["condition"] = frame["condition"].astype(str).replace({"stale": "third"})
         frame["run_id"] = frame["run_id"].astype(str).str.replace("/stale/", "/third/")
-    more[0].loc[more[0]["metric"] == "setting/training/learning_rate", "value"] = 1e-3
+    more[0] = synthetic.record(more[0], more[0]["seed"].notna(), **{"training.learning_rate": 1e-3})
     entry = synthetic.CLAIM | {"across": {"setting": "learning_rate", "statistic": "slope"}}
     whole = [pd.concat(pair, ignore_index=True) for pair in zip((rates, known.items), more, strict=True)]
     (full,) = judge([Claim.model_validate(entry)], *whole)

@@ -8,7 +8,8 @@ import pytest
 import synthetic
 
 from troll.analysis.claims.verdicts import Claim, judge
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.base_models import base_models_figure
 from troll.analysis.render.formats import to_markdown, write_table
 from troll.analysis.tables.base_models import base_models_table
@@ -21,7 +22,7 @@ WIDTHS = {"small": 64, "large": 192}
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     parts = []
     for kind, gaps in GAPS.items():
         for base, gap in enumerate(gaps):
@@ -47,27 +48,23 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
             ]
             parts.append(_renamed(read_directories(dirs, bases), kind, base))
     runs, items = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
-    return Collected(runs, items)
+    return Tidy(runs, items)
 
 
-def _renamed(found: Collected, kind: str, base: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _renamed(found: Tidy, kind: str, base: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tables of the model ``tiny`` as those of a base model, with its settings recorded as runs do."""
     name = f"{kind}-base{base}"
-    one = found.runs[found.runs["source"] == "manifest"].drop_duplicates("run_id")
-    settings = {"base_seed": base, "layers": 2, "width": WIDTHS[kind]}
-    recorded = [
-        one.assign(metric=f"setting/model/{key}", value=float(value)) for key, value in settings.items()
-    ]
-    runs = pd.concat([found.runs, *recorded], ignore_index=True)
+    settings = {"model.base_seed": base, "model.layers": 2, "model.width": WIDTHS[kind]}
+    runs = synthetic.record(found.runs, found.runs["seed"].notna(), **settings)
     ids = runs["run_id"].astype(str).str.replace("tiny/", f"{name}/")
     return runs.assign(model=name, run_id=ids), found.items.assign(model=name)
 
 
-def table(known: Collected) -> pd.DataFrame:
+def table(known: Tidy) -> pd.DataFrame:
     return base_models_table(known.runs, known.items).set_index(["model", "task"])
 
 
-def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Collected) -> None:
+def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Tidy) -> None:
     found = table(known)
     tasks = ("chains", "functions", "all")
     assert list(found.index) == [(kind, task) for kind in ("small", "large", "all") for task in tasks]
@@ -76,7 +73,7 @@ def test_rows_are_kinds_from_small_to_large_each_task_and_all(known: Collected) 
     assert list(found["settings"]) == [3, 3, 6, 3, 3, 6, 6, 6, 12]
 
 
-def test_a_row_is_the_average_over_its_base_models(known: Collected) -> None:
+def test_a_row_is_the_average_over_its_base_models(known: Tidy) -> None:
     row = table(known).loc[("small", "chains")]
     effects = (np.array(GAPS["small"]) + 1) / 60  # seeds 0 to 2 solve one more on average
     assert row["difference"] == pytest.approx(effects.mean()), "equal variances weigh equally"
@@ -92,7 +89,7 @@ def test_a_row_is_the_average_over_its_base_models(known: Collected) -> None:
     assert row["further_high"] - row["difference"] == pytest.approx(further, rel=1e-6)
 
 
-def test_all_rows_together_are_what_the_verdict_rests_on(known: Collected) -> None:
+def test_all_rows_together_are_what_the_verdict_rests_on(known: Tidy) -> None:
     claim = Claim.model_validate(synthetic.CLAIM)
     pooled = judge([claim], known.runs, known.items)[0].decision.pooled
     row = table(known).loc[("all", "all")]
@@ -104,7 +101,7 @@ def test_all_rows_together_are_what_the_verdict_rests_on(known: Collected) -> No
     )
 
 
-def test_two_settings_or_one_seed_have_no_interval(known: Collected) -> None:
+def test_two_settings_or_one_seed_have_no_interval(known: Tidy) -> None:
     two = ~known.runs["model"].isin(["small-base2", "large-base0", "large-base1", "large-base2"])
     few = base_models_table(known.runs[two], known.items[known.items["model"].isin(known.runs[two]["model"])])
     few = few.set_index(["model", "task"])
@@ -117,7 +114,7 @@ def test_two_settings_or_one_seed_have_no_interval(known: Collected) -> None:
     assert single["difference"].notna().all()
 
 
-def test_models_of_which_there_is_one_are_left_out(known: Collected) -> None:
+def test_models_of_which_there_is_one_are_left_out(known: Tidy) -> None:
     one = known.runs["model"].isin(["small-base0", "large-base0", "large-base1"])
     found = base_models_table(known.runs[one], known.items)
     assert set(found["model"]) == {"large"} and set(found["task"]) == {"chains", "functions", "all"}
@@ -125,13 +122,13 @@ def test_models_of_which_there_is_one_are_left_out(known: Collected) -> None:
     assert none.empty and "No base models that differ by their seed alone" in to_markdown(none)
 
 
-def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
+def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
     write_table(base_models_table(known.runs, known.items), tmp_path / "base_models")
     text = (tmp_path / "base_models.md").read_text()
     assert "| small | chains | 3 | 3 | 3 | 20.0 | 50.0 | 61.7 | +11.7 [" in text
 
 
-def test_every_base_model_is_a_mark_and_every_mean_a_line(known: Collected) -> None:
+def test_every_base_model_is_a_mark_and_every_mean_a_line(known: Tidy) -> None:
     panels = base_models_figure(known.runs, known.items).axes
     assert [axes.get_title() for axes in panels] == ["chains · stale", "functions · stale"]
     for axes, more in zip(panels, (1, 3), strict=True):

@@ -21,30 +21,21 @@ def row(frame: pd.DataFrame, **where: str) -> pd.Series:
     return frame.iloc[0]
 
 
-def with_success(runs: pd.DataFrame, values: dict[tuple[str, int], list[float]]) -> pd.DataFrame:
-    """Success curves of single runs, by trust region and seed, on the first steps of their batches."""
-    chosen = runs[
-        (runs["task"] == "chains") & (runs["condition"] == "gentle") & (runs["estimator"] == "grpo")
-    ]
-    chosen = chosen[chosen["seed"] < 2].copy()
-    for (method, seed), curve in values.items():
-        mine = (chosen["trust_region"] == method) & (chosen["seed"] == seed) & (chosen["metric"] == "success")
-        chosen.loc[mine, "value"] = curve
-    return chosen
-
-
-@pytest.fixture
-def known(runs: pd.DataFrame) -> pd.DataFrame:
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     """Five batches of 8 steps, 0.05 s each: clip never rises, one troll run does late."""
-    return with_success(
-        runs,
-        {
-            ("clip", 0): [0.1, 0.1, 0.1, 0.1, 0.1],
-            ("clip", 1): [0.1, 0.3, 0.1, 0.1, 0.1],
-            ("troll", 0): [0.1, 0.5, 0.7, 0.7, 0.7],
-            ("troll", 1): [0.1, 0.3, 0.3, 0.7, 0.7],
-        },
-    )
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    curves = {
+        ("clip", 0): [0.1, 0.1, 0.1, 0.1, 0.1],
+        ("clip", 1): [0.1, 0.3, 0.1, 0.1, 0.1],
+        ("troll", 0): [0.1, 0.5, 0.7, 0.7, 0.7],
+        ("troll", 1): [0.1, 0.3, 0.3, 0.7, 0.7],
+    }
+    dirs = [
+        synthetic.write_run(root, "chains", method, "grpo", "gentle", seed, batches=5, success=curve)
+        for (method, seed), curve in curves.items()
+    ]
+    return read_directories(dirs).runs
 
 
 def test_speed_is_the_first_step_at_which_two_batches_reach_the_target(known: pd.DataFrame) -> None:

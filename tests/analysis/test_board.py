@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic
 from synthetic_board import PROTOCOL, trial_score, validation
 
 from troll.analysis.data.results import Results, tables_of
@@ -90,11 +91,11 @@ def test_fresh_runs_with_other_settings_than_the_best_trial_are_refused(board, p
     trial = best["chains", "clip"]
     right = trial.learning_rate if name.endswith("rate") else trial.settings["epsilon_low"]
     runs = final[0].runs
-    row = runs[(runs["trust_region"] == "clip") & (runs["source"] == "manifest")].iloc[[0]]
+    one = runs["run_id"] == runs.loc[runs["trust_region"] == "clip", "run_id"].iloc[0]
 
     def recorded(value):
-        more = row.assign(metric=f"setting/{name}", value=value)
-        return [replace(final[0], runs=pd.concat([runs, more], ignore_index=True)), *final[1:]]
+        more = synthetic.record(runs, one, **{name.replace("/", "."): value})
+        return [replace(final[0], runs=more), *final[1:]]
 
     pd.testing.assert_frame_equal(board_table(recorded(right), scores, best, protocol), table)
     with pytest.raises(

@@ -10,18 +10,25 @@ from synthetic_board import PROTOCOL, trial_score, validation
 from typer.testing import CliRunner
 
 from troll.analysis.data.results import Results
-from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS, write_parquet
+from troll.analysis.data.tidy import (
+    ITEM_COLUMNS,
+    RUN_COLUMNS,
+    WHOLE,
+    Tidy,
+    on_disk,
+    part_path,
+    write_part,
+)
 from troll.cli.app import app
 from troll.common.errors import UserError
 
 
 def write(directory: Path, results: Results) -> None:
-    for name, frame, columns in (
-        ("runs", results.runs, RUN_COLUMNS),
-        ("items", results.items, ITEM_COLUMNS),
-    ):
+    tables = []
+    for frame, columns in ((results.runs, RUN_COLUMNS), (results.items, ITEM_COLUMNS)):
         full = frame.reindex(columns=list(columns)).assign(mixed=False)
-        write_parquet(full, directory / f"{name}.parquet", columns)
+        tables.append(full.astype(dict(columns)))
+    write_part(part_path(directory, WHOLE), [on_disk(Tidy(*tables))])
 
 
 @pytest.fixture

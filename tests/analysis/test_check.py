@@ -11,6 +11,7 @@ from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import Results, read_results, write_plan
 from troll.analysis.data.runs import collect
+from troll.analysis.data.tidy import parts
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_figure, make_table
 from troll.cli.app import app
@@ -30,7 +31,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
     )
-    collect(run_dirs, root / "runs.parquet", base_dirs=base_dirs, out_items=root / "items.parquet")
+    collect(run_dirs, root, base_dirs=base_dirs)
     planned = [
         dict(zip(KEYS, ("tiny", "chains", method, "grpo", "stale"), strict=True)) | {"seed": seed}
         for method in ("clip", "troll", "quatro")
@@ -44,14 +45,14 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_figure("projection", given, root / "figures" / "projection_chains", "chains")
     (root / "claims.yaml").write_text(CLAIMS)
     ledger = [root / "claims.yaml"]
-    tables = [root / "runs.parquet", root / "items.parquet", *ledger]
-    write_claims(judge(read_claims(ledger), given.runs, given.items), given.runs, tables, root / "claims")
+    inputs = [*parts(root).values(), *ledger]
+    write_claims(judge(read_claims(ledger), given.runs, given.items), given.runs, inputs, root / "claims")
     return root
 
 
 @pytest.fixture
 def copy(tmp_path: Path, released: Path) -> Path:
-    for name in ("tables", "figures"):
+    for name in ("tables", "figures", "tidy"):
         shutil.copytree(released / name, tmp_path / name)
     for path in released.glob("*.*"):
         shutil.copy(path, tmp_path)
@@ -90,7 +91,7 @@ def test_a_changed_digit_is_found(copy: Path, name: str) -> None:
     only(copy, "tables/main")
     path = copy / "tables" / name
     path.write_text(path.read_text().replace("1", "2", 1))
-    with pytest.raises(UserError, match=f"^tables/{name}: not what .*runs.parquet gives"):
+    with pytest.raises(UserError, match=f"^tables/{name}: not what the tables in .*tidy give"):
         check_results(copy)
 
 
@@ -204,7 +205,7 @@ def test_tables_that_were_made_without_a_plan_need_none(copy: Path) -> None:
         ("expected", [3], "a list of objects, one for each planned run"),
         ("skipped", [], r"an object, found \[\]"),
         ("skipped", None, "an object, found None"),
-        ("restored", {}, r"a list, found \{\}"),
+        ("mixed", {}, r"a list, found \{\}"),
         ("rehearsal", "no", "true or false, found 'no'"),
         ("looks", [3], r"an object, found \[3\]"),
         ("claims", "x", "a list, found 'x'"),

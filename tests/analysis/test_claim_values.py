@@ -11,14 +11,14 @@ from troll.analysis.claims.fields import MATH_EVAL_MEAN, SUMMARIES
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.rule import Decision, Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import per_run
-from troll.analysis.data.tidy import GROUP
+from troll.analysis.data.tidy import GROUP, Tidy
 from troll.common.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     root = tmp_path_factory.mktemp("results") / "testbed"
     dirs = [
         synthetic.write_run(root, "functions", method, "grpo", "gentle", seed, batches=2)
@@ -127,7 +127,7 @@ def test_what_runs_may_have_is_a_metric(metric: str) -> None:
     assert Claim.model_validate(synthetic.CLAIM | {"metric": metric}).metric == metric
 
 
-def test_every_summary_of_a_run_is_a_metric(known: Collected) -> None:
+def test_every_summary_of_a_run_is_a_metric(known: Tidy) -> None:
     summaries = set(per_run(known.runs)) - {*GROUP, "run_id", "seed", "mixed"}
     assert summaries >= set(SUMMARIES) - {"batch_cpu_s", "peak_gib"}, "two that these runs do not have"
     for metric in summaries:
@@ -177,7 +177,7 @@ def judged(claim: Claim, *, levels: dict[str, float] | None = None) -> Judged:
     return Judged(claim, decision)
 
 
-def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Collected) -> None:
+def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Tidy) -> None:
     claim = Claim.model_validate(synthetic.CLAIM)
     unreadable = claim.model_copy(update={"margin": float("nan")})  # no claims file can say so
     with pytest.raises(ValueError, match="JSON"):
@@ -194,7 +194,7 @@ def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Collec
 
 @pytest.mark.parametrize("taken", ["claims.md", "claims.json"])
 def test_a_place_that_cannot_be_written_keeps_the_other_file_out(
-    tmp_path: Path, known: Collected, taken: str
+    tmp_path: Path, known: Tidy, taken: str
 ) -> None:
     (tmp_path / taken).mkdir()
     with pytest.raises(UserError, match="is a directory; name a file"):
@@ -202,13 +202,13 @@ def test_a_place_that_cannot_be_written_keeps_the_other_file_out(
     assert [path.name for path in tmp_path.iterdir()] == [taken]
 
 
-def test_a_mean_that_is_no_number_is_null(tmp_path: Path, known: Collected) -> None:
+def test_a_mean_that_is_no_number_is_null(tmp_path: Path, known: Tidy) -> None:
     one = judged(Claim.model_validate(synthetic.CLAIM), levels={"chains": float("inf"), "functions": 0.5})
     (_, path) = write_claims([one], known.runs, [], tmp_path / "claims")
     assert yaml.safe_load(path.read_text())["claims"][0]["levels"] == {"chains": None, "functions": 0.5}
 
 
-def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Collected) -> None:
+def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Tidy) -> None:
     """The table of runs has pass@1 and pass@8 alone."""
     for changes in ({"baseline": 0.0}, {"relative": True}, {"baseline": "base", "relative": True}):
         claim = Claim.model_validate(synthetic.CLAIM | {"metric": "pass@4"} | changes)

@@ -13,8 +13,10 @@ from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.rule import Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
 from troll.analysis.claims.wording import span, why
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.common.errors import UserError
+from troll.common.numerics import NUMERICS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +26,7 @@ def claim(**changes: object) -> Claim:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     """Of 60 problems troll solves 15 more than clip in gentle and 15 fewer in stale; 3 seeds."""
     root = tmp_path_factory.mktemp("results") / "testbed"
     solved = {("clip", "gentle"): 30, ("troll", "gentle"): 45, ("clip", "stale"): 30, ("troll", "stale"): 15}
@@ -46,7 +48,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return read_directories(dirs, [base])
 
 
-def verdict(known: Collected, **changes: object) -> Judged:
+def verdict(known: Tidy, **changes: object) -> Judged:
     return judge([claim(**changes)], known.runs, known.items)[0]
 
 
@@ -86,14 +88,14 @@ CASES: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_verdicts(known: Collected) -> None:
+def test_verdicts(known: Tidy) -> None:
     claims = [claim(id=f"c{index}", **changes) for index, (changes, _) in enumerate(CASES)]
     judged = judge(claims, known.runs, known.items)
     for one, (changes, expected) in zip(judged, CASES, strict=True):
         assert one.decision.label == expected, changes
 
 
-def test_evidence_says_where_how_much_and_how_many(known: Collected) -> None:
+def test_evidence_says_where_how_much_and_how_many(known: Tidy) -> None:
     judged = verdict(known)
     assert [part.name for part in judged.decision.settings] == [
         "testbed / tiny / chains / gentle / grpo",
@@ -151,19 +153,19 @@ def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None
     assert set(baselines(baseline="base")) == set(baselines(metric="area", baseline=0.5)) == {None}
 
 
-def test_a_run_that_stands_in_two_experiments_counts_once(known: Collected) -> None:
+def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
     tables = (known.runs, known.items)
 
     def twice(change: dict[str, object], **changed: object) -> Judged:
         again = [frame.assign(experiment="again", **change) for frame in tables]
-        setting = again[0]["metric"] == "setting/training/learning_rate"
-        again[0].loc[setting, "value"] = changed.get("learning_rate", again[0].loc[setting, "value"])
+        again[0] = synthetic.record(again[0], again[0]["seed"].notna(), **changed)
         both = [pd.concat(pair, ignore_index=True) for pair in zip(tables, again, strict=True)]
         return judge([claim(where=GENTLE)], *both)[0]
 
     assert len(twice({}).decision.settings) == 1, "the same runs"
-    assert len(twice({"digest_source": "0" * 64}).decision.settings) == 1, "another program, the same seeds"
-    assert len(twice({}, learning_rate=0.5).decision.settings) == 2, "another configuration"
+    assert len(twice({"git_commit": "0" * 40}).decision.settings) == 1, "another program, the same seeds"
+    assert len(twice({"numerics": 0}).decision.settings) == 1, "as where a version changed other rules"
+    assert len(twice({}, **{"training.learning_rate": 0.5}).decision.settings) == 2, "another configuration"
     assert len(twice({"digest_data": "0" * 64}).decision.settings) == 2, "other data"
     first, rest = ([frame[frame["seed"].isin(seeds)] for frame in tables] for seeds in ([0], [0, 1, 2]))
     rest = [frame.assign(experiment="again") for frame in rest]
@@ -172,8 +174,8 @@ def test_a_run_that_stands_in_two_experiments_counts_once(known: Collected) -> N
     assert setting.seeds == 3, "the seeds of both, each once"
 
 
-def test_ledger_files(tmp_path: Path, known: Collected) -> None:
-    table = tmp_path / "runs.parquet"
+def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
+    table = tmp_path / "all.parquet"
     table.write_bytes(b"x")
     judged = judge([claim(history=["asked first"]), claim(id="d", method="gspo")], known.runs, known.items)
     paths = write_claims(judged, known.runs, [table], tmp_path / "claims")
@@ -183,8 +185,8 @@ def test_ledger_files(tmp_path: Path, known: Collected) -> None:
     assert "| S (`c`) | **depends on condition** | gentle +25.0, stale −25.0 points; holds in 1 of 2" in text
     assert "- history: asked first" in text
     ledger = json.loads(paths[1].read_text())
-    assert ledger["inputs"]["runs.parquet"].startswith("2d711642")
-    assert ledger["digests"]["source"] == ["5" * 64]
+    assert ledger["inputs"]["all.parquet"].startswith("2d711642")
+    assert ledger["numerics"] == [NUMERICS] and ledger["digests"]["data"] == ["d" * 64]
     assert [entry["verdict"] for entry in ledger["claims"]] == ["depends on condition", "not run"]
     assert ledger["claims"][0]["evidence"][0]["seeds"] == 3
     assert ledger["claims"][0]["levels"] == {"gentle": 0.25, "stale": -0.25}
@@ -194,7 +196,7 @@ def test_ledger_files(tmp_path: Path, known: Collected) -> None:
     ] == first
 
 
-def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) -> None:
+def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Tidy) -> None:
     claims = read_claims([claims_file("default")])
     judged = {one.claim.id: one for one in judge(claims, known.runs, known.items)}
     assert judged["better-final-success-qwen3-dapo"].verdict == "not run"
@@ -208,7 +210,7 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Collected) 
     assert to_markdown(list(judged.values())).count("**not run**") == len(missing)
 
 
-def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Collected) -> None:
+def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Tidy) -> None:
     judged = judge([claim(id="n", method="gspo"), claim()], known.runs, known.items)
     assert to_short_markdown(judged).splitlines() == [
         "| Claim | Verdict | Why |",
@@ -220,7 +222,7 @@ def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Collected
     assert to_short_markdown(judged[:1]) == "1 further claim: **not run**.\n"
 
 
-def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
+def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
     claims = [
         claim(where=GENTLE, margin=0.03),
         claim(id="k", metric="kl", direction="lower", where=GENTLE),
@@ -233,7 +235,7 @@ def test_ledger_tells_differences_in_their_units(known: Collected) -> None:
     assert "/ grpo: 0.0 [0.0, 0.0] %, 3 seeds" in text
 
 
-def test_one_seed_is_inconclusive_and_has_no_interval(known: Collected) -> None:
+def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
     few = known.runs[known.runs["seed"] == 0]
     (one,) = judge([claim(metric="kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
     assert one.verdict == "inconclusive"
@@ -242,7 +244,7 @@ def test_one_seed_is_inconclusive_and_has_no_interval(known: Collected) -> None:
     assert "nats, no interval, 1 seed" in text and "nan" not in text
 
 
-def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Collected) -> None:
+def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Tidy) -> None:
     judged = judge([claim(sentence="<S>"), claim(id="n", method="gspo")], known.runs, known.items)
     text = to_html(judged)
     assert "&lt;S&gt;" in text and "<S>" not in text
@@ -250,7 +252,7 @@ def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Collected) -
     assert text.count("<details>") == 2
 
 
-def test_no_runs_at_all_is_not_run(known: Collected) -> None:
+def test_no_runs_at_all_is_not_run(known: Tidy) -> None:
     assert judge([claim()], known.runs.iloc[:0], known.items.iloc[:0])[0].verdict == "not run"
 
 
@@ -313,7 +315,7 @@ def judge_of(one: Claim) -> list[Judged]:
 
 
 @pytest.mark.parametrize("metric", ["mean/nothing", "math500/pass@1", "pass@16"])
-def test_a_metric_that_no_run_has_is_named(known: Collected, metric: str) -> None:
+def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
     (one,) = judge([claim(metric=metric)], known.runs, known.items)
     assert one.verdict == "not run" and why(one) == f"no run of troll has the metric {metric!r}"
     (other,) = judge([claim(metric=metric, method="gspo")], known.runs, known.items)
@@ -336,14 +338,14 @@ def test_differences_are_told_in_the_unit_of_their_metric(metric: str, effect: f
     assert span(one) == told
 
 
-def test_a_sentence_cannot_break_a_table(known: Collected) -> None:
+def test_a_sentence_cannot_break_a_table(known: Tidy) -> None:
     judged = judge([claim(sentence="A | B\nC", source="x|y")], known.runs, known.items)
     (row,) = [line for line in to_markdown(judged).splitlines() if line.startswith("| A")]
     assert row.startswith(r"| A \| B C (`c`) |") and row.endswith(r"| x\|y |")
     assert r"| A \| B C |" in to_short_markdown(judged)
 
 
-def test_two_claims_files_of_one_name_keep_both_digests(known: Collected, tmp_path: Path) -> None:
+def test_two_claims_files_of_one_name_keep_both_digests(known: Tidy, tmp_path: Path) -> None:
     paths = [tmp_path / name / "claims.yaml" for name in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
@@ -353,9 +355,9 @@ def test_two_claims_files_of_one_name_keep_both_digests(known: Collected, tmp_pa
     assert sorted(inputs) == ["b/claims.yaml", "claims.yaml"] and len({*inputs.values()}) == 2
 
 
-def test_nothing_is_so_many_percent_of_zero(known: Collected) -> None:
+def test_nothing_is_so_many_percent_of_zero(known: Tidy) -> None:
     runs = known.runs.copy()
-    zero = (runs["metric"] == "entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
+    zero = (runs["metric"] == "summary/entropy") & (runs["trust_region"] == "clip") & (runs["seed"] == 0)
     runs.loc[zero, "value"] = 0.0
     (one,) = judge([claim(metric="entropy", relative=True)], runs, known.items)
     assert all(np.isfinite(setting.differences).all() for setting in one.decision.settings)

@@ -48,7 +48,7 @@ def test_main_figure_shows_the_means_of_every_setting(runs: pd.DataFrame) -> Non
         np.testing.assert_allclose(np.asarray(line.get_ydata())[:-1], mean)
         np.testing.assert_allclose(np.asarray(line.get_xdata())[:-1], mean.index)
         assert np.asarray(line.get_ydata())[-1] == pytest.approx(mean.iloc[-1]), "the last batch is held"
-        updates = runs.loc[(runs["source"] == "train") & (runs["condition"] == "stale"), "step"].max()
+        updates = 5 * synthetic.MINI_BATCHES["stale"]
         assert np.asarray(line.get_xdata())[-1] == updates > mean.index[-1], "until the last update"
     assert clip.get_zorder() > troll.get_zorder(), "dashes lie on the solid line, which would hide them"
     assert not [line for line in panel.lines if line.get_linestyle() == ":"], "no test number"
@@ -154,7 +154,8 @@ def test_files_are_the_same_every_time_and_leave_settings_alone(tmp_path: Path, 
 
 def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.DataFrame) -> None:
     few = runs[(runs["task"] == "chains") & (runs["estimator"] == "grpo")]
-    figure = main_figure(pd.concat([few, few.assign(model="large")]))
+    large = few.assign(model="large", run_id="large/" + few["run_id"].astype(str))
+    figure = main_figure(pd.concat([few, large]))
     assert [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]] == [
         "large · chains",
         "tiny · chains",
@@ -195,11 +196,13 @@ def test_time_is_the_processors_only_where_all_runs_recorded_it_and_none_had_a_g
     train = plain[(plain["source"] == "train") & (plain["metric"] == "success")]
     clock = train.assign(metric="time/cpu_s", value=7.0 * train["step"])
     first = train.groupby("run_id", as_index=False).first()[train.columns]
+    spent = first.assign(metric="summary/cpu_s", source="summary", value=300.0)
     # Base models are made on the same machine, and have no clock.
     base = first.head(1).assign(run_id="base", trust_region="base")
     without = pd.concat([first, base]).assign(metric="gpus", source="manifest", value=0.0)
-    timed = by_processor(pd.concat([plain, clock, without], ignore_index=True))
+    timed = by_processor(pd.concat([plain, clock, spent, without], ignore_index=True))
     assert timed is not None
+    assert (timed.loc[timed["metric"] == "summary/train_s", "value"] == 300.0).all(), "where curves end"
     rows = timed[(timed["source"] == "train") & (timed["metric"] == "success")]
     assert (rows["wall_s"] == 7.0 * rows["step"]).all()
     with_gpu = without.assign(value=[1.0, *[0.0] * (len(without) - 1)])

@@ -8,13 +8,14 @@ import synthetic
 from matplotlib.axes import Axes
 
 from troll.analysis.data.divergence import late_divergences
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import interval, per_run
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.frontier import frontier_figure
 
 
 @pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     root = tmp_path_factory.mktemp("results") / "divergence"
     dirs = [
         synthetic.write_run(root, "chains", method, "grpo", "stale", seed, batches=3, problems=10)
@@ -32,7 +33,7 @@ def families(axes: Axes) -> list[np.ndarray]:
     ]
 
 
-def test_every_method_stands_at_its_divergence_and_success(varied: Collected) -> None:
+def test_every_method_stands_at_its_divergence_and_success(varied: Tidy) -> None:
     figure = frontier_figure(varied.runs, varied.items)
     (axes,) = figure.axes  # gentle has no variants
     late = {
@@ -55,9 +56,9 @@ def test_every_method_stands_at_its_divergence_and_success(varied: Collected) ->
     assert 0 < low < min(late.values()) and max(late.values()) < high
 
 
-def test_a_method_without_divergence_has_no_place(varied: Collected) -> None:
+def test_a_method_without_divergence_has_no_place(varied: Tidy) -> None:
     runs = varied.runs.copy()
-    runs.loc[(runs["trust_region"] == "troll-kl0.25") & (runs["metric"] == "kl_to_old"), "value"] = 0.0
+    runs.loc[(runs["trust_region"] == "troll-kl0.25") & (runs["metric"] == "summary/kl"), "value"] = 0.0
     (axes,) = frontier_figure(runs, varied.items).axes
     assert [len(line) for line in families(axes)] == [2, 2]
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import pandas as pd
 import pytest
 import synthetic
 from matplotlib.axes import Axes
 
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.heat_map import grids, heat_map_figure
 from troll.analysis.registry import crossed
 from troll.cli.outputs import entries_of
@@ -20,7 +20,7 @@ SOLVED = {"clip": (30, 24, 36, 12), "troll": (30, 33, 36, 30)}
 
 
 @pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     root = tmp_path_factory.mktemp("results") / "map"
     places = [(rate, steps) for rate in RATES for steps in STEPS]
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def shown(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
-def test_the_map_has_every_method_and_its_difference(varied: Collected) -> None:
+def test_the_map_has_every_method_and_its_difference(varied: Tidy) -> None:
     clip, troll, blank, gap = heat_map_figure(varied.runs, varied.items).axes
     assert clip.get_title() == "clip" and troll.get_title() == "troll" and not blank.get_visible()
     # Percent, rows from fresh to stale, means of two seeds.
@@ -66,24 +66,23 @@ def test_the_map_has_every_method_and_its_difference(varied: Collected) -> None:
     assert below == ["learning rate", "", "learning rate"], "where a column of panels ends"
 
 
-def test_no_difference_of_a_single_seed_is_bold(varied: Collected) -> None:
+def test_no_difference_of_a_single_seed_is_bold(varied: Tidy) -> None:
     one = [frame[(frame["seed"] == 0) | frame["seed"].isna()] for frame in (varied.runs, varied.items)]
     gap = heat_map_figure(*one).axes[3]
     assert shown(gap)[-1] == "+30" and {text.get_weight() for text in gap.texts} == {"normal"}
 
 
-def test_a_policy_lag_is_a_staleness_of_its_own(varied: Collected) -> None:
+def test_a_policy_lag_is_a_staleness_of_its_own(varied: Tidy) -> None:
     lag = varied.runs["condition"].str.endswith("stale")
-    rows = varied.runs[varied.runs["metric"] == "setting/training/learning_rate"].copy()
-    rows["metric"], rows["value"] = "setting/training/policy_lag", lag[rows.index] * 4.0
-    runs = pd.concat([varied.runs, rows], ignore_index=True)
+    runs = synthetic.record(varied.runs, lag, **{"training.policy_lag": 4})
+    runs = synthetic.record(runs, ~lag & runs["seed"].notna(), **{"training.policy_lag": 0})
     (one,) = grids(runs).values()
     assert one.stale == ((8.0, 0.0), (48.0, 4.0))
     first = heat_map_figure(runs, varied.items).axes[0]
     assert [label.get_text() for label in first.get_yticklabels()] == ["8 steps", "48 steps, lag 4"]
 
 
-def test_a_cross_is_no_map(varied: Collected) -> None:
+def test_a_cross_is_no_map(varied: Tidy) -> None:
     runs = varied.runs[varied.runs["condition"] != "high-stale"]
     assert grids(runs) == {}
     (axes,) = heat_map_figure(runs, varied.items).axes

@@ -41,9 +41,12 @@ def planned() -> TABLES:
             for step in (1, 2, 3)
             for metric in METRICS
         ]
+        runs.append(place | {"step": 3, "source": "summary", "metric": "summary/train_s", "value": 180.0})
         items += [place | {"task_id": str(index), "n": 4, "c": index} for index in range(5)]
     names = ["task", "model", "estimator", "condition", "trust_region", "metric", "source", "run_id"]
-    return pd.DataFrame(runs).astype(dict.fromkeys(names, "category")), pd.DataFrame(items)
+    return pd.DataFrame(runs).assign(settings="").astype(dict.fromkeys(names, "category")), pd.DataFrame(
+        items
+    )
 
 
 def shown(figure: Figure) -> int:
@@ -69,7 +72,12 @@ def test_many_conditions_are_cut_into_rows(planned: TABLES, conditions: int, wid
     one = runs[(runs["task"] == "dapo") & (runs["trust_region"].isin(["clip", "troll"]))]
     one = one[one["run_id"].isin(one.groupby("trust_region", observed=True)["run_id"].first())]
     names = [f"passes1-lr{number}e-5" for number in range(1, conditions + 1)]
-    tasks = [one.assign(task=task, condition=name) for task in ("locks", "programs") for name in names]
+    ids = one["run_id"].astype(str)
+    tasks = [
+        one.assign(task=task, condition=name, run_id=f"{task}/{name}/" + ids)
+        for task in ("locks", "programs")
+        for name in names
+    ]
     figure = main_figure(pd.concat(tasks, ignore_index=True))
 
     def place(axes: Axes) -> tuple[int, int, int]:

@@ -12,7 +12,8 @@ from troll.analysis.claims.further import paths_of
 from troll.analysis.claims.ledger import to_markdown
 from troll.analysis.claims.verdicts import Claim, Judged, judge
 from troll.analysis.claims.wording import why
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.tables.matched import matched_table
 
 KL = {"clip": 0.040, "clip-eps0.1": 0.0105, "troll": 0.010, "troll-kl0.25": 0.020}
@@ -20,7 +21,7 @@ SOLVED = {"clip": 20, "clip-eps0.1": 24, "troll": 30, "troll-kl0.25": 33}
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     root = tmp_path_factory.mktemp("results") / "kl"
     dirs = [
         synthetic.write_run(
@@ -37,12 +38,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Collected:
         for seed in range(3)
     ]
     found = read_directories(dirs, [synthetic.write_base(root, "chains", problems=60)])
-    late = found.runs["metric"] == "kl_to_old"
+    late = found.runs["metric"] == "summary/kl"
     found.runs.loc[late, "value"] = found.runs.loc[late, "trust_region"].map(KL).astype(float)
     return found
 
 
-def test_each_method_meets_the_clip_that_drifts_as_far(known: Collected) -> None:
+def test_each_method_meets_the_clip_that_drifts_as_far(known: Tidy) -> None:
     table = matched_table(known.runs, known.items).set_index("trust_region")
     assert list(table.index) == ["troll", "troll-kl0.25"], "variants of the baseline are no methods"
     row = table.loc["troll"]
@@ -51,18 +52,18 @@ def test_each_method_meets_the_clip_that_drifts_as_far(known: Collected) -> None
     assert row["difference_low"] == pytest.approx(0.1) == row["difference_high"]
 
 
-def test_unequal_divergence_is_shown_and_not_compared(known: Collected) -> None:
+def test_unequal_divergence_is_shown_and_not_compared(known: Tidy) -> None:
     row = matched_table(known.runs, known.items).set_index("trust_region").loc["troll-kl0.25"]
     assert row["against"] == "clip-eps0.1" and row["ratio"] == pytest.approx(0.02 / 0.0105)
     assert np.isnan(row["difference"]) and row["seeds"] == 0
 
 
-def test_without_a_baseline_there_are_no_rows(known: Collected) -> None:
+def test_without_a_baseline_there_are_no_rows(known: Tidy) -> None:
     alone = known.runs[known.runs["trust_region"].str.startswith("troll")]
     assert matched_table(alone, known.items).empty
 
 
-def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
+def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
     from troll.analysis.render.formats import write_table
 
     write_table(matched_table(known.runs, known.items), tmp_path / "matched")
@@ -70,12 +71,12 @@ def test_the_table_can_be_written(known: Collected, tmp_path: Path) -> None:
     assert "+10.0" in text and "at most 1.2 times the smaller" in text
 
 
-def asked(known: Collected, **changes: object) -> Judged:
+def asked(known: Tidy, **changes: object) -> Judged:
     entry = synthetic.CLAIM | {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
     return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
 
 
-def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Collected) -> None:
+def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Tidy) -> None:
     (setting,) = asked(known).decision.settings
     assert setting.name == "kl / tiny / chains / stale / grpo / troll against clip-eps0.1"
     assert setting.effect == pytest.approx(0.1) and setting.seeds == 3
@@ -85,31 +86,31 @@ def test_a_claim_at_equal_kl_compares_with_the_nearest_baseline(known: Collected
     assert f"pass@1, troll* minus clip*, {where}; claimed: higher" in to_markdown([asked(known)])
 
 
-def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known: Collected) -> None:
+def test_the_nearest_baseline_is_chosen_within_the_setting_whatever_it_scores(known: Tidy) -> None:
     """Wider clip scores lower than the narrow one: it is not taken although TROLL would look better."""
-    kl, both = known.runs["metric"] == "kl_to_old", ["troll", "troll-kl0.25"]
+    kl, both = known.runs["metric"] == "summary/kl", ["troll", "troll-kl0.25"]
     near = known.runs.copy()
     near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0109
-    assert {one.against for one in asked(Collected(near, known.items)).decision.settings} == {"clip-eps0.1"}
+    assert {one.against for one in asked(Tidy(near, known.items)).decision.settings} == {"clip-eps0.1"}
     near = near.copy()  # a table is not changed in place once it was judged
     near.loc[kl & near["trust_region"].isin(both), "value"] = 0.0350
-    found = asked(Collected(near, known.items)).decision.settings
+    found = asked(Tidy(near, known.items)).decision.settings
     assert [one.effect for one in found] == [pytest.approx(10 / 60), pytest.approx(13 / 60)]
     assert {one.against for one in found} == {"clip"}
     assert found[0].baseline == found[1].baseline is not None, "their errors go together"
 
 
-def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known: Collected) -> None:
+def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known: Tidy) -> None:
     """With a seed more, another clip is nearest: its difference does not go to those from the other one."""
     nearest = {"clip": 0.0105, "clip-eps0.1": 0.0101, "troll": 0.0100, "troll-kl0.25": 0.0200}
     runs = known.runs.copy()
-    kl = runs["metric"] == "kl_to_old"
+    kl = runs["metric"] == "summary/kl"
     runs.loc[kl, "value"] = runs.loc[kl, "trust_region"].map(nearest).astype(float)
     runs.loc[kl & (runs["trust_region"] == "clip-eps0.1") & (runs["seed"] == 2), "value"] = 0.0120
     few = [frame[frame["seed"].fillna(0) < 2] for frame in (runs, known.items)]
     again = [frame.assign(experiment="again") for frame in (runs, known.items)]
     both = [pd.concat(pair, ignore_index=True) for pair in zip(few, again, strict=True)]
-    settings = asked(Collected(*both), method="troll").decision.settings
+    settings = asked(Tidy(*both), method="troll").decision.settings
     assert [(one.against, one.seeds) for one in settings] == [("clip-eps0.1", 2), ("clip", 3)]
     assert [one.differences for one in settings] == [
         pytest.approx([6 / 60] * 2),
@@ -117,7 +118,7 @@ def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known:
     ]
 
 
-def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Collected) -> None:
+def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Tidy) -> None:
     found = asked(known, method="troll-*")
     assert found.verdict == "not run" and "no runs of troll-* and clip* with equal late KL" in why(found)
     assert asked(known, baseline="kl-penalty*").verdict == "not run"
@@ -135,8 +136,6 @@ def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Collected)
         ),
     ],
 )
-def test_equal_kl_is_that_of_two_trust_regions(
-    known: Collected, changes: dict[str, object], message: str
-) -> None:
+def test_equal_kl_is_that_of_two_trust_regions(known: Tidy, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         asked(known, **changes)

@@ -116,7 +116,7 @@ def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
 def test_provenance_names_commits_digests_versions_and_machines(text: str) -> None:
     bottom = text[text.index("<h2>Provenance</h2>") :]
     assert f"<code>{'0' * 40}</code> (6 runs)" in bottom
-    assert f"<code>{'5' * 64}</code> (7 runs)" in bottom, "six runs and the base model"
+    assert f"<code>{'e' * 64}</code> (7 runs)" in bottom, "six runs and the base model"
     assert "torch 2.13.0" in bottom and "cpu test" in bottom and "<code>make results</code>" in bottom
 
 

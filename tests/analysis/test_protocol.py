@@ -14,6 +14,7 @@ from synthetic_board import PROTOCOL, validation
 from typer.testing import CliRunner
 
 from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.analysis.data.results import Results
 from troll.analysis.leaderboard.protocol import (
     among,
     choose,
@@ -152,7 +153,7 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
     assert result.exit_code == 0, result.output
     assert load_experiment(tmp_path / "t.yaml").experiment == "board-trials"
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
-    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
     command = [
         "leaderboard",
         "final",
@@ -171,7 +172,7 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
 @pytest.mark.parametrize("command", ["trials", "trials by a link", "final"])
 def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, command):
     rows = validation(protocol, lambda *_: 0.5)
-    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
     path, link = tmp_path / "functions.yaml", tmp_path / "link.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL))
     link.symlink_to(path)
@@ -193,7 +194,7 @@ def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch,
     words = ["leaderboard", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
 
     def said(rows):
-        monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda _: rows)
+        monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
         error = CliRunner().invoke(app, [*words, *rules]).exception
         assert isinstance(error, UserError) and not (tmp_path / "f").exists()
         return str(error)
@@ -238,7 +239,7 @@ def workflow(tmp_path, protocol, monkeypatch):
     (tmp_path / "workflow/run.py").touch()
     (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
-    monkeypatch.setattr("troll.analysis.data.tidy.read_runs", lambda path: rows)
+    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
     monkeypatch.setattr("troll.cli.workflow.run_workflow", run_workflow)
     monkeypatch.setattr("troll.cli.leaderboard.make_board", lambda *made: ran.append(made[1:]))
     return ran, failing

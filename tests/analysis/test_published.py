@@ -6,24 +6,25 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.render.formats import to_latex, to_markdown
 from troll.analysis.tables.published import SECTIONS, published_table
 from troll.common.errors import UserError
 from troll.experiment.published import PUBLISHED, read_published
 
 
-def as_model(collected: Collected, model: str, task: str, **changes: str) -> Collected:
+def as_model(collected: Tidy, model: str, task: str, **changes: str) -> Tidy:
     """The runs on chains under the names of another model and task."""
     frames = []
     for frame in (collected.runs, collected.items):
         chosen = frame[frame["task"] == "chains"].astype(dict.fromkeys(("model", "task", *changes), "str"))
         frames.append(chosen.assign(model=model, task=task, **changes))
-    return Collected(*frames)
+    return Tidy(*frames)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     """Two seeds: clip solves 30 of 60 problems, troll 45, troll with a narrow bound 15."""
     root = tmp_path_factory.mktemp("results") / "paper"
     dirs = [
@@ -55,7 +56,7 @@ def test_nothing_published_is_lost_without_runs(
     to_latex(table)
 
 
-def test_every_number_of_the_sources_is_in_a_table(small: Collected) -> None:
+def test_every_number_of_the_sources_is_in_a_table(small: Tidy) -> None:
     shown = set()
     for section in SECTIONS:
         table = published_table(section, small.runs, small.items)
@@ -68,7 +69,7 @@ def test_every_number_of_the_sources_is_in_a_table(small: Collected) -> None:
     assert len(families) == 11 and families["published_gain"].max() == pytest.approx(0.759)
 
 
-def test_ours_stands_beside_the_published(small: Collected) -> None:
+def test_ours_stands_beside_the_published(small: Tidy) -> None:
     named = as_model(small, "Llama-3.1-8B", "gsm8k")
     table = published_table("families", named.runs, named.items)
     row = table[table["status"] == "run"].iloc[0]
@@ -83,7 +84,7 @@ def test_ours_stands_beside_the_published(small: Collected) -> None:
     assert "| 75.9 | 75.0 ± 0.0 | −0.9 | +75.9 | +25.0 [" in line
 
 
-def test_parts_of_dapo_have_measures_of_their_own(small: Collected) -> None:
+def test_parts_of_dapo_have_measures_of_their_own(small: Tidy) -> None:
     named = as_model(small, "Qwen3-8B", "dapo")
     table = published_table("estimators", named.runs, named.items)
     grpo = table[table["estimator"] == "GRPO"].set_index("data")
@@ -95,7 +96,7 @@ def test_parts_of_dapo_have_measures_of_their_own(small: Collected) -> None:
     assert set(table.loc[table["estimator"] != "GRPO", "status"]) == {"not run"}
 
 
-def test_ablations_are_against_the_default(small: Collected) -> None:
+def test_ablations_are_against_the_default(small: Tidy) -> None:
     named = as_model(small, "Qwen3-1.7B", "dapo")
     suite = named.runs[named.runs["metric"] == "pass@1"].assign(metric="math-eval/pass@1")
     runs = pd.concat([named.runs.astype({"metric": "str"}), suite])
@@ -106,7 +107,7 @@ def test_ablations_are_against_the_default(small: Collected) -> None:
     assert table.loc["troll-k16", "status"] == "not run"
 
 
-def test_cost_is_in_its_own_units(small: Collected) -> None:
+def test_cost_is_in_its_own_units(small: Tidy) -> None:
     named = as_model(small, "Qwen3-4B", "dapo")
     table = published_table("cost", named.runs, named.items).set_index("quantity")
     assert table.loc["time per step (s)", "method"] == pytest.approx(0.4), "8 steps of 0.05 s a batch"
@@ -114,7 +115,7 @@ def test_cost_is_in_its_own_units(small: Collected) -> None:
     assert math.isclose(table.loc["memory (GiB)", "published_gain"], 36.157 - 34.574)
 
 
-def test_several_conditions_are_rows_of_their_own(collected: Collected) -> None:
+def test_several_conditions_are_rows_of_their_own(collected: Tidy) -> None:
     named = as_model(collected, "Qwen3-14B", "dapo")
     table = published_table("entropy", named.runs, named.items)
     assert list(table["condition"]) == ["gentle", "stale"]
@@ -129,8 +130,8 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         read_published(path)
 
 
-def test_a_baseline_without_its_partner_is_shown(small: Collected) -> None:
-    clip = Collected(*(frame[frame["trust_region"] == "clip"] for frame in (small.runs, small.items)))
+def test_a_baseline_without_its_partner_is_shown(small: Tidy) -> None:
+    clip = Tidy(*(frame[frame["trust_region"] == "clip"] for frame in (small.runs, small.items)))
     collected = as_model(clip, "Qwen3-0.6B", "gsm8k")
     table = published_table("families", collected.runs, collected.items)
     (row,) = table[table["model"] == "Qwen3-0.6B"].to_dict("records")

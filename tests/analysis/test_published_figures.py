@@ -15,7 +15,7 @@ from troll.analysis.figures.published import (
 def named(frame: pd.DataFrame, model: str, task: str) -> pd.DataFrame:
     chosen = frame[(frame["task"] == "chains") & (frame["condition"] == "gentle")]
     chosen = chosen.astype({"model": "str", "task": "str", "run_id": "str"})
-    return chosen.assign(model=model, task=task, run_id=f"{model}/" + chosen["run_id"])
+    return chosen.assign(model=model, task=task, run_id=f"{model}/{task}/" + chosen["run_id"])
 
 
 def thick(axes: mpl.axes.Axes, width: float) -> list[mpl.lines.Line2D]:
@@ -47,10 +47,10 @@ def test_estimators_are_against_time(runs: pd.DataFrame) -> None:
     chosen = named(runs, "Qwen3-8B", "dapo")
     figure = estimators_figure(chosen)
     assert [axes.get_title() for axes in figure.axes[:4]] == ["GRPO", "DrGRPO", "PPO", "GSPO"]
-    updates = chosen[(chosen["source"] == "train") & (chosen["estimator"] == "grpo")]
+    ends = chosen[(chosen["metric"] == "summary/train_s") & (chosen["estimator"] == "grpo")]
     line = thick(figure.axes[0], 1.7)[1]
     # The last batch's success is held until the last update.
-    assert line.get_xdata()[-1] == pytest.approx(updates["wall_s"].max())
+    assert line.get_xdata()[-1] == pytest.approx(ends["value"].max())
     assert figure.axes[-1].get_xlabel() == "wall-clock seconds"
 
 

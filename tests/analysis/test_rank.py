@@ -17,6 +17,7 @@ from troll.analysis.leaderboard.protocol import (
     trials_experiment,
 )
 from troll.cli.rank import _check_contract, _space, rank
+from troll.common import numerics
 from troll.common.errors import UserError
 
 
@@ -59,23 +60,29 @@ def test_the_own_rule_stands_between_the_released_ones_and_says_where_it_was_mad
     assert any(note.startswith("Base models of chains: ") for note in table.attrs["notes"])
 
 
-@pytest.mark.parametrize("digest", ["test_data", "base_model", "source"])
-def test_what_the_own_runs_were_made_from_is_compared_with_the_release(board, ranked, digest):
+@pytest.mark.parametrize("what", ["digest_test_data", "digest_base_model", "numerics"])
+def test_what_the_own_runs_were_made_from_is_compared_with_the_release(board, ranked, monkeypatch, what):
     _, final, scores = board
     table, own = ranked
     assert all("the same model" in note for note in table.attrs["notes"] if note.startswith("Base models"))
-    assert not any("other source" in note for note in table.attrs["notes"])
+    assert not any("other numerics" in note for note in table.attrs["notes"])
     protocol = with_rule(Protocol.model_validate(PROTOCOL), "soft-wall", "my_rules.py:soft_wall", {})
     scores = trial_scores(validation(protocol, trial_score), protocol)
-    other = [replace(one, runs=one.runs.assign(**{f"digest_{digest}": "0" * 64})) for one in own]
+    monkeypatch.setattr(numerics, "CHANGES", (numerics.Change(99, "all is otherwise", ("clip",)),))
+    other = [
+        replace(one, runs=one.runs.assign(**{what: 99 if what == "numerics" else "0" * 64})) for one in own
+    ]
     finals = dict(zip(("chains", "functions"), zip(final, other, strict=True), strict=True))
-    if digest == "test_data":
+    if what == "digest_test_data":
         with pytest.raises(UserError, match=r"^chains: the test problems of the runs here \(000000000000\)"):
             own_board(protocol, "soft-wall", scores, finals)
         return
     notes = own_board(protocol, "soft-wall", scores, finals).attrs["notes"]
-    said = {"base_model": "not the same model", "source": "made from other source than those here"}
-    assert any(said[digest] in note for note in notes)
+    said = {"digest_base_model": "not the same model", "numerics": "made with other numerics than those here"}
+    assert any(said[what] in note for note in notes)
+    monkeypatch.setattr(numerics, "CHANGES", (numerics.Change(99, "all is otherwise", ("quatro",)),))
+    notes = own_board(protocol, "soft-wall", scores, finals).attrs["notes"]
+    assert not any("other numerics" in note for note in notes), "what changed concerns no released run"
 
 
 def test_the_place_of_the_own_rule_is_told_for_each_task(ranked):
@@ -187,7 +194,7 @@ def test_a_release_that_is_not_whole_is_named_before_a_rule_is_run(protocol, tmp
     path.write_text("")
     with pytest.raises(UserError, match=r"trials\.csv: not a table of trials \(No columns"):
         released_trials(path, protocol)
-    with pytest.raises(UserError, match=r"board-chains/runs\.parquet"):
+    with pytest.raises(UserError, match=r"board-chains/tidy: no tables"):
         check_release(tmp_path, protocol)
 
 

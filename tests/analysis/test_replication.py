@@ -10,9 +10,9 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import Predicted, describe_replication, predictions, replicates
-from troll.analysis.data.runs import Collected, collect
+from troll.analysis.data.runs import collect
 from troll.analysis.data.summaries import Cell
-from troll.analysis.data.tidy import read_runs
+from troll.analysis.data.tidy import Tidy
 from troll.cli.app import app
 
 
@@ -33,7 +33,7 @@ def test_the_prediction_covers_new_seeds_as_often_as_it_says() -> None:
     assert hits / trials == pytest.approx(0.95, abs=0.012)
 
 
-def test_predictions_are_by_setting_and_paired_by_seed(collected: Collected) -> None:
+def test_predictions_are_by_setting_and_paired_by_seed(collected: Tidy) -> None:
     ours = collected.runs[collected.runs["seed"].isna() | (collected.runs["seed"] < 2)]
     found = predictions(ours, collected.runs)
     assert len(found) == 8 and all(one.seeds == 2 and one.reference_seeds == 3 for one in found)
@@ -68,23 +68,9 @@ def test_as_many_misses_as_chance_explains_are_no_failure() -> None:
 
 
 def test_other_settings_are_no_replication_and_no_failure(runs: pd.DataFrame) -> None:
-    ours = runs.copy()
-    rows = (ours["metric"] == "setting/training/learning_rate") & (ours["condition"] == "stale")
-    ours.loc[rows, "value"] *= 2
+    stale = runs["condition"] == "stale"
+    ours = synthetic.record(runs, stale, **{"training.learning_rate": 0.5})
     assert {one.cell.condition for one in predictions(ours, runs)} == {"gentle"}
-
-
-def test_tables_with_former_names_of_metrics_are_read(experiment: Path, tmp_path: Path) -> None:
-    former = {"clip_fraction": "outside", "setting/training/num_iterations": "setting/training/passes"}
-    table = pd.read_parquet(experiment / "runs.parquet")
-    table["metric"] = table["metric"].astype(str)
-    old = table["metric"].replace(former).str.replace("constraint_check/", "certificate/")
-    assert set(old) != set(table["metric"])
-    beside_newer_runs = old.where(table["seed"] == 0, table["metric"])
-    for names in (old, beside_newer_runs):
-        table.assign(metric=names).to_parquet(tmp_path / "runs.parquet")
-        found = read_runs(tmp_path / "runs.parquet")["metric"]
-        assert found.dtype == "category" and list(found) == list(table["metric"])
 
 
 def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
@@ -97,7 +83,7 @@ def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
             for seed in range(seeds)
             for table in [synthetic.solved(solved + seed * (method == "troll"))]
         ]
-        collect(dirs, root / "runs.parquet")
+        collect(dirs, root)
         return root
 
     release = made("release", troll=30, seeds=3)

@@ -1,5 +1,6 @@
 """Runs against a reference: what is equal, where a run first differs, and what is no repetition at all."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import synthetic
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import replication_of
-from troll.analysis.data.reproduction import compare_runs, describe, released_runs
-from troll.analysis.data.runs import collect
-from troll.analysis.data.tidy import read_runs
+from troll.analysis.data.reproduction import compare_runs, describe, released
+from troll.analysis.data.runs import collect, write_whole
+from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.cli.app import app
 from troll.common.errors import UserError
 
@@ -25,76 +26,107 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
     )
-    collect(run_dirs, root / "runs.parquet", base_dirs=base_dirs, out_items=root / "items.parquet")
+    collect(run_dirs, root, base_dirs=base_dirs)
     return root
 
 
 @pytest.fixture
-def runs(directory: Path) -> pd.DataFrame:
-    return read_runs(directory / "runs.parquet")
+def known(directory: Path) -> Tidy:
+    return read_tidy(directory)
 
 
-def change(runs: pd.DataFrame, metric: str, change, step: int | None = None) -> pd.DataFrame:
-    """The same table with one number of one run changed."""
-    changed = runs.copy()
+def change(known: Tidy, metric: str, change, step: int | None = None) -> Tidy:
+    """The same tables with one number of one run changed."""
+    runs = known.runs.copy()
     rows = (runs["run_id"] == RUN) & (runs["metric"] == metric)
     if step is not None:
         rows &= runs["step"] == step
     assert rows.any()
-    changed.loc[rows, "value"] = change(changed.loc[rows, "value"])
-    return changed
+    runs.loc[rows, "value"] = change(runs.loc[rows, "value"])
+    return Tidy(runs, known.items)
 
 
-def said(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
+def said(ours: Tidy, theirs: Tidy) -> str:
     compared = compare_runs(ours, theirs)
-    return "\n".join(describe(compared, ours["run_id"].nunique(), theirs["run_id"].nunique()))
+    return "\n".join(describe(compared, *(one.runs["run_id"].nunique() for one in (ours, theirs))))
 
 
-def test_the_same_runs_are_equal_whatever_time_they_took(runs):
-    compared = compare_runs(change(runs, "time/rollout_s", lambda values: values * 2), runs)
-    assert len(compared) == runs["run_id"].nunique() == 5
+def test_the_same_runs_are_equal_whatever_time_they_took(known):
+    compared = compare_runs(change(known, "time/rollout_s", lambda values: values * 2), known)
+    assert len(compared) == known.runs["run_id"].nunique() == 5
     assert (compared["different"] == 0).all() and (compared["numbers"] > 10).sum() == 4
     lines = describe(compared, 5, 5)
     assert lines[0] == "5 runs in both, of 5 here and 5 in the reference"
     assert lines[1].startswith("5 of 5 equal the reference number for number (") and len(lines) == 2
 
 
-def test_a_missing_number_equals_a_missing_number(runs):
-    assert (compare_runs(*[change(runs, "loss", lambda values: values * np.nan)] * 2)["different"] == 0).all()
+def test_a_missing_number_equals_a_missing_number(known):
+    missing = change(known, "loss", lambda values: values * np.nan)
+    assert (compare_runs(missing, missing)["different"] == 0).all()
 
 
-def test_the_last_bit_of_one_number_is_found(runs):
-    steps = sorted(set(runs.loc[(runs["run_id"] == RUN) & (runs["metric"] == "loss"), "step"]))
-    ours = change(runs, "loss", lambda values: np.nextafter(values, np.inf), steps[3])
-    ours = change(ours, "grad_norm", lambda values: values + 1, steps[5])
-    row = compare_runs(ours, runs).set_index("run_id").loc[RUN]
-    assert (row["different"], row["step"], row["metric"]) == (2, steps[3], "loss")
+def test_the_last_bit_of_one_number_is_found(known):
+    rows = known.runs[(known.runs["run_id"] == RUN) & (known.runs["metric"] == "loss")]
+    steps = sorted(set(rows["step"]))
+    assert steps == [1, 33], "a value for each rollout batch"
+    ours = change(known, "loss", lambda values: np.nextafter(values, np.inf), steps[0])
+    ours = change(ours, "grad_norm", lambda values: values + 1, steps[1])
+    row = compare_runs(ours, known).set_index("run_id").loc[RUN]
+    assert (row["different"], row["step"], row["metric"]) == (2, 1, "loss")
     assert row["here"] != row["there"] and row["here"] == pytest.approx(row["there"])
-    text = said(ours, runs)
+    text = said(ours, known)
     assert "4 of 5 equal the reference number for number" in text
-    assert f"{RUN}: first differs at step {int(steps[3])}, loss, " in text
+    assert f"{RUN}: first differs at step 1, loss, " in text
     assert text.endswith("made from the same code and data")
-    ours["digest_environment"] = "0" * 64
-    assert said(ours, runs).endswith("made from other environment")
+    ours.runs["digest_environment"] = "0" * 64
+    assert said(ours, known).endswith("made from other environment")
+    assert said(Tidy(ours.runs.assign(numerics=0), ours.items), known).endswith(
+        "made from other environment, numerics"
+    )
 
 
-def test_a_run_that_ended_early_is_not_equal_and_a_new_metric_is_no_difference(runs):
+def test_what_no_value_of_a_batch_shows_is_found(known):
+    """A single step whose difference the mean rounds away, and two problems that changed places."""
+    here = known.runs["run_id"] == RUN
+    texts = known.runs["digest_log"].astype(str)
+    other = Tidy(known.runs.assign(digest_log=texts.mask(here, "0" * 64)), known.items)
+    assert compare_runs(other, known).set_index("run_id")["different"].to_dict()[RUN] == 1
+    assert "4 of 5 equal" in said(other, known)
+    assert f"  {RUN}: differs in single optimiser steps or test problems alone; ends at " in said(
+        other, known
+    )
+    # Logs of unlike metrics have unlike digests anyway, and one that has none was not digested.
+    less = Tidy(other.runs[other.runs["metric"] != "entropy"], known.items)
+    assert "5 of 5 equal" in said(less, known)
+    assert "5 of 5 equal" in said(Tidy(known.runs.assign(digest_log=""), known.items), known)
+
+    items = known.items.copy()
+    own = items.index[items["run_id"] == RUN]
+    (first, second) = (own[0], next(row for row in own if items["c"][row] != items["c"][own[0]]))
+    items.loc[[first, second], "c"] = items.loc[[second, first], "c"].to_numpy()
+    swapped = compare_runs(Tidy(known.runs, items), known).set_index("run_id").loc[RUN]
+    assert swapped["different"] == 2 and "4 of 5 equal" in said(Tidy(known.runs, items), known)
+
+
+def test_a_run_that_ended_early_is_not_equal_and_a_new_metric_is_no_difference(known):
+    runs = known.runs
     last = runs.loc[(runs["run_id"] == RUN) & (runs["source"] == "train"), "step"].max()
     short = runs[(runs["run_id"] != RUN) | (runs["source"] != "train") | (runs["step"] < last)]
-    for ours, theirs in ((short, runs), (runs, short)):
+    short = Tidy(short, known.items)
+    for ours, theirs in ((short, known), (known, short)):
         row = compare_runs(ours, theirs).set_index("run_id").loc[RUN]
         assert row["different"] > 0 and row["step"] == last
-    without = runs[runs["metric"] != "entropy"]
-    assert len(without) < len(runs) and (compare_runs(runs, without)["different"] == 0).all()
+    without = Tidy(runs[runs["metric"] != "entropy"], known.items)
+    assert len(without.runs) < len(runs) and (compare_runs(known, without)["different"] == 0).all()
 
 
-def test_means_are_put_beside_each_other_where_runs_differ(runs):
-    ours = change(runs, "pass@1", lambda values: values * 0 + 0.25)
-    both = [
-        100 * frame.loc[(frame["metric"] == "pass@1") & frame["run_id"].str.contains("troll"), "value"].mean()
-        for frame in (ours, runs)
-    ]
-    text = said(ours, runs)
+def test_means_are_put_beside_each_other_where_runs_differ(known):
+    ours = change(known, "pass@1", lambda values: values * 0 + 0.25)
+    both = []
+    for runs in (ours.runs, known.runs):
+        rows = (runs["metric"] == "pass@1") & runs["run_id"].str.contains("troll")
+        both.append(100 * runs.loc[rows, "value"].mean())
+    text = said(ours, known)
     line = next(
         line for line in text.splitlines() if line.startswith("  troll / grpo / stale / chains / tiny: ")
     )
@@ -102,39 +134,44 @@ def test_means_are_put_beside_each_other_where_runs_differ(runs):
     assert [float(part.split(" ± ")[0]) for part in (here, there)] == pytest.approx(both, abs=0.051)
 
 
-def test_runs_with_other_settings_are_no_repetition(runs):
-    name = "setting/training/learning_rate"
-    text = said(change(runs, name, lambda values: values * 3), runs)
+def test_runs_with_other_settings_are_no_repetition(known):
+    own = known.runs["run_id"] == RUN
+    runs = synthetic.record(known.runs, own, **{"training.learning_rate": 3e-4, "training.clip": 1})
+    text = said(Tidy(runs, known.items), known)
     assert "1 of them not compared: their training/learning_rate differs" in text
+    assert "training/clip" not in text, "a version that records more makes no difference"
     assert "4 of 4 equal the reference" in text
 
 
-def test_nothing_in_common_is_said(runs):
-    elsewhere = runs.assign(run_id="x/" + runs["run_id"].astype(str))
-    assert said(runs, elsewhere) == "0 runs in both, of 5 here and 5 in the reference"
+def test_nothing_in_common_is_said(known):
+    elsewhere = Tidy(
+        *(one.assign(run_id="x/" + one["run_id"].astype(str)) for one in (known.runs, known.items))
+    )
+    assert said(known, elsewhere) == "0 runs in both, of 5 here and 5 in the reference"
 
 
 def test_git_knows_what_was_there_before(directory, tmp_path):
     place = tmp_path / "a checkout/results/testbed"
-    place.mkdir(parents=True)
-    table = place / "runs.parquet"
-    table.write_bytes((directory / "runs.parquet").read_bytes())
+    shutil.copytree(directory / "tidy", place / "tidy")
     with pytest.raises(UserError, match=r"not in git at HEAD .*name a directory: --reference"):
-        released_runs(place)
+        released(place)
     git = ["git", "-C", str(tmp_path / "a checkout"), "-c", "user.name=n", "-c", "user.email=e"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
         subprocess.run([*git, *command], check=True, capture_output=True)
-    released = read_runs(table)
+    before = read_tidy(place)
     assert replication_of(place) == [], "the released runs themselves"
-    change(released, "loss", lambda values: values + 1).to_parquet(table)
-    pd.testing.assert_frame_equal(released_runs(place), released)
+    write_whole(change(before, "loss", lambda values: values + 1), place)
+    pd.testing.assert_frame_equal(released(place).runs, before.runs)
+    pd.testing.assert_frame_equal(released(place).items, before.items)
     assert replication_of(directory) == [], "not in git"
     run = CliRunner().invoke
-    assert replication_of(place)[0].startswith("Replicates: 1 of 1 settings lie within")
+    equal, replicated = replication_of(place)
+    assert equal == "3 of 4 runs equal the release to the last bit"
+    assert replicated.startswith("Replicates: 1 of 1 settings lie within")
     different, exact = run(app, ["compare", str(place)]), run(app, ["compare", str(place), "--exact"])
     assert (different.exit_code, exact.exit_code) == (0, 1)
     assert "4 of 5 equal the reference" in different.output
     other = run(app, ["compare", str(place), "--reference", str(place), "--exact"])
     assert other.exit_code == 0 and "5 of 5 equal the reference" in other.output
     with pytest.raises(UserError, match="not in git at nowhere"):
-        released_runs(place, "nowhere")
+        released(place, "nowhere")

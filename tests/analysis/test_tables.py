@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.data.runs import Collected, read_directories
+from troll.analysis.data.runs import checked, read_directories
 from troll.analysis.data.summaries import cells, curve, method_order, per_run, variants
+from troll.analysis.data.tidy import Tidy
 from troll.analysis.tables.results import (
     ablation_table,
     comparison_table,
@@ -22,7 +23,7 @@ status_table, test_table = test_table, None
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Collected:
+def known(tmp_path: Path) -> Tidy:
     """Chains, three seeds: troll solves 10 problems more than clip in gentle, 3 fewer in stale."""
     root = tmp_path / "testbed"
     solved = {
@@ -48,7 +49,7 @@ def row(frame: pd.DataFrame, **where: str) -> pd.Series:
     return frame.iloc[0]
 
 
-def test_known_numbers_give_the_known_table(known: Collected) -> None:
+def test_known_numbers_give_the_known_table(known: Tidy) -> None:
     table = main_table(known.runs, known.items)
     assert list(table["trust_region"]) == ["base", "clip", "troll", "clip", "troll"]
     assert list(table["status"]) == ["run"] * 5
@@ -67,22 +68,24 @@ def test_known_numbers_give_the_known_table(known: Collected) -> None:
     assert base["pass@1"] == pytest.approx(20 / 60) and pd.isna(base["seeds"])
 
 
-def test_training_columns_are_late_means_over_seeds(known: Collected) -> None:
-    table, runs = main_table(known.runs, known.items), known.runs
+def test_training_columns_are_late_means_over_seeds(known: Tidy, tmp_path: Path) -> None:
+    table = main_table(known.runs, known.items)
     clip = row(table, trust_region="clip", condition="gentle")
-    chosen = runs[(runs["trust_region"] == "clip") & (runs["condition"] == "gentle")]
+    logs = [
+        pd.read_json(path, lines=True)
+        for path in sorted(tmp_path.glob("testbed/runs/*/*/clip/*/gentle/*/metrics.jsonl"))
+    ]
+    assert len(logs) == 3
 
     def by_hand(metric: str, first_step: int) -> list[float]:
-        rows = chosen[(chosen["metric"] == metric) & (chosen["step"] >= first_step)]
-        return [float(part["value"].mean()) for _, part in rows.groupby("seed")]
+        return [float(log.loc[log["step"] >= first_step, metric].mean()) for log in logs]
 
     # 4 batches of 8 steps: the last third begins at step 22, the last tenth at step 29; success is at 25.
     assert clip["kl"] == pytest.approx(np.mean(by_hand("kl_to_old", 22)))
     assert clip["kl_sd"] == pytest.approx(np.std(by_hand("kl_to_old", 22), ddof=1))
     assert clip["entropy"] == pytest.approx(np.mean(by_hand("entropy", 29)))
     assert clip["final"] == pytest.approx(np.mean(by_hand("success", 25)))
-    success = chosen[chosen["metric"] == "success"]
-    assert clip["peak"] == pytest.approx(success.groupby("seed")["value"].max().mean())
+    assert clip["peak"] == pytest.approx(np.mean([log["success"].max() for log in logs]))
 
 
 def test_pairing_uses_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_pairing_uses_the_seeds_that_both_have(tmp_path: Path) -> None:
     assert troll["pass@1"] == pytest.approx(115 / 120), "all seeds of the method"
 
 
-def test_planned_missing_and_skipped_rows_are_shown(known: Collected) -> None:
+def test_planned_missing_and_skipped_rows_are_shown(known: Tidy) -> None:
     keys = ("model", "task", "trust_region", "estimator", "condition")
     planned = [
         dict(zip(keys, ("tiny", task, method, "grpo", condition), strict=True)) | {"seed": seed}
@@ -122,7 +125,7 @@ def test_planned_missing_and_skipped_rows_are_shown(known: Collected) -> None:
     assert "over 3 seeds" in notes
 
 
-def test_holes_show_without_a_plan(known: Collected) -> None:
+def test_holes_show_without_a_plan(known: Tidy) -> None:
     runs = known.runs
     hole = (runs["trust_region"] == "troll") & (runs["condition"] == "stale")
     table = main_table(runs[~hole], known.items)
@@ -134,13 +137,13 @@ def test_mixed_runs_are_named(tmp_path: Path) -> None:
     dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "gentle", s, batches=1) for s in range(2)]
     odd = {"environment": "9" * 64}
     dirs.append(synthetic.write_run(root, "chains", "clip", "grpo", "gentle", 2, batches=1, digests=odd))
-    collected = read_directories(dirs, allow_mixed=True)
+    collected = checked(read_directories(dirs), allow_mixed=True)
     table = main_table(collected.runs, collected.items)
     assert row(table, trust_region="clip")["mixed"]
     assert "tiny/chains/clip/grpo/gentle/seed2" in table.attrs["notes"][-1]
 
 
-def test_comparison_puts_two_methods_side_by_side(known: Collected) -> None:
+def test_comparison_puts_two_methods_side_by_side(known: Tidy) -> None:
     main = main_table(known.runs, known.items)
     table = comparison_table(main)
     gentle = row(table, condition="gentle")
@@ -151,7 +154,7 @@ def test_comparison_puts_two_methods_side_by_side(known: Collected) -> None:
     assert set(unknown["status"]) == {"not run"} and unknown["difference"].isna().all()
 
 
-def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> None:
+def test_ablation_is_where_variants_are(tmp_path: Path, known: Tidy) -> None:
     root = tmp_path / "testbed"
     dirs = sorted(path.parent for path in root.glob("runs/**/run.yaml"))
     solved_by = {"troll-k16": 35, "troll-kl0.25": 41, "troll-kl0.01": 20, "clip-eps0.1": 9}
@@ -177,7 +180,7 @@ def test_ablation_is_where_variants_are(tmp_path: Path, known: Collected) -> Non
     assert empty.empty and empty.attrs["notes"] == ["No variants were run."]
 
 
-def test_certificate_takes_the_worst(known: Collected) -> None:
+def test_certificate_takes_the_worst(known: Tidy) -> None:
     table = constraint_check_table(known.runs)
     rows = known.runs[
         (known.runs["trust_region"] == "troll")
@@ -188,7 +191,7 @@ def test_certificate_takes_the_worst(known: Collected) -> None:
     values = {name: part["value"] for name, part in rows.groupby("metric")}
     assert troll["kl_violation_max"] == values["kl_violation_max"].max() == 1e-7
     assert troll["kept_mass_min"] == values["kept_mass_min"].min()
-    assert troll["clip_fraction"] == pytest.approx(values["clip_fraction"].mean())
+    assert troll["clip_fraction"] == pytest.approx(values["clip_fraction"].mean()), "equally long batches"
     assert troll["kl_projected_max"] == synthetic.KL_BOUND
     clip = row(table, trust_region="clip", condition="stale")
     assert math.isnan(clip["kl_violation_max"]) and clip["ratio_max"] > 1
@@ -236,14 +239,11 @@ def test_methods_are_in_the_order_of_their_numbers() -> None:
 
 def test_curves_are_steps_by_seeds(runs: pd.DataFrame) -> None:
     cell = next(cell for cell in cells(runs) if cell.trust_region == "troll" and cell.condition == "gentle")
-    every = curve(cell.of(runs), "kl_to_old")
-    assert every.shape == (40, 3)
-    batches = curve(cell.of(runs), "kl_to_old", by_batch="mean")
-    assert list(batches.index) == [1, 9, 17, 25, 33]
-    np.testing.assert_allclose(batches.iloc[1], every.loc[9:16].mean())
-    np.testing.assert_allclose(
-        curve(cell.of(runs), "kl_to_old", by_batch="max").iloc[1], every.loc[9:16].max()
-    )
+    batches = curve(cell.of(runs), "kl_to_old")
+    assert list(batches.index) == [1, 9, 17, 25, 33] and list(batches) == [0, 1, 2]
+    rows = cell.of(runs)
+    of_seed = rows[(rows["metric"] == "kl_to_old") & (rows["seed"] == 1)].set_index("step")["value"]
+    np.testing.assert_array_equal(batches[1], of_seed)
     assert curve(cell.of(runs), "no such metric").empty
 
 
