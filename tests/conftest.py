@@ -116,6 +116,31 @@ def troll(forked):
     return run
 
 
+@pytest.fixture(scope="session")
+def finished():
+    """Writes the files of a trained and graded run, or base model, that nobody has trained."""
+    from troll.common.files import write_json
+    from troll.common.numerics import NUMERICS
+    from troll.experiment.files import write_run_file
+    from troll.experiment.run_config import RunConfig
+
+    def write(directory, config, numerics=NUMERICS):
+        directory.mkdir(parents=True, exist_ok=True)
+        if isinstance(config, RunConfig):
+            write_run_file(directory / "run.yaml", config)
+            (directory / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+        digests = dict.fromkeys(("environment", "data", "base_model"), "d")
+        manifest = {"run_id": config.run_id, "config": config.model_dump(), "digests": digests}
+        write_json(directory / "manifest.json", manifest | {"numerics": numerics, "wall_s": 1.0})
+        (directory / "samples.jsonl").touch()
+        problems = {"p": {"passed": [True], "status": ["passed"]}}
+        grades = {"metrics": {"pass@1": 1.0}, "problems": problems, "data_sha256": "d"}
+        write_json(directory / "grades.json", grades)
+        return directory
+
+    return write
+
+
 @pytest.fixture
 def real_data(monkeypatch):
     """The local mirror of the public data sets, which the code under test finds too."""

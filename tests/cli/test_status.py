@@ -9,10 +9,14 @@ import time
 import pytest
 import yaml
 
+from troll.analysis.data.archive import append_run
 from troll.cli.status import RunStatus, is_held, show, status_of
 from troll.common.errors import UserError
 from troll.common.files import only_writer
+from troll.common.numerics import NUMERICS
+from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import parse_experiment, read_experiment
+from troll.experiment.keys import planned_keys
 from troll.experiment.settings import Suite
 
 RUN = "tiny/chains/{}/grpo/stale/seed0"
@@ -48,11 +52,22 @@ def write_run(results, rule, *, steps=0, manifest=False, grades=False, log="", s
     return directory
 
 
-def restore(results, name):
-    """The grades of a run or base model that the archive held."""
-    path = results / "reduced/restored" / name / "grades.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
+@pytest.fixture
+def keep(finished, results, tmp_path):
+    """Puts finished runs and base models of an experiment into its tables."""
+
+    def to_keep(experiment, *names, numerics=NUMERICS):
+        keys = planned_keys(experiment, experiment.runs())
+        configs = {run.run_id: resolve(experiment, run) for run in experiment.runs()}
+        configs |= {
+            f"base/{model}/{task}": resolve_base(experiment, model, task)
+            for model, task in experiment.bases()
+        }
+        for name in names:
+            place = tmp_path / "elsewhere" / ("" if name.startswith("base/") else "runs") / name
+            append_run(finished(place, configs[name], numerics), results / "reduced", keys[name])
+
+    return to_keep
 
 
 def age(directory):
@@ -208,30 +223,33 @@ def test_groups_are_shown_alone(repository, tmp_path):
         status_of(grouped, tmp_path, ["min"])
 
 
-def test_a_run_that_the_archive_held_is_done(experiment, results):
-    write_run(results, "clip", steps=3)  # stopped before the archive had it
-    age(results)
-    restore(results, f"runs/{RUN.format('clip')}")
-    assert of(status_of(experiment, results), "clip").state == "done"
+def test_what_the_tables_hold_is_done_where_finished_runs_are_kept_there(experiment, results, keep):
+    kept = experiment.model_copy(update={"archive": True})
+    write_run(results, "clip", steps=3)  # stopped, and then made elsewhere
+    keep(kept, RUN.format("clip"), "base/tiny/chains")
+    found = {status.name: status.state for status in status_of(kept, results)}
+    names = [RUN.format("clip"), RUN.format("troll"), "base/tiny/chains", "base/tiny/functions"]
+    assert [found[name] for name in names] == ["done", "missing", "done", "missing"]
+    assert of(status_of(experiment, results), "clip").state == "stopped", "the tables may be a release"
 
 
-def test_a_run_that_is_made_again_is_not_done_because_the_archive_held_it(experiment, results):
-    """Of other source than the archive's: what was restored before stays where it is."""
-    restore(results, f"runs/{RUN.format('clip')}")
-    age(results)
-    directory = write_run(results, "clip", steps=3)
-    with only_writer(directory):
-        assert of(status_of(experiment, results), "clip").state == "running"
-    write_run(results, "clip", steps=3, log="error: loss is nan\n")
-    assert of(status_of(experiment, results), "clip").state == "failed"
-    write_run(results, "clip", steps=8, manifest=True, grades=True)
-    assert of(status_of(experiment, results), "clip").state == "done"
+def test_a_run_that_the_tables_hold_otherwise_than_planned_is_not_done(experiment, results, keep):
+    kept = experiment.model_copy(update={"archive": True})
+    keep(kept, RUN.format("clip"))
+    samples = kept.evaluation.model_copy(update={"samples": 9})
+    assert of(status_of(kept.model_copy(update={"evaluation": samples}), results), "clip").state == "missing"
+    keep(kept, RUN.format("clip"), numerics=0)
+    assert of(status_of(kept, results), "clip").state == "missing"
 
 
-def test_a_base_model_that_the_archive_held_is_done(experiment, results):
-    restore(results, "base/tiny/chains")
-    found = {status.name: status.state for status in status_of(experiment, results)}
-    assert (found["base/tiny/chains"], found["base/tiny/functions"]) == ("done", "missing")
+def test_a_damaged_table_is_a_line(experiment, results, keep):
+    kept = experiment.model_copy(update={"archive": True})
+    keep(kept, RUN.format("clip"))
+    (results / "reduced/tidy/clip.parquet").write_text("PAR1")
+    with pytest.raises(
+        UserError, match=r"tidy/clip\.parquet: damaged.*; restore it \(git checkout\), or remove"
+    ):
+        status_of(kept, results)
 
 
 def test_a_run_is_done_when_its_further_data_sets_are_graded(experiment, results):

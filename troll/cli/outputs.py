@@ -1,10 +1,16 @@
-"""Which tables and figures an experiment has."""
+"""What an experiment has: tables and figures, and runs that stand in its tables already."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from troll.analysis.registry import Entry, Kind, crossed, variants_of, wanted
 from troll.experiment.base_seeds import kind_name
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.keys import planned_keys
+
+if TYPE_CHECKING:
+    from troll.analysis.data.archive import Held
 
 
 def entries_of(
@@ -33,6 +39,27 @@ def entries_of(
 def rule_of(experiment: Experiment, run: Run) -> str:
     """The rule of a run's trust region, whatever the experiment calls it."""
     return experiment.trust_regions[run.trust_region].rule
+
+
+def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
+    """The planned runs and base models of an experiment that stand in its tables, by run id.
+
+    Args:
+        experiment: where it keeps no archive there are none: its tables may be a release, and its runs are
+            made.
+        results: results/<experiment>.
+        skipped: tasks and data sets that this machine cannot judge.
+
+    Raises:
+        UserError: a table is damaged.
+    """
+    if not experiment.archive:
+        return {}
+    from troll.analysis.data.archive import held
+
+    rows = held(results)
+    keys = planned_keys(experiment, experiment.runs(), skipped) if rows else {}
+    return {name: rows[name] for name, key in keys.items() if name in rows and rows[name].counts_as(key)}
 
 
 def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:

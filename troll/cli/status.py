@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from troll.cli.outputs import made
 from troll.common.files import LOCK, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
@@ -198,8 +199,6 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     Raises:
         UserError: there is no such group.
     """
-    from troll.analysis.data.archive import made
-
     root = results / experiment.experiment
     runs, held = runs_of(experiment, only), made(experiment, root)
     bases = dict.fromkeys((run.model, run.task) for run in runs)

@@ -22,7 +22,7 @@ from troll.experiment.resources import FIXED, sampling_request, training_request
 from troll.common.files import unwritable
 from troll.cli.doctor import VLLM_ENVIRONMENT
 from troll.cli import progress_line
-from troll.cli.outputs import entries_of, rule_of
+from troll.cli.outputs import entries_of, made, rule_of
 from troll.cli.scheduling import one_timer
 from troll.tasks import testbed
 from troll import warm

@@ -1,6 +1,5 @@
 # Where finished runs and base models lie (runs/<model>/<task>/..., base/<model>/<task>), and what evaluating one takes.
 
-from troll.analysis.data.archive import made
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 
 KEYS = planned_keys(EXPERIMENT, RUNS, SKIPPED)

@@ -7,7 +7,7 @@ rule.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from troll.analysis.data.tidy import (
 from troll.common.errors import UserError
 from troll.common.files import only_writer
 from troll.common.numerics import changed_since
-from troll.experiment.experiment import Experiment
-from troll.experiment.keys import planned_keys
 
 _FINISHED = ("manifest.json", "grades.json")
 _IDENTITY = ("run_id", "key", "numerics", "rule")
@@ -150,22 +148,3 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
                 "later one changes it; remove the directory, and run the workflow again"
             )
     return read_tidy(results).of_runs(keys)
-
-
-def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> dict[str, Held]:
-    """The planned runs and base models of an experiment that stand in its tables, by run id.
-
-    Args:
-        experiment: where it keeps no archive there are none: its tables may be a release, and its runs are
-            made.
-        results: results/<experiment>.
-        skipped: tasks and data sets that this machine cannot judge.
-
-    Raises:
-        UserError: a table is damaged.
-    """
-    if not experiment.archive:
-        return {}
-    rows = held(results)
-    keys = planned_keys(experiment, experiment.runs(), skipped) if rows else {}
-    return {name: rows[name] for name, key in keys.items() if name in rows and rows[name].counts_as(key)}

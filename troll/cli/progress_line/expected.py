@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from statistics import mean, median
 
-from troll.analysis.data.archive import made
+from troll.cli.outputs import made
 from troll.cli.plan import earlier_runs, estimate
 from troll.experiment.experiment import Experiment
 from troll.experiment.looks import with_further_seeds
