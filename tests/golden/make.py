@@ -1,0 +1,37 @@
+"""Makes the golden runs: `make.py FILE` for the tests, `make.py` writes golden.json anew (`make golden`)."""
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from golden_values import PATH, refusal, text_of
+
+from troll.common.files import read_json, write_text
+from troll.common.processor import prepare_processor
+from troll.common.quiet_libraries import quiet_libraries
+
+
+def main(out):
+    # A GPU has numbers of its own, and a base model that was made before would show nothing.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TROLL_BASE_MODELS": "0", "HF_HUB_OFFLINE": "1"}
+    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"):
+        os.environ.pop(name, None)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    prepare_processor()
+    quiet_libraries()
+    warnings.simplefilter("ignore", FutureWarning)  # TRL sets what transformers has renamed
+    from golden_runs import make  # it imports torch, after which all this would be too late
+
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
+        found = make(Path(directory))
+    if out == PATH and (reason := refusal(read_json(PATH) if PATH.exists() else None, found)):
+        sys.exit(f"error: {reason}")
+    write_text(out, text_of(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
