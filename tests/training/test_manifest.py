@@ -1,14 +1,17 @@
-"""The digest of the source: what can change a run's numbers, and nothing else."""
+"""What manifests say of the source: the version of its numbers, and a digest of what can change them."""
 
 import shutil
 import subprocess
 
 import pytest
 
+from troll.common.numerics import NUMERICS
+from troll.experiment.files import read_run_file
 from troll.training.manifest import (
     EXPERIMENT_FILE,
     PACKAGE_ROOT,
     experiment_file,
+    manifest_of,
     source_digest,
     uncommitted_source,
 )
@@ -80,3 +83,8 @@ def test_the_experiment_file_is_the_one_that_the_workflow_read(monkeypatch):
     assert experiment_file() is None, "a run by hand has none"
     monkeypatch.setenv(EXPERIMENT_FILE, f"{'a' * 64} my experiments/testbed.yaml")
     assert experiment_file() == {"path": "my experiments/testbed.yaml", "sha256": "a" * 64}
+
+
+def test_a_manifest_has_the_version_of_the_numbers(configure, tmp_path):
+    config = read_run_file(configure(tmp_path / "run") / "run.yaml")
+    assert manifest_of(config, wall_s=1.0, data={})["numerics"] == NUMERICS
