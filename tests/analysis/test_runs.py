@@ -12,9 +12,13 @@ import pytest
 import synthetic
 import yaml
 
+from troll.analysis.data.reduction import by_batch, digest_of_log
+from troll.analysis.data.run_files import read_run_files
 from troll.analysis.data.runs import collect, read_directories
-from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_items, read_runs, write_parquet
+from troll.analysis.data.settings import flat_settings
+from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_tidy
 from troll.common.errors import UserError
+from troll.common.numerics import NUMERICS
 
 
 @pytest.fixture
@@ -33,48 +37,52 @@ def one(frame: pd.DataFrame, **where: object) -> pd.Series:
     return frame.iloc[0]
 
 
-def test_every_logged_number_becomes_one_row(run_dir: Path) -> None:
+def settings(runs: pd.DataFrame) -> dict[str, object]:
+    (text,) = set(runs["settings"])
+    return dict(flat_settings(str(text)))
+
+
+def test_what_is_logged_becomes_one_row_for_each_batch(run_dir: Path) -> None:
+    """The values themselves are those of `by_batch`, which has tests of its own."""
     runs = read_directories([run_dir]).runs
+    files = read_run_files(run_dir)
+    reduced = {(row["source"], row["step"], row["metric"]): row["value"] for row in by_batch(files.metrics)}
+    rows = runs[~runs["source"].isin(["manifest", "test"])]
+    assert {(row.source, row.step, row.metric): row.value for row in rows.itertuples()} == reduced
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    logged = {
-        (line["step"], name): value
-        for line in lines
-        for name, value in line.items()
-        if name not in ("step", "rollout_batch", "time")
-    }
-    train = runs[runs["source"].isin(["train", "validation"]) & ~runs["metric"].str.startswith("time/")]
-    assert {(row.step, row.metric): row.value for row in train.itertuples()} == logged
     row = one(runs, step=9, metric="success")
     assert (row.rollout_batch, row.wall_s, row.source) == (1, lines[8]["time"]["wall_s"], "train")
+    assert row.value == lines[8]["success"]
     assert one(runs, step=1, metric="validation_success").source == "validation"
-    assert one(runs, step=3, metric="time/update_s").value == 0.02
+    assert one(runs, step=9, metric="time/update_s").value == pytest.approx(0.02)
+    assert one(runs, metric="summary/steps", source="summary").value == 16
     assert not runs["metric"].isin(["time/wall_s", "step", "rollout_batch"]).any()
+    assert set(runs["digest_log"]) == {digest_of_log(files.metrics)}
 
 
 def test_coordinates_digests_and_constants(run_dir: Path) -> None:
-    runs = read_directories([run_dir]).runs
+    runs = read_directories([run_dir], keys={"tiny/chains/troll/grpo/gentle/seed0": "k" * 64}).runs
     for name, value in {"model": "tiny", "task": "chains", "trust_region": "troll", "seed": 0}.items():
         assert (runs[name] == value).all()
-    assert (runs["digest_source"] == "5" * 64).all()
+    assert (runs["numerics"] == NUMERICS).all() and (runs["key"] == "k" * 64).all()
     assert (runs["digest_test_data"] == "7" * 64).all()
     assert not runs["mixed"].any()
-    assert one(runs, metric="setting/trust_region/settings/kl_bound").value == synthetic.KL_BOUND
+    assert settings(runs)["trust_region/settings/kl_bound"] == synthetic.KL_BOUND
     assert one(runs, metric="constraint_check/passed").value == 1
     assert one(runs, metric="wall_s").source == "manifest"
+    assert not (runs["metric"] == "numerics").any(), "a column, and no number of the run"
 
 
-def test_settings_that_are_no_numbers_are_told_apart(run_dir: Path) -> None:
+def test_settings_that_are_no_numbers_are_kept(run_dir: Path) -> None:
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
-    found = []
-    for tail, steps in [("pooled", [3]), ("constant", [3]), ("pooled", [3, 4]), ("pooled", None)]:
+    for tail, steps in [("pooled", [3]), ("constant", [3, 4]), ("pooled", None), (True, {})]:
         config["training"] |= {"tail": tail, "steps": steps, "name": f"{tail} {steps}"}
         synthetic.configure(run_dir, config)
-        runs = read_directories([run_dir]).runs
-        assert not runs["metric"].isin(["setting/experiment", "setting/training/name"]).any(), "coordinates"
-        found.append([one(runs, metric=f"setting/training/{name}").value for name in ("tail", "steps")])
-    (tails, steps) = zip(*found, strict=True)
-    assert tails[0] == tails[2] == tails[3] != tails[1] and len(set(steps)) == 3
-    assert all(float(value).is_integer() and value < 2**53 for row in found for value in row)
+        found = settings(read_directories([run_dir]).runs)
+        assert not {"experiment", "training/name"} & set(found), "coordinates"
+        assert found["training/tail"] == tail
+        assert found.get("training/steps") == (json.dumps(steps) if isinstance(steps, list) else None)
+        hash(tuple(found.values()))
 
 
 def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path: Path) -> None:
@@ -91,8 +99,10 @@ def test_blocks_may_carry_the_names(run_dir: Path) -> None:
     synthetic.configure(run_dir, config)
     runs = read_directories([run_dir]).runs
     assert (runs["estimator"] == "grpo").all()
-    assert one(runs, metric="setting/estimator/settings/epsilon").value == 0.07
-    assert not runs["metric"].str.contains("seeds").any(), "a derived seed is no setting that one compares"
+    assert settings(runs)["estimator/settings/epsilon"] == 0.07
+    assert not any("seeds" in name for name in settings(runs)), (
+        "a derived seed is no setting that one compares"
+    )
 
 
 def test_grades_become_test_rows_and_items(tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ def test_base_model_has_a_task_and_no_other_coordinates(tmp_path: Path) -> None:
     assert set(base["estimator"]) == {""} and set(base["condition"]) == {""}
     assert base["seed"].isna().all()
     assert set(base["digest_data"]) == {""}, "what a base model was made from is not what runs read"
-    assert set(base["digest_source"]) == {"5" * 64}
+    assert set(base["digest_environment"]) == {"e" * 64} and set(base["settings"]) == {""}
     assert (collected.items["trust_region"] == BASE).sum() == 5
 
 
@@ -143,29 +153,27 @@ def test_files_round_trip_and_do_not_depend_on_order(tmp_path: Path) -> None:
     run_dirs, base_dirs = synthetic.write_experiment(
         tmp_path / "testbed", tasks=["chains"], seeds=2, batches=2, problems=5
     )
-    first, second = tmp_path / "a/runs.parquet", tmp_path / "b/runs.parquet"
-    collected = collect(run_dirs, first, tmp_path / "a/runs.csv.gz", base_dirs=base_dirs)
-    collect(run_dirs[::-1], second, tmp_path / "b/runs.csv.gz", base_dirs=base_dirs)
-    assert first.read_bytes() == second.read_bytes()
-    assert (tmp_path / "a/runs.csv.gz").read_bytes() == (tmp_path / "b/runs.csv.gz").read_bytes()
-    items = tmp_path / "a/runs_items.parquet"
-    assert items.read_bytes() == (tmp_path / "b/runs_items.parquet").read_bytes()
-    pd.testing.assert_frame_equal(read_runs(first), collected.runs)
-    pd.testing.assert_frame_equal(read_items(items), collected.items)
+    collected = collect(run_dirs, tmp_path / "a", base_dirs=base_dirs)
+    collect(run_dirs[::-1], tmp_path / "b", base_dirs=base_dirs)
+    for name in ("tidy/all.parquet", "runs.csv.gz"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    read = read_tidy(tmp_path / "a")
+    pd.testing.assert_frame_equal(read.runs, collected.runs)
+    pd.testing.assert_frame_equal(read.items, collected.items)
     assert list(collected.runs) == list(RUN_COLUMNS) and list(collected.items) == list(ITEM_COLUMNS)
     text = gzip.decompress((tmp_path / "a/runs.csv.gz").read_bytes()).decode()
     assert len(text.splitlines()) == len(collected.runs) + 1
-    assert "5" * 12 in text and "5" * 13 not in text
+    assert "d" * 12 in text and "d" * 13 not in text
 
 
 def test_not_a_number_is_kept_because_it_is_a_result(run_dir: Path) -> None:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    line = json.loads(lines[-1]) | {"loss": math.nan, "entropy": None}
-    path.write_text("\n".join([*lines[:-1], json.dumps(line)]) + "\n")
+    last = [json.loads(line) | {"loss": math.nan, "entropy": None} for line in lines[-8:]]
+    path.write_text("\n".join([*lines[:-8], *map(json.dumps, last)]) + "\n")
     runs = read_directories([run_dir]).runs
-    assert math.isnan(one(runs, step=16, metric="loss").value)
-    assert runs[(runs["step"] == 16) & (runs["metric"] == "entropy")].empty
+    assert math.isnan(one(runs, step=9, metric="loss").value)
+    assert runs[(runs["step"] == 9) & (runs["metric"] == "entropy")].empty
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "manifest.json", "grades.json"])
@@ -219,9 +227,13 @@ def test_broken_file_is_named(run_dir: Path, name: str, text: str, message: str)
 
 def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
     manifest = json.loads((run_dir / "manifest.json").read_text())
-    edit_json(run_dir / "manifest.json", digests=manifest["digests"] | {"source": None})
-    with pytest.raises(UserError, match=r"digests\.source: None is no digest"):
+    edit_json(run_dir / "manifest.json", digests=manifest["digests"] | {"data": None})
+    with pytest.raises(UserError, match=r"digests\.data: None is no digest"):
         read_directories([run_dir])
+    for wrong in (None, True, -1, 1.5, "2"):
+        synthetic.write_json(run_dir / "manifest.json", manifest | {"numerics": wrong})
+        with pytest.raises(UserError, match=rf"json: numerics: {wrong!r} is no integer of 0 or more"):
+            read_directories([run_dir])
     synthetic.write_json(run_dir / "manifest.json", manifest | {"run_id": "other"})
     with pytest.raises(UserError, match=r"run_id: 'other' is not the 'tiny/chains"):
         read_directories([run_dir])
@@ -264,19 +276,22 @@ def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("plan", "said"),
     [
-        (("--expected", "{"), "--expected: not JSON"),
-        (("--expected", "3"), "--expected: expected a list of objects, one for each planned run"),
-        (("--expected", "[3]"), "--expected: expected a list of objects, one for each planned run"),
-        (("--skipped", "[]"), "--skipped: expected a JSON object, found list"),
-        (("--looks", "3"), "--looks: expected first and most"),
+        ("{", "--plan: not JSON"),
+        ("[]", "--plan: expected a JSON object, found list"),
+        ('{"expected": 3}', "--plan: expected: expected a list of objects, one for each planned run"),
+        ('{"expected": [3]}', "--plan: expected: expected a list of objects, one for each planned run"),
+        ('{"skipped": 3}', "--plan: skipped: expected an object, found 3"),
+        ('{"keys": ["k"]}', "--plan: keys: expected an object, found ['k']"),
+        ('{"looks": 3}', "--plan: looks: expected first and most"),
+        ('{"seeds": 3}', "--plan: seeds: unknown; a plan has expected, "),
     ],
 )
 def test_a_wrong_plan_is_one_line_before_anything_is_written(
-    run_dir: Path, troll, options: tuple[str, str], said: str
+    run_dir: Path, troll, plan: str, said: str
 ) -> None:
-    result = troll("collect", run_dir, "--out", run_dir.parent / "tables", *options)
+    result = troll("collect", run_dir, "--out", run_dir.parent / "tables", "--plan", plan)
     assert result.returncode == 1 and result.stderr.startswith(f"error: {said}")
     assert result.stderr.count("\n") == 1 and not (run_dir.parent / "tables").exists()
 
@@ -286,7 +301,7 @@ def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_
     base = synthetic.write_base(run_dir.parents[6], "chains")
     assert "config" not in json.loads((base / "manifest.json").read_text())
     out = run_dir.parents[6] / "tables"
-    result = troll("collect", run_dir, base, "--out", out, "--expected", "[]")
+    result = troll("collect", run_dir, base, "--out", out, "--plan", '{"expected": []}')
     assert result.returncode == 0, result.stderr
     assert json.loads((out / "plan.json").read_text()) == {"expected": [], "skipped": {}}
 
@@ -321,34 +336,23 @@ def test_disagreeing_digests_are_refused_or_marked(tmp_path: Path) -> None:
     root = tmp_path / "testbed"
     dirs = [synthetic.write_run(root, "chains", "clip", "grpo", "gentle", s, batches=1) for s in range(3)]
     odd = synthetic.write_run(
-        root, "chains", "troll", "grpo", "gentle", 0, batches=1, digests={"source": "9" * 64}
+        root, "chains", "troll", "grpo", "gentle", 0, batches=1, digests={"environment": "9" * 64}
     )
-    with pytest.raises(UserError, match=r"digests\.source of experiment testbed disagree") as error:
-        read_directories([*dirs, odd])
+    with pytest.raises(UserError, match=r"digests\.environment of experiment testbed disagree") as error:
+        collect([*dirs, odd], tmp_path / "tables")
     message = str(error.value)
     assert "999999999999 in tiny/chains/troll/grpo/gentle/seed0" in message
-    assert "555555555555 in tiny/chains/clip/grpo/gentle/seed0" in message
-    collected = read_directories([*dirs, odd], allow_mixed=True)
+    assert "eeeeeeeeeeee in tiny/chains/clip/grpo/gentle/seed0" in message
+    assert not (tmp_path / "tables").exists()
+    collected = collect([*dirs, odd], tmp_path / "tables", allow_mixed=True)
     assert set(collected.runs.loc[collected.runs["mixed"], "trust_region"]) == {"troll"}
     assert set(collected.items.loc[collected.items["mixed"], "trust_region"]) == {"troll"}
 
 
-def test_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.parquet"
-    with pytest.raises(UserError, match="no such file"):
-        read_runs(path)
-    path.write_text("no table")
-    with pytest.raises(UserError, match="not a Parquet file"):
-        read_runs(path)
-    pd.DataFrame({"a": [1]}).to_parquet(path)
-    with pytest.raises(UserError, match="column experiment is missing"):
-        read_runs(path)
-
-
-@pytest.mark.parametrize("name", ["runs.parquet", "notes.md"])
-def test_a_file_in_place_of_a_directory_is_named(collected, tmp_path: Path, troll, name: str) -> None:
+@pytest.mark.parametrize("name", ["all.parquet", "notes.md"])
+def test_a_file_in_place_of_a_directory_is_named(experiment: Path, tmp_path: Path, troll, name: str) -> None:
     path = tmp_path / name
-    write_parquet(collected.runs.head(300), path, RUN_COLUMNS)
+    path.write_bytes((experiment / "tidy/all.parquet").read_bytes())
     said = f"error: {path}: is a file; name its directory, {tmp_path}\n"
     for command in (["compare", path], ["check-results", path], ["table", "main", "--results", path]):
         out = ["--out", tmp_path / "main"] if command[0] == "table" else []
@@ -361,7 +365,7 @@ def test_a_plan_of_any_size_can_be_read_from_the_input(tmp_path: Path) -> None:
     """One argument holds 128 kB; the shell's own printf has no limit."""
     run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "gentle", 0, batches=1)
     entry = dict.fromkeys(("model", "task", "trust_region", "estimator", "condition", "rule"), "x")
-    planned = json.dumps([entry | {"seed": seed} for seed in range(2000)])
+    planned = json.dumps({"expected": [entry | {"seed": seed} for seed in range(2000)]})
     assert len(planned) > 2**17
     command = [
         sys.executable,
@@ -371,27 +375,10 @@ def test_a_plan_of_any_size_can_be_read_from_the_input(tmp_path: Path) -> None:
         str(run),
         "--out",
         str(tmp_path),
-        "--expected",
+        "--plan",
         "-",
     ]
     script = tmp_path / "collect.sh"
     script.write_text(f"printf %s {shlex.quote(planned)} | {shlex.join(command)}")
     subprocess.run(["bash", "-euo", "pipefail", script], check=True)
     assert len(json.loads((tmp_path / "plan.json").read_text())["expected"]) == 2000
-
-
-def test_a_flipped_byte_of_a_table_is_refused_or_changes_nothing(collected, tmp_path):
-    path = tmp_path / "runs.parquet"
-    write_parquet(collected.runs.head(300), path, RUN_COLUMNS)
-    whole, refused = path.read_bytes(), 0
-    expected = read_runs(path).astype(str)
-    for place in range(0, len(whole), 23):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        try:
-            assert read_runs(path).astype(str).equals(expected), place
-        except UserError as error:
-            assert str(error).startswith(str(path))
-            refused += 1
-    assert refused > 100
