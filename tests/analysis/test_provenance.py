@@ -1,4 +1,4 @@
-"""What may stand in one table, and what may be released: one program, one set of data, source that is known."""
+"""What may stand in one table, and what may be released."""
 
 import itertools
 from pathlib import Path
@@ -54,9 +54,7 @@ def test_another_place_may_have_other_libraries_and_base_models_and_no_other_dat
     for name in ("environment", "base_model"):
         here = [run(letter, place="here", **{name: "1"}) for letter in "ab"]
         assert check_digests([*here, run("c", place="there", **{name: "2"})]) == [False] * 3
-        with pytest.raises(
-            UserError, match=rf"^digests\.{name} of experiment e[^;]* disagree: 1 in a, b; 2 in d"
-        ):
+        with pytest.raises(UserError, match=rf"^digests\.{name} of .* disagree: 1 in a, b; 2 in d"):
             check_digests([*here, run("d", place="here", **{name: "2"})])
     for name in ("data", "test_data"):
         with pytest.raises(UserError, match=rf"digests\.{name} of experiment e, task chains disagree"):
@@ -98,8 +96,8 @@ def test_a_table_says_in_how_many_places_its_runs_were_made(runs: pd.DataFrame, 
     hardware = runs["hardware"].astype(str).mask(there, '{"processor": "Xeon", "capability": "AVX2"}')
     environment = runs["digest_environment"].astype(str).mask(there, "1" * 64)
     assert notes(runs.assign(hardware=hardware, digest_environment=environment)) == [
-        "The runs were made in 2 places: 32 on an unknown processor with versions eeeeeee and 16 on Xeon AVX2 "
-        "with versions 1111111."
+        "The runs were made in 2 places: 32 on an unknown processor with versions eeeeeee and 16 on Xeon "
+        "AVX2 with versions 1111111."
     ]
 
 
@@ -118,8 +116,8 @@ def test_what_a_later_version_changes_may_not_stand_beside_its_runs(monkeypatch:
     assert check_digests([*older, run("b", version=3, experiment="other")]) == [False] * 3, "another table"
     mixed = [*older, run("b", version=3, rule="clip")]
     said = (
-        r"^numerics of experiment e disagree: 1 in a, and 3 in others, which changed these\. Run the older ones "
-        r"again, or allow mixed rows \(they are then marked\)$"
+        r"^numerics of experiment e disagree: 1 in a, and 3 in others, which changed these\. Run the older "
+        r"ones again, or allow mixed rows \(they are then marked\)$"
     )
     with pytest.raises(UserError, match=said):
         check_digests(mixed)
