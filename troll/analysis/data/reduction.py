@@ -49,8 +49,9 @@ def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         Rows of training reduced, then its summary; rows of validation as they are. A reduced row stands at
-        its batch's first step. Its value is the largest where the metric's name ends in ``max``, the least
-        where it ends in ``min``, else the mean. Rows that belong to no batch are kept.
+        the first step of its batch that logs the metric. Its value is the largest where the metric's name
+        ends in ``max``, the least where it ends in ``min``, else the mean. Rows that belong to no batch are
+        kept.
     """
     every = list(rows)
     train = [row for row in every if row["source"] == "train"]
