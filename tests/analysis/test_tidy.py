@@ -1,0 +1,214 @@
+"""The tidy tables on disk: what is written is read, in one order, and nothing damaged is taken."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import synthetic
+
+from troll.analysis.data.results import read_results, write_plan
+from troll.analysis.data.runs import read_directories, write_whole
+from troll.analysis.data.tidy import (
+    ITEM_COLUMNS,
+    RUN_COLUMNS,
+    Tidy,
+    on_disk,
+    part_path,
+    parts,
+    read_part,
+    read_tidy,
+    write_part,
+)
+from troll.common.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    made = synthetic.write_experiment(root, estimators=["grpo"], seeds=2, batches=2, problems=4)
+    return read_directories(*made)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part with one run."""
+    root = tmp_path_factory.mktemp("results") / "testbed"
+    run = synthetic.write_run(root, "chains", "clip", "grpo", "gentle", 0, batches=2, problems=4)
+    write_part(part_path(root, "clip"), [on_disk(read_directories([run]))])
+    return part_path(root, "clip")
+
+
+def equal(one: Tidy, other: Tidy) -> None:
+    pd.testing.assert_frame_equal(one.runs, other.runs)
+    pd.testing.assert_frame_equal(one.items, other.items)
+
+
+def by_rule(tidy: Tidy, directory: Path) -> Path:
+    frame = on_disk(tidy)
+    for rule, rows in frame.groupby("rule", observed=True):
+        write_part(part_path(directory, str(rule) or "base"), [rows])
+    return directory
+
+
+def test_what_is_written_in_one_part_or_several_is_read_again(known: Tidy, tmp_path: Path) -> None:
+    write_whole(known, tmp_path / "whole")
+    equal(read_tidy(tmp_path / "whole"), known)
+    assert [*parts(by_rule(known, tmp_path / "ruled"))] == ["base", "clip", "troll"]
+    equal(read_tidy(tmp_path / "ruled"), known)
+    assert dict(known.runs.dtypes.astype(str)) == RUN_COLUMNS
+    assert dict(known.items.dtypes.astype(str)) == ITEM_COLUMNS
+    write_whole(known, tmp_path / "ruled")
+    assert [*parts(tmp_path / "ruled")] == ["all"], "parts of before are gone"
+
+
+def test_missing_numbers_and_the_last_bits_are_kept(known: Tidy, tmp_path: Path) -> None:
+    runs = known.runs.copy()
+    special = [float("nan"), -0.0, 5e-324, 1.7976931348623157e308, float("inf"), 0.1 + 0.2]
+    runs.loc[runs.index[: len(special)], "value"] = special
+    write_whole(Tidy(runs, known.items), tmp_path)
+    found = read_tidy(tmp_path).runs["value"].iloc[: len(special)]
+    assert [value.hex() for value in found] == [value.hex() for value in special]
+
+
+def test_rows_have_one_order_and_files_one_text_whoever_wrote_them(known: Tidy, tmp_path: Path) -> None:
+    frame = on_disk(known)
+    write_part(tmp_path / "first.parquet", [frame])
+    shuffled = frame.sample(frac=1, random_state=1)
+    names = shuffled.astype({"metric": pd.CategoricalDtype(sorted(set(frame["metric"]), reverse=True))})
+    for index, frames in enumerate(
+        [[shuffled], [names], [frame[5:], frame[:5]], [read_part(tmp_path / "first.parquet")]]
+    ):
+        write_part(tmp_path / f"{index}.parquet", frames)
+        assert (tmp_path / f"{index}.parquet").read_bytes() == (tmp_path / "first.parquet").read_bytes()
+    written = read_part(tmp_path / "first.parquet")
+    keys = ["experiment", "run_id", "source", "metric", "step"]
+    order = written[keys].astype(object).fillna(-1)
+    assert order.equals(order.sort_values(keys, ignore_index=True))
+    assert b"pandas" not in (tmp_path / "first.parquet").read_bytes(), "nor a version of it"
+
+
+def test_parts_of_several_runs_do_not_depend_on_what_else_was_in_memory(known: Tidy, tmp_path: Path) -> None:
+    """Names that no row has any more stay in a column's categories, and must not get into the file."""
+    one = str(known.runs["run_id"].iloc[0])
+    alone = Tidy(
+        *(frame.astype({"run_id": str}).astype({"run_id": "category"}) for frame in (known.runs, known.items))
+    )
+    for index, tidy in enumerate((known.of_runs([one]), alone.of_runs([one]))):
+        write_part(tmp_path / f"{index}.parquet", [on_disk(tidy)])
+    assert (tmp_path / "0.parquet").read_bytes() == (tmp_path / "1.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("part", ["pages", "footer"])
+def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
+    small: Path, tmp_path: Path, part: str
+) -> None:
+    """Pages have checksums; of the rest of the file, every place is as likely to be hit."""
+    whole, expected = small.read_bytes(), read_part(small)
+    pages = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    places = range(pages) if part == "pages" else range(pages, len(whole))
+    draw, path, refused = random.Random(7), tmp_path / "clip.parquet", 0
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for place in draw.sample(places, draw.choice((1, 1, 1, 8))):
+            damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert read_part(path).equals(expected)
+        except UserError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, -1])
+def test_a_part_that_is_cut_off_is_refused(small: Path, tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "clip.parquet"
+    path.write_bytes(small.read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"clip\.parquet: damaged, or no tidy table \(.*\); restore it \(git"):
+        read_part(path)
+
+
+def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tidy/all.parquet"
+    with pytest.raises(UserError, match=r"tidy: no tables \(\*\.parquet\) there; collect the runs first"):
+        read_tidy(tmp_path)
+    with pytest.raises(UserError, match=r"all\.parquet: no such file"):
+        read_part(path)
+    path.parent.mkdir()
+    path.write_text("no table")
+    with pytest.raises(UserError, match=r"all\.parquet: damaged, or no tidy table"):
+        read_tidy(tmp_path)
+    pd.DataFrame({"a": [1]}).to_parquet(path)
+    with pytest.raises(UserError, match="column experiment is missing"):
+        read_tidy(tmp_path)
+    table = pq.read_table(small)
+    numbers = table["value"].cast(pa.float32()).cast(pa.string())
+    pq.write_table(table.set_column(table.column_names.index("value"), "value", numbers), path)
+    with pytest.raises(
+        UserError, match=r"all\.parquet: damaged, or no tidy table \(its columns have other types\)"
+    ):
+        read_tidy(tmp_path)
+
+
+def test_a_run_in_two_parts_is_refused_and_a_file_that_is_being_written_left_out(
+    known: Tidy, tmp_path: Path
+) -> None:
+    by_rule(known, tmp_path)
+    shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/.clip.parquet.x1.parquet")
+    equal(read_tidy(tmp_path), known)
+    assert len(parts(tmp_path)) == 3
+    shutil.copy(tmp_path / "tidy/clip.parquet", tmp_path / "tidy/all.parquet")
+    with pytest.raises(
+        UserError, match=r"all\.parquet and .*clip\.parquet: both hold run tiny/.*; remove one"
+    ):
+        read_tidy(tmp_path)
+
+
+def test_runs_that_are_not_planned_are_left_out(known: Tidy, tmp_path: Path) -> None:
+    by_rule(known, tmp_path)
+    names = ["model", "task", "trust_region", "estimator", "condition", "seed"]
+    every = known.runs[["run_id", *names]].drop_duplicates().dropna().astype({"seed": int})
+    planned = every[(every["trust_region"] == "clip") & (every["seed"] == 1)]
+    assert 1 < len(planned) < len(every)
+    write_plan(tmp_path, planned[names].astype(object).to_dict("records"), {})
+    found = read_results(tmp_path)
+    bases = {"base/tiny/chains", "base/tiny/functions"}
+    for frame, of in ((found.runs, known.runs), (found.items, known.items)):
+        assert set(frame["run_id"]) == {*planned["run_id"], *bases}
+        kept = of[of["run_id"].isin([*planned["run_id"], *bases])].reset_index(drop=True)
+        pd.testing.assert_frame_equal(frame.astype(str), kept.astype(str))
+    # A plan of older versions does not name seeds: all of a method are planned.
+    write_plan(tmp_path, planned[names[:-1]].astype(object).to_dict("records"), {})
+    assert set(read_results(tmp_path).runs["trust_region"]) == {"clip", "base"}
+    assert set(read_results(tmp_path).runs["seed"].dropna()) == {0, 1}
+    write_plan(tmp_path, [], {})
+    assert set(read_results(tmp_path).runs["run_id"]) == bases
+    (tmp_path / "plan.json").unlink()
+    equal(Tidy(read_results(tmp_path).runs, read_results(tmp_path).items), known)
+
+
+def test_a_model_may_be_called_what_base_models_are(tmp_path: Path, known: Tidy) -> None:
+    ids = known.runs["run_id"].astype(str).str.replace("tiny/", "base/", regex=False)
+    runs = known.runs.assign(model="base", run_id=ids)
+    ids = known.items["run_id"].astype(str).str.replace("tiny/", "base/", regex=False)
+    frames = (runs, known.items.assign(model="base", run_id=ids))
+    types = {"model": "category", "run_id": "category"}
+    write_whole(Tidy(*(frame.astype(types) for frame in frames)), tmp_path)
+    write_plan(tmp_path, [], {})
+    assert set(read_results(tmp_path).runs["trust_region"]) == {"base"}
+
+
+def test_admitted_runs_are_marked_where_the_plan_names_them(known: Tidy, tmp_path: Path) -> None:
+    write_whole(known, tmp_path)
+    ids = sorted(set(known.runs["run_id"]))
+    names = ["model", "task", "trust_region", "estimator", "condition", "seed"]
+    planned = known.runs[names].drop_duplicates().dropna().astype(object).to_dict("records")
+    for mixed in ([], ids[3:5]):
+        write_plan(tmp_path, [run | {"seed": int(run["seed"])} for run in planned], {}, mixed=mixed)
+        results = read_results(tmp_path)
+        for frame in (results.runs, results.items):
+            assert sorted(set(frame.loc[frame["mixed"], "run_id"])) == mixed
