@@ -17,14 +17,15 @@ from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import PLAN, Results, read_results
 from troll.analysis.data.tidy import TIDY, parts
 from troll.analysis.registry import entries
+from troll.analysis.report import overview
 from troll.analysis.report.make import make_figure, make_table
 from troll.common.errors import UserError
-from troll.common.files import atomic_path, read_json
+from troll.common.files import atomic_path, read_json, write_text
 
 _ROUNDING = 1e-9
 # Other last digits change pixels on the edges of curves a little, and a few of them, by the palette, more.
 _SHADE, _JUMP, _JUMPING = 16 / 255, 0.4, 1 / 2000
-_TABLES, _FIGURES = (".csv", ".md"), (".png",)
+_TABLES, _FIGURES = (".csv",), (".png",)
 
 
 def check_results(
@@ -35,7 +36,7 @@ def check_results(
     write: bool = False,
     figures: bool = True,
 ) -> list[Path]:
-    """Makes every table and figure of an experiment again from its tidy table and compares them.
+    """Makes every table, figure and page of an experiment again from its tidy tables and compares them.
 
     Files have to be the same: see `same`.
 
@@ -62,6 +63,8 @@ def check_results(
     ]
     if not tracked:
         raise UserError(f"{directory}: no tables or figures to check")
+    if write or (directory / overview.PAGE).exists():
+        tracked.append(directory / overview.PAGE)
     with tempfile.TemporaryDirectory() as name:
         fresh = Path(name)
         foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, known, claims)]
@@ -117,9 +120,12 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
     """Makes the files of one stem; returns whether the tidy table knows how."""
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
-        judged = judge(read_claims(claims), results.runs, results.items, results.looks)
-        inputs = [*parts(directory).values(), *claims]
-        write_claims(judged, results.runs, inputs, target)
+        known = read_claims(claims) if claims else []
+        judged = judge(known, results.runs, results.items, results.looks)
+        if stem.name == Path(overview.PAGE).stem:
+            write_text(fresh / overview.PAGE, overview.page(results, judged, directory))
+        else:
+            write_claims(judged, results.runs, [*parts(directory).values(), *claims], target)
         return True
     if stem.parent.name == "tables":
         if stem.name in entries("table"):

@@ -28,7 +28,7 @@ from troll.analysis.tables.results import comparison_table
 from troll.common.errors import UserError
 from troll.common.files import write_text
 
-_OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+|[\w./-]+\.md) -->$")
+_OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+|[\w./-]+\.md(#[\w-]+)?) -->$")
 _CLOSE = "<!-- /generated -->"
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
@@ -347,10 +347,22 @@ def included(text: str, page: Path) -> dict[str, str]:
     """The tables that blocks of a page name by their files, by these names.
 
     Raises:
-        UserError: there is no such file.
+        UserError: there is no such file, or no such heading in it.
     """
     names = [match["name"] for line in text.splitlines() if (match := _OPEN.match(line.strip()))]
-    return {name: _read(page.parent / name) for name in names if name.endswith(".md")}
+    return {name: _section(page.parent, name) for name in names if ".md" in name}
+
+
+def _section(directory: Path, name: str) -> str:
+    """A file's text, or what stands below one of its headings: ``page.md#the-heading``."""
+    file, _, anchor = name.partition("#")
+    text = _read(directory / file)
+    if not anchor:
+        return text
+    for heading, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+        if re.sub(r"[^\w-]+", "-", heading.lower()) == anchor:
+            return f"{body.strip()}\n"
+    raise UserError(f"{directory / file}: has no heading #{anchor}")
 
 
 def check(path: Path, generated: Mapping[str, str]) -> str:

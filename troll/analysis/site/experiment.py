@@ -9,7 +9,10 @@ from pathlib import Path, PurePosixPath
 from troll.analysis.captions import caption, captions
 from troll.analysis.data.results import Results
 from troll.analysis.registry import Entry, Kind, entries, stems
+from troll.analysis.render.formats import to_markdown
 from troll.analysis.render.html import paragraphs
+from troll.analysis.report.make import table
+from troll.analysis.report.overview import PAGE
 from troll.analysis.report.page import provenance, size
 from troll.analysis.site.figures import Figures
 from troll.analysis.site.links import Links, relative
@@ -38,9 +41,10 @@ def parts_of(name: str, tracked: frozenset[str]) -> dict[str, str]:
     """Where the files of an experiment are shown: site path by repository path."""
     home, page = f"results/{name}", f"results/{name}/index.md"
     shown = {home: page, f"{home}/claims.md": f"{home}/verdicts.md"}
+    shown[f"{home}/{PAGE}"] = page
     for path in tracked:
-        if path.startswith(f"{home}/tables/") and path.endswith(".md"):
-            shown[path] = f"{page}#{Path(path).stem}"
+        if path.startswith(f"{home}/tables/") and path.endswith(".csv"):
+            shown[path.removesuffix(".csv") + ".md"] = f"{page}#{Path(path).stem}"
     for directory in _other_directories(name, tracked):
         shown[f"{home}/{directory}"] = f"{page}#{slug(directory)}"
     return shown
@@ -65,7 +69,7 @@ class _Writer:
         chapters = [
             ("Verdicts", self._ledger()),
             ("Figures", self._drawn(results)),
-            ("Tables", self._tables()),
+            ("Tables", self._tables(results)),
             *self._others(),
             ("Methods", [paragraphs(caption("methods"))]),
             ("Deviations", [paragraphs(caption("deviations"))]),
@@ -133,12 +137,12 @@ class _Writer:
                     yield self._heading(3, title, f"figure-{slug(stem)}")
                     yield figure(relative(self.path, found), title, _caption(entry))
 
-    def _tables(self) -> Iterator[str]:
+    def _tables(self, results: Results) -> Iterator[str]:
         for name, entry in entries("table").items():
             source = f"{self.home}/tables/{name}.md"
-            if source in self._links.tracked:
+            if source.removesuffix(".md") + ".csv" in self._links.tracked:
                 yield self._heading(3, entry.title, name)
-                yield self._adapted(self._read(source), source, name)
+                yield self._adapted(to_markdown(table(name, results)), source, name)
                 yield _folded("How to read this", _caption(entry)) + self._file(source)
 
     def _file(self, source: str) -> str:
