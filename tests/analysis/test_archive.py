@@ -1,128 +1,307 @@
-"""Archived runs: the same bytes for the same run, all that tables need, and nothing damaged comes back."""
+"""Finished runs as rows of the tables: what is appended, replaced and taken, and what a kill leaves."""
 
-import zipfile
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import synthetic
-import yaml
 
-from troll.analysis.data.archive import RESTORED, archive_run, archived, restore_run
+from troll.analysis.data.archive import Held, append_run, held, part_of, take
+from troll.analysis.data.results import read_results
 from troll.analysis.data.runs import read_directories
+from troll.analysis.data.tidy import Tidy, part_path, parts, read_tidy
+from troll.common import numerics
 from troll.common.errors import UserError
 
-EVALUATION = {"samples": 8, "temperature": 1.0}
-SOURCE = synthetic.DIGESTS["source"]
+CLIP, TROLL = (
+    [f"tiny/chains/{name}/grpo/stale/seed{seed}" for seed in range(3)] for name in ("clip", "troll")
+)
+BASE = "base/tiny/chains"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    directory = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0)
-    (directory / "checkpoint").mkdir()
-    (directory / "checkpoint/model.safetensors").write_text("weights")
-    return directory
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories of finished runs of two rules, and of their base model, by run id."""
+    root = tmp_path_factory.mktemp("made") / "testbed"
+    dirs, bases = synthetic.write_experiment(
+        root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=3, batches=2, problems=4
+    )
+    return {"/".join(path.parts[-6:]): path for path in dirs} | {BASE: bases[0]}
 
 
-def test_a_restored_run_gives_the_same_rows_and_is_known_as_restored(run, tmp_path):
-    archive_run(run, tmp_path / "run.zip", EVALUATION)
-    restored = tmp_path / "there" / "testbed" / run.relative_to(tmp_path / "testbed")
-    restore_run(tmp_path / "run.zip", restored)
-    mine, theirs = read_directories([run]), read_directories([restored])
-    assert theirs.runs.astype(str).equals(mine.runs.astype(str))
-    assert theirs.items.astype(str).equals(mine.items.astype(str))
-    assert (restored / RESTORED).exists() and not (restored / "checkpoint").exists()
+def key(run_id: str) -> str:
+    return f"key of {run_id}"
 
 
-def test_the_same_run_gives_the_same_bytes(run, tmp_path):
-    archive_run(run, tmp_path / "one.zip", EVALUATION)
-    for path in run.iterdir():
-        path.touch()
-    archive_run(run, tmp_path / "two.zip", EVALUATION)
-    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+def append(made: dict[str, Path], results: Path, *names: str) -> None:
+    for name in names:
+        append_run(made[name], results, key(name))
 
 
-def test_only_a_run_of_the_same_configuration_evaluation_and_source_is_taken(run, tmp_path):
-    config, path = yaml.safe_load((run / "run.yaml").read_text()), tmp_path / "run.zip"
-    assert not archived(path, config, EVALUATION, SOURCE)
-    archive_run(run, path, EVALUATION)
-    assert archived(path, config, EVALUATION, SOURCE)
-    assert not archived(path, config | {"seed": 1}, EVALUATION, SOURCE)
-    assert not archived(path, config, EVALUATION | {"samples": 16}, SOURCE)
-    assert not archived(path, config, EVALUATION, "another source")
+def contents(results: Path) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in parts(results).items()}
 
 
-def test_base_models_are_archived_by_their_configuration(tmp_path):
-    base = synthetic.write_base(tmp_path, "chains")
-    manifest = base / "manifest.json"
-    manifest.write_text('{"config": {"layers": 2}, "digests": {"source": "s"}}')
-    archive_run(base, tmp_path / "base.zip", None)
-    assert archived(tmp_path / "base.zip", {"layers": 2}, None, "s")
-    assert not archived(tmp_path / "base.zip", {"layers": 3}, None, "s")
+def written(results: Path) -> dict[str, tuple[int, int]]:
+    """What tells whether a file was replaced, even by an equal one."""
+    stats = {name: path.stat() for name, path in parts(results).items()}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def test_a_run_that_is_not_graded_is_not_archived(run, tmp_path):
-    (run / "grades.json").unlink()
-    with pytest.raises(UserError, match=r"grades\.json: missing; only finished runs that are graded"):
-        archive_run(run, tmp_path / "run.zip", EVALUATION)
-    assert not (tmp_path / "run.zip").exists()
+def expected(made: dict[str, Path], *names: str) -> Tidy:
+    """What the tables hold once these runs are appended."""
+    runs = [made[name] for name in names if name != BASE]
+    bases = [made[BASE]] if BASE in names else []
+    return read_directories(runs, bases, keys={name: key(name) for name in names})
 
 
-def test_a_damaged_archive_restores_nothing(run, tmp_path):
-    path = tmp_path / "run.zip"
-    archive_run(run, path, EVALUATION)
-    whole = path.read_bytes()
-    for place in range(40, len(whole) - 200, len(whole) // 40):
-        damaged = bytearray(whole)
-        damaged[place] ^= 8
-        path.write_bytes(damaged)
-        directory = tmp_path / str(place)
-        try:
-            restore_run(path, directory)
-        except UserError as error:
-            assert str(error).startswith(f"{path}: ")
-            assert not directory.exists()
-        else:  # a byte that says nothing of the contents
-            assert (directory / "grades.json").read_bytes() == (run / "grades.json").read_bytes()
-    path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match="not an archived run"):
-        archived(path, {}, EVALUATION, SOURCE)
+def holds(results: Path, tidy: Tidy) -> None:
+    found = read_tidy(results)
+    pd.testing.assert_frame_equal(found.runs.astype(str), tidy.runs.astype(str))
+    pd.testing.assert_frame_equal(found.items.astype(str), tidy.items.astype(str))
+
+
+def test_the_tables_hold_what_was_appended_in_a_part_for_each_rule(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    assert held(tmp_path) == {}
+    append(made, tmp_path, TROLL[1], BASE, CLIP[0], TROLL[0])
+    holds(tmp_path, expected(made, CLIP[0], TROLL[0], TROLL[1], BASE))
+    assert [*parts(tmp_path)] == ["base", "clip", "troll"]
+    known = held(tmp_path)
+    assert known[CLIP[0]] == Held(key(CLIP[0]), numerics.NUMERICS, "clip")
+    assert known[BASE] == Held(key(BASE), numerics.NUMERICS, "") and len(known) == 4
+
+
+def test_the_same_runs_give_the_same_bytes_whoever_appended_them_in_whatever_order(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    names = [*CLIP, *TROLL, BASE]
+    append(made, tmp_path / "first", *names)
+    for index in range(3):
+        order = random.Random(index).sample(names, len(names))
+        append(made, tmp_path / str(index), *order, *order[:2])
+        assert contents(tmp_path / str(index)) == contents(tmp_path / "first")
+
+
+def test_a_run_of_the_same_name_is_replaced_and_no_other_file_rewritten(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    append(made, results, *CLIP, TROLL[0], BASE)
+    before = written(results)
+    again = synthetic.write_run(
+        tmp_path / "testbed", "chains", "clip", "grpo", "stale", 1, batches=3, table=synthetic.solved(2, 4)
+    )
+    append_run(again, results, "another key")
+    assert {name for name, when in written(results).items() if before[name] != when} == {"clip"}
+    assert held(results)[CLIP[1]].key == "another key" and held(results)[CLIP[0]].key == key(CLIP[0])
+    found, new = (
+        read_tidy(results).of_runs([CLIP[1]]),
+        read_directories([again], keys={CLIP[1]: "another key"}),
+    )
+    pd.testing.assert_frame_equal(found.runs.astype(str), new.runs.astype(str))
+    pd.testing.assert_frame_equal(found.items.astype(str), new.items.astype(str))
+    append(made, results, CLIP[1])
+    holds(results, expected(made, *CLIP, TROLL[0], BASE))
+
+
+def test_a_run_whose_rule_is_another_one_now_is_in_one_part_only(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    append(made, results, CLIP[0], CLIP[1], TROLL[0])
+    for seed in (0, 1):
+        other = synthetic.write_run(
+            tmp_path / "testbed", "chains", "clip", "grpo", "stale", seed, rule="gspo-clip"
+        )
+        append_run(other, results, "k")
+        assert held(results)[CLIP[seed]] == Held("k", numerics.NUMERICS, "gspo-clip")
+        assert set(read_tidy(results).runs["run_id"]) == {CLIP[0], CLIP[1], TROLL[0]}
+    assert [*parts(results)] == ["gspo-clip", "troll"], "a part without runs goes"
 
 
 @pytest.mark.parametrize(
-    "name", ["../../outside/suites/evil.json", "suites/../../evil.json", "/nowhere/suites/e.json"]
+    ("rule", "part"),
+    [
+        ("clip", "clip"),
+        ("", "base"),
+        ("my_rules.py:soft_wall", "my_rules.py-soft_wall"),
+        ("./rules.py:mine", "rules.py-mine"),
+        ("../a b/rules.py:mine", "a-b-rules.py-mine"),
+        (".rules.py:weiß", "rules.py-weiß"),
+    ],
 )
-def test_an_archive_writes_nothing_outside_of_its_run(run, tmp_path, name):
-    path, directory = tmp_path / "run.zip", tmp_path / "a/b/run"
-    archive_run(run, path, EVALUATION)
-    with zipfile.ZipFile(path, "a") as file:
-        file.writestr(name, "{}")
-    with pytest.raises(UserError, match=r"not a file of a run; remove the archive"):
-        restore_run(path, directory, suites=True)
-    assert not directory.exists() and not list(tmp_path.rglob("e*.json"))
-
-
-def test_base_models_of_other_machines_are_admitted_from_the_archive_only(run, tmp_path):
-    other = synthetic.write_run(
-        tmp_path / "testbed", "chains", "troll", "grpo", "stale", 0, digests={"base_model": "5" * 64}
+def test_any_rule_has_a_part_that_is_read(tmp_path: Path, rule: str, part: str) -> None:
+    assert part_of(rule) == part
+    run = synthetic.write_run(
+        tmp_path / "testbed", "chains", "mine", "grpo", "stale", 0, batches=1, rule=rule
     )
-    with pytest.raises(UserError, match=r"digests\.base_model"):
-        read_directories([run, other])
-    (other / RESTORED).write_text("{}")
-    assert len(read_directories([run, other]).runs)
+    append_run(run, tmp_path, "k")
+    if rule:
+        assert [*parts(tmp_path)] == [part] and [*held(tmp_path).values()] == [
+            Held("k", numerics.NUMERICS, rule)
+        ]
+
+
+def test_only_what_the_planned_run_would_come_out_as_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [numerics.Change(1, "all"), numerics.Change(2, "penalties", ("kl-penalty",))]
+    for later, counting in (
+        ([], {"clip", "kl-penalty", ""}),
+        ([numerics.Change(3, "another", ("troll", "none"))], {"clip", "kl-penalty", ""}),
+        ([numerics.Change(3, "one", ("troll", "clip"))], {"kl-penalty", ""}),
+        (
+            [numerics.Change(3, "another", ("troll",)), numerics.Change(4, "one", ("kl-penalty",))],
+            {"clip", ""},
+        ),
+        ([numerics.Change(3, "all")], set()),
+    ):
+        monkeypatch.setattr(numerics, "CHANGES", (*changes, *later))
+        rules = ("clip", "kl-penalty", "")
+        assert {rule for rule in rules if Held("k", 2, rule).counts_as("k")} == counting, later
+        assert not any(Held("k", 2, rule).counts_as("other") for rule in rules)
+    monkeypatch.setattr(numerics, "CHANGES", tuple(changes))
+    assert Held("k", 1, "clip").counts_as("k") and not Held("k", 1, "kl-penalty").counts_as("k")
+    assert not Held("k", 0, "clip").counts_as("k") and not Held("k", 0, "").counts_as("k")
+    assert Held("k", 7, "clip").counts_as("k"), "of a source that is ahead of this one"
+
+
+def test_finished_directories_that_the_tables_lack_are_appended(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(made, tmp_path, CLIP[0], CLIP[1], TROLL[0])
+    before = contents(tmp_path)
+    keys = {name: key(name) for name in (CLIP[0], BASE)}
+    tidy = take(tmp_path, keys, made)
+    assert set(tidy.runs["run_id"]) == set(tidy.items["run_id"]) == {CLIP[0], BASE}, (
+        "what is planned, no more"
+    )
+    assert {name: before[name] for name in before} == {
+        name: data for name, data in contents(tmp_path).items() if name != "base"
+    }
+    when = written(tmp_path)
+    take(tmp_path, keys, {})
+    assert written(tmp_path) == when, "all was there"
+    # What is there otherwise than planned is made again, and then replaced.
+    take(tmp_path, keys | {CLIP[1]: "another"}, made)
+    assert held(tmp_path)[CLIP[1]].key == "another" and held(tmp_path)[CLIP[0]].key == key(CLIP[0])
+    monkeypatch.setattr(numerics, "CHANGES", (*numerics.CHANGES, numerics.Change(99, "one", ("clip",))))
+    with pytest.raises(UserError, match=rf"tidy: has no run {CLIP[0]} as it is planned"):
+        take(tmp_path, keys, {})
+
+
+def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    append(made, tmp_path, CLIP[0])
+    before = contents(tmp_path)
+    unfinished = synthetic.write_run(tmp_path / "testbed", "chains", "troll", "grpo", "stale", 0, batches=1)
+    (unfinished / "grades.json").unlink()
+    for keys, directories, said in (
+        (
+            {TROLL[0]: "k"},
+            {},
+            rf"^{tmp_path}/tidy: has no run {TROLL[0]} as it is planned, and none was made here; ",
+        ),
+        (
+            {CLIP[0]: "k"},
+            {},
+            rf"^{tmp_path}/tidy: has no run {CLIP[0]} as it is planned, and none was made here; ",
+        ),
+        (
+            {TROLL[0]: "k"},
+            {TROLL[0]: unfinished},
+            r"seed0/grades\.json: missing; only finished runs that are grad",
+        ),
+        ({TROLL[0]: "k"}, {TROLL[0]: tmp_path / "gone"}, r"gone/manifest\.json: missing; only finished runs"),
+        ({}, made, rf"^{tmp_path}: no runs are planned; name them in the plan's keys"),
+    ):
+        with pytest.raises(UserError, match=said) as error:
+            take(tmp_path, keys, directories)
+        assert "\n" not in str(error.value) and contents(tmp_path) == before
+
+
+def test_the_command_collects_the_planned_runs_from_tables_and_directories(
+    made: dict[str, Path], tmp_path: Path, troll
+) -> None:
+    append(made, tmp_path, *CLIP, TROLL[0], TROLL[1])
+    names = ("model", "task", "trust_region", "estimator", "condition")
+    coordinates = {run: dict(zip(names, run.split("/")[:5], strict=True)) for run in (CLIP[0], TROLL[2])}
+    planned = [one | {"seed": int(run[-1]), "rule": one["trust_region"]} for run, one in coordinates.items()]
+    plan = {"expected": planned, "keys": {name: key(name) for name in (CLIP[0], TROLL[2], BASE)}}
+    command = ["collect", made[TROLL[2]], made[BASE], "--archive", tmp_path, "--out"]
+    result = troll(*command, tmp_path, "--plan", "-", input=json.dumps(plan))
+    assert result.returncode == 0, result.stderr
+    assert set(read_results(tmp_path).runs["run_id"]) == {CLIP[0], TROLL[2], BASE}
+    assert set(held(tmp_path)) == {*CLIP, *TROLL, BASE}, "what is not planned stays, too"
+    # A group has tables of its own, in one part.
+    result = troll(*command, tmp_path / "group", "--plan", "-", input=json.dumps(plan))
+    assert result.returncode == 0, result.stderr
+    assert [*parts(tmp_path / "group")] == ["all"]
+    holds(tmp_path / "group", expected(made, CLIP[0], TROLL[2], BASE))
+    assert json.loads((tmp_path / "group/plan.json").read_text()) == {"expected": planned, "skipped": {}}
+
+
+def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path: Path, troll) -> None:
+    here = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0, batches=1)
+    there = synthetic.write_run(
+        tmp_path / "testbed",
+        "chains",
+        "clip",
+        "grpo",
+        "stale",
+        1,
+        batches=1,
+        digests={"base_model": "5" * 64},
+    )
+    manifest = json.loads((there / "manifest.json").read_text())
+    synthetic.write_json(there / "manifest.json", manifest | {"hardware": {"processor": "another"}})
+    plan = json.dumps({"keys": {CLIP[0]: "k", CLIP[1]: "k"}})
+    result = troll("collect", here, there, "--out", tmp_path / "a", "--plan", plan)
+    assert (
+        result.returncode == 1 and "digests.base_model of" in result.stderr and result.stderr.count("\n") == 1
+    )
+    result = troll(
+        "collect", here, there, "--out", tmp_path / "b", "--archive", tmp_path / "b", "--plan", plan
+    )
+    assert result.returncode == 0, result.stderr
+    assert not read_tidy(tmp_path / "b").runs["mixed"].any()
+
+
+@pytest.mark.parametrize("place", ["a page", "the end"])
+def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
+    made: dict[str, Path], tmp_path: Path, place: str
+) -> None:
+    append(made, tmp_path, CLIP[0], TROLL[0])
+    path = part_path(tmp_path, "clip")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] if place == "the end" else whole[:100] + bytes(10) + whole[110:])
+    before = contents(tmp_path)
+    attempts = [
+        lambda: append(made, tmp_path, CLIP[1]),
+        lambda: take(tmp_path, {CLIP[0]: key(CLIP[0])}, made),
+    ]
+    if place == "the end":  # nobody can say which runs it holds
+        attempts += [lambda: held(tmp_path), lambda: append(made, tmp_path, TROLL[1])]
+    said = rf"^{path}: damaged, or no tidy table \(.*\); restore it \(git checkout\), or remove it and coll"
+    for attempt in attempts:
+        with pytest.raises(UserError, match=said) as error:
+            attempt()
+        assert "\n" not in str(error.value) and contents(tmp_path) == before
+    path.unlink()
+    append(made, tmp_path, CLIP[0])
+    holds(tmp_path, expected(made, CLIP[0], TROLL[0]))
 
 
 DIGITS = "1" * 5000  # more than Python makes a number of
-NO_MANIFEST = (
-    "[]",
-    "{}",
-    "null",
-    "3",
-    '{"digests": 3}',
-    '{"digests": {}}',
-    "[" * 100_000,
-    f"[{DIGITS}]",
-    "{",
-)
+NO_MANIFEST = ("[]", "{}", "null", '{"digests": 3}', '{"digests": {}}', "[" * 100_000, f"[{DIGITS}]", "{")
 
 
 @pytest.mark.parametrize(
@@ -134,111 +313,105 @@ NO_MANIFEST = (
         *(("metrics.jsonl", text) for text in ("{x", "", "[]", '{"step": 1}', '{"step": 1, "loss": "x"}')),
     ],
 )
-def test_a_run_with_a_broken_file_is_not_archived(run, tmp_path, name, text, troll):
+def test_a_run_with_a_broken_file_is_not_appended(
+    made: dict[str, Path], tmp_path: Path, name: str, text: str
+) -> None:
+    append(made, tmp_path, CLIP[1])
+    before = contents(tmp_path)
+    run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 0, batches=1)
     (run / name).write_text(text)
-    result = troll("archive", run, "--out", tmp_path / "run.zip")
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"error: {run}/") and name in result.stderr
-    assert not (tmp_path / "run.zip").exists()
+    with pytest.raises(UserError, match=rf"^{run}/.*{name}") as error:
+        append_run(run, tmp_path, "k")
+    assert "\n" not in str(error.value) and contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *((text, "manifest.json: ") for text in NO_MANIFEST),
-        ('{"digests": {"source": "s"}}', "manifest.json: config: expected the settings of a base model"),
-        ('{"config": {"layers": 2}}', "manifest.json: digests.source: is missing"),
-        (
-            '{"config": {"trust_region": {}}, "digests": {"source": "s"}}',
-            "run.yaml: missing, although .* is the manifest of a run",
-        ),
-    ],
-)
-def test_a_base_model_with_a_broken_manifest_is_not_archived(tmp_path, text, said):
-    base = synthetic.write_base(tmp_path, "chains")
-    (base / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=rf"^{base}/{said}"):
-        archive_run(base, tmp_path / "base.zip", None)
-    assert not (tmp_path / "base.zip").exists()
-
-
-def repacked(path, leave_out=(), **texts):
-    """The archive without some members, and with other contents of some."""
-    with zipfile.ZipFile(path) as file:
-        contents, comment = {name: file.read(name) for name in file.namelist()}, file.comment
-    with zipfile.ZipFile(path, "w") as file:
-        file.comment = comment
-        for name, content in (contents | texts).items():
-            if name not in leave_out:
-                file.writestr(name, content)
-
-
-RUN_FILES = ("run.yaml", "metrics.jsonl", "manifest.json", "grades.json")
-
-
-@pytest.mark.parametrize(
-    ("leave_out", "missing"),
-    [
-        (RUN_FILES, "grades.json"),
-        *((tuple({*RUN_FILES} - {name}), "grades.json") for name in RUN_FILES[:3]),
-        *(((name,), name) for name in RUN_FILES),
-    ],
-)
-def test_an_archive_without_all_files_of_a_run_restores_nothing(run, tmp_path, leave_out, missing, troll):
-    path = tmp_path / "run.zip"
-    archive_run(run, path, EVALUATION)
-    repacked(path, leave_out)
-    result = troll("restore", path, "--out", tmp_path / "there")
-    said = f"error: {path}: damaged ({missing} is missing); remove it, and the run is made again\n"
+def test_the_command_appends_and_says_in_one_line_what_it_cannot(
+    made: dict[str, Path], tmp_path: Path, troll
+) -> None:
+    result = troll("append", made[CLIP[0]], "--results", tmp_path, "--key", key(CLIP[0]))
+    assert result.returncode == 0, result.stderr
+    holds(tmp_path, expected(made, CLIP[0]))
+    run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 1, batches=1)
+    (run / "grades.json").unlink()
+    result = troll("append", run, "--results", tmp_path, "--key", "k")
+    said = f"error: {run}/grades.json: missing; only finished runs that are graded can be kept\n"
     assert (result.returncode, result.stderr) == (1, said)
-    assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *(("manifest.json", text) for text in NO_MANIFEST),
-        ("run.yaml", "3"),
-        ("grades.json", "[]"),
-        ("metrics.jsonl", "{x"),
-        ("suites/graded.json", "[]"),
-    ],
-)
-@pytest.mark.parametrize("suites", [False, True])
-def test_an_archive_with_a_broken_file_restores_nothing(run, tmp_path, name, text, suites):
-    path = tmp_path / "run.zip"
-    archive_run(run, path, EVALUATION)
-    repacked(path, **({"suites/graded.json": "{}"} | {name: text}))
-    with pytest.raises(UserError) as error:
-        restore_run(path, tmp_path / "there", suites=suites)
-    said = str(error.value)
-    assert said.startswith(f"{path}: damaged ({name}:") and said.endswith(
-        "; remove it, and the run is made again"
-    )
-    assert "\n" not in said and not (tmp_path / "there").exists()
+# Appends its runs over and over, once both of two are ready, and says which are in.
+APPENDER = """
+import sys
+from pathlib import Path
+from troll.analysis.data.archive import append_run
+results, times, *directories = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(int(times)):
+    for directory in directories:
+        name = "/".join(Path(directory).parts[-6:])
+        append_run(Path(directory), Path(results), f"key of {name}")
+        print(name, flush=True)
+"""
 
 
-def test_base_models_and_further_data_sets_come_back(run, tmp_path):
-    base = synthetic.write_base(tmp_path, "chains")
-    (base / "manifest.json").write_text('{"config": {"layers": 2}, "digests": {"source": "s"}}')
-    archive_run(base, tmp_path / "base.zip", None)
-    restore_run(tmp_path / "base.zip", tmp_path / "there")
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {*RUN_FILES[2:], RESTORED}
-
-    archive_run(run, tmp_path / "run.zip", EVALUATION)
-    with pytest.raises(UserError, match=r"run\.zip: damaged \(suites/graded\.json is missing\)"):
-        restore_run(tmp_path / "run.zip", tmp_path / "sets", suites=True)
-    repacked(tmp_path / "run.zip", **{"suites/graded.json": "{}"})
-    restore_run(tmp_path / "run.zip", tmp_path / "sets", suites=True)
-    assert (tmp_path / "sets/suites/graded.json").read_text() == "{}"
-    assert not (tmp_path / "sets/grades.json").exists()
+def appender(results: Path, times: int, directories: list[Path]) -> "subprocess.Popen[str]":
+    """A process that waits for a line before it begins."""
+    command = [sys.executable, "-c", APPENDER, results, times, *directories]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(list(map(str, command)), stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
-def test_an_archive_whose_comment_is_no_object_is_named(run, tmp_path):
-    path = tmp_path / "run.zip"
-    for comment in ("3", "[" * 50_000, f'{{"config": {DIGITS}}}', "{}"):
-        archive_run(run, path, EVALUATION)
-        with zipfile.ZipFile(path, "a") as file:
-            file.comment = comment.encode()
-        with pytest.raises(UserError, match=r"run\.zip: not an archived run .*; remove it"):
-            archived(path, {}, EVALUATION, SOURCE)
+def unfinished(table: Path) -> list[str]:
+    return [path.name for path in table.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_costs_at_most_the_run_that_was_being_appended(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    runs, kept = [*CLIP[1:], *TROLL], [CLIP[0], BASE]
+    append(made, tmp_path, *kept)
+    draw, table = random.Random(5), tmp_path / "tidy"
+    for number in range(8):
+        process = appender(tmp_path, 1000, [made[name] for name in draw.sample(runs, len(runs))])
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(draw.uniform(0.05, 0.6))
+        while (
+            number % 2 and process.poll() is None and not unfinished(table)
+        ):  # at any moment, or in the middle of writing
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        said = process.stdout.read().split()
+        process.wait()
+        kept = list(dict.fromkeys([*kept, *said]))
+        found = list(held(tmp_path))
+        assert set(kept) <= set(found) and len(found) <= len(kept) + 1
+        holds(tmp_path, expected(made, *found))
+        append(made, tmp_path, draw.choice(runs))  # no lock is left
+        kept = list(held(tmp_path))
+        assert not unfinished(table), "what was being written goes"
+    append(made, tmp_path, *runs)
+    append(made, tmp_path / "undisturbed", *runs, CLIP[0], BASE)
+    assert contents(tmp_path) == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_two_processes_that_append_at_the_same_time_lose_nothing(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    halves = ([CLIP[0], TROLL[0], CLIP[1]], [TROLL[1], CLIP[2], TROLL[2]])
+    processes = [appender(tmp_path, 5, [made[name] for name in names]) for names in halves]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process, names in zip(processes, halves, strict=True):
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0 and said.split() == names * 5
+    append(made, tmp_path / "alone", *CLIP, *TROLL)
+    assert contents(tmp_path) == contents(tmp_path / "alone")

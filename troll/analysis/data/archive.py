@@ -52,7 +52,9 @@ class Held:
 
 def part_of(rule: str) -> str:
     """The part of the tables that holds the runs of a rule; base models, which have none, are in one too."""
-    return re.sub(r"[^\w.-]+", "-", rule) or BASE
+    return (
+        re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
+    )  # a file whose name begins with a dot is no part
 
 
 def held(results: Path) -> dict[str, Held]:
