@@ -52,9 +52,8 @@ class Held:
 
 def part_of(rule: str) -> str:
     """The part of the tables that holds the runs of a rule; base models, which have none, are in one too."""
-    return (
-        re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
-    )  # a file whose name begins with a dot is no part
+    # A file whose name begins with a dot is no part.
+    return re.sub(r"[^\w.-]+", "-", rule).strip(".-") or BASE
 
 
 def held(results: Path) -> dict[str, Held]:
