@@ -1,8 +1,9 @@
 """Kills jobs, server or Snakemake of the reduced experiment, or all of them, at random moments.
 
 ``python tests/workflow/killed_workflows.py DIRECTORY KILLS SEED``: one experiment undisturbed in
-DIRECTORY/whole, then one for every five kills, which is typed again after each. Says what differs, and what
-is left behind, as each experiment ends: what an interrupted test has seen is not lost.
+DIRECTORY/whole, then one for every five kills, which is typed again after each. All keep finished runs in
+their tables. Says what differs, and what is left behind, as each experiment ends: what an interrupted test
+has seen is not lost.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from troll.analysis.data.archive import held
 
 REPOSITORY = Path(__file__).parents[2]
 EXPERIMENT = "tests/workflow/reduced.yaml"
@@ -35,7 +38,7 @@ def start(directory):
     command = [sys.executable, "workflow/run.py", "--cores", "2", "--configfile", EXPERIMENT]
     with (directory / "said").open("a") as said:
         return subprocess.Popen(
-            [*command, "--rerun-incomplete", "--", "all"],
+            [*command, "--config", "archive=true", "--rerun-incomplete", "--", "all"],
             cwd=directory,
             env=os.environ | {"TROLL_BASE_MODELS": ""},
             stdin=subprocess.DEVNULL,
@@ -80,7 +83,8 @@ def contents(directory):
             return {name: bare(item) for name, item in value.items() if name not in UNLIKE}
         return value
 
-    root, found = directory / "results/reduced", {}
+    root = directory / "results/reduced"
+    found = {"tables": held(root)}
     for path in root.glob("**/*"):
         name = path.relative_to(root).as_posix()
         if path.suffix == ".safetensors" or path.name in ("samples.jsonl", "main.csv", "stability.csv"):

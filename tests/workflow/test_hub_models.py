@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 
-import pandas as pd
 import pytest
 import yaml
+
+from troll.analysis.data.tidy import read_tidy
 
 TEMPLATE = "{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}<answer>"
 
@@ -87,11 +88,11 @@ def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, mode
         assert [len(problem["passed"]) for problem in suites["amc23"]["problems"].values()] == [2] * 4
 
     group = root / "groups/smoke"
-    runs = pd.read_parquet(group / "runs.parquet")
+    runs = read_tidy(group).runs
     assert set(runs["trust_region"]) == {"base", "clip", "troll"}
     assert "amc23/pass@1" in set(runs.loc[runs["source"] == "test", "metric"])
     assert "gsm8k" in (group / "tables/main.md").read_text()
-    assert not (root / "runs.parquet").exists(), "the group is a part of the experiment"
+    assert not (root / "tidy").exists(), "the group is a part of the experiment"
 
     again = snakemake(checkout, "-n", "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
     assert "Nothing to be done" in again.stdout + again.stderr

@@ -17,6 +17,8 @@ import pandas as pd
 import pytest
 
 from troll import warm
+from troll.analysis.data.archive import held
+from troll.analysis.data.tidy import read_tidy
 from troll.experiment.looks import write_looks
 from troll.tasks.sandbox.pool import sandbox_available
 
@@ -258,10 +260,10 @@ def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_archived_is_restored_and_the_rest_made(whole, tmp_path):
+def test_what_the_tables_hold_counts_as_made_and_the_rest_is_made(whole, tmp_path):
     """On another machine, that is; with the base models for it."""
-    checkout = shutil.copytree(whole.directory, tmp_path / "archived")
-    check_archive(checkout, checkout / "results/reduced", ("--configfile", "tests/workflow/reduced.yaml"))
+    checkout = shutil.copytree(whole.directory, tmp_path / "kept")
+    check_kept(checkout, checkout / "results/reduced", ("--configfile", "tests/workflow/reduced.yaml"))
 
 
 def check_what_is_shown(checkout: Path, shown: str) -> None:
@@ -278,43 +280,46 @@ def full_log(shown: str) -> str:
     return name
 
 
-def check_archive(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
-    archiving = (*arguments, "--config", "archive=true")
-    result = snakemake(checkout, *archiving)
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert len(list(root.glob("archive/**/*.zip"))) == 6
+def check_kept(checkout: Path, root: Path, arguments: tuple[str, ...]) -> None:
+    keeping = (*arguments, "--config", "archive=true")
     table = (root / "tables/main.csv").read_bytes()
+    more = (*keeping, "seeds=[0, 1]")
+    assert dry(checkout, more) == {"configure": 4, "train": 4, "append": 4}
     for name in ("runs", "base", "data", "tables"):
         shutil.rmtree(root / name)
-    assert dry(checkout, archiving) == {"restore": 6}
-    more = (*archiving, "seeds=[0, 1]")
-    made = {"base_model": 2, "configure": 4, "train": 4, "archive": 6}
-    assert dry(checkout, more) == {"restore": 4, **made}
-    # The same once they are restored: what is made for new runs does not make the restored ones again.
-    result = snakemake(checkout, *archiving)
+    assert dry(checkout, keeping) == {}
+    made = {"base_model": 2, "configure": 4, "train": 4, "append": 4}
+    assert dry(checkout, more) == made
+    result = snakemake(checkout, *keeping)
     assert result.returncode == 0, result.stderr[-4000:]
     assert (root / "tables/main.csv").read_bytes() == table
-    assert dry(checkout, archiving) == {}
-    assert dry(checkout, more) == made
+    # A run more, as one would add to a release: the others stay as they are.
+    run = "results/reduced/runs/tiny/chains/clip/grpo/stale/seed1/appended"
+    result = snakemake(checkout, *more, "--", run)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert len(held(root)) == 7
+    assert dry(checkout, more) == made | {"base_model": 1, "configure": 3, "train": 3, "append": 3}
 
 
 def dry(checkout: Path, arguments: tuple[str, ...]) -> dict[str, int]:
-    """How many jobs are planned that restore runs, make or archive them."""
+    """How many jobs are planned that make runs or append them."""
     result = snakemake(checkout, "-n", *arguments)
     assert result.returncode == 0, result.stderr[-4000:]
-    counts = {
-        rule: planned(result, rule) for rule in ("restore", "base_model", "configure", "train", "archive")
-    }
+    counts = {rule: planned(result, rule) for rule in ("base_model", "configure", "train", "append")}
     return {rule: count for rule, count in counts.items() if count}
 
 
 def check_outputs(root: Path) -> None:
-    runs = pd.read_parquet(root / "runs.parquet")
+    runs = read_tidy(root).runs
     trained = runs[runs["trust_region"] != "base"]
     assert set(trained["trust_region"]) == {"clip", "troll"}
     assert set(runs["task"]) == {"chains", "functions"}
-    steps = trained[(trained["source"] == "train") & (trained["metric"] == "loss")]
-    assert (steps.groupby("run_id")["step"].max() == 8).all()
+    loss = trained[(trained["source"] == "train") & (trained["metric"] == "loss")]
+    assert all(list(steps) == [1, 5] for _, steps in loss.groupby("run_id", observed=True)["step"])
+    assert (trained.loc[trained["metric"] == "summary/steps", "value"] == 8).all()
+    # Whoever has pandas alone can read them.
+    rows = pd.read_parquet(root / "tidy")
+    assert len(rows) == len(runs) + (rows["source"] == "problem").sum()
     assert not trained.duplicated(["run_id", "step", "metric", "source"]).any()
     for directory in root.glob("runs/*/*/*/*/*/*"):
         manifest = json.loads((directory / "manifest.json").read_text())

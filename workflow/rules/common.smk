@@ -79,7 +79,7 @@ except UserError as error:
     sys.exit(1)
 
 ROOT = f"results/{EXPERIMENT.experiment}"
-CAPTIONS = write_captions(Path(".snakemake/captions"))
+CAPTIONS = write_captions(Path(".snakemake/captions").absolute())
 _closed = unwritable(Path(ROOT))
 if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
     print(
