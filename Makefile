@@ -121,7 +121,7 @@ dist: env ## build wheel and sdist in dist/, with the release's notes, after che
 publish: ## make a release on GitHub of what `make dist TAG=v1.2.3` built; needs its command `gh`, logged in
 	@gh release create "$(TAG)" dist/troll* --verify-tag --title "$(TAG)" --notes-file dist/notes.md
 
-clean: ## remove environments, builds, runs, base models, logs and pages; tables, figures, verdicts and archives stay
+clean: ## remove environments, builds, runs, base models, logs and pages; tables, figures and verdicts stay
 	rm -rf "$(VENV)" .venv-vllm .venv-site build dist .snakemake resources/base-models results/rehearsal-* results/reduced \
 		results/*/{runs,base,data,logs,benchmarks,experiments,page.html,report.html,runs.csv.gz,looks.json} \
 		results/*/public/*/

@@ -1,4 +1,4 @@
-"""`make clean` removes what git ignores, save tables of public data and pins, and nothing that is tracked."""
+"""`make clean` removes what git ignores, save tables of public data, pins and locks, and nothing that is tracked."""
 
 import subprocess
 
@@ -29,7 +29,7 @@ def files(directory, *options):
 
 def test_clean_removes_what_it_says_and_nothing_else(checkout):
     kept = files(checkout)
-    mine = ["results/mine/tables/main.csv", "results/mine/claims.md", "results/mine/archive/a.zip"]
+    mine = ["results/mine/tables/main.csv", "results/mine/claims.md", "results/mine/tidy/clip.parquet"]
     gone = [
         ".venv/bin/python",
         "build/site/index.html",
@@ -49,12 +49,12 @@ def test_clean_removes_what_it_says_and_nothing_else(checkout):
             )
         ),
     ]
-    table, lock = "results/mine/public/benchmarks.csv", "resources/data.lock.json"
-    for name in (*mine, *gone, table, lock):
+    stays = ["results/mine/public/benchmarks.csv", "resources/data.lock.json", "results/mine/tidy/.lock"]
+    for name in (*mine, *gone, *stays):
         path = checkout / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     ignored = files(checkout, "--ignored", "--exclude-standard")
-    assert {*gone, table, lock} <= ignored and not {*mine} & ignored
+    assert {*gone, *stays} <= ignored and not {*mine} & ignored
     subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
-    assert files(checkout) == {*kept, *mine, table, lock}
+    assert files(checkout) == {*kept, *mine, *stays}

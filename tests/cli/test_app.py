@@ -87,9 +87,9 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
             ["problems", "--config", '{"name": "chains"}', "--out", "o"],
             "--config: no split is named; at least one of train, validation, test is needed",
         ),
-        (["restore", "no.zip", "--out", "o"], "no.zip: no such file"),
+        (["append", "no", "--results", "o", "--key", "k"], "no/manifest.json: missing; only finished runs"),
         (["site", "--root", "no", "--out", "o"], "no: the files that git tracks cannot be listed"),
-        (["table", "main", "--results", "no", "--out", "o/t"], "no/runs.parquet"),
+        (["table", "main", "--results", "no", "--out", "o/t"], "no/tidy: no tables (*.parquet) there"),
         (
             ["grade", "--task", "chains", "--samples", "no.jsonl", "--problems", "no.jsonl", "--out", "o"],
             "no.jsonl: no such file",
