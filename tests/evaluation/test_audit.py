@@ -11,6 +11,7 @@ from troll.common.files import write_json
 from troll.evaluation.audit import audit as auditing
 from troll.evaluation.audit import code_judges as judging
 from troll.evaluation.audit import pairs, paraphrases
+from troll.evaluation.audit.agreement import disagreement_table, verdicts
 from troll.evaluation.audit.audit import audit, audit_hostile, require_passed
 from troll.evaluation.audit.cases import (
     EXPLANATIONS,
@@ -28,6 +29,7 @@ from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, WITH_FILES
 from troll.evaluation.audit.notations import audit_forms, audit_pairs
 from troll.evaluation.audit.pairs import PAIRS
 from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
+from troll.evaluation.audit.speed import speed
 from troll.evaluation.evalplus.check import EvalplusVerdict
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.sandbox.pool import sandbox_available
@@ -247,3 +249,43 @@ def test_the_audit_passes_on_the_real_data(tmp_path, real_data):
     cases = dict(audit_tables(result))["What the graders accept"].set_index("set")
     assert set(cases["verdict"]) == {"passed"}
     assert [name for name in cases.index if name.endswith("‡")] == ["dapo ‡", "omni-math ‡"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+def test_all_measurements_do_the_whole_work(real_data):
+    rows = speed(problems=4, completions=64, programs=16)
+    assert [row["count"] for row in rows] == [4, 4, 4, 64, 16]
+    assert [row["passed"] for row in rows[:3]] == [4, 4, 4] and rows[4]["passed"] == 16
+    assert 0 < rows[3]["passed"] < 64
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+CASES = [
+    # answer, completion, exact, reward, boxed, math-verify on the whole text
+    ("7", r"so \boxed{7}", True, True, True, True),
+    (r"\frac{1}{2}", r"\boxed{0.5}", False, True, True, True),
+    (r"\frac{1}{2}", r"\boxed{ \frac{1} {2} }", True, True, True, True),
+    ("18", "He sells 18 eggs.\n#### 18", False, False, False, True),
+    ("7", r"\boxed{8}", False, False, False, False),
+    ("7", "", False, False, False, False),
+    ("7", r"\boxed{6=7}", False, False, True, True),
+    (r"\frac{1}{3}", r"\boxed{0.\overline{3}}", False, True, False, False),
+]
+
+
+def test_the_four_judges_say_what_they_should():
+    frame = verdicts([case[0] for case in CASES], [case[1] for case in CASES])
+    assert [tuple(row) for row in frame.itertuples(index=False)] == [case[2:] for case in CASES]
+
+
+def test_the_table_counts_by_set():
+    samples = {
+        name: ([case[0] for case in part], [case[1] for case in part])
+        for name, part in (("one", CASES[:3]), ("two", CASES[3:6]), ("three", CASES[6:]))
+    }
+    table = disagreement_table(samples).set_index("set")
+    assert table.loc["one", ["completions", "boxed_not_exact", "math_verify_not_boxed"]].tolist() == [3, 1, 0]
+    assert table.loc["two", ["completions", "boxed_not_exact", "math_verify_not_boxed"]].tolist() == [3, 0, 1]
+    assert table.loc["three", ["reward_not_boxed", "boxed_not_reward"]].tolist() == [1, 1]
+    assert table.loc["one", "exact"] == pytest.approx(2 / 3) and table["exact_not_boxed"].sum() == 0

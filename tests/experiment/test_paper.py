@@ -9,9 +9,11 @@ from troll.analysis.claims.packaged import CLAIMS
 from troll.analysis.claims.verdicts import read_claims
 from troll.analysis.data.summaries import Cell
 from troll.analysis.tables.published import SECTIONS
+from troll.common.errors import UserError
 from troll.experiment.budget import budget_lines, budget_of, gpu_hours, step_seconds
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
+from troll.experiment.looks import read_looks, with_further_seeds, write_looks
 from troll.tasks.datasets.catalogue import MATH_EVAL
 
 FILE = "workflow/config/paper.yaml"
@@ -154,3 +156,44 @@ def test_models_of_unknown_size_are_told_and_not_counted(repository):
     cost = budget_of(experiment, experiment.groups()["paper_staleness"])
     assert (cost.runs, cost.unknown, cost.gpu_hours) == (6, 6, 0.0)
     assert "runs are of models without hub.billions" in "\n".join(budget_lines(experiment))
+
+
+STALE = "tiny/chains/troll/grpo/stale"
+
+
+@pytest.fixture
+def testbed(repository):
+    return yaml.safe_load((repository / "workflow/config/testbed.yaml").read_text())
+
+
+def test_further_seeds_are_runs_of_their_setting_alone(testbed, tmp_path):
+    plain = parse_experiment(testbed, "file")
+    write_looks(tmp_path, {STALE: [4, 3], "tiny/gone/troll/grpo/stale": [3]}, [{"runs": 48}], "")
+    more = with_further_seeds(plain, tmp_path)
+    new = {run.run_id for run in more.runs()} - {run.run_id for run in plain.runs()}
+    assert new == {f"{STALE}/seed3", f"{STALE}/seed4"}
+    assert len(plain.runs()) == 48 and with_further_seeds(plain, tmp_path / "other") == plain
+    assert read_looks(tmp_path)["looks"] == [{"runs": 48}]
+
+
+def test_without_more_seeds_the_file_of_another_time_is_not_looked_at(testbed, tmp_path):
+    write_looks(tmp_path, {STALE: [3]}, [], "")
+    fixed = parse_experiment(testbed | {"more_seeds": None}, "file")
+    assert with_further_seeds(fixed, tmp_path) is fixed
+
+
+WRONG = ("[]", "{}", '{"further_seeds": {"a": ["x"]}}', '{"further_seeds": {"a": 3}}')
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_a_file_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / "looks.json").write_text(content)
+    with pytest.raises(UserError, match=r"looks.json: further_seeds: expected lists of seeds by setting"):
+        read_looks(tmp_path)
+
+
+def test_mistakes_are_one_line(testbed):
+    with pytest.raises(UserError, match=r"more_seeds\.most: looks go from the 3 of `seeds` to 2"):
+        parse_experiment(testbed | {"more_seeds": {"most": 2}}, "file")
+    with pytest.raises(UserError, match=r"^file: further_seeds: .*tiny/chains/trol/grpo/stale"):
+        parse_experiment(testbed | {"further_seeds": {"tiny/chains/trol/grpo/stale": [3]}}, "file")
