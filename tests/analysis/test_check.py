@@ -69,15 +69,12 @@ def only(directory: Path, stem: str) -> None:
 def test_untouched_results_pass_and_every_file_is_compared(copy: Path) -> None:
     compared = {str(path.relative_to(copy)) for path in check_results(copy, claims=[copy / "claims.yaml"])}
     assert compared == {
-        *(f"tables/{name}{suffix}" for name in ("main", "speed", "published_cost") for suffix in SUFFIXES),
+        *(f"tables/{name}.csv" for name in ("main", "speed", "published_cost")),
         "figures/final.png",
         "figures/projection_chains.png",
         "claims.md",
         "claims.json",
     }
-
-
-SUFFIXES = (".csv", ".md")
 
 
 def test_the_plan_is_part_of_the_tables(released: Path) -> None:
@@ -86,25 +83,35 @@ def test_the_plan_is_part_of_the_tables(released: Path) -> None:
     assert "Task functions: skipped, because no sandbox." in text
 
 
-@pytest.mark.parametrize("name", ["main.csv", "main.md"])
-def test_a_changed_digit_is_found(copy: Path, name: str) -> None:
+def test_a_changed_digit_is_found(copy: Path) -> None:
     only(copy, "tables/main")
-    path = copy / "tables" / name
+    path = copy / "tables/main.csv"
     path.write_text(path.read_text().replace("1", "2", 1))
-    with pytest.raises(UserError, match=f"^tables/{name}: not what the tables in .*tidy give"):
+    with pytest.raises(UserError, match=r"^tables/main\.csv: not what the tables in .*tidy give"):
         check_results(copy)
+
+
+def test_the_page_is_written_and_then_compared(copy: Path) -> None:
+    only(copy, "tables/main")
+    claims = [copy / "claims.yaml"]
+    assert check_results(copy, claims=claims, write=True) == [copy / "README.md"]
+    assert copy / "README.md" in check_results(copy, claims=claims)
+    text = (copy / "README.md").read_text()
+    (copy / "README.md").write_text(text.replace("1", "2", 1))
+    with pytest.raises(UserError, match=r"^README\.md: not what the tables"):
+        check_results(copy, claims=claims)
+    check_results(copy, claims=claims, write=True)
+    assert (copy / "README.md").read_text() == text
 
 
 def test_a_format_that_is_missing_is_found_and_made_again(copy: Path) -> None:
     only(copy, "tables/main")
-    before = (copy / "tables/main.md").read_bytes()
-    for path in (copy / "tables/main.md", copy / "claims.json"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"^tables/main\.md, claims\.json: not what"):
+    before = (copy / "claims.json").read_bytes()
+    (copy / "claims.json").unlink()
+    with pytest.raises(UserError, match=r"^claims\.json: not what"):
         check_results(copy, claims=[copy / "claims.yaml"])
     check_results(copy, claims=[copy / "claims.yaml"], write=True)
-    assert (copy / "tables/main.md").read_bytes() == before
-    assert (copy / "claims.json").exists()
+    assert (copy / "claims.json").read_bytes() == before
 
 
 def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> None:
@@ -169,7 +176,7 @@ def test_another_tidy_table_is_found(copy: Path) -> None:
 def test_another_plan_is_found(copy: Path) -> None:
     only(copy, "tables/main")
     write_plan(copy, [], {})
-    with pytest.raises(UserError, match=r"tables/main\.md"):
+    with pytest.raises(UserError, match=r"tables/main\.csv"):
         check_results(copy)
 
 
@@ -186,7 +193,8 @@ def test_tables_are_not_blamed_where_the_plan_is_missing(copy: Path, text: str |
         check_results(copy, write=write)
     said = str(error.value)
     assert said.startswith(f"{copy}/plan.json: {lacks}") and "\n" not in said
-    assert ": tables/main.csv, tables/main.md; restore it (git checkout" in said
+    names = "tables/main.csv, README.md" if write else "tables/main.csv"
+    assert f": {names}; restore it (git checkout" in said
     assert "--write" not in said
     assert {path.name: path.read_bytes() for path in copy.glob("tables/*")} == before
 
@@ -241,7 +249,7 @@ def test_the_command_judges_by_the_claims_of_the_experiment(
 def test_tables_by_hand_are_refused(copy: Path) -> None:
     only(copy, "tables/main")
     (copy / "figures").mkdir(exist_ok=True)
-    (copy / "tables/best.md").write_text("| 100 |\n")
+    (copy / "tables/best.csv").write_text("100\n")
     (copy / "figures/learning_poetry.png").write_bytes(b"")
     with pytest.raises(
         UserError, match=r"tables/best, figures/learning_poetry: not made from the tidy table"
