@@ -9,7 +9,7 @@ from troll.common.checkout import commit_of, is_committed
 
 @pytest.fixture
 def checkout(tmp_path):
-    for path in ("troll/a.py", "results/testbed/runs.parquet"):
+    for path in ("troll/a.py", "results/testbed/tidy/all.parquet"):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text("released")
     user = ("-c", "user.name=n", "-c", "user.email=e@example.org")
@@ -21,7 +21,7 @@ def checkout(tmp_path):
 def test_results_and_untracked_files_are_no_changes_of_the_source(checkout):
     head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert len(head.stdout.strip()) == 40
-    (checkout / "results/testbed/runs.parquet").write_text("mine")
+    (checkout / "results/testbed/tidy/all.parquet").write_text("mine")
     (checkout / "results/testbed/new.csv").write_text("mine")
     (checkout / "my_rules.py").write_text("mine")
     assert commit_of(checkout) == head.stdout.strip()
@@ -35,7 +35,7 @@ def test_what_is_committed_has_no_changes_and_no_new_files(checkout):
     paths = [checkout / "troll", checkout / "not there"]
     assert is_committed(paths, checkout)
     (checkout / "my_rules.py").write_text("mine")
-    (checkout / "results/testbed/runs.parquet").write_text("mine")
+    (checkout / "results/testbed/tidy/all.parquet").write_text("mine")
     assert is_committed(paths, checkout), "elsewhere"
     (checkout / "troll/new.py").write_text("mine")
     assert not is_committed(paths, checkout)
