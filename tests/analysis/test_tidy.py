@@ -74,6 +74,14 @@ def test_missing_numbers_and_the_last_bits_are_kept(known: Tidy, tmp_path: Path)
     assert [value.hex() for value in found] == [value.hex() for value in special]
 
 
+def test_large_seeds_are_kept_beside_base_models_which_have_none(known: Tidy, tmp_path: Path) -> None:
+    seed = 2**62 + 1
+    frames = [frame.assign(seed=frame["seed"] + seed) for frame in (known.runs, known.items)]
+    write_whole(Tidy(*frames), tmp_path)
+    for frame in (read_tidy(tmp_path).runs, read_tidy(tmp_path).items):
+        assert set(frame["seed"].dropna()) == {seed, seed + 1} and frame["seed"].isna().any()
+
+
 def test_rows_have_one_order_and_files_one_text_whoever_wrote_them(known: Tidy, tmp_path: Path) -> None:
     frame = on_disk(known)
     write_part(tmp_path / "first.parquet", [frame])
@@ -106,7 +114,7 @@ def test_parts_of_several_runs_do_not_depend_on_what_else_was_in_memory(known: T
 def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
     small: Path, tmp_path: Path, part: str
 ) -> None:
-    """Pages have checksums; of the rest of the file, every place is as likely to be hit."""
+    """Pages have checksums, and columns digests: a footer may name pages of another column."""
     whole, expected = small.read_bytes(), read_part(small)
     pages = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
     places = range(pages) if part == "pages" else range(pages, len(whole))
@@ -122,6 +130,25 @@ def test_a_damaged_part_is_refused_in_one_line_or_what_it_says_is_unchanged(
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
             refused += 1
     assert refused > 100
+
+
+@pytest.mark.parametrize("column", ["value", "step", "metric", "digest_data"])
+def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column: str) -> None:
+    """As where a footer's offset leads to pages of another column, whose checksums are right."""
+    table, metadata = pq.read_table(small), pq.read_metadata(small).metadata
+    place = table.column_names.index(column)
+    values = table[column].take(pa.array(range(len(table))[::-1]))
+    if column == "digest_data":
+        values = pa.array(["0"] * len(table))
+    other = table.set_column(place, table.field(place), values)
+    for kept in (metadata, {}):
+        path = tmp_path / f"{len(kept)}.parquet"
+        with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
+            writer.write_table(other)
+            writer.add_key_value_metadata(kept)
+    with pytest.raises(UserError, match=rf"1\.parquet: damaged, .* \({column} is not what was written\);"):
+        read_part(tmp_path / "1.parquet")
+    assert len(read_part(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
 
 
 @pytest.mark.parametrize("cut", [0, 3, 100, -1])

@@ -7,6 +7,8 @@ same runs give the same bytes whoever writes them.
 """
 
 import gzip
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,9 @@ _ARROW = {_STRING: pa.string(), _INTEGER: pa.int64(), _FLOAT: pa.float64()}
 _IN_MEMORY = _ARROW | {_STRING: pa.dictionary(pa.int32(), pa.string())}
 _SCHEMA = pa.schema([(name, _ARROW[dtype]) for name, dtype in _ON_DISK.items()])
 _CSV_DIGEST_LENGTH = 12
+_DIGESTS_OF_COLUMNS = b"sha256"
+"""Metadata of a file: the beginning of the digest of each column, by its name. Files of before lack it."""
+_DIGEST_LENGTH = 16
 _REMEDY = "restore it (git checkout), or remove it and collect its runs again"
 
 
@@ -154,17 +159,23 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
             if lacking:
                 raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
             table, rows = file.read(columns=list(wanted)), file.metadata.num_rows
-        # Pages have checksums, and the rest of the file has none: what it says has to be what was written.
+            metadata = file.metadata.metadata or {}
+        # Pages have checksums, and what says where they are and what they hold has none.
         types = {field.name: field.type for field in table.schema}
         if types != {name: _IN_MEMORY[dtype] for name, dtype in wanted.items()}:
             raise ValueError("its columns have other types")
         if table.num_rows != rows:
             raise ValueError(f"{table.num_rows} rows of {rows}")
-        frame: pd.DataFrame = table.select(list(wanted)).to_pandas()
+        frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)[list(wanted)]
         for name, values in frame.items():
             if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
                 frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-        return frame.astype(wanted)
+        frame = frame.astype(wanted)
+        written = dict(json.loads(metadata.get(_DIGESTS_OF_COLUMNS, b"{}")))
+        for name, values in frame.items():
+            if name in written and written[name] != _digest(values):
+                raise ValueError(f"{name} is not what was written")
+        return frame
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except PermissionError as error:
@@ -176,26 +187,41 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
 
 
 def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
-    """Writes one file atomically, its rows sorted, without metadata that names library versions.
+    """Writes one file atomically, its rows sorted, with digests of its columns as the only metadata.
 
     Args:
         path: of the part.
         frames: rows as `on_disk` or `read_part` gives them.
     """
-    table = pa.Table.from_pandas(_sorted(frames), schema=_SCHEMA, preserve_index=False)
+    frame = _sorted(frames)
+    digests = json.dumps({name: _digest(values) for name, values in frame.items()})
+    table = pa.Table.from_pandas(frame, schema=_SCHEMA, preserve_index=False)
     # Tracked by git, so small: names by dictionary, bytes of numbers apart by place, zstd at its strongest.
     floats = [name for name, dtype in _ON_DISK.items() if dtype == _FLOAT]
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            table.replace_schema_metadata(None),
-            temporary,
-            compression="zstd",
-            compression_level=19,
-            use_dictionary=[name for name in _ON_DISK if name not in floats],
-            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-            store_schema=False,
-            write_page_checksum=True,
-        )
+    options = {
+        "compression": "zstd",
+        "compression_level": 19,
+        "use_dictionary": [name for name in _ON_DISK if name not in floats],
+        "column_encoding": dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        "store_schema": False,
+        "write_page_checksum": True,
+    }
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({_DIGESTS_OF_COLUMNS: digests})
+
+
+def _digest(values: pd.Series) -> str:
+    """The beginning of the digest of a column: of its names, values and gaps, however memory holds them."""
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        used = values.cat.remove_unused_categories()
+        names = sorted(used.cat.categories)
+        begin = json.dumps(names).encode()
+        numbers = used.cat.set_categories(names).cat.codes.to_numpy(dtype="<i4")
+    else:
+        begin = values.isna().to_numpy().tobytes()
+        numbers = values.fillna(0).to_numpy(dtype="<f8" if values.dtype == _FLOAT else "<i8")
+    return hashlib.sha256(begin + numbers.tobytes()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def on_disk(tidy: Tidy) -> pd.DataFrame:
