@@ -13,6 +13,7 @@ from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.rule import Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
 from troll.analysis.claims.wording import span, why
+from troll.analysis.data.identity import first_experiments
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
 from troll.common.errors import UserError
@@ -172,6 +173,30 @@ def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
     both = [pd.concat(pair, ignore_index=True) for pair in zip(first, rest, strict=True)]
     (setting,) = judge([claim(where=GENTLE)], *both)[0].decision.settings
     assert setting.seeds == 3, "the seeds of both, each once"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "same"),
+    [
+        ({"training.validate_every": 5}, {"training.validate_every": 9}, True),
+        ({"training.optimizer": "adamw"}, {"training.optimizer": "sgd"}, False),
+        ({"training.keep": 64}, {"training.keep": 64.0}, True),
+        ({"training.keep": 64}, {"training.keep": "64"}, False),
+        ({"training.schedule": [1, 2]}, {"training.schedule": [2, 1]}, False),
+        ({}, {"training.schedule": [2, 1]}, True),
+        ({"estimator.settings.epsilon": None}, {"estimator.settings.epsilon": 0.1}, True),
+    ],
+)
+def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(
+    known: Tidy, here: dict[str, object], there: dict[str, object], same: bool
+) -> None:
+    """What only one of them records, as a later version may, is no disagreement."""
+    trained = known.runs["seed"].notna()
+    first, second = (synthetic.record(known.runs, trained, **settings) for settings in (here, there))
+    both = pd.concat([first, second.assign(experiment="again")], ignore_index=True)
+    runs = sorted(set(known.runs.loc[trained, "run_id"]))
+    assert {first_experiments(both)["again", run] for run in runs} == {"testbed" if same else "again"}
+    assert {first_experiments(both)["testbed", run] for run in runs} == {"testbed"}
 
 
 def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
