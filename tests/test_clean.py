@@ -1,4 +1,4 @@
-"""`make clean` removes what git ignores, save tables of public data, pins and locks, and nothing that is tracked."""
+"""`make clean` removes what git ignores, save public tables, pins and locks, and nothing that is tracked."""
 
 import subprocess
 
