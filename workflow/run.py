@@ -162,7 +162,8 @@ def in_stages(
     ends = begun + until - time.monotonic() - _TABLES_S
     while True:
         stage = {"title": f"look {len(looks) + 1}", "until": ends, "last": False, "first": not looks}
-        snakemake([*rest[:-1], "claims"], handle, stage)
+        # With the mark of what was collected here: verdicts that a clone came with are believed otherwise.
+        snakemake([*rest[:-1], str(root / "runs/collected"), "claims"], handle, stage)
         judged = verdicts(experiment, root)
         runs = with_further_seeds(experiment, root).runs()
         planned: dict[str, set[int]] = {}
