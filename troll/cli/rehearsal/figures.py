@@ -34,18 +34,20 @@ def made_up(experiment: Experiment) -> Results:
     """Results of every run of an experiment, with numbers that are made up."""
     import pandas as pd
 
+    from troll.analysis.data.reduction import by_batch
+
+    rows = by_batch(
+        {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
+        | {"metric": metric, "value": 0.1 * step}
+        for step in _STEPS
+        for metric in _METRICS
+    )
     runs, items, expected = [], [], []
     for run in experiment.runs():
         place = vars(run) | {"experiment": experiment.experiment, "run_id": run.run_id}
         place |= {"rule": experiment.trust_regions[run.trust_region].rule}
         expected.append({key: place[key] for key in (*vars(run), "rule")})
-        runs += [
-            place
-            | {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
-            | {"metric": metric, "value": 0.1 * step}
-            for step in _STEPS
-            for metric in _METRICS
-        ]
+        runs += [place | row for row in rows]
         items += [place | {"task_id": str(index), "n": 4, "c": index % 5} for index in range(_PROBLEMS)]
     return Results(
         _filled(pd.DataFrame(runs), RUN_COLUMNS), _filled(pd.DataFrame(items), ITEM_COLUMNS), expected
