@@ -2,13 +2,16 @@
 
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from troll.common.digests import sha256_of_files
-from troll.common.errors import UserError
+from troll.common.errors import Stopped, UserError
 from troll.common.files import (
     atomic_path,
     read_json,
@@ -18,6 +21,7 @@ from troll.common.files import (
     write_json,
     write_jsonl,
 )
+from troll.common.signals import SIGNAL_NOTE, held_signal, stop_if_asked
 from troll.training.outputs import fresh_directory
 
 
@@ -183,3 +187,34 @@ def test_yaml_may_repeat_blocks_by_merge_keys_and_aliases(tmp_path):
     path = tmp_path / "x"
     path.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}\ne: *a\n")
     assert read_yaml(path) == {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}, "e": {"b": 1, "c": 2}}
+
+
+HOLD = """
+import os, signal, subprocess, sys
+from troll.common.signals import held_signal, hold_signals
+hold_signals()
+assert held_signal() is None
+# A child inherits the mask: what is sent to the whole job leaves it alone.
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    os.kill(child.pid, number)
+    os.kill(os.getpid(), number)
+assert child.wait() == 0
+print(held_signal().name)
+"""
+
+
+def test_signals_wait_for_a_good_moment_and_spare_children():
+    found = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True)
+    assert found.stdout.strip() == "SIGUSR1", found.stderr
+
+
+def test_a_launcher_tells_its_processes_in_a_file(tmp_path, monkeypatch):
+    note = tmp_path / "signal"
+    monkeypatch.setenv(SIGNAL_NOTE, str(note))
+    assert held_signal() is None
+    note.write_text(str(int(signal.SIGTERM)))
+    assert held_signal() == signal.SIGTERM
+    with pytest.raises(Stopped, match="a run: stopped by SIGTERM; the same command goes on") as stopped:
+        stop_if_asked("a run")
+    assert stopped.value.signal == signal.SIGTERM and os.environ[SIGNAL_NOTE]
