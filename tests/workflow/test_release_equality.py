@@ -31,7 +31,8 @@ def test_base_models_and_a_run_of_each_task_equal_the_release(repository, tmp_pa
         pytest.skip(f"the release was made with another version of {', '.join(other)}")
 
     shutil.copy(repository / "Snakefile", tmp_path)
-    shutil.copytree(repository / "workflow", tmp_path / "workflow")
+    for name in ("workflow", "envs"):
+        shutil.copytree(repository / name, tmp_path / name)
     root = tmp_path / "results/testbed"
     bases = [f"base/tiny/{task}" for task in ("chains", "functions")]
     targets = [f"results/testbed/{place}/grades.json" for place in (*(f"runs/{run}" for run in RUNS), *bases)]
