@@ -81,7 +81,9 @@ def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
     assert gentle is not None and entropy is not None
     found = 100 * np.array([gentle.estimate, gentle.low, gentle.high])
     assert found == pytest.approx([0.19, -0.08, 0.46], abs=0.005)
-    assert [entropy.estimate, entropy.low, entropy.high] == pytest.approx([-0.0376, -0.0657, -0.0094], abs=5e-4)
+    assert [entropy.estimate, entropy.low, entropy.high] == pytest.approx(
+        [-0.0376, -0.0657, -0.0094], abs=5e-4
+    )
     assert sum(setting.effect < 0 for setting in judged["entropy-kept"].decision.settings) == 19
     assert judged["entropy-kept"].verdict == "contradicted"
 
