@@ -1,6 +1,7 @@
 """The released testbed, made again here: base models and a run of each task are equal to the last bit."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,13 @@ from troll.analysis.data.tidy import read_tidy
 from troll.tasks.sandbox.pool import sandbox_available
 from troll.training.manifest import hardware, versions
 
-pytestmark = [pytest.mark.slow, pytest.mark.snakemake]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.snakemake,
+    pytest.mark.timeout(2400),
+    # Two base models take minutes of two whole cores, which other tests share.
+    pytest.mark.skipif("TROLL_TEST_RELEASE" not in os.environ, reason="TROLL_TEST_RELEASE=1 asks for it"),
+]
 RUNS = ("tiny/chains/troll/grpo/stale/seed0", "tiny/functions/clip/grpo/gentle/seed0")
 LIBRARIES = ("torch", "transformers", "trl", "numpy")
 
