@@ -1,4 +1,4 @@
-"""Commands that measure: cost of an update, sparse against dense projections, what base models lack."""
+"""Commands that measure: an update's cost, sparse against dense projections, base models, intervals."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,7 +104,31 @@ def difficulty(
     typer.echo(to_markdown(run_difficulty(bases, out, data=data, tokens=tokens)))
 
 
+def coverage(
+    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
+    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
+) -> None:
+    """Simulate how reliable intervals and verdicts are.
+
+    How often intervals cover the truth, and how often looking again and again misleads.
+
+    Example: troll coverage --out results/statistics
+    """
+    from troll.analysis.coverage import coverage_table
+    from troll.analysis.render.formats import to_markdown
+    from troll.analysis.sequential import error_rates
+    from troll.common.files import write_text
+
+    rates = error_rates(trials)
+    write_text(out / "looks.csv", rates.round(6).to_csv(index=False, lineterminator="\n"))
+    write_text(out / "looks.md", to_markdown(rates))
+
+    frame = coverage_table(trials)
+    write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
+    write_text(out / "coverage.md", to_markdown(frame))
+
+
 def register_measurements(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    for function in (cost, cost_step, approximation, difficulty):
+    for function in (cost, cost_step, approximation, difficulty, coverage):
         app.command()(function)

@@ -363,30 +363,6 @@ def comparisons(
     write_text(out / "comparisons.md", to_markdown(frame))
 
 
-def coverage(
-    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
-    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
-) -> None:
-    """Simulate how reliable intervals and verdicts are.
-
-    How often intervals cover the truth, and how often looking again and again misleads.
-
-    Example: troll coverage --out results/statistics
-    """
-    from troll.analysis.coverage import coverage_table
-    from troll.analysis.render.formats import to_markdown
-    from troll.analysis.sequential import error_rates
-    from troll.common.files import write_text
-
-    rates = error_rates(trials)
-    write_text(out / "looks.csv", rates.round(6).to_csv(index=False, lineterminator="\n"))
-    write_text(out / "looks.md", to_markdown(rates))
-
-    frame = coverage_table(trials)
-    write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
-    write_text(out / "coverage.md", to_markdown(frame))
-
-
 def register_results(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     commands = (
@@ -400,7 +376,6 @@ def register_results(app: typer.Typer) -> None:
         check_results,
         compare,
         comparisons,
-        coverage,
     )
     for function in commands:
         app.command(rich_help_panel=AROUND_A_RUN if function is compare else None)(function)

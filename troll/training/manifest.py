@@ -166,7 +166,6 @@ def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[
         "git_commit": commit_of(),
         "experiment_file": experiment_file(),
         "digests": {
-            "source": source_digest(),
             "environment": digest_of_json(environment),
             "data": digest_of_json(read),
             "base_model": base_model,
