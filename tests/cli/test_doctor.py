@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 from urllib.error import URLError
 
 import pytest
@@ -78,6 +79,31 @@ def test_a_sandbox_that_the_kernel_refuses_is_not_to_be_installed_again(experime
     found = named(examine(experiment, tmp_path, ask_hub=False), "bubblewrap")
     assert found.state == "note" and refusal in found.found
     assert "install" not in found.fix and "docs/troubleshooting.md" in found.fix
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize(
+    ("refusal", "fix"),
+    [
+        ("bwrap: Unknown option --size", "bubblewrap 0.7 or newer is needed"),
+        ("bwrap: Can't read /proc/sys/kernel/overflowuid: No such file", "mount /proc"),
+    ],
+)
+def test_a_sandbox_that_only_one_of_the_judges_gets_is_not_enough(
+    experiment, tmp_path, monkeypatch, refusal, fix
+):
+    """A bubblewrap that refuses what evalplus needs, and starts everything else."""
+    real = shutil.which("bwrap")
+    if real is None:
+        pytest.skip("no bubblewrap")
+    text = f"""#!/bin/sh\ncase "$*" in *--size*) echo "{refusal}" >&2; exit 1;; esac\nexec {real} "$@"\n"""
+    (tmp_path / "bwrap").write_text(text)
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = named(examine(experiment, tmp_path, ask_hub=False), "bubblewrap")
+    assert found.state == "note" and fix in found.fix
+    assert found.found.count(refusal) == 1 and fix not in found.found
+    assert sandbox_available() == (False, f"{found.found.partition('; ')[0]}; {found.fix}")
 
 
 def test_a_wrong_package_is_named_with_the_version_that_is_needed(monkeypatch):

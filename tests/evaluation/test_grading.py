@@ -1,8 +1,11 @@
 import hashlib
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -238,6 +241,38 @@ def f(x): return 2 * x if 10 < len(alive) < 100 else None
     samples = [(record["task_id"], text) for text in (attack, threads)]
     verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, samples)
     assert verdicts == [EvalplusVerdict(True, True)] * 2
+
+
+@needs_sandbox
+def test_code_is_graded_in_a_container_where_parts_of_proc_are_covered(tmp_path):
+    """As in Docker and Kubernetes: there the kernel lets nobody mount /proc."""
+    part = next(name for name in ("acpi", "fs", "bus", "irq") if Path("/proc", name).is_dir())
+    container = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", f"/proc/{part}"]
+    mounting = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    if subprocess.run([*container, "true"], check=False).returncode:
+        pytest.skip("no container can be made here")
+    refusal = subprocess.run([*container, *mounting], capture_output=True, check=False).stderr
+    assert b"Can't mount proc" in refusal, "else this container shows nothing"
+    write(tmp_path, [doubling(0)], [(0, "    return 2 * x\n"), (0, "    return x\n")])
+    program = "from pathlib import Path; from troll.evaluation.grading import grade\n"
+    program += "samples, problems, out = map(Path, ('samples.jsonl', 'problems.jsonl', 'grades.json'))\n"
+    program += "grade('functions', samples, problems, out)"
+    subprocess.run([*container, sys.executable, "-c", program], cwd=tmp_path, check=True)
+    result = read_json(tmp_path / "grades.json")
+    assert result["problems"]["functions/test/0"]["passed"] == [True, False]
+    assert result["evalplus"]["pass@1"] == 0.5 and not result["disagreements"]
+
+
+@needs_sandbox
+def test_programs_under_evalplus_see_no_processes_and_no_settings_of_the_kernel():
+    source = """import os
+found = []
+for path, _, files in os.walk("/proc"): found += [os.path.join(path, name) for name in files]
+def f(x): return 2 * x if found == ["/proc/meminfo"] else None
+"""
+    record = doubling(0)
+    verdicts = evalplus_verdicts("humaneval", {record["task_id"]: record}, [(record["task_id"], source)])
+    assert verdicts == [EvalplusVerdict(True, True)]
 
 
 @needs_sandbox

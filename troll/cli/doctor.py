@@ -197,13 +197,14 @@ def _vllm(needs: Needs) -> Finding:
 
 
 def _sandbox(needs: Needs) -> Finding:
-    from troll.tasks.sandbox.bubblewrap import INSTALL_LINE, bubblewrap_program
+    from troll.tasks.sandbox.bubblewrap import INSTALL_LINE, bubblewrap_program, remedy
     from troll.tasks.sandbox.pool import sandbox_available
 
     available, reason = sandbox_available()
     if available:
         return Finding("bubblewrap", "ok", "runs programs")
-    fix = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
+    fix = remedy(reason)
+    reason = reason.removesuffix(f"; {fix}")
     if bubblewrap_program() is None:
         reason, fix = "not installed", INSTALL_LINE
     if needs.code and not needs.math:

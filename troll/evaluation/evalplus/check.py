@@ -20,7 +20,7 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.tasks.sandbox import syscall_filter
-from troll.tasks.sandbox.bubblewrap import base_interpreter, bubblewrap_command
+from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
 _INSIDE = ("syscall_filter.py", "thread_limit.py")
 _START_S = 60.0
@@ -137,17 +137,9 @@ def _run_once(job: Mapping[str, Any]) -> dict[int, EvalplusVerdict]:
 
 def _command(job: Path) -> list[str]:
     libraries = list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
-    command = bubblewrap_command(libraries, proc=True)
-    for inside, path in (
-        ("runner.py", Path(__file__).with_name("runner.py")),
-        *((name, Path(syscall_filter.__file__).with_name(name)) for name in _INSIDE),
-        ("job.json", job),
-    ):
-        command += ["--ro-bind", str(path), f"/troll/{inside}"]
-    # evalplus works in a temporary directory, and its shared values need semaphores.
-    for directory in ("/scratch", "/dev/shm"):
-        command += ["--size", str(64 * 2**20), "--tmpfs", directory]
-    command += ["--remount-ro", "/", "--chdir", "/scratch", "--setenv", "TMPDIR", "/scratch"]
+    filters = {name: Path(syscall_filter.__file__).with_name(name) for name in _INSIDE}
+    files = {"runner.py": Path(__file__).with_name("runner.py"), **filters, "job.json": job}
+    command = scratch_command(libraries, {f"/troll/{name}": path for name, path in files.items()})
     command += ["--setenv", "PYTHONPATH", os.pathsep.join(map(str, libraries))]
     return [*command, base_interpreter(), "-sSPB", "/troll/runner.py", "/troll/job.json"]
 

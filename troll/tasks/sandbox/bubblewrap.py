@@ -9,15 +9,24 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
 
 INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux"
+_NAMESPACES = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
+_REMEDIES = {  # by a part of bubblewrap's complaint
+    "Unknown option": "bubblewrap 0.7 or newer is needed",
+    "/proc/": "mount /proc where troll runs, as every container has it by itself",
+}
 _INSIDE = ("runner.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once
+_SCRATCH = ("/scratch", "/dev/shm")
+_SCRATCH_BYTES = 64 * 2**20
+_MEMORY = Path("/proc/meminfo")
+_PROBE = "open('/scratch/a', 'w').close(); open('/dev/shm/a', 'w').close(); open('/proc/meminfo').close()"
 
 
 class LostError(Exception):
@@ -29,12 +38,24 @@ def bubblewrap_program() -> str | None:
     return shutil.which("bwrap") if sys.platform.startswith("linux") else None
 
 
-def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) -> list[str]:
+def remedy(reason: str) -> str:
+    """What to do about a bubblewrap that does not start, by what it says."""
+    return next((cure for part, cure in _REMEDIES.items() if part in reason), _NAMESPACES)
+
+
+def _refused(what: str, complaint: str) -> UserError:
+    reason = f"bwrap: cannot start {what}: {complaint}"
+    return UserError(f"{reason}; {remedy(reason)}")
+
+
+def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
     """The start of a bubblewrap command line: everything unshared, the system and interpreter read-only.
+
+    There is no /proc: the kernel lets no one mount it in a container where parts of it are covered, as Docker
+    and Kubernetes do, and programs have nothing to look for there.
 
     Args:
         read_only: further files and directories to show, at their own paths.
-        proc: mount /proc (of the new pid namespace); some libraries need it.
 
     Raises:
         UserError: not Linux, or bubblewrap is not installed.
@@ -63,8 +84,6 @@ def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) ->
             command += ["--ro-bind", str(prefix), str(prefix)]
     for device in ("null", "zero", "urandom", "random"):
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    if proc:
-        command += ["--proc", "/proc"]
     # A fixed hash seed: the order of a set of strings must not decide a verdict.
     for name, value in (
         ("PYTHONHASHSEED", "0"),
@@ -76,6 +95,42 @@ def bubblewrap_command(read_only: Sequence[Path] = (), *, proc: bool = False) ->
     ):
         command += ["--setenv", name, value]
     return command
+
+
+def scratch_command(read_only: Sequence[Path] = (), files: Mapping[str, Path] | None = None) -> list[str]:
+    """The same for evalplus, with small directories in memory to write to: /scratch and /dev/shm.
+
+    Of /proc it has the one file that evalplus reads, the size of the machine's memory.
+
+    Args:
+        read_only: see `bubblewrap_command`.
+        files: what to show elsewhere, by the path inside.
+
+    Raises:
+        UserError: see `bubblewrap_command`.
+    """
+    command = bubblewrap_command((_MEMORY, *read_only))
+    for inside, path in (files or {}).items():
+        command += ["--ro-bind", str(path), inside]
+    for directory in _SCRATCH:
+        command += ["--size", str(_SCRATCH_BYTES), "--tmpfs", directory]
+    return [*command, "--remount-ro", "/", "--chdir", _SCRATCH[0], "--setenv", "TMPDIR", _SCRATCH[0]]
+
+
+def check_scratch() -> None:
+    """Starts a sandbox as evalplus gets it, so that a refusal shows before anything is graded.
+
+    Raises:
+        UserError: bubblewrap is missing, or this sandbox does not start.
+    """
+    command = [*scratch_command(), base_interpreter(), "-sSPBc", _PROBE]
+    try:
+        found = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _refused("the sandbox of evalplus", f"no answer within {_START_S:.0f} s") from None
+    if found.returncode:
+        lines = found.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _refused("the sandbox of evalplus", lines[-1] if lines else f"exit {found.returncode}")
 
 
 def base_interpreter() -> str:
@@ -137,7 +192,7 @@ class Sandbox:
             self._process.wait()
             reason = self._complaint() or f"no answer within {_START_S:.0f} s ({type(error).__name__})"
             self.close()
-            raise UserError(f"bwrap: cannot start the sandbox: {reason}") from None
+            raise _refused("the sandbox", reason) from None
         self._control.setblocking(False)
 
     def _complaint(self) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from troll.common.errors import UserError
-from troll.tasks.sandbox.bubblewrap import LostError, Sandbox
+from troll.tasks.sandbox.bubblewrap import LostError, Sandbox, check_scratch
 from troll.tasks.sandbox.program import Execution, Limits, Output, Program, Status
 
 __all__ = ["Execution", "Limits", "Output", "Program", "Status", "run_batch", "sandbox_available"]
@@ -185,9 +185,10 @@ class _Results:
 
 @functools.cache
 def sandbox_available() -> tuple[bool, str]:
-    """Tells whether programs can be run, by running one; otherwise the reason, in one line."""
+    """Tells whether programs can be judged, by ours and by evalplus; otherwise the reason, in one line."""
     try:
         (execution,) = run_batch([Program("def f(x):\n    return x + 1\n", "f", "[[1]]")], Limits(10, 30))
+        check_scratch()
     except UserError as error:
         return False, str(error)
     if execution.status != "finished":
