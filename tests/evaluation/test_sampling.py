@@ -4,6 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -122,6 +123,54 @@ def test_dropping_finished_rows_changes_nothing(model, monkeypatch):
     assert len({len(response) for response in often}) > 3
     for response in often:
         assert not {0, 5, 6} & set(response[:-1])
+
+
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": None}
+ATTENTION = {"intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+STATES = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_d_ssm": 64, "mamba_n_groups": 1}
+LINEAR = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
+LINEAR |= {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+RECURRENT = {
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "mamba2": (
+        "Mamba2Config",
+        {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    ),
+    "falcon-h1": ("FalconH1Config", ATTENTION | STATES | {"mamba_chunk_size": 8}),
+    "lfm2": ("Lfm2Config", ATTENTION | {"full_attn_idxs": [1, 3]}),
+    "qwen3-next": ("Qwen3NextConfig", ATTENTION | LINEAR | EXPERTS | {"shared_expert_intermediate_size": 16}),
+    # Models that take no cache of transformers' own kind:
+    "minimax": ("MiniMaxConfig", ATTENTION),
+    "rwkv": ("RwkvConfig", {"attention_hidden_size": 32}),
+    "xlstm": ("xLSTMConfig", {"num_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_models_give_in_a_batch_what_they_give_alone(family):
+    """Prompts of several lengths, shared by rows that end at different steps and are dropped."""
+    kind, settings = RECURRENT[family]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, kind)(**SIZES | settings)).eval()
+    prompts, owners, stops = (
+        [[5, 6, 7], [9] * 11, [1, 2, 3, 4, 5, 6], [8]],
+        [0, 1, 2, 3, 1, 0],
+        set(range(15)),
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+        alone = []
+        for prompt in prompts:
+            ids = list(prompt)
+            while len(ids) < len(prompt) + 12 and (len(ids) == len(prompt) or ids[-1] not in stops):
+                ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+            alone.append(ids[len(prompt) :])
+    found = decode_batch(model, prompts, owners, np.zeros((6, 12)), temperature=0, stop_ids=stops)
+    assert found == [alone[owner] for owner in owners]
+    assert len(set(map(len, alone))) > 1
 
 
 def test_impossible_tokens_are_never_drawn():

@@ -5,6 +5,7 @@ own, so a response depends on its stream and its prompt and not on what else is 
 rounding of matrix products, which changes with the batch's shape).
 """
 
+import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,7 +43,6 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
-@torch.inference_mode()
 def decode_batch(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -55,7 +55,7 @@ def decode_batch(
     """Generates one response per row.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model of transformers, with attention, recurrent states or both.
         prompts: token ids of P prompts, none empty; each is read once, however many responses it gets.
         owners: for each of B rows, the index of its prompt.
         uniforms: [B, T] random numbers; T bounds the responses' length.
@@ -65,19 +65,41 @@ def decode_batch(
     Returns:
         Token ids of each response.
     """
+    if _cache_name(model) is not None:
+        return _decode(model, prompts, owners, uniforms, temperature, stop_ids)
+    # Such models (RWKV, xLSTM) do not know padding either: rows of one length at a time.
+    responses: list[list[int]] = [[] for _ in owners]
+    for length in {len(prompts[owner]) for owner in owners}:
+        rows = [row for row, owner in enumerate(owners) if len(prompts[owner]) == length]
+        part = [owners[row] for row in rows]
+        shown = sorted(set(part))
+        found = _decode(
+            model,
+            [prompts[owner] for owner in shown],
+            [shown.index(owner) for owner in part],
+            uniforms[rows],
+            temperature,
+            stop_ids,
+        )
+        for row, response in zip(rows, found, strict=True):
+            responses[row] = response
+    return responses
+
+
+@torch.inference_mode()
+def _decode(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    owners: Sequence[int],
+    uniforms: NDArray[np.float64],
+    temperature: float,
+    stop_ids: Collection[int],
+) -> list[list[int]]:
     device = model.device
-    width = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+    reader = (_Reader if _cache_name(model) is not None else _Rereader)(model, prompts)
     rows_of = torch.tensor(owners, device=device)
-    mask = mask.to(device)
-    cache = DynamicCache(config=model.config)
-    logits = _forward(model, ids.to(device), mask, cache, (mask.cumsum(-1) - 1).clamp(min=0))[rows_of]
-    cache.batch_select_indices(rows_of)
-    mask = mask[rows_of]
+    logits = reader.logits[rows_of]
+    reader.select(rows_of)
 
     noise = torch.from_numpy(uniforms).to(device)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
@@ -95,22 +117,79 @@ def decode_batch(
             break
         if left <= (1 - _DROP_SHARE) * len(alive):
             kept = alive.nonzero().squeeze(-1)
-            cache.batch_select_indices(kept)
-            active, mask, tokens, alive = active[kept], mask[kept], tokens[kept], alive[kept]
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        logits = _forward(model, tokens[:, None], mask, cache, mask.sum(-1, keepdim=True) - 1)
+            reader.select(kept)
+            active, tokens, alive = active[kept], tokens[kept], alive[kept]
+        logits = reader.read(tokens)
     return responses
 
 
-def _forward(model: Any, ids: Tensor, mask: Tensor, cache: DynamicCache, positions: Tensor) -> Tensor:
-    """Logits [B, V] of the last position."""
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    logits: Tensor = output.logits[:, -1]
-    return logits
+def _cache_name(model: Any) -> str | None:
+    """By which name a model takes transformers' cache; None if it takes no such cache."""
+    # Transformers has no public word for it. xLSTM and MiniMax would raise, RWKV forget all but one token.
+    if not model._supports_default_dynamic_cache():
+        return None
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+
+
+class _Reader:
+    """Rows that a model has read, left-padded, with its cache of them.
+
+    Attributes:
+        logits: [P, V], of what follows each prompt.
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        self._model, self._name = model, _cache_name(model)
+        self._mask = mask.to(model.device)
+        self._cache = DynamicCache(config=model.config)
+        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        self.logits = self._forward(ids.to(model.device), positions)
+
+    def select(self, rows: Tensor) -> None:
+        """Makes other rows of these: some of them, or some more than once."""
+        # By its name for beams, which states of recurrent layers have too, unlike `batch_select_indices`.
+        self._cache.reorder_cache(rows)
+        self._mask = self._mask[rows]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Logits [B, V] after one more token [B] for each row."""
+        self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
+        return self._forward(tokens[:, None], self._mask.sum(-1, keepdim=True) - 1)
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        output = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._name: self._cache},
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+class _Rereader:
+    """The same without a cache, for prompts of one length: everything is read again for each token."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+        self._model, self._ids = model, torch.tensor(prompts, device=model.device)
+        self.logits = self._forward()
+
+    def select(self, rows: Tensor) -> None:
+        self._ids = self._ids[rows]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+        return self._forward()
+
+    def _forward(self) -> Tensor:
+        logits: Tensor = self._model(input_ids=self._ids, use_cache=False).logits[:, -1]
+        return logits
