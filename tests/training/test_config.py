@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import TrainingArguments
+from transformers import GenerationConfig, TrainingArguments
 from trl import GRPOConfig, TrlParser
 
 import troll
@@ -14,7 +14,7 @@ from troll.common.errors import UserError
 from troll.experiment.settings import Critic, Overlong, Regulariser
 from troll.training.config import TrustRegionConfig
 from troll.training.trainer import TrustRegionTrainer
-from troll.training.trl_options import BY_TRL, BY_US, CONDITIONAL, RULE_SETTINGS
+from troll.training.trl_options import BY_TRL, BY_US, CONDITIONAL, RULE_SETTINGS, SAMPLES, SAMPLES_ALIKE
 
 CPU = {"output_dir": "out", "use_cpu": True, "bf16": False}
 
@@ -78,10 +78,40 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("regulariser: unknown key|unknown key 'weight'", {"regulariser": {"weight": 1}}),
         ("top_p is 0.9", {"top_p": 0.9}),
         ("min_p is 0.1", {"min_p": 0.1}),
-        ("top_k is 5", {"generation_kwargs": {"top_k": 5}}),
+        ("generation_kwargs: top_k is 5", {"generation_kwargs": {"top_k": 5}}),
+        ("generation_kwargs: typical_p is 0.9", {"generation_kwargs": {"typical_p": 0.9}}),
+        ("generation_kwargs: eta_cutoff is 0.01", {"generation_kwargs": {"eta_cutoff": 0.01}}),
+        ("generation_kwargs: top_h is 0.5", {"generation_kwargs": {"top_h": 0.5}}),
+        ("generation_kwargs: num_beams is 2", {"generation_kwargs": {"num_beams": 2}}),
+        ("generation_kwargs: suppress_tokens is", {"generation_kwargs": {"suppress_tokens": [7]}}),
+        (
+            "generation_kwargs: logit_bias is",
+            {"generation_kwargs": {"logit_bias": {7: -5.0}}, "use_vllm": True},
+        ),
+        (
+            "generation_kwargs: do_sample is False.*leave it at True",
+            {"generation_kwargs": {"do_sample": False}},
+        ),
+        (
+            "generation_kwargs: temperature is 0.5.*leave it at 0.8",
+            {"generation_kwargs": {"temperature": 0.5}, "temperature": 0.8},
+        ),
+        ("repetition_penalty is 1.1", {"repetition_penalty": 1.1}),
+        (
+            "vllm_structured_outputs_regex samples from a part",
+            {
+                "vllm_structured_outputs_regex": "[0-9]",
+                "use_vllm": True,
+                "vllm_importance_sampling_correction": False,
+            },
+        ),
         ("loss_type='vespo' is a trust region here", {"loss_type": "vespo", "trust_region": "clip"}),
         ("loss_type='sapo' is a trust region here", {"loss_type": "sapo", "trust_region": "clip"}),
-        ("importance_sampling_level='sequence' belongs to", {"importance_sampling_level": "sequence"}),
+        (
+            "importance_sampling_level='sequence' belongs to.*'cispo'",
+            {"importance_sampling_level": "sequence", "loss_type": "cispo"},
+        ),
+        ("loss_type='bnpo' aggregates by", {"importance_sampling_level": "sequence", "loss_type": "bnpo"}),
         ("delta=3.0 means nothing to trust region 'troll'.*kl_bound", {"delta": 3.0}),
         ("vespo_k_pos=1.0 means nothing", {"vespo_k_pos": 1.0, "trust_region": "clip"}),
         ("delta=1.1 must be above 1 ", {"delta": 1.1, "trust_region": "clip"}),
@@ -101,6 +131,61 @@ def test_blocks_may_be_settings_mappings_or_json():
 )
 def test_mistakes_and_options_without_effect_are_refused(message, options):
     refused(message, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "aggregation"),
+    [
+        ({}, "troll", "token-mean"),
+        ({"loss_type": "cispo"}, "cispo", "token-mean"),
+        ({"loss_type": "sapo"}, "sapo", "seq-mean-token-mean"),
+        ({"loss_type": "vespo"}, "vespo", "token-mean"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "vespo", "token-mean"),
+        ({"loss_type": "luspo"}, "troll", "seq-mean-token-sum"),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, "luspo", "seq-mean-token-sum"),
+        ({"importance_sampling_level": "sequence"}, "troll-seq", "seq-mean-token-mean"),
+        (
+            {"importance_sampling_level": "sequence", "trust_region": "clip"},
+            "gspo-clip",
+            "token-mean",
+        ),
+        (
+            {"importance_sampling_level": "sequence", "trust_region": "gspo-clip"},
+            "gspo-clip",
+            "seq-mean-token-mean",
+        ),
+    ],
+)
+def test_options_of_trl_name_the_trust_region_that_is_not_named(options, rule, aggregation):
+    made = config(**options)
+    found = made.make_trust_region()
+    assert (found.name, made.aggregation_for(found, None)) == (rule, aggregation)
+
+
+def test_bounds_of_a_rule_that_trls_loss_type_names_are_trls():
+    cispo = {"loss_type": "cispo"}
+    assert config(**cispo).make_trust_region().settings == {"ratio_max": 0.2}
+    assert config(**cispo, epsilon=0.3).make_trust_region().settings == {"ratio_max": 0.3}
+    assert config(**cispo, epsilon=0.3, epsilon_high=2.0).make_trust_region().settings == {"ratio_max": 2.0}
+    assert config(**cispo, trust_region="cispo").make_trust_region().settings == {"ratio_max": 5.0}
+    own = config(**cispo, trust_region_settings={"ratio_max": 4.0})
+    assert own.make_trust_region().settings == {"ratio_max": 4.0}
+    luspo = {"loss_type": "luspo", "importance_sampling_level": "sequence"}
+    bounds = config(**luspo, epsilon_high=0.3).make_trust_region().settings
+    assert bounds == {"epsilon_low": 0.2, "epsilon_high": 0.3}
+    assert config(**luspo, trust_region="luspo").make_trust_region().settings["epsilon_low"] == 2e-3
+
+
+def test_every_field_of_a_generation_config_is_known_to_change_what_is_sampled_or_not():
+    known = {"temperature", *SAMPLES, *SAMPLES_ALIKE}
+    found = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert found <= known, f"fields that nobody has looked at: {sorted(found - known)}"
+    assert not set(SAMPLES) & SAMPLES_ALIKE
+
+
+def test_what_leaves_the_distribution_as_it_is_may_be_said():
+    said = {"do_sample": True, "top_k": 0, "typical_p": 1.0, "num_beams": 1, "suppress_tokens": None}
+    config(generation_kwargs=said | {"temperature": 0.7, "stop_strings": ["x"]}, temperature=0.7)
 
 
 def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():

@@ -5,19 +5,29 @@ import torch
 from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTNeoConfig,
     LlamaConfig,
+    ModernBertDecoderConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    RecurrentGemmaConfig,
     SmolLM3Config,
 )
 from two_processes import trainer
 
+from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl, write_jsonl
 from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
+from troll.experiment.settings import Critic
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
+from troll.training.head import tell_positions
 from troll.training.outputs import save_model
 from troll.training.prompts import completion_text
 from troll.training.tokenizer import load_tokenizer
@@ -155,3 +165,118 @@ def test_the_sparse_head_gives_what_the_model_gives(family, tmp_path):
     kept = found.token_ids >= 0
     support = whole.gather(-1, found.token_ids.clamp(min=0))
     torch.testing.assert_close(found.support_log_probs[kept], support[kept], rtol=0, atol=1e-5)
+
+
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80}
+GPT |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 80}
+NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 8}
+ABSOLUTE = {
+    "gpt2": GPT2Config(vocab_size=400, **GPT),
+    "gpt-neo": GPTNeoConfig(vocab_size=400, **NEO),
+    "gpt-bigcode": GPTBigCodeConfig(vocab_size=400, **GPT),
+}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+RELATIVE = {
+    "rotary": LlamaConfig(**SIZES),
+    "alibi": BloomConfig(vocab_size=400, hidden_size=32, n_layer=2, n_head=2),
+}
+OTHER_HEADS = {
+    "recurrent-gemma": RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32),
+    "modernbert-decoder": ModernBertDecoderConfig(**SIZES),
+}
+
+
+def random_model(config):
+    """Weights so large that log-probs differ by nats where the text does."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.25)
+    return model
+
+
+def saved(config, tiny_base, directory):
+    tokenizer = load_tokenizer(tiny_base)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    config.bos_token_id = tokenizer.eos_token_id
+    save_model(random_model(config), tokenizer, directory)
+    return directory
+
+
+def padded(pad):
+    """Prompts padded on the left and responses on the right."""
+    ids = torch.arange(5, 65).view(3, 20)
+    attention = torch.ones_like(ids)
+    attention[1, :9], attention[2, :5], attention[2, -3:] = 0, 0, 0
+    return ids.masked_fill(attention == 0, pad), attention
+
+
+@pytest.mark.parametrize("name", list(ABSOLUTE))
+def test_padding_moves_no_token_of_a_model_with_absolute_positions(name, tiny_base, tmp_path):
+    base = saved(ABSOLUTE[name], tiny_base, tmp_path / "base")
+    config = {"beta": 0.1, "save_strategy": "no"}
+    method = {"trust_region": "clip", "estimator": "gae", "critic": Critic()}
+    built = trainer(TrustRegionTrainer, base, tmp_path / "out", config, **method)
+    torch.nn.init.ones_(built.critic.model.head.weight)
+    built.model.eval()
+    ids, attention = padded(built.processing_class.pad_token_id)
+    with torch.no_grad():
+        old = built.old_policy.score(built.model, ids, attention, 8, None)
+        reference, _, _ = built._get_per_token_logps_and_entropies(built.ref_model, ids, attention, 8)
+        values = built.critic.model(ids, attention, 8)
+    for row in range(3):
+        text, on = ids[row][attention[row].bool()].unsqueeze(0), attention[row, -8:].bool()
+        tokens = int(on.sum())
+        own = log_probs(built.model, text)[0, -tokens - 1 : -1]
+        expected = own.gather(-1, text[0, -tokens:].unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(old[row][on], expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(reference[row][on], expected, rtol=0, atol=1e-4)
+        with torch.no_grad():
+            alone = built.critic.model(text, torch.ones_like(text), tokens)[0]
+        torch.testing.assert_close(values[row][on], alone, rtol=0, atol=1e-4)
+
+
+def test_on_policy_ratios_are_one_however_a_batch_is_cut(tiny_base, tmp_path):
+    base = saved(ABSOLUTE["gpt2"], tiny_base, tmp_path / "base")
+    config = {"num_iterations": 2, "max_steps": 1, "save_strategy": "no"}
+    cut = trainer(
+        TrustRegionTrainer, base, tmp_path, config, lengths, trust_region="clip", micro_batch_tokens=60
+    )
+    cut.train()
+    row = cut.state.log_history[0]
+    assert row["ratio_max"] == pytest.approx(1, abs=1e-3) and row["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", list(RELATIVE))
+def test_what_sees_distances_alone_is_left_as_it_is(name):
+    model = random_model(RELATIVE[name])
+    ids, attention = padded(0)
+    with torch.no_grad():
+        before = model(input_ids=ids, attention_mask=attention).logits
+        tell_positions(model)
+        after = model(input_ids=ids, attention_mask=attention).logits
+    assert torch.equal(after, before)
+
+
+def test_rotary_embeddings_that_scale_with_the_batch_do_not_count_its_padding():
+    sizes = SIZES | {"original_max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": None}
+    model = random_model(Phi3Config(**sizes, eos_token_id=1, rope_parameters=LONG))
+    tell_positions(model)
+    ids = torch.arange(5, 19).unsqueeze(0)
+    wide = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids], dim=1)
+    attention = torch.cat([torch.zeros(1, 6, dtype=torch.long), torch.ones_like(ids)], dim=1)
+    with torch.no_grad():
+        found = model(input_ids=wide, attention_mask=attention).logits[:, 6:]
+        torch.testing.assert_close(found, model(input_ids=ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(OTHER_HEADS))
+def test_a_model_whose_head_is_another_is_refused_at_the_first_batch(name, tiny_base, tmp_path):
+    base = saved(OTHER_HEADS[name], tiny_base, tmp_path / "base")
+    built = trainer(TrustRegionTrainer, base, tmp_path, {"max_steps": 1}, lengths, trust_region="troll")
+    with pytest.raises(UserError, match=r"model_type '.*': .* differ .* by [0-9.]+ nats") as caught:
+        built.train()
+    assert "\n" not in str(caught.value)

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig
-from trainer_cases import SeededGRPOTrainer
+from datasets import Dataset
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from trainer_cases import PROMPTS, SeededGRPOTrainer, configured, digits
+from transformers import AutoModelForCausalLM
 
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic
+from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 
 pytestmark = pytest.mark.slow
@@ -86,3 +89,22 @@ def test_an_adapter_on_the_head_is_refused(make, place):
         (UserError, ValueError), match=r"adapter to `lm_head`|copy of the language-model head"
     ):
         make(TrustRegionTrainer, peft_config=lora(**place), trust_region="troll")
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("frozen", ["adapter", "adapter to be", "model"])
+def test_a_model_that_cannot_learn_is_refused(tiny_base, tmp_path, frozen, beta):
+    model, rest = AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32), {}
+    if frozen == "adapter":
+        get_peft_model(model, lora()).save_pretrained(tmp_path / "adapter")
+        model = AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32)
+        model = PeftModel.from_pretrained(model, tmp_path / "adapter", is_trainable=False)
+    elif frozen == "adapter to be":
+        rest = {"peft_config": lora(inference_mode=True)}
+    else:
+        model.requires_grad_(False)
+    arguments = {"output_dir": str(tmp_path), "beta": beta, "bf16": False, "use_cpu": True}
+    rest |= {"train_dataset": Dataset.from_dict({"prompt": PROMPTS * 4})}
+    rest |= {"processing_class": load_tokenizer(tiny_base)}
+    with pytest.raises(UserError, match=r"no parameter of the model is trainable.*is_trainable=True"):
+        configured(TrustRegionTrainer, model, digits, arguments, {"trust_region": "clip"}, **rest)

@@ -4,6 +4,7 @@ vLLM itself needs an environment of its own; here transformers samples and log-p
 """
 
 import importlib.util
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
 from troll.experiment.settings import Vllm
 from troll.training.config import TrustRegionConfig
 from troll.training.run import vllm_options
@@ -110,6 +112,41 @@ def test_without_correction_the_mismatch_is_told_from_the_first_step_and_changes
 def test_a_part_of_the_distribution_is_refused(make, setting):
     with pytest.raises(UserError, match="training needs samples of the whole distribution"):
         make(TrustRegionTrainer, config=setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"min_p": 0.1},
+        {"typical_p": 0.9},
+        {"epsilon_cutoff": 0.01},
+        {"no_repeat_ngram_size": 2},
+        {"suppress_tokens": [7]},
+        {"bad_words_ids": [[7]]},
+        {"min_new_tokens": 3},
+        {"guidance_scale": 2.0},
+    ],
+    ids=str,
+)
+def test_what_the_models_own_file_cuts_away_is_refused(make, tiny_base, tmp_path, setting):
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    path = base / "generation_config.json"
+    write_json(path, read_json(path) | setting)
+    ((name, value),) = setting.items()
+    with pytest.raises(UserError) as caught:
+        make(TrustRegionTrainer, base=base, trust_region="clip")
+    said = f"generation_config of the model: {name} is {value}: training needs samples"
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_what_training_sets_itself_may_stand_in_the_models_own_file(make, tiny_base, tmp_path):
+    base = shutil.copytree(tiny_base, tmp_path / "base")
+    path = base / "generation_config.json"
+    chat = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05}
+    write_json(path, read_json(path) | chat)
+    trainer = make(TrustRegionTrainer, base=base, trust_region="clip")
+    used, _ = trainer.model._prepare_generation_config(trainer.generation_config)
+    assert (used.temperature, used.top_p, used.top_k, used.repetition_penalty) == (1.0, 1.0, 0, 1.0)
 
 
 def test_the_settings_of_vllm_reach_trl(monkeypatch):

@@ -14,6 +14,9 @@ from troll.training.trainer import TrustRegionTrainer
 
 CLIP = {"trust_region": "clip"}
 NEVER = 0.01  # nats, below any entropy here
+SEQUENCES = {"importance_sampling_level": "sequence"}
+# TRL divides by the tokens of the generation batch, we by those of the step.
+ONE_MINI_BATCH = {"steps_per_generation": 1, "num_iterations": 4}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.05}
 
 
@@ -58,12 +61,16 @@ def logged(trainer, name):
         ({"off_policy_mask_threshold": 0.001}, CLIP),
         ({"epsilon": 0.05, "epsilon_high": 0.1, "delta": 1.2}, CLIP),
         ({"loss_type": "luspo"}, CLIP),
-        # One mini-batch: TRL divides by the tokens of the generation batch, we by those of the step.
-        (
-            {"loss_type": "cispo", "epsilon_high": 1.05, "steps_per_generation": 1, "num_iterations": 4},
-            {"trust_region": "cispo"},
-        ),
+        ({"loss_type": "cispo", "epsilon_high": 1.05} | ONE_MINI_BATCH, {"trust_region": "cispo"}),
         ({"loss_type": "sapo", "sapo_temperature_pos": 2.0}, {"trust_region": "sapo"}),
+        # Without a trust region the loss is the one that TRL's options name, with TRL's bounds.
+        ({"loss_type": "cispo"} | ONE_MINI_BATCH, {}),
+        ({"loss_type": "vespo"} | ONE_MINI_BATCH, {}),
+        ({"loss_type": "sapo"}, {}),
+        ({"loss_type": "luspo", "epsilon": 0.01} | SEQUENCES, {}),
+        ({"loss_type": "luspo", "epsilon": 0.01, "entropy_coef": 0.2} | SEQUENCES, CLIP),
+        ({"epsilon": 0.01} | SEQUENCES, CLIP),
+        ({"loss_type": "dapo", "epsilon": 0.01} | SEQUENCES | ONE_MINI_BATCH, CLIP),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

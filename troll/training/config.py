@@ -13,7 +13,7 @@ from troll.algorithms.trust_regions import TRUST_REGIONS, TrustRegion, make_trus
 from troll.common.errors import UserError, unknown
 from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
 from troll.training.policy_lag import Anchor
-from troll.training.trl_options import aggregation_of, check_options, rule_settings
+from troll.training.trl_options import aggregation_of, check_options, rule_of, rule_settings
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,13 @@ class TrustRegionConfig(GRPOConfig):
         *PARTS,
     ]
 
-    trust_region: str = field(
-        default="troll",
-        metadata={"help": "Registered trust region: troll, clip, gspo-clip, troll-seq, none, ..."},
+    trust_region: str | None = field(
+        default=None,
+        metadata={
+            "help": "Registered trust region: troll, clip, gspo-clip, troll-seq, none, ... If not set, the "
+            "one that `loss_type` names (cispo, sapo, vespo, luspo), else troll. With "
+            "`importance_sampling_level` 'sequence', troll and clip stand for troll-seq and gspo-clip."
+        },
     )
     trust_region_settings: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Settings of the trust region, such as {'kl_bound': 0.05}."}
@@ -168,9 +172,10 @@ class TrustRegionConfig(GRPOConfig):
 
     def make_trust_region(self) -> TrustRegion:
         """The named rule with its settings."""
-        info = TRUST_REGIONS.get(self.trust_region)
+        name = rule_of(self)
+        info = TRUST_REGIONS.get(name)
         settings = rule_settings(self, info.settings) if info else {}
-        return make_trust_region(self.trust_region, **settings)
+        return make_trust_region(name, **settings)
 
     def make_estimator(self) -> Estimator | None:
         """The named estimator with its settings; none for TRL's advantages."""
@@ -181,7 +186,9 @@ class TrustRegionConfig(GRPOConfig):
 
     def aggregation_for(self, rule: TrustRegion, estimator: Estimator | None) -> str:
         """How losses of tokens become one number; see `troll.training.trl_options.aggregation_of`."""
-        return aggregation_of(self, rule.aggregation, estimator.aggregation if estimator else None)
+        # clip on whole responses is TRL's loss, summed as `loss_type` says; a rule's own name is the paper's.
+        insists = None if self.trust_region == "clip" else rule.aggregation
+        return aggregation_of(self, insists, estimator.aggregation if estimator else None)
 
     def check_rollouts(self, dataset: Any) -> None:
         """Refuses what cannot work with the groups, the sampler or the data set.
@@ -226,7 +233,7 @@ def _validated(name: str, kind: type[BaseModel], value: Any) -> BaseModel:
 
 
 def _check_vllm(args: TrustRegionConfig) -> None:
-    if args.trust_region == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
+    if rule_of(args) == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
         raise UserError(
             "vespo puts the correction of what vLLM sampled into its own weights in TRL, which is not done "
             "here; set vllm_importance_sampling_correction to false"

@@ -6,7 +6,9 @@ on a sparse support. Generation and TRL's own call are untouched.
 """
 
 import functools
+import inspect
 import types
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +74,8 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
     ``output_router_logits=True`` asks for the load-balancing loss of a mixture of experts.
 
+    The first call compares the new log-probs of a response with those of the model's own forward.
+
     Args:
         model: a transformers causal language model, before any wrapping (DDP, FSDP); adapters of PEFT in its
             backbone are used.
@@ -80,6 +84,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
 
     Raises:
         UserError: PEFT trains a copy of the head, which would not be seen here. TRL refuses adapters on it.
+            In the first call: the log-probs differ, see `check_log_probs`.
     """
     if hasattr(model.get_output_embeddings(), "modules_to_save"):
         raise UserError(
@@ -89,12 +94,18 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     config = model.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = logit_scale_of(config)
+    checked = False
 
     # The signature stays the model's own: `generate` validates its arguments against it.
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, sparse_lm_head: bool = False, **kwargs: Any) -> Any:
         if not sparse_lm_head:
             return original_forward(*args, **kwargs)
+        nonlocal checked
+        if not checked:
+            checked = True  # before it asks for the head itself
+            attention, length = kwargs["attention_mask"], kwargs["mask"].shape[1]
+            check_log_probs(self, original_forward, kwargs["input_ids"], attention, length, temperature)
         mask = kwargs.pop("mask").bool()
         support, keep = kwargs.pop("support", None), kwargs.pop("keep", None)
         dropped_mass = kwargs.pop("dropped_mass", 0.0)
@@ -143,3 +154,98 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         return result
 
     model.forward = types.MethodType(forward, model)
+
+
+def tell_positions(model: Any) -> None:
+    """Lets padding on the left move no token of a model with absolute positions.
+
+    Without ``position_ids`` such a model counts from the first column, padding included, while `generate`
+    counts from the first token. Its backbone is given them wherever it is called with an attention mask and
+    without a cache. Rotary embeddings and ALiBi see distances alone and are left as they are, to the last
+    bit, unless they scale with the length of the batch.
+
+    Args:
+        model: a transformers causal language model, before any wrapping. Copies of its backbone do the same.
+    """
+    config, backbone = model.config.get_text_config(), model.base_model
+    rotary = getattr(config, "rope_parameters", None) or {}
+    kinds = {value for key, value in _leaves(rotary) if key == "rope_type"}
+    relative = bool(rotary or getattr(config, "rotary_dim", None) or getattr(config, "alibi", False))
+    takes_them = "position_ids" in inspect.signature(type(backbone).forward).parameters
+    if takes_them and (not relative or kinds & {"dynamic", "longrope"}):
+        backbone.register_forward_pre_hook(_add_positions, with_kwargs=True)
+
+
+def _leaves(nested: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield key, value
+
+
+def _add_positions(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    attention = kwargs.get("attention_mask")
+    told = any(kwargs.get(name) is not None for name in ("position_ids", "past_key_values"))
+    if not told and isinstance(attention, Tensor) and attention.dim() == 2:
+        # As `generate` has them (transformers, _prepare_position_ids_for_generation).
+        positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 0)
+        kwargs = kwargs | {"position_ids": positions}
+    return args, kwargs
+
+
+ROUNDING, COARSE_ROUNDING = 1e-2, 0.25
+"""Nats that may lie between padded and unpadded text on average: in float32 (or TF32), and in less."""
+CHECKED_TOKENS = 32
+"""Tokens of a response that are compared: the logits of whole responses might not fit into memory."""
+
+
+@torch.no_grad()
+def check_log_probs(
+    model: Any, own_forward: Any, ids: Tensor, attention: Tensor, length: int, temperature: float
+) -> None:
+    """Compares the sparse head's log-probs of a response with those of the model's own logits.
+
+    The model's own are of the text alone, without padding, so that padding that counts is found, too. Of the
+    responses it is the one with the most padding before it.
+
+    Args:
+        model: with `add_sparse_lm_head`.
+        own_forward: as it was before.
+        ids: [B, L], prompts padded on the left, responses on the right.
+        attention: [B, L].
+        length: T, the longest response.
+        temperature: what logits are divided by.
+
+    Raises:
+        UserError: they differ by more than rounding does.
+    """
+    start = ids.shape[1] - length
+    padding = (attention[:, :start] == 0).sum(1)
+    row = int((padding + ids.shape[1] * attention[:, start]).argmax())
+    part = slice(0, start + CHECKED_TOKENS)
+    ids, attention = ids[row : row + 1, part], attention[row : row + 1, part]
+    mask, text = attention[:, start:].bool(), ids[attention.bool()].unsqueeze(0)
+    tokens = int(mask.sum())
+    learning = [part for part in model.modules() if part.training]
+    model.eval()  # dropout would differ
+    try:
+        found = model.forward(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
+        keep = {"logits_to_keep": tokens + 1}
+        known = inspect.signature(own_forward).parameters
+        own = own_forward(input_ids=text, use_cache=False, **(keep if "logits_to_keep" in known else {}))
+    finally:
+        for part in learning:
+            part.training = True
+    if not 0 < tokens < text.shape[1]:
+        return
+    expected = (own.logits[0, -tokens - 1 : -1].float() / temperature).log_softmax(-1)
+    expected = expected.gather(-1, text[0, -tokens:].unsqueeze(-1)).squeeze(-1)
+    apart = float((found.log_probs[mask] - expected).abs().mean())
+    precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(ids.device.type)
+    if not apart <= (ROUNDING if precise else COARSE_ROUNDING):
+        raise UserError(
+            f"model_type {model.config.model_type!r}: log-probs of a response differ from those of the "
+            f"model's own logits by {apart:.2g} nats on average: a softcap, a scale or a layer before its "
+            "head, or the way it treats padding, is not supported; use a model of another family"
+        )

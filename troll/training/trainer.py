@@ -33,7 +33,7 @@ from troll.training.diagnostics import Diagnostics
 from troll.training.dynamic_sampling import BatchNotFilledError, DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
 from troll.training.greedy import greedy_rewards
-from troll.training.head import add_sparse_lm_head
+from troll.training.head import add_sparse_lm_head, tell_positions
 from troll.training.learning_signal import LearningSignal
 from troll.training.old_policy import LOG_PROBS, OldPolicy
 from troll.training.order import ResumableSampler
@@ -42,6 +42,7 @@ from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
 from troll.training.reference_kl import ReferenceKL
 from troll.training.resumable import ResumableTrainer
+from troll.training.trl_options import check_model
 from troll.training.whole_step import LeaveBatch, WholeStep
 
 
@@ -87,6 +88,11 @@ class TrustRegionTrainer(ResumableTrainer):
                 parts.regulariser.coefficient
             )  # not 0: TRL then loads the reference and scores with it
         super().__init__(model, reward_funcs, args=args, **kwargs)
+        whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        check_model(args, whole, None if self.use_vllm else self.generation_config)
+        tell_positions(whole)
+        if self.ref_model is not None:
+            tell_positions(self.accelerator.unwrap_model(self.ref_model))
         self.trust_region, self.estimator = args.make_trust_region(), args.make_estimator()
         self.aggregation = args.aggregation_for(self.trust_region, self.estimator)
         args.check_rollouts(self.train_dataset)
@@ -149,7 +155,6 @@ class TrustRegionTrainer(ResumableTrainer):
         )
         self.generated_samples = 0
         self._learnt: list[dict[str, Any]] = []
-        whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_sparse_lm_head(whole, self.temperature, fp32=args.cast_lm_head_to_fp32)
 
     def _report(self, name: str, value: Tensor | float) -> None:

@@ -34,14 +34,11 @@ BY_TRL = frozenset(
         "generation_batch_size",
         "steps_per_generation",
         "chat_template_kwargs",
-        "repetition_penalty",
-        "generation_kwargs",
         "cache_implementation",
         "use_vllm",
         "vllm_mode",
         "vllm_model_impl",
         "vllm_enable_sleep_mode",
-        "vllm_structured_outputs_regex",
         "vllm_server_base_url",
         "vllm_server_host",
         "vllm_server_port",
@@ -128,21 +125,124 @@ LOSS_RULES: Mapping[str, tuple[str, ...]] = {
 }
 """Loss types that are a rule of their own, and the trust regions that are meant by them."""
 
-SEQUENCE_RULES = ("gspo-clip", "gspo-clip-tight", "luspo", "troll-seq")
+SEQUENCE_RULES = ("gspo-clip", "gspo-clip-tight", "luspo", "troll-seq", "vespo")
 """Trust regions on the ratio of whole responses (``importance_sampling_level="sequence"``)."""
+
+SAMPLES: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (True,),
+    "top_k": (0, -1),
+    "token_healing": (False,),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("top_p", "typical_p", "guidance_scale"), (1.0,)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (1.0,)),
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"), (0.0,)),
+    **dict.fromkeys(("diversity_penalty", "presence_penalty", "frequency_penalty"), (0.0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), (0,)),
+    **dict.fromkeys(("bad_words", "bad_words_ids", "force_words_ids", "constraints"), ([],)),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([],)),
+    **dict.fromkeys(("top_h", "dola_layers", "watermarking_config", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
+    **dict.fromkeys(("allowed_token_ids", "structured_outputs"), ()),
+}
+"""What changes the distribution that responses are sampled from, and the values besides none that do not.
+
+Of `transformers.GenerationConfig`, and of vLLM's ``SamplingParams``.
+"""
+
+SAMPLES_ALIKE = frozenset(
+    [
+        *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "stop_strings"),
+        *("max_length", "max_new_tokens", "max_time", "num_return_sequences"),
+        *("early_stopping", "length_penalty", "low_memory"),  # of beams
+        *("remove_invalid_values", "renormalize_logits"),
+        *("cache_implementation", "cache_config", "use_cache", "max_cache_len", "prefill_chunk_size"),
+        *("compile_config", "disable_compile", "continuous_batching_config"),
+        *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+        *("return_dict_in_generate", "transformers_version"),
+        # Drafts are accepted so that the distribution is the model's own.
+        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "speculation_type"),
+        *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
+        *("assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        "use_mtp",
+    ]
+)
+"""The other fields of `transformers.GenerationConfig`, but for ``temperature``: it must be the option's."""
+
+
+def rule_of(args: Any) -> str:
+    """The trust region's name.
+
+    Args:
+        args: a `troll.training.config.TrustRegionConfig`.
+
+    Returns:
+        ``trust_region``; where it is not set, the rule that ``loss_type`` names, else TROLL. For
+        ``importance_sampling_level="sequence"``, TROLL and clip stand for their forms on whole responses.
+    """
+    sequences, luspo = args.importance_sampling_level == "sequence", args.loss_type == "luspo"
+    name: str = args.trust_region or LOSS_RULES.get(args.loss_type, ("troll",))[0]
+    if not sequences:
+        return name
+    if luspo and args.trust_region in (None, "clip"):
+        return "luspo"
+    return {"troll": "troll-seq", "clip": "gspo-clip"}.get(name, name)
+
+
+def _cuts(name: str, value: Any, temperature: float, where: str) -> str | None:
+    neutral = (temperature,) if name == "temperature" else SAMPLES.get(name)
+    if neutral is None or value is None or value in neutral:
+        return None
+    return f"{where}{name} is {value}: training needs samples of the whole distribution; " + (
+        f"leave it at {neutral[0]}" if neutral else "leave it out"
+    )
 
 
 def _cuts_the_distribution(args: Any) -> str | None:
-    sampling = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p")}
-    sampling |= {key: value for key, value in (args.generation_kwargs or {}).items() if key in sampling}
-    neutral = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None)}
-    for name, value in sampling.items():
-        if value not in neutral[name]:
-            return (
-                f"{name} is {value}: training needs samples of the whole distribution; "
-                f"leave it at {neutral[name][0]}"
-            )
-    return None
+    given = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    found = [_cuts(name, value, args.temperature, "") for name, value in given.items()]
+    for name, value in (args.generation_kwargs or {}).items():
+        found.append(_cuts(name, value, args.temperature, "generation_kwargs: "))
+    return next(filter(None, found), None)
+
+
+def check_model(args: Any, model: Any, given: Any) -> None:
+    """Refuses a model that cannot learn, or whose ``generation_config`` changes what is sampled.
+
+    What is sampled must be what is scored.
+
+    Args:
+        args: a `troll.training.config.TrustRegionConfig`.
+        model: a transformers causal language model.
+        given: the `transformers.GenerationConfig` that TRL samples with, which leaves to the model what it
+            does not set; none where another engine samples.
+
+    Raises:
+        UserError: see `SAMPLES`.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(
+            "no parameter of the model is trainable; load an adapter with is_trainable=True, or set "
+            "requires_grad of what is to learn"
+        )
+    used = None if given is None else model._prepare_generation_config(given)[0]
+    for name in (*SAMPLES, "temperature"):
+        value = getattr(used, name, None)
+        if problem := _cuts(name, value, args.temperature, "generation_config of the model: "):
+            raise UserError(problem)
+
+
+def _structured(args: Any) -> str | None:
+    if not args.use_vllm or args.vllm_importance_sampling_correction:
+        return None
+    if args.vllm_structured_outputs_regex is None:
+        return None
+    return (
+        "vllm_structured_outputs_regex samples from a part of the distribution; set "
+        "vllm_importance_sampling_correction to true, which corrects for that"
+    )
 
 
 def _aggregation(args: Any) -> str | None:
@@ -153,7 +253,7 @@ def _aggregation(args: Any) -> str | None:
 
 def _loss_rule(args: Any) -> str | None:
     names = LOSS_RULES.get(args.loss_type)
-    if names is None or args.trust_region in names:
+    if names is None or rule_of(args) in names:
         return None
     return (
         f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {args.trust_region!r}; "
@@ -165,11 +265,11 @@ def _level(args: Any) -> str | None:
     level = args.importance_sampling_level
     if level not in ("token", "sequence"):
         return f"importance_sampling_level={level!r} is not known; valid: token, sequence"
-    if level == "token" or args.trust_region in SEQUENCE_RULES:
+    if level == "token" or rule_of(args) in SEQUENCE_RULES:
         return None
     return (
         "importance_sampling_level='sequence' belongs to a trust region on whole responses, and trust_region "
-        f"is {args.trust_region!r}; valid: {', '.join(SEQUENCE_RULES)}"
+        f"is {rule_of(args)!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
     )
 
 
@@ -195,6 +295,9 @@ CONDITIONAL: Mapping[str, Callable[[Any], str | None]] = {
     "top_p": _cuts_the_distribution,
     "top_k": _cuts_the_distribution,
     "min_p": _cuts_the_distribution,
+    "repetition_penalty": _cuts_the_distribution,
+    "generation_kwargs": _cuts_the_distribution,
+    "vllm_structured_outputs_regex": _structured,
     "loss_type": lambda args: _aggregation(args) or _loss_rule(args),
     "importance_sampling_level": _level,
     "scale_rewards": _of_trls_advantages("scale_rewards"),
@@ -240,19 +343,25 @@ def rule_settings(args: Any, valid: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: the trust region has no setting of the option's meaning, or the setting is given twice.
     """
-    settings = dict(args.trust_region_settings or {})
-    own = set(settings)
-    for option, names in (CISPO_SETTINGS if args.trust_region == "cispo" else RULE_SETTINGS).items():
+    rule, own = rule_of(args), dict(args.trust_region_settings or {})
+    meanings = CISPO_SETTINGS if rule == "cispo" else RULE_SETTINGS
+    settings: dict[str, Any] = {}
+    if rule in ("cispo", "luspo") and rule != args.trust_region:
+        # TRL's loss, and so TRL's bound: not what the rule's paper recommends.
+        meanings = {**meanings, "epsilon": ("ratio_max",) if rule == "cispo" else RULE_SETTINGS["epsilon"]}
+        settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
+    settings |= own
+    for option, names in meanings.items():
         if not _is_set(args, option):
             continue
         meant = [name for name in names if name in valid]
         value = getattr(args, option)
         if not meant:
             raise UserError(
-                f"{option}={value!r} means nothing to trust region {args.trust_region!r}; its settings "
+                f"{option}={value!r} means nothing to trust region {rule!r}; its settings "
                 f"(trust_region_settings): {', '.join(valid) or 'none'}"
             )
-        if own & set(meant):
+        if own.keys() & set(meant):
             raise UserError(
                 f"{option} and trust_region_settings both set {', '.join(meant)}; leave one of them out"
             )
