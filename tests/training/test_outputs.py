@@ -1,5 +1,6 @@
 """Saved models are as readable as any other file, progress ends once, and tied weights are not missed."""
 
+import json
 import os
 import stat
 from types import SimpleNamespace
@@ -32,6 +33,26 @@ def test_permissions_of_a_saved_model_follow_the_umask(tied, tiny_base, tmp_path
     found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "checkpoint").iterdir()}
     assert found["model.safetensors"] == mode and set(found.values()) == {mode}
     assert stat.S_IMODE((tmp_path / "checkpoint").stat().st_mode) == 0o777 & ~mask
+
+
+def test_a_tokenizer_has_the_same_files_whether_the_hub_may_be_asked_or_not(tiny_base, tmp_path, monkeypatch):
+    """A base model's digest goes into the manifests of its runs; it has to be that of the released ones."""
+    from transformers import tokenization_utils_base
+
+    from troll.training.prompts import load_policy_tokenizer
+    from troll.training.tokenizer import load_tokenizer
+
+    found = {}
+    for offline in (False, True):
+        monkeypatch.setattr(tokenization_utils_base, "is_offline_mode", lambda: offline)  # noqa: B023
+        for load in (load_tokenizer, load_policy_tokenizer):
+            out = tmp_path / f"{load.__name__}-{offline}"
+            load(tiny_base.parent / "tokenizer").save_pretrained(out)
+            load(out).save_pretrained(out)
+            found[out.name] = {path.name: path.read_bytes() for path in out.iterdir()}
+    first = found.pop("load_tokenizer-False")
+    assert json.loads(first["tokenizer_config.json"])["local_files_only"] is False, "as in the release"
+    assert [name for name, files in found.items() if files != first] == []
 
 
 def test_the_last_line_of_progress_is_said_once(capsys):

@@ -20,7 +20,7 @@ from troll.experiment.files import parse_experiment
 from troll.training import base_model, shared_place, tokenizer
 from troll.training.base_model import shared_base_model, train_base_model
 from troll.training.shared_place import VARIABLE, take_or_make
-from troll.training.tokenizer import make_tokenizer, shared_tokenizer
+from troll.training.tokenizer import make_tokenizer
 
 MODEL = {
     "vocabulary": 400,
@@ -272,7 +272,7 @@ def test_a_tokenizer_is_learnt_once(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenizer, "train_tokenizer", lambda *given: learnt.append(1) or train(*given))
 
     def ask(out, tasks, vocabulary=300):
-        shared_tokenizer(tasks, vocabulary, 300, tmp_path / out)
+        make_tokenizer(tasks, vocabulary, 300, tmp_path / out, shared=True)
         return {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
 
     first = ask("1", {"chains": {}})

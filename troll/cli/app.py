@@ -99,10 +99,10 @@ def tokenizer(config: Config, out: Out) -> None:
     --out tokenizer
     """
     from troll.experiment.run_config import TokenizerConfig
-    from troll.training.tokenizer import shared_tokenizer
+    from troll.training.tokenizer import make_tokenizer
 
     settings = settings_of("--config", config, TokenizerConfig)
-    shared_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out)
+    make_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out, shared=True)
 
 
 @app.command()

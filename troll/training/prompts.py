@@ -22,7 +22,7 @@ def load_policy_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = without_place(AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path}: no tokenizer that can be loaded ({reason})") from None
@@ -31,6 +31,13 @@ def load_policy_tokenizer(path: Path) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def without_place(tokenizer: Any) -> Any:
+    """The tokenizer, which forgets that it was loaded offline: it would be saved, and change the digest."""
+    if "local_files_only" in tokenizer.init_kwargs:
+        tokenizer.init_kwargs["local_files_only"] = False
     return tokenizer
 
 

@@ -13,6 +13,7 @@ from troll.common.progress import say
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
 from troll.training.outputs import fresh_directory
+from troll.training.prompts import without_place
 from troll.training.shared_place import take_or_make
 
 END, PAD = "<|endoftext|>", "<|pad|>"
@@ -60,11 +61,17 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Loads a tokenizer that `train_tokenizer` made and ``save_pretrained`` wrote."""
-    return PreTrainedTokenizerFast.from_pretrained(path)
+    tokenizer: PreTrainedTokenizerFast = without_place(PreTrainedTokenizerFast.from_pretrained(path))
+    return tokenizer
 
 
 def make_tokenizer(
-    tasks: Mapping[str, Mapping[str, Any]], vocabulary: int, demonstrations: int, out: Path
+    tasks: Mapping[str, Mapping[str, Any]],
+    vocabulary: int,
+    demonstrations: int,
+    out: Path,
+    *,
+    shared: bool = False,
 ) -> None:
     """Trains the tokenizer that all models of an experiment share, and saves it to ``out``.
 
@@ -73,41 +80,27 @@ def make_tokenizer(
         vocabulary: number of entries.
         demonstrations: how many demonstrations of each task it reads.
         out: directory.
+        shared: take it from the shared place if it is there; else it is kept there.
 
     Raises:
-        UserError: a task or a setting is unknown, or see `train_tokenizer`.
+        UserError: a task or a setting is unknown; see also `train_tokenizer` and, if shared,
+            `troll.training.shared_place.shared_place`.
     """
-    texts: list[str] = []
-    for name in sorted(tasks):
-        task = get_task(name)
-        shown = task.demonstrate(demonstrations, 0, check_settings(task, tasks[name]))
-        texts.extend(item.prompt + item.completion for item in shown)
-    tokenizer = train_tokenizer(texts, vocabulary)
-    with fresh_directory(out) as temporary:
-        tokenizer.save_pretrained(temporary)
-
-
-def shared_tokenizer(
-    tasks: Mapping[str, Mapping[str, Any]], vocabulary: int, demonstrations: int, out: Path
-) -> None:
-    """Does as `make_tokenizer`, unless the shared place has the tokenizer; else it is kept there.
-
-    Args:
-        tasks: settings by task name.
-        vocabulary: number of entries.
-        demonstrations: how many demonstrations of each task it reads.
-        out: directory.
-
-    Raises:
-        UserError: see `make_tokenizer` and `troll.training.shared_place.shared_place`.
-    """
+    settings = {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)}
 
     def make() -> dict[str, Any]:
-        make_tokenizer(tasks, vocabulary, demonstrations, out)
+        shown = [get_task(name).demonstrate(demonstrations, 0, given) for name, given in settings.items()]
+        texts = (item.prompt + item.completion for items in shown for item in items)
+        tokenizer = train_tokenizer(texts, vocabulary)
+        with fresh_directory(out) as temporary:
+            tokenizer.save_pretrained(temporary)
         return {}
 
+    if not shared:
+        make()
+        return
     identity = {
-        "tasks": {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)},
+        "tasks": settings,
         "vocabulary": vocabulary,
         "demonstrations": demonstrations,
         "numerics": last_change(""),
