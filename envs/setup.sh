@@ -11,6 +11,7 @@ constraints=$here/envs/constraints.txt requirements=$here/envs/requirements.txt 
 say() { printf '[env] %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+case $here in *[{}]*) die "$here: setuptools and Snakemake take braces in a path for names; move the checkout to a directory without" ;; esac
 command -v "$python" >/dev/null 2>&1 ||
     die "$python is not there; Python 3.11 to 3.13 is needed, name it: make env PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||

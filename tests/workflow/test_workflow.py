@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from troll import warm
+from troll.analysis.claims.packaged import claims_file
 from troll.analysis.data.archive import held
 from troll.analysis.data.tidy import read_tidy
 from troll.experiment.looks import write_looks
@@ -30,9 +31,9 @@ RAW = shutil.ignore_patterns("runs", "base", "data", "logs", "benchmarks", "page
 
 @pytest.fixture
 def checkout(repository, tmp_path):
-    """A directory with the workflow but without any results; its path has a space and an umlaut."""
-    directory = tmp_path / "a checkoüt"
-    directory.mkdir()
+    """The workflow without results, in a directory named as git names it; its path has what shells mind."""
+    directory = tmp_path / 'a user\'s "plaçe"' / "troll"
+    directory.mkdir(parents=True)
     shutil.copy(repository / "Snakefile", directory)
     for name in ("workflow", "envs", "tests/workflow"):
         shutil.copytree(repository / name, directory / name)
@@ -94,6 +95,23 @@ def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout):
     assert not proof.exists()
     result = snakemake(checkout, "-n", "--configfile", "evil.yaml")  # too late, but said
     assert result.returncode == 1 and said in result.stderr and proof.exists()
+
+
+def test_names_of_files_may_have_braces_and_that_of_the_checkout_may_not(checkout):
+    (checkout / "{mine}").mkdir()
+    shutil.copy(claims_file("default"), checkout / "{mine}/claims.yaml")
+    text = (checkout / "tests/workflow/reduced.yaml").read_text() + "claims: ['{mine}/claims.yaml']\n"
+    (checkout / "{mine}/{file}.yaml").write_text(text)
+    result = snakemake(checkout, "-n", "-p", "--configfile", "{mine}/{file}.yaml")
+    assert result.returncode == 0, result.stderr
+    assert "claims '{mine}/claims.yaml'" in result.stdout + result.stderr
+    assert "--ledger '{mine}/claims.yaml'" in result.stdout + result.stderr
+
+    refused = snakemake(
+        checkout.rename(checkout.parent / "{troll}"), "-n", "--configfile", "{mine}/{file}.yaml"
+    )
+    assert refused.returncode == 1 and "whose path has braces; move the checkout" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_the_default_graph_builds_and_is_the_testbed(checkout):

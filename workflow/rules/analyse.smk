@@ -23,7 +23,7 @@ rule collect:
         directories=[f"{ROOT}/{place}" for place in made_here(RUNS)],
         out=lambda wildcards, output: os.path.dirname(output.plan),
         planned=plan_of(EXPERIMENT.runs()),
-        options=collect_options(),
+        options=lambda wildcards: collect_options(),
     message:
         "collect {params.out}"
     shell:
@@ -106,7 +106,7 @@ rule claims:
     input:
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
-        ledger=CLAIMS,
+        ledger=CLAIMS_FILES,
     output:
         report(
             f"{ROOT}/claims.md",
@@ -123,10 +123,12 @@ rule claims:
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
         results=lambda wildcards, input: os.path.dirname(input.plan),
+        ledger=lambda wildcards: [quote(path) for path in CLAIMS],
+        digests=CLAIMS_DIGESTS,
     message:
         "claims"
     shell:
-        "troll --log {log:q} claims {input.ledger:q} --results {params.results:q} --out {params.stem:q}"
+        "troll --log {log:q} claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
 
 
 # Timings need the machine for themselves: all cores, so that nothing else runs beside them.
@@ -285,7 +287,7 @@ rule page:
         artefacts=ARTEFACTS,
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
-        ledger=CLAIMS,
+        ledger=CLAIMS_FILES,
     output:
         page=f"{ROOT}/page.html",
         markdown=f"{ROOT}/README.md",
@@ -296,7 +298,8 @@ rule page:
         "../../envs/analyse.yaml"
     params:
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
+        ledger=claims_options,
+        digests=CLAIMS_DIGESTS,
     message:
         "page {output.page}"
     shell:

@@ -27,6 +27,15 @@ from troll.cli.scheduling import one_timer
 from troll.tasks import testbed
 from troll import warm
 
+# Snakemake reads names in braces out of the paths of environments and of input files, whoever chose them.
+if re.search(r"[{}]", workflow.current_basedir.get_path_or_uri(secret_free=False)):
+    print(
+        f"error: {workflow.current_basedir.get_path_or_uri(secret_free=True)}: Snakemake cannot work from a directory"
+        " whose path has braces; move the checkout",
+        file=sys.stderr,
+    )
+    sys.exit(1)
+
 _source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
 if _source.is_relative_to(Path.cwd()):  # as it was written
     _source = _source.relative_to(Path.cwd())
@@ -90,6 +99,20 @@ if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
 
 SHOWN = progress_line.show(workflow, EXPERIMENT, Path(ROOT))
 
+
+def verbatim(text):
+    """A text without names in braces for Snakemake: paths of users may hold braces."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+# Snakemake takes braces in the names of input files for wildcards, whoever names them: files of claims with braces in their
+# path are known by their digests instead.
+CLAIMS_FILES = [path for path in CLAIMS if not re.search(r"[{}]", path)]
+CLAIMS_DIGESTS = [
+    sha256_of_file(Path(path)) for path in CLAIMS if path not in CLAIMS_FILES
+]
+
+
 # Not a parameter of the rule: where metrics are followed is no reason to train a run again.
 _prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
 if (
@@ -106,7 +129,7 @@ if SHOWN.log:
 # Without conda or containers, `troll` is the one beside the Python that runs Snakemake, activated or not.
 if not workflow.deployment_settings.deployment_method:
     _prefix += f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
-shell.prefix(_prefix)
+shell.prefix(verbatim(_prefix))
 
 
 def fork_jobs():
@@ -116,7 +139,7 @@ def fork_jobs():
         and workflow.local_exec
         and not workflow.deployment_settings.deployment_method
     ):
-        shell.prefix(_prefix + warm.shell_prefix())
+        shell.prefix(verbatim(_prefix + warm.shell_prefix()))
 
 
 def start():
@@ -311,8 +334,13 @@ def planned(runs):
     return [vars(run) | {"rule": rule_of(EXPERIMENT, run)} for run in runs]
 
 
+def claims_options(wildcards):
+    """The files of claims as options; a function, because Snakemake takes braces in a text for wildcards."""
+    return [f"--ledger {quote(path)}" for path in CLAIMS]
+
+
 def named_claims():
-    """The files of claims by the names of the experiment file, for whoever judges again."""
+    """The files of claims as the experiment file names them, for whoever judges again."""
     return [
         f"--ledger {quote(name)}"
         for name in EXPERIMENT.claims

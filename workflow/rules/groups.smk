@@ -23,7 +23,7 @@ rule collect_group:
         ],
         out=lambda wildcards, output: os.path.dirname(output.plan),
         planned=lambda wildcards: plan_of(EXPERIMENT.groups()[wildcards.group]),
-        options=collect_options(),
+        options=lambda wildcards: collect_options(),
     message:
         "collect {params.out}"
     shell:
@@ -86,7 +86,7 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
 rule group_claims:
     input:
         plan=rules.collect_group.output.plan,
-        ledger=CLAIMS,
+        ledger=CLAIMS_FILES,
     output:
         f"{GROUP}/claims.md",
         f"{GROUP}/claims.json",
@@ -100,10 +100,12 @@ rule group_claims:
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
         results=lambda wildcards, input: os.path.dirname(input.plan),
+        ledger=lambda wildcards: [quote(path) for path in CLAIMS],
+        digests=CLAIMS_DIGESTS,
     message:
         "claims of {wildcards.group}"
     shell:
-        "troll --log {log:q} claims {input.ledger:q} --results {params.results:q} --out {params.stem:q}"
+        "troll --log {log:q} claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
 
 
 rule group_page:
@@ -115,7 +117,7 @@ rule group_page:
         ),
         claims=rules.group_claims.output,
         plan=rules.collect_group.output.plan,
-        ledger=CLAIMS,
+        ledger=CLAIMS_FILES,
     output:
         f"{GROUP}/page.html",
     log:
@@ -127,7 +129,8 @@ rule group_page:
         "../../envs/analyse.yaml"
     params:
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=[f"--ledger {quote(path)}" for path in CLAIMS],
+        ledger=claims_options,
+        digests=CLAIMS_DIGESTS,
         command=lambda wildcards: f"snakemake {wildcards.group}",
     message:
         "page {output}"
