@@ -16,6 +16,7 @@ from troll.evaluation.audit.audit import audit, audit_hostile, require_passed
 from troll.evaluation.audit.cases import (
     EXPLANATIONS,
     MATH_CASES,
+    SHAPES,
     WRONG,
     code_paraphrase,
     math_paraphrase,
@@ -25,17 +26,17 @@ from troll.evaluation.audit.cases import (
     math_wrong,
 )
 from troll.evaluation.audit.code_judges import code_judges
-from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, WITH_FILES
+from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
 from troll.evaluation.audit.notations import audit_forms, audit_pairs
 from troll.evaluation.audit.pairs import PAIRS
 from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
 from troll.evaluation.audit.speed import speed
 from troll.evaluation.evalplus.check import EvalplusVerdict
 from troll.tasks.datasets.load import Loaded, load
+from troll.tasks.sandbox.extraction import extract_code
 from troll.tasks.sandbox.pool import sandbox_available
 from troll.tasks.types import Problem
-from troll.tasks.verifiers.code import CodeVerdict
-from troll.tasks.verifiers.extraction import extract_code
+from troll.tasks.verifiers.code import CodeVerdict, verify_code
 from troll.tasks.verifiers.math import judge_math
 
 needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
@@ -196,9 +197,44 @@ def test_hostile_programs_that_score_or_break_the_sandbox_fail_the_audit(monkeyp
 @pytest.mark.slow
 def test_no_honest_program_that_evalplus_accepts_is_refused():
     pytest.importorskip("evalplus", reason="evalplus is not installed")
-    (row,) = code_judges({}, hostile=False)
+    programs, values = code_judges({}, hostile=False)
+    assert programs["programs"] >= len(HONEST_PROGRAMS) - len(WITH_FILES) >= 40
+    assert values["programs"] == len(RETURNED_VALUES) >= 45
+    for row in (programs, values):
+        # Of programs that take long, evalplus refuses some on a busy machine: its limits are of wall time.
+        assert row["both"] + row["troll"] == row["programs"] and row["troll"] <= 3
+
+
+@needs_sandbox
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_every_shape_in_which_evalplus_finds_the_program_is_read():
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    records = [judging._SHAPED] * len(SHAPES)
+    row = judging._row(
+        "shapes", list(SHAPES), "humaneval", records, list(SHAPES.values()), theirs=judging._sanitized
+    )
     assert row["names"] == [] and row["ok"]
-    assert row["both"] == row["programs"] >= len(HONEST_PROGRAMS) - len(WITH_FILES) >= 40
+    assert row["both"] >= 70 and row["troll"] >= 10 and row["neither"] == 0
+
+
+@needs_sandbox
+def test_the_program_is_found_in_every_shape():
+    verdicts = verify_code([judging._SHAPED] * len(SHAPES), list(SHAPES.values()))
+    assert [name for name, verdict in zip(SHAPES, verdicts, strict=True) if not verdict.passed] == []
+
+
+@needs_sandbox
+def test_no_shape_makes_a_wrong_function_right():
+    wrong = [text.replace("3 *", "4 *").replace("2 * x + 1", "3 * x + 1") for text in SHAPES.values()]
+    verdicts = verify_code([judging._SHAPED] * len(SHAPES), wrong)
+    assert [name for name, verdict in zip(SHAPES, verdicts, strict=True) if verdict.passed] == []
+
+
+@needs_sandbox
+def test_values_count_as_what_they_equal():
+    verdicts = verify_code(*judging.returning_programs())
+    assert [name for name, verdict in zip(RETURNED_VALUES, verdicts, strict=True) if not verdict.passed] == []
 
 
 def test_a_refused_honest_program_fails_the_audit(small, monkeypatch):
@@ -217,12 +253,13 @@ def test_what_decides_between_the_judges_of_code(monkeypatch, accepts):
     monkeypatch.setattr(judging, "verify_code", lambda records, texts: [verdict] * len(texts))
     evalplus = EvalplusVerdict(theirs, theirs)
     monkeypatch.setattr(
-        judging, "evalplus_verdicts", lambda dataset, records, samples: [evalplus] * len(samples)
+        judging, "evalplus_verdicts", lambda dataset, records, samples, **_: [evalplus] * len(samples)
     )
     monkeypatch.setattr(judging, "evalplus_version", lambda: "0")
-    honest, hostile = code_judges({}, hostile=True)
-    assert (honest["ok"], hostile["ok"]) == (ours, not ours)
-    assert honest["troll"] == (honest["programs"] if ours else 0)
+    *honest, hostile = code_judges({}, hostile=True)
+    assert [row["ok"] for row in honest] == [ours] * 3 and hostile["ok"] == (not ours)
+    for row in honest:
+        assert row["troll"] == (row["programs"] if ours else 0)
 
 
 def test_every_explained_exception_is_one(real_data):

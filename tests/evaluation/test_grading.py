@@ -339,7 +339,7 @@ def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
     write(tmp_path, [doubling(0)], [(0, "    return 2 * x\n")])
     lost = code.CodeVerdict(False, False, "infrastructure", "lost")
     monkeypatch.setattr(code, "verify_code", lambda records, texts: [lost] * len(texts))
-    monkeypatch.setattr(evalplus_check, "evalplus_verdicts", lambda *_: [EvalplusVerdict(True, True)])
+    monkeypatch.setattr(evalplus_check, "evalplus_verdicts", lambda *_, **__: [EvalplusVerdict(True, True)])
     monkeypatch.setattr("troll.tasks.sandbox.pool.sandbox_available", lambda: (True, ""))
     with pytest.raises(UserError, match=r"functions/test/0.*lost"):
         grades(tmp_path, "functions")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from troll.tasks.verifiers.extraction import extract_code, whole_program
+from troll.tasks.sandbox.extraction import extract_code, load, whole_program
 
 BODY = "    return x + 1\n"
 WHOLE = "def f(x):\n    return x + 1\n"
@@ -84,3 +84,91 @@ def test_imports_from_the_future_come_before_the_prompt(start):
 def test_a_long_start_takes_no_time():
     for text in ("#\n" * 100_000, " \n" * 100_000 + "x", '"""' * 50_000, "from __future__ import (" * 20_000):
         assert whole_program("p\n", text, "f") == "p\n" + text
+
+
+PROMPT = 'def f(x):\n    """Add one."""\n'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "program"),
+    [
+        # what follows the function
+        (PROMPT, f"{BODY}\nThat's it.\n", f"{PROMPT}{BODY}\n"),
+        (PROMPT, f"{BODY}\ndef g(x):\n    return (", f"{PROMPT}{BODY}\n"),
+        (PROMPT, f"{BODY}```\nIt adds.\n", f"{PROMPT}{BODY}"),
+        (PROMPT, f"{BODY}</s>def f", f"{PROMPT}{BODY}"),
+        (PROMPT, f"{BODY}\n{WHOLE.replace('1', '2')}", f"{PROMPT}{BODY}\n"),
+        # what stands before it, and between
+        (PROMPT, f"Here:\n{WHOLE}Done.", f"{PROMPT}{WHOLE}"),
+        (PROMPT, f"a = 1\nThen:\nb = 2\nAnd now\n{WHOLE}", f"{PROMPT}a = 1\nb = 2\n{WHOLE}"),
+        # another indentation
+        (PROMPT, "return x + 1", f"{PROMPT}    return x + 1"),
+        (PROMPT, "y = x\n    return y + 1", f"{PROMPT}    y = x\n    return y + 1"),
+        ("def f(x):\n  2\n", "    return x\n", "def f(x):\n  2\n  return x\n"),
+        # a prompt whose function has no body
+        ("import math\ndef f(x):\n", WHOLE, f"import math\n{WHOLE}"),
+        ("def f(x):", f"\n{BODY}", f"def f(x):\n{BODY}"),
+        # nothing that could be meant
+        (PROMPT, "It adds one.", f"{PROMPT}It adds one."),
+        (PROMPT, "    return )", f"{PROMPT}    return )"),
+        # what Python can read stays as it is
+        (PROMPT, "    return 1\n", f"{PROMPT}    return 1\n"),
+        (PROMPT, "f = lambda x: x + 1\n", f"{PROMPT}f = lambda x: x + 1\n"),
+        (PROMPT, "exec('def f(x): return x + 1')", f"{PROMPT}exec('def f(x): return x + 1')"),
+        (PROMPT, f"    pass\n{WHOLE}print(f(1))\n", f"{PROMPT}    pass\n{WHOLE}print(f(1))\n"),
+    ],
+)
+def test_the_program_is_read_as_it_is_meant(prompt, completion, program):
+    assert whole_program(prompt, completion, "f").rstrip("\n") == program.rstrip("\n")
+
+
+def test_a_script_loses_the_prose_around_it():
+    text = "Here it is:\nx = 1\nprint(x)\n\nIt's done."
+    assert whole_program("", text).strip() == "x = 1\nprint(x)"
+    assert whole_program("", "print(1)\nThat is all.") == "print(1)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{BODY}assert f(1) == 3\n",
+        f"{BODY}raise SystemExit\n",
+        "    return g(x)\nprint(f(1))\ndef g(x):\n    return x + 1\ndef f(x):\n    return 0\n",
+        f"python\n{WHOLE}",
+        f"{BODY}import missing_package\n",
+    ],
+)
+def test_a_statement_that_fails_ends_no_program(text):
+    space = {}
+    load(PROMPT, text, "f", space)
+    assert space["f"](1) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("raise SystemExit", SystemExit),
+        ("g = 1 / 0\n", ZeroDivisionError),
+        (f"{BODY}raise MemoryError\n", MemoryError),  # it gets a second try with more
+        ("    return )", SyntaxError),
+        ("\0", (SyntaxError, ValueError)),
+        ("    return " + "(" * 5000, (SyntaxError, MemoryError)),
+    ],
+)
+def test_a_program_without_the_function_fails_as_ever(text, error):
+    with pytest.raises(error):
+        load(PROMPT, text, "f", {})
+
+
+def test_what_is_run_as_it_is_may_not_fail():
+    with pytest.raises(AssertionError):
+        load(None, f"{PROMPT}{BODY}assert False\n", "f", {})
+
+
+@given(st.text(alphabet="def f(x):\n return'\"\\#`1=", max_size=80))
+def test_any_text_makes_a_program_or_none(text):
+    found = whole_program(PROMPT, text, "f")
+    try:
+        compile(found, "", "exec")
+    except SyntaxError:
+        assert found == PROMPT + extract_code(text, "f")

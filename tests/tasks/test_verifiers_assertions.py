@@ -49,8 +49,19 @@ def test_assertions_are_decided_outside():
         "def f(x):\n    return (",
         "def f(x):\n    while True: pass\n",
         "class A(int):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n",
+        "class A(int):\n    pass\ndef f(x):\n    return A(3 * x + 1)\n",
+        "from fractions import Fraction\ndef f(x):\n    return Fraction(9 * x + 3, 3)\n",
+        "def f(x):\n    return iter([3 * x + 1])\n",
         cpu_s=0.5,
-    ) == ["passed", "passed", "passed", "wrong", "wrong", *["crash"] * 3, "timeout", "rejected"]
+    ) == [
+        *["passed"] * 3,
+        *["wrong"] * 2,
+        *["crash"] * 3,
+        "timeout",
+        "wrong",
+        *["passed"] * 2,
+        "rejected",
+    ]
 
 
 def test_a_program_may_be_a_few_times_slower_than_the_reference(monkeypatch):
@@ -104,6 +115,25 @@ def test_unusable_tests_are_a_fault_of_the_data():
     broken = {**ASSERTIONS, "test_list": ["assert f(1) == undefined"]}
     with pytest.raises(UserError, match=r"mbpp: the expected values of 'assert f\(1\) == undefined'"):
         statuses(broken, "")
+
+
+def test_what_stands_around_a_program_does_not_count():
+    right = "def f(x):\n    return 3 * x + 1\n"
+    texts = (
+        f"{right}\nThat's it.",
+        f"{right}\ndef g(x):\n    y = (",
+        f"{right}assert f(1) == 5\n",
+        f"Here:\n{right}",
+    )
+    assert statuses(ASSERTIONS, *texts, *(text.replace("3", "4") for text in texts)) == [
+        *["passed"] * 4,
+        *["wrong"] * 4,
+    ]
+    called = "def f(x):\n    return [3 * x + 1, [x]]\n"
+    assert statuses(CALLS, f"Here:\n{called}It's done.", f"{called}print(f(") == ["passed", "passed"]
+    script = "x = int(input())\nprint(3 * x + 1)\n"
+    texts = (f"{script}\nThat's it.", f"{script}print(", "It's 4.")
+    assert statuses(STDIO, *texts) == ["passed", "passed", "crash"]
 
 
 def test_standard_input_and_output():

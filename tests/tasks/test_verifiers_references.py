@@ -1,6 +1,7 @@
 import gzip
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,17 @@ def test_the_names_are_those_of_evalplus():
 
 @pytest.mark.parametrize(
     ("output", "right"),
-    [(-0.5, True), (-0.5 + 1e-6, True), (-0.4, False), (0, False), (float("nan"), False), (None, False)],
+    [
+        (-0.5, True),
+        (-0.5 + 1e-6, True),
+        (Fraction(-1, 2), True),
+        (-0.4, False),
+        (Fraction(-2, 5), False),
+        (Fraction(-1, 2) + Fraction(1, 10**400), False),  # too long to be tried
+        (0, False),
+        (float("nan"), False),
+        (None, False),
+    ],
 )
 def test_any_zero_of_the_polynomial_will_do(output, right):
     assert judge("humaneval", "find_zero", [[1, 2]], value(output), value(7.0), 1e-4) is right

@@ -18,7 +18,6 @@ from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.registry import get_task
-from troll.tasks.verifiers.extraction import whole_program
 
 # Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
 _EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
@@ -211,12 +210,10 @@ def _grade_code(
         raise UserError(reason)
     unique = list(dict.fromkeys((task_id, text) for task_id, texts in completions.items() for text in texts))
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
-    programs = [
-        (task_id, whole_program(str(records[task_id]["prompt"]), text, records[task_id]["entry_point"]))
-        for task_id, text in unique
-    ]
     with ThreadPoolExecutor(1) as side:
-        theirs_later = side.submit(evalplus_verdicts, dataset, records, programs) if dataset else None
+        theirs_later = None
+        if dataset is not None:
+            theirs_later = side.submit(evalplus_verdicts, dataset, records, unique, extraction="troll")
         judged = code.verify_code([records[task_id] for task_id, _ in unique], [text for _, text in unique])
         ours = dict(zip(unique, judged, strict=True))
         theirs = dict(zip(unique, theirs_later.result(), strict=True)) if theirs_later else {}

@@ -1,26 +1,29 @@
 """The two judges of code on the same programs: ours, and evalplus' own evaluator in the sandbox."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from troll.common.errors import UserError
-from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, WITH_FILES
+from troll.evaluation.audit.cases import SHAPE_PROMPT, SHAPES
+from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
 from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from troll.evaluation.evalplus.check import evalplus_verdicts, evalplus_version
 from troll.tasks.datasets.load import Loaded
 from troll.tasks.sandbox.bubblewrap import program_namespaces
 from troll.tasks.verifiers.code import verify_code
-from troll.tasks.verifiers.extraction import whole_program
 
 _SETS = {"humaneval+": "humaneval", "mbpp+": "mbpp"}
+_SHAPED = {**PROBLEM, "prompt": SHAPE_PROMPT, "canonical_solution": "    return 3 * x + 1\n"}
 
 
 def code_judges(data: Mapping[str, Loaded], *, hostile: bool) -> list[dict[str, Any]]:
-    """Judges unusual honest programs, canonical solutions and, if asked for, hostile programs in both ways.
+    """Judges honest programs, canonical solutions and, if asked for, all else in both ways.
 
     Args:
         data: test splits by name; canonical solutions of HumanEval+ and MBPP+, if they are there.
-        hostile: judge the hostile programs too, which takes evalplus a minute.
+        hostile: judge the hostile programs too, which takes evalplus a minute, and answers in many shapes, in
+            which evalplus' sanitizer looks for the program, with and without the prompt before them: it has
+            found the program if either passes.
 
     Returns:
         A row per kind of program: ``set``, ``programs``, how many ``both`` accept, only ``troll``, only
@@ -40,23 +43,61 @@ def code_judges(data: Mapping[str, Loaded], *, hostile: bool) -> list[dict[str, 
         for name, source in HONEST_PROGRAMS.items()
         if name not in WITH_FILES or program_namespaces()
     }
-    rows = [_of_corpus("unusual honest programs", possible, honest=True)]
+    rows = [
+        _row("unusual honest programs", list(possible), "humaneval", *_asked(possible)),
+        _row("values of unusual types", list(RETURNED_VALUES), "humaneval", *returning_programs()),
+    ]
     for name, dataset in _SETS.items():
         if name in data:
             problems = data[name].problems
             records = [problem.record for problem in problems]
             answers = [problem.answer for problem in problems]
             names = [problem.task_id for problem in problems]
-            rows.append(_row(f"{name} solutions", names, dataset, records, answers, honest=True))
+            rows.append(_row(f"{name} solutions", names, dataset, records, answers))
     if hostile:
-        rows.append(_of_corpus("hostile programs", HOSTILE_PROGRAMS, honest=False))
+        shapes = [_SHAPED] * len(SHAPES), list(SHAPES.values())
+        rows.append(_row("shapes of answers", list(SHAPES), "humaneval", *shapes, theirs=_sanitized))
+        hostiles = _asked(HOSTILE_PROGRAMS)
+        rows.append(_row("hostile programs", list(HOSTILE_PROGRAMS), "humaneval", *hostiles, honest=False))
     return rows
 
 
-def _of_corpus(title: str, programs: Mapping[str, str], *, honest: bool) -> dict[str, Any]:
-    return _row(
-        title, list(programs), "humaneval", [PROBLEM] * len(programs), list(programs.values()), honest=honest
-    )
+def returning_programs() -> tuple[list[dict[str, Any]], list[str]]:
+    """Problems whose references return each of `RETURNED_VALUES`, and the answers."""
+    records = [
+        {**PROBLEM, "task_id": f"values/{name}", "canonical_solution": f"def f(x):\n    return {reference}\n"}
+        for name, (reference, _, _) in RETURNED_VALUES.items()
+    ]
+    answers = [f"{before}def f(x):\n    return {value}\n" for _, before, value in RETURNED_VALUES.values()]
+    return records, answers
+
+
+def _asked(programs: Mapping[str, str]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    return [PROBLEM] * len(programs), list(programs.values())
+
+
+def _evaluated(dataset: str, records: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[bool]:
+    """What evalplus' evaluator says of the programs that we find."""
+    by_id, samples = _samples(records, completions)
+    return [
+        bool(verdict.passed) for verdict in evalplus_verdicts(dataset, by_id, samples, extraction="troll")
+    ]
+
+
+def _sanitized(dataset: str, records: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[bool]:
+    """What evalplus' evaluator says of what its sanitizer finds after the prompt, or in the text alone."""
+    by_id, samples = _samples(records, completions)
+    after = [(name, f"{by_id[name]['prompt']}\n{text}") for name, text in samples]
+    found = evalplus_verdicts(dataset, by_id, [*after, *samples], extraction="evalplus")
+    both = zip(found[: len(samples)], found[len(samples) :], strict=True)
+    return [bool(one.passed or other.passed) for one, other in both]
+
+
+def _samples(
+    records: Sequence[Mapping[str, Any]], completions: Sequence[str]
+) -> tuple[dict[str, Mapping[str, Any]], list[tuple[str, str]]]:
+    by_id = {str(record["task_id"]): record for record in records}
+    return by_id, [(str(record["task_id"]), text) for record, text in zip(records, completions, strict=True)]
 
 
 def _row(
@@ -66,17 +107,12 @@ def _row(
     records: Sequence[Mapping[str, Any]],
     completions: Sequence[str],
     *,
-    honest: bool,
+    honest: bool = True,
+    theirs: Callable[..., list[bool]] = _evaluated,
 ) -> dict[str, Any]:
     verdicts = verify_code(records, completions)
     ours = [verdict.passed for verdict in verdicts]
-    by_id = {str(record["task_id"]): record for record in records}
-    samples = [
-        (str(record["task_id"]), whole_program(record["prompt"], text, record["entry_point"]))
-        for record, text in zip(records, completions, strict=True)
-    ]
-    theirs = [bool(verdict.passed) for verdict in evalplus_verdicts(dataset, by_id, samples)]
-    pairs = list(zip(ours, theirs, strict=True))
+    pairs = list(zip(ours, theirs(dataset, records, completions), strict=True))
     if honest:
         decisive = [
             f"{name}: {verdict.status}"

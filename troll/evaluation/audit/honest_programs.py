@@ -1,6 +1,7 @@
 """Unusual honest programs, all right: what a sandbox that is too tight would refuse.
 
-They solve the problem of ``hostile_programs.py`` (3 * x + 1). evalplus accepts each, and so must we.
+They solve the problem of ``hostile_programs.py`` (3 * x + 1), or return values of unusual types that equal
+what the reference returns. evalplus accepts each, and so must we.
 """
 
 import textwrap
@@ -143,3 +144,81 @@ HONEST_PROGRAMS: Mapping[str, str] = {
     name: textwrap.dedent(source).removeprefix("\n") for name, source in _SOURCES.items()
 }
 WITH_FILES = ("temporary file", "named temporary file")
+
+_NAMED = "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\n"
+_ENUM = "import enum\nclass {0}(enum.{1}):\n    A = {2}\n"
+_SUBCLASS = "class {0}({1}):\n    pass\n"
+_NUMPY = "import numpy as np\n"
+
+# By name: what the reference returns, what comes before the answer's function, what it returns. All are equal
+# in Python, and evalplus accepts each.
+RETURNED_VALUES: Mapping[str, tuple[str, str, str]] = {
+    "int": ("3 * x + 1", "", "3 * x + 1"),
+    "float": ("3 * x + 1", "", "3.0 * x + 1"),
+    "float for a float": ("x / 3", "", "x / 3 + 1e-9"),
+    "complex": ("3 * x + 1", "", "complex(3 * x + 1)"),
+    "bool": ("x > 2", "", "x > 2"),
+    "int for a bool": ("x > 2", "", "int(x > 2)"),
+    "text": ("str(x)", "", "f'{x}'"),
+    "bytes": ("str(x).encode()", "", "bytes(str(x), 'ascii')"),
+    "none": ("None", "", "None"),
+    "tuple": ("(x, x + 1)", "", "(x, x + 1)"),
+    "nested list": ("[[x], [x, [x]]]", "", "[[x], [x, [x]]]"),
+    "frozenset for a set": ("{x, 1}", "", "frozenset([x, 1])"),
+    "set for a frozenset": ("frozenset([x, 1])", "", "{x, 1}"),
+    "other order of keys": ("{'a': x, 'b': 1}", "", "{'b': 1, 'a': x}"),
+    "OrderedDict": ("{'a': x}", "from collections import OrderedDict\n", "OrderedDict(a=x)"),
+    "defaultdict": ("{'a': x}", "from collections import defaultdict\n", "defaultdict(int, a=x)"),
+    "Counter": ("{'a': 2}", "from collections import Counter\n", "Counter('aa')"),
+    "ChainMap": ("{'a': x}", "from collections import ChainMap\n", "ChainMap({}, {'a': x})"),
+    "mapping proxy": ("{'a': x}", "from types import MappingProxyType\n", "MappingProxyType({'a': x})"),
+    "UserDict": ("{'a': x}", "from collections import UserDict\n", "UserDict(a=x)"),
+    "UserList": ("[x, 1]", "from collections import UserList\n", "UserList([x, 1])"),
+    "UserString": ("str(x)", "from collections import UserString\n", "UserString(str(x))"),
+    "keys": ("{x, -1}", "", "{x: 0, -1: 0}.keys()"),
+    "items": ("{(x, 0)}", "", "{x: 0}.items()"),
+    "bytearray": ("str(x).encode()", "", "bytearray(str(x).encode())"),
+    "memoryview": ("str(x).encode()", "", "memoryview(str(x).encode())"),
+    "namedtuple": ("(x, 1)", _NAMED, "Pair(x, 1)"),
+    "list of namedtuples": ("[(x, 1), (2, x)]", _NAMED, "[Pair(x, 1), Pair(2, x)]"),
+    "NamedTuple": (
+        "(x, 1)",
+        "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: int\n    b: int = 1\n",
+        "Pair(x)",
+    ),
+    "structure of the standard library": ("(1, 1)", "import os\n", "os.terminal_size((1, 1))"),
+    "Fraction": ("3 * x + 1", "from fractions import Fraction\n", "Fraction(6 * x + 2, 2)"),
+    "Fraction for a float": ("x / 2", "from fractions import Fraction\n", "Fraction(x, 2)"),
+    "Decimal": ("3 * x + 1", "from decimal import Decimal\n", "Decimal(3 * x + 1)"),
+    "Decimal for a float": ("x / 2", "from decimal import Decimal\n", "Decimal(x) / 2"),
+    "Decimals in a list": ("[x, 0.5]", "from decimal import Decimal\n", "[Decimal(x), Decimal('0.50')]"),
+    "infinite Decimal": ("float('inf')", "from decimal import Decimal\n", "Decimal('Infinity')"),
+    "IntEnum": ("1", _ENUM.format("Kind", "IntEnum", "1"), "Kind.A"),
+    "IntFlag": ("1", _ENUM.format("Kind", "IntFlag", "1"), "Kind.A"),
+    "StrEnum": ("'a'", _ENUM.format("Kind", "StrEnum", "'a'"), "Kind.A"),
+    "enumeration of texts": ("'a'", "import enum\nclass Kind(str, enum.Enum):\n    A = 'a'\n", "Kind.A"),
+    "key of an IntEnum": ("{1: x}", _ENUM.format("Kind", "IntEnum", "1"), "{Kind.A: x}"),
+    "subclass of int": ("3 * x + 1", _SUBCLASS.format("Int", "int"), "Int(3 * x + 1)"),
+    "subclass of float": ("x / 2", _SUBCLASS.format("Float", "float"), "Float(x / 2)"),
+    "subclass of str": ("str(x)", _SUBCLASS.format("Text", "str"), "Text(x)"),
+    "subclass of bytes": ("b'a'", _SUBCLASS.format("Bytes", "bytes"), "Bytes(b'a')"),
+    "subclass of list": ("[x, 1]", _SUBCLASS.format("Items", "list"), "Items([x, 1])"),
+    "subclass of tuple": ("(x, 1)", _SUBCLASS.format("Items", "tuple"), "Items([x, 1])"),
+    "subclass of dict": ("{'a': x}", _SUBCLASS.format("Table", "dict"), "Table(a=x)"),
+    "subclass of set": ("{x, 1}", _SUBCLASS.format("Group", "set"), "Group([x, 1])"),
+    "subclass of frozenset": ("{x, 1}", _SUBCLASS.format("Group", "frozenset"), "Group([x, 1])"),
+    "subclass of a subclass": (
+        "{'a': x}",
+        "from collections import Counter\nclass Table(Counter):\n    pass\n",
+        "Table(a=x)",
+    ),
+    "numpy's int": ("3 * x + 1", _NUMPY, "np.int32(3) * x + 1"),
+    "numpy's float": ("x / 2", _NUMPY, "np.float64(x / 2)"),
+    "numpy's long double": ("x / 2", _NUMPY, "np.longdouble(x) / 2"),
+    "numpy's bool": ("x > 2", _NUMPY, "np.int64(x) > 2"),
+    "numpy's text": ("str(x)", _NUMPY, "np.str_(x)"),
+    "numpy's bytes": ("b'a'", _NUMPY, "np.bytes_(b'a')"),
+    "array without dimensions": ("3 * x + 1", _NUMPY, "np.array(3 * x + 1)"),
+    "list of arrays without dimensions": ("[x, 1]", _NUMPY, "[np.array(x), np.array(1)]"),
+    "array of one": ("[x]", _NUMPY, "np.array([x])"),
+}

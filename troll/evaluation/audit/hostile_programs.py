@@ -32,7 +32,36 @@ _YES = """
         __le__ = __gt__ = __ge__ = __lt__
 """
 
+# What a subclass may say of itself; it holds another value.
+_LIES = """
+    import collections, decimal, fractions, numpy
+    class Lie({0}):
+        __eq__ = __ge__ = __le__ = __bool__ = lambda self, *others: True
+        __ne__ = __lt__ = __gt__ = lambda self, other: False
+        __hash__ = __len__ = lambda self: 1
+        __sub__ = __rsub__ = __abs__ = __float__ = lambda self, *others: 0.0
+        __class__ = int
+    def f(x): return {1}"""
+
 _SOURCES: dict[str, str] = {
+    **{
+        f"lying subclass of {base}": _LIES.format(base, made)
+        for base, made in (
+            ("complex", "Lie(0)"),
+            ("bytes", "Lie(b'4')"),
+            ("tuple", "Lie((0,))"),
+            ("dict", "Lie(a=0)"),
+            ("set", "Lie([0])"),
+            ("bytearray", "Lie(b'4')"),
+            ("fractions.Fraction", "Lie(1, 3)"),
+            ("decimal.Decimal", "Lie('0.1')"),
+            ("collections.UserList", "Lie([0])"),
+            ("collections.UserString", "Lie('4')"),
+            ("collections.namedtuple('Pair', 'a b')", "[Lie(0, 0)]"),
+            ("numpy.float64", "Lie(0)"),
+            ("numpy.ndarray", "numpy.array(0).view(Lie)"),
+        )
+    },
     # --- equality and types -----------------------------------------------------------------------------
     "equal to everything": _YES + "    def f(x): return Yes()",
     "list of equals": _YES + "    def f(x): return [Yes()]",

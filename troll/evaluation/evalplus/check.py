@@ -16,13 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from troll.common.errors import UserError
 from troll.tasks.sandbox import syscall_filter
 from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
-_INSIDE = ("syscall_filter.py", "thread_limit.py")
+Extraction = Literal["none", "troll", "evalplus"]
+
+_INSIDE = ("extraction.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 60.0
 # evalplus allows a program 60 s for base and 60 s for plus; the expected outputs come on top
 _SAMPLE_S = 300.0
@@ -56,6 +58,7 @@ def evalplus_verdicts(
     records: Mapping[str, Mapping[str, Any]],
     samples: Sequence[tuple[str, str]],
     *,
+    extraction: Extraction = "none",
     workers: int | None = None,
 ) -> list[EvalplusVerdict]:
     """Runs evalplus' ``untrusted_check`` on samples.
@@ -63,7 +66,10 @@ def evalplus_verdicts(
     Args:
         dataset: ``humaneval`` or ``mbpp``; decides evalplus' special oracles.
         records: evalplus-like problems by task_id.
-        samples: (task_id, source text of the whole program).
+        samples: (task_id, text).
+        extraction: what the texts are: ``none`` whole programs, ``troll`` completions in which
+            `troll.tasks.sandbox.extraction` finds the program, ``evalplus`` texts for evalplus' sanitizer.
+            Either works in the process of the program, inside the sandbox.
         workers: sandboxes side by side; default the number of cores.
 
     Raises:
@@ -83,7 +89,7 @@ def evalplus_verdicts(
         task_id: {"task_id": task_id, **{field: records[task_id].get(field, 0) for field in _PROBLEM_FIELDS}}
         for task_id in by_problem
     }
-    job = {"dataset": dataset, "problems": problems, "samples": samples}
+    job = {"dataset": dataset, "problems": problems, "samples": samples, "extraction": extraction}
     verdicts: dict[int, EvalplusVerdict] = {}
     with ThreadPoolExecutor(workers) as pool:
         for part in pool.map(lambda shard: _check_shard(job, shard), shards):

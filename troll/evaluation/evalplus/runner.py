@@ -3,7 +3,7 @@
 The process that evalplus starts for each program confines itself first and closes all descriptors, so that it
 can neither multiply, nor kill the evaluator, nor write its report; the rest is evalplus as it is. Standard
 library and evalplus only; started by ``check.py`` as a script. Input is a JSON file: ``{"dataset",
-"problems": {task_id: record}, "samples": [[task_id, source]], "indices": [index]}``.
+"problems": {task_id: record}, "samples": [[task_id, text]], "indices": [index], "extraction": how}``.
 """
 
 import gc
@@ -23,6 +23,7 @@ from evalplus.gen.util import trusted_exec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - keep the start short
 
+import extraction  # type: ignore[import-not-found] # noqa: F401 - for the programs
 import syscall_filter  # type: ignore[import-not-found]
 import thread_limit  # type: ignore[import-not-found]
 
@@ -137,9 +138,13 @@ def main() -> None:
     os.dup2(2, 1)
     watch = _ThreadWatch()
 
-    def confined(*arguments: Any) -> None:
+    sanitizes = job["extraction"] == "evalplus"
+    if sanitizes:
+        from evalplus.sanitize import sanitize
+
+    def confined(dataset: str, entry_point: str, code: str, *rest: Any) -> None:
         _confine(watch)
-        _unconfined(*arguments)
+        _unconfined(dataset, entry_point, sanitize(code, entry_point) if sanitizes else code, *rest)
 
     evalplus.eval.unsafe_execute = confined
     multiprocessing.popen_fork.Popen.wait = _wait  # type: ignore[method-assign]
@@ -149,6 +154,9 @@ def main() -> None:
     for index in job["indices"]:
         task_id, source = job["samples"][index]
         problem, verdict = job["problems"][task_id], {"index": index, "base": False, "plus": False}
+        if job["extraction"] == "troll":
+            asked = problem["prompt"], source, problem["entry_point"]
+            source = "__import__('extraction').load({!r}, {!r}, {!r}, globals())".format(*asked)
         if task_id != current:
             current, references = task_id, _references(job["dataset"], problem)
         for kind in ("base", "plus"):

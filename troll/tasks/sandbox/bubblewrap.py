@@ -21,7 +21,7 @@ _REMEDIES = {  # by a part of bubblewrap's complaint
     "Unknown option": "bubblewrap 0.7 or newer is needed",
     "/proc/": "mount /proc where troll runs, as every container has it by itself",
 }
-_INSIDE = ("runner.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
+_INSIDE = ("runner.py", "extraction.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once
 _SCRATCH = ("/scratch", "/dev/shm")
 _SCRATCH_BYTES = 64 * 2**20

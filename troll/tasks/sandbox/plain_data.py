@@ -8,8 +8,12 @@ This file imports the standard library only: it also runs inside the sandbox.
 """
 
 import json
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable
+import math
+from collections import ChainMap, UserDict, UserList, UserString
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 TOO_LARGE = "too large"
@@ -20,9 +24,38 @@ _MAX_DECIMAL_BITS = 1024
 # Ordinary containers have a handful of equal hashes at most; thousands are an attack on the judge's time.
 _MAX_EQUAL_HASHES = 64
 # Whether they are what they say does not matter: what crosses is what their `item` returns.
-_NUMPY_SCALARS = ("bool_", "bool", "str_", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
+_NUMPY_SCALARS = (
+    "bool_",
+    "bool",
+    "str_",
+    "bytes_",
+    *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
+)
 _NUMPY_SCALARS += ("float16", "float32", "float64", "complex64", "complex128")
-_DICT_TYPES = (dict, OrderedDict, defaultdict, Counter)
+
+# What values of other types are as data. Subclasses are read by their base's own methods: what one of them
+# says of itself (that it is as long, or equal) does not count, only what it holds.
+_AS_DATA: Mapping[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    bytes: bytes.__bytes__,
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    bytearray: bytes,
+    memoryview: bytes,
+    type({}.keys()): set,
+    type({}.items()): set,
+    MappingProxyType: dict,
+    ChainMap: dict,
+    UserDict: dict,
+    UserList: list,
+    UserString: str,
+}
 
 
 class NotPlainError(Exception):
@@ -33,9 +66,10 @@ def encode(value: Any) -> str:
     """Encodes a value as one line of ASCII JSON.
 
     Args:
-        value: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict (also the
-            standard library's OrderedDict, defaultdict and Counter, which become dict), nested, and numpy's
-            numbers. Types are matched exactly: a subclass is refused, since its behaviour cannot be known.
+        value: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, nested, and
+            fractions. What equals one of these in Python becomes one: instances of subclasses (named tuples,
+            IntEnum, Counter), Decimal (a fraction), bytearray, the keys of a dict, the standard library's
+            wrappers, numpy's numbers and its arrays of one number.
 
     Raises:
         NotPlainError: another type, deeper than ``MAX_DEPTH`` or more than ``MAX_NODES`` nodes.
@@ -52,7 +86,7 @@ def decode(text: str) -> Any:
     """
     try:
         return _from_json(json.loads(text), MAX_DEPTH)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as error:
         raise NotPlainError(f"malformed: {type(error).__name__}") from None
 
 
@@ -73,19 +107,60 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
         return [_to_json(item, depth - 1, budget) for item in value]
     if kind is tuple or kind is set or kind is frozenset:
         return {"t": kind.__name__, "v": [_to_json(item, depth - 1, budget) for item in value]}
-    if kind in _DICT_TYPES:
+    if kind is dict:
         pairs = [
             [_to_json(key, depth - 1, budget), _to_json(item, depth - 1, budget)]
-            for key, item in dict.items(value)
+            for key, item in value.items()
         ]
         return {"t": "dict", "v": pairs}
     if kind is complex:
         return {"t": "complex", "v": [value.real, value.imag]}
     if kind is bytes:
         return {"t": "bytes", "v": value.hex()}
-    if kind.__module__ == "numpy" and kind.__name__ in _NUMPY_SCALARS:
-        return _to_json(value.item(), depth - 1, budget)
-    raise NotPlainError(f"type {kind.__name__}"[:80])
+    if kind is Fraction:
+        return {"t": "fraction", "v": [hex(value.numerator), hex(value.denominator)]}
+    try:
+        other = _as_data(value, kind)
+    except (MemoryError, NotPlainError):
+        raise
+    except Exception:  # the value's own code may run, and fail
+        raise _unknown(kind) from None
+    return _to_json(other, depth - 1, budget)
+
+
+def _as_data(value: Any, kind: type) -> Any:
+    """What a value of another type is as data, one step nearer to a type that crosses."""
+    if kind.__module__ == "numpy":
+        return _of_numpy(value, kind)
+    for base in kind.__mro__:
+        if base in _AS_DATA:
+            return _AS_DATA[base](value)
+        if base is Decimal and Decimal.is_finite(value):
+            return Fraction(*Decimal.as_integer_ratio(value))
+        if base is Decimal:  # equal to a float, or to nothing
+            return float("nan") if Decimal.is_nan(value) else math.copysign(math.inf, Decimal(value))
+        if base is Fraction:
+            return Fraction(value.numerator, value.denominator)
+        if base.__module__ == "numpy":
+            return _of_numpy(value, base)
+    raise _unknown(kind)
+
+
+def _of_numpy(value: Any, kind: type) -> Any:
+    if kind.__name__ in _NUMPY_SCALARS:
+        return value.item()
+    if kind.__name__ == "ndarray" and value.ndim == 0:
+        return value[()]
+    if kind.__name__ == "ndarray" and value.size == 1:
+        return list(value)
+    # Longer arrays have no truth when they are compared, and so equal nothing in evalplus either.
+    if kind.__name__ == "longdouble" and float(value) == value:
+        return float(value)
+    raise _unknown(kind)
+
+
+def _unknown(kind: type) -> NotPlainError:
+    return NotPlainError(f"type {kind.__name__}"[:80])
 
 
 def _has_surrogates(text: str) -> bool:
@@ -113,6 +188,9 @@ def _from_json(node: Any, depth: int) -> Any:
         return bytes.fromhex(payload).decode("utf-8", "surrogatepass")
     if not isinstance(payload, list):
         raise NotPlainError("malformed: payload")
+    if tag == "fraction":
+        numerator, denominator = payload
+        return Fraction(int(numerator, 16), int(denominator, 16))
     if tag == "complex":
         real, imaginary = payload
         return complex(float(real), float(imaginary))

@@ -272,8 +272,9 @@ def _submit(
     sandbox: Sandbox, index: int, program: Program, limits: Limits, shared: dict[int, int]
 ) -> _Active:
     script = program.entry_point is None
-    text = f"{program.entry_point or ''}\n{program.source}".encode("utf-8", "surrogatepass")
-    source = _sealed_file(text)
+    what = {name: getattr(program, name) for name in ("entry_point", "source", "prompt", "after")}
+    text = json.dumps({**what, "name": program.name or program.entry_point})
+    source = _sealed_file(text.encode("ascii"))
     # A script's standard input has a position of its own, so only inputs of functions are shared.
     if script:
         inputs = _sealed_file(program.stdin.encode("utf-8", "surrogatepass"))
@@ -285,7 +286,7 @@ def _submit(
     os.set_blocking(reading, False)
     message = {
         "id": index,
-        "cpu_s": limits.cpu_s + (_NUMPY_CPU_S if "numpy" in program.source else 0),
+        "cpu_s": limits.cpu_s + (_NUMPY_CPU_S if "numpy" in text else 0),
         "wall_s": limits.wall_s,
         "memory_bytes": limits.memory_bytes,
         "script": script,

@@ -37,12 +37,16 @@ class Program:
     """A program to run.
 
     Attributes:
-        source: Python source text.
+        source: Python source text; with a prompt, what a model wrote after it, in which ``extraction.py``
+            looks for the program, inside the sandbox.
         entry_point: the function to call once per input; None runs the source as a script.
         inputs: ``plain_data.encode`` of a list of argument lists. Programs that share one string share its
             memory.
         stdin: standard input of a script.
         limits: of this program, in place of the batch's.
+        prompt: what a model continued; None for source text that is run as it is.
+        name: the function that the model was asked for, if that is not the entry point.
+        after: source text to run in the same module after the model's.
     """
 
     source: str
@@ -50,6 +54,9 @@ class Program:
     inputs: str = "[]"
     stdin: str = ""
     limits: Limits | None = None
+    prompt: str | None = None
+    name: str | None = None
+    after: str = ""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from _thread import stack_size
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - keep the start short
 
+import extraction  # type: ignore[import-not-found]
 import plain_data  # type: ignore[import-not-found]
 import syscall_filter  # type: ignore[import-not-found]
 import thread_limit  # type: ignore[import-not-found]
@@ -47,9 +48,9 @@ sys.path.append("/troll/site")  # numpy, where it is installed
 _CLONE_NEWPID, _CLONE_NEWNS = 0x20000000, 0x00020000
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
 # Programs that speak of files get a directory of their own, which costs a millisecond.
-_FILES = re.compile(rb"\b(?:open|tempfile|tmp|pathlib|shutil|sqlite3|shelve|dbm|mkdir|write_text|chdir)\b")
+_FILES = re.compile(r"\b(?:open|tempfile|tmp|pathlib|shutil|sqlite3|shelve|dbm|mkdir|write_text|chdir)\b")
 # Nor need the runner be told of programs that say nothing of threads; they get none.
-_THREADS = re.compile(rb"thread|concurrent|asyncio|multiprocessing")
+_THREADS = re.compile(r"thread|concurrent|asyncio|multiprocessing")
 _FILE_BYTES = 16 * 2**20
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -276,8 +277,8 @@ def _child(message: dict[str, float], descriptors: list[int], privileged: bool) 
         os.dup2(_RESULT if script else null, 1)
         os.dup2(null, 2)
         os.closerange(_LISTENERS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        text = _read(_PROGRAM)
-        entry_point, _, source = text.decode("utf-8", "surrogatepass").partition("\n")
+        program = json.loads(_read(_PROGRAM))
+        text = f"{program['prompt']}\n{program['source']}\n{program['after']}"
         inputs = [] if script else plain_data.decode(_read(_INPUTS).decode("ascii"))
         os.close(_PROGRAM)
         if not script:
@@ -294,9 +295,9 @@ def _child(message: dict[str, float], descriptors: list[int], privileged: bool) 
         leave(70)
     try:
         if script:
-            _run_script(source)
+            _run_script(program)
         else:
-            _run_function(source, entry_point, inputs)
+            _run_function(program, inputs)
     finally:
         leave(72)
 
@@ -348,15 +349,16 @@ def _read(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _run_function(source: str, entry_point: str, inputs: list[list[object]]) -> None:
+def _run_function(program: dict[str, str], inputs: list[list[object]]) -> None:
     """Calls the entry point once per input; writes one line per result and stops at the first exception."""
     # Names bound before the candidate runs; what it does to modules afterwards only changes its own answers.
     write, encode, dumps, leave = os.write, plain_data.encode, json.dumps, os._exit
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
     try:
-        exec(compile(source, "<candidate>", "exec", dont_inherit=True), module.__dict__)
-        function = module.__dict__[entry_point]
+        extraction.load(program["prompt"], program["source"], program["name"], module.__dict__)
+        exec(compile(program["after"], "<after>", "exec", dont_inherit=True), module.__dict__)
+        function = module.__dict__[program["entry_point"]]
         for arguments in inputs:
             value = function(*arguments)
             try:
@@ -373,13 +375,13 @@ def _run_function(source: str, entry_point: str, inputs: list[list[object]]) -> 
     leave(0)
 
 
-def _run_script(source: str) -> None:
+def _run_script(program: dict[str, str]) -> None:
     """Runs a whole program whose standard input and output are the test."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     code = 0
     try:
-        exec(compile(source, "<candidate>", "exec", dont_inherit=True), module.__dict__)
+        extraction.load(program["prompt"], program["source"], None, module.__dict__)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except MemoryError:

@@ -15,7 +15,6 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
-from troll.tasks.verifiers.extraction import whole_program
 from troll.tasks.verifiers.judge import Rule, compare
 from troll.tasks.verifiers.references import REFERENCE_TIME_FACTOR
 from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
@@ -68,11 +67,10 @@ def verify_assertions(
     fields = ("test_list", "test_setup_code", "canonical_solution")
     tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
     programs = [
-        _program(
-            whole_program(record["prompt"], text, record["entry_point"]),
-            test.setup,
-            test.questions,
-            limits or test.limits(),
+        replace(
+            _program(text, test.setup, test.questions, limits or test.limits()),
+            prompt=record["prompt"],
+            name=record["entry_point"],
         )
         for record, text, test in zip(records, completions, tests, strict=True)
     ]
@@ -88,7 +86,7 @@ def _program(source: str, setup: str, questions: Sequence[str], limits: Limits |
     lambdas = ", ".join(f"lambda: ({question})" for question in questions)
     probe = f"def {_PROBE}(number):\n    return [{lambdas}][number]()\n"
     inputs = plain_data.encode([[number] for number in range(len(questions))])
-    return Program(f"{source}\n\n{setup}\n\n{probe}", _PROBE, inputs, limits=limits)
+    return Program(source, _PROBE, inputs, limits=limits, after=f"{setup}\n\n{probe}")
 
 
 def _prepare(keys: Sequence[str]) -> list[_Assertions]:
@@ -155,14 +153,15 @@ def verify_stdio(
     cpu_s = (limits or Limits()).cpu_s
     for record, text in zip(records, completions, strict=True):
         name, start = record["entry_point"], len(programs)
-        source = whole_program(record["prompt"], text, name or None)
+        prompt = record["prompt"]
         if name:
             outputs = [Output("value", plain_data.encode(_json(item))) for item in record["outputs"]]
-            programs.append(Program(source, name, plain_data.encode(_calls(record)), limits=limits))
+            inputs = plain_data.encode(_calls(record))
+            programs.append(Program(text, name, inputs, limits=limits, prompt=prompt))
             judges.append(partial(_judge, expected=outputs, rule="lists", cpu_s=cpu_s))
         else:
             for number, (stdin, wanted) in enumerate(zip(record["inputs"], record["outputs"], strict=True)):
-                programs.append(Program(source, stdin=str(stdin), limits=limits))
+                programs.append(Program(text, stdin=str(stdin), limits=limits, prompt=prompt))
                 judges.append(partial(_judge_text, expected=str(wanted), number=number))
         own.append(range(start, len(programs)))
     verdicts = run_batch(

@@ -12,7 +12,6 @@ from troll.common.errors import UserError
 from troll.common.progress import say
 from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
-from troll.tasks.verifiers.extraction import whole_program
 from troll.tasks.verifiers.judge import compare
 from troll.tasks.verifiers.references import (
     REFERENCE_TIME_FACTOR,
@@ -67,7 +66,7 @@ def verify_code(
         records: one per completion; those with ``test_list`` are judged by their assertions, those with
             ``outputs`` by `verify_stdio`. All others are evalplus-like, with prompt, entry_point,
             canonical_solution, base_input, plus_input (lists of argument lists) and atol.
-        completions: see `troll.tasks.verifiers.extraction.whole_program`.
+        completions: see `troll.tasks.sandbox.extraction.whole_program`.
         limits: of one program over all its inputs; default `troll.tasks.sandbox.pool.Limits`. A program
             always gets four times the CPU time of its problem's reference.
         workers: programs in flight.
@@ -114,8 +113,13 @@ def _verify_evalplus(
 
 def _program(reference: Reference, completion: str, limits: Limits) -> Program:
     problem = reference.problem
-    source = whole_program(problem.prompt, completion, problem.entry_point)
-    return Program(source, problem.entry_point, problem.inputs, limits=_limits_for(limits, reference))
+    return Program(
+        completion,
+        problem.entry_point,
+        problem.inputs,
+        limits=_limits_for(limits, reference),
+        prompt=problem.prompt,
+    )
 
 
 def _limits_for(limits: Limits, reference: Reference) -> Limits:

@@ -5,6 +5,7 @@ and MBPP(+) only. Where evalplus computes a second answer, its own function is c
 """
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from troll.tasks.sandbox.plain_data import NotPlainError, encode, refuse_colliding
@@ -56,13 +57,19 @@ def load_second_answers(dataset: str, entry_point: str) -> None:
 def _is_zero(arguments: list[Any], output: Output, _: Output, tolerance: float) -> bool:
     """HumanEval/32: any zero of the polynomial will do."""
     value = _number(output)
-    if value is None or (isinstance(value, int) and value.bit_length() > _MAX_ZERO_BITS):
+    if value is None or _bits(value) > _MAX_ZERO_BITS:
         return False
     try:
         total = sum(coefficient * value**power for power, coefficient in enumerate(arguments[0]))
         return bool(abs(total) <= tolerance)
     except (OverflowError, ZeroDivisionError):
         return False
+
+
+def _bits(value: float | Fraction) -> int:
+    if isinstance(value, float):
+        return 0
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def _anything(_: list[Any], output: Output, __: Output, ___: float) -> bool:
@@ -119,4 +126,4 @@ def _number(output: Output) -> Any:
         value = output.value if output.kind == "value" else None
     except NotPlainError:
         return None
-    return value if isinstance(value, (int, float)) and values_match(value, value, 0) else None
+    return value if isinstance(value, (int, float, Fraction)) and values_match(value, value, 0) else None

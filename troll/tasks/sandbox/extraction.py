@@ -1,0 +1,307 @@
+"""Finds the program in what a model wrote: raw continuations, fenced blocks, chat answers.
+
+What a model wrote is hostile, and a parser is a large attack surface: this runs inside the sandbox, in the
+process that runs the program afterwards, within its limits. Standard library only.
+"""
+
+import __future__
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+# At most three spaces, as in Markdown: a deeper fence is inside a docstring, or in a list.
+_FENCE = re.compile(r"^( {0,3})(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_FENCE_IN_LIST = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_LIST = re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S", re.MULTILINE)
+# Comments, then perhaps a docstring, then imports from the future; possessive, so that no text takes long.
+_BLANK = r"(?:\s++|\#[^\n]*+\n)*+"
+_FUTURE_START = re.compile(
+    rf"""{_BLANK}(?:(?P<quote>\"{{3}}|'{{3}}).*?(?P=quote){_BLANK})?+
+        (?P<imports>(?:from[ ]__future__[ ]import[ ](?:\([^)]*+\)|[^\n(]++(?=\n|\Z)){_BLANK})++)""",
+    re.DOTALL | re.VERBOSE,
+)
+_THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
+_PYTHON = ("", "python", "py", "python3")
+# Texts that engines leave where a text ends.
+_END = re.compile(r"<[|｜][^|｜\s<>]{1,40}[|｜]>|</s>|<end_of_turn>|<eos>")
+_ANSWER = re.compile(r"^[ \t]+(?:return|yield)\b", re.MULTILINE)
+# Where Python may begin again after prose.
+_START = re.compile(r"(?:async\s+def|def|class|import|from)\s|@\w|[A-Za-z_]\w*\s*=[^=]")
+_TRIES = 200
+_FUTURE_FLAGS = 0
+for _feature in __future__.all_feature_names:
+    _FUTURE_FLAGS |= getattr(__future__, _feature).compiler_flag
+
+
+def extract_code(completion: str, entry_point: str | None = None) -> str:
+    """The text that belongs after the prompt.
+
+    A completion without a fenced block is code as it is: what base models write after a prompt. Where it goes
+    on to define the function again, as after a prompt that it repeats, it ends before that. From a chat
+    answer, thoughts (up to ``</think>``) are dropped, and among the fenced Python blocks the last that
+    defines the entry point is taken, else the last. A block that was cut off is taken to its end. Since a
+    prompt ends with a complete docstring, a block that defines the function anew may follow it.
+
+    Args:
+        completion: raw text of a model.
+        entry_point: name of the function that is asked for.
+    """
+    text = _without_thoughts(completion)
+    found = _blocks(text, _FENCE)
+    name = _definition(entry_point) if entry_point else None
+    if not found and name and _LIST.search(text):
+        found = [block for block in _blocks(text, _FENCE_IN_LIST) if name.search(block[1])]
+    if not found:
+        return _first_answer(text, name)
+    python = [code for language, code in found if language.lower() in _PYTHON]
+    blocks = python or [code for _, code in found]
+    if name:
+        defining = [code for code in blocks if name.search(code)]
+        blocks = defining or blocks
+    return _placed(blocks[-1])
+
+
+def whole_program(prompt: str, completion: str, entry_point: str | None = None) -> str:
+    """The prompt and, after it, the program that the completion holds.
+
+    That is what `extract_code` finds if it is Python and defines the function. Otherwise other readings are
+    tried: the text before a fence, a body with another indentation, the statements without what follows or
+    precedes them (prose, a statement that was cut off). If none will do, it is what `extract_code` finds.
+    A program that begins with ``from __future__ import`` keeps that at its beginning, before the prompt.
+
+    Args:
+        prompt: what the completion continues.
+        completion: raw text of a model.
+        entry_point: name of the function that is asked for; None for a script.
+    """
+    return _find(prompt, completion, entry_point)[0]
+
+
+def load(prompt: str | None, completion: str, entry_point: str | None, namespace: dict[str, Any]) -> None:
+    """Runs the module that a completion makes.
+
+    A statement that fails after the function is there, such as a test of the model's own, ends no program:
+    only the definitions after it count.
+
+    Args:
+        prompt: what the completion continues; None runs the completion as it is.
+        completion: raw text of a model.
+        entry_point: name of the function that is asked for; None for a script.
+        namespace: of the module.
+
+    Raises:
+        BaseException: the program's own.
+    """
+    if prompt is None:
+        exec(_compiled(completion), namespace)
+        return
+    source, code = _find(prompt, completion, entry_point)
+    code = code or _compiled(source)
+    try:
+        exec(code, namespace)
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if entry_point is None:
+            raise
+        _define_the_rest(source, code, error, namespace, entry_point)
+        if not _is_there(namespace, entry_point):
+            raise
+
+
+def _find(prompt: str, completion: str, name: str | None) -> tuple[str, CodeType | None]:
+    first = extract_code(completion, name)
+    source = _joined(prompt, first)
+    code = _parsed(source)
+    if _defines(code, name):
+        return source, code
+    # What Python reads as statements after the function is no body that lost its indentation.
+    readings = [first, *_other_readings(prompt, _without_thoughts(completion), first, name, code is None)]
+    sources = [_joined(prompt, text) for text in readings[1:]]
+    tries = [_TRIES]
+    for other in (*sources, *(_statements(prompt, text, tries) for text in readings)):
+        if other.strip() != prompt.strip() and _defines(found := _parsed(other), name):
+            return other, found
+    return source, code
+
+
+def _compiled(source: str) -> CodeType:
+    code: CodeType = compile(source, "<candidate>", "exec", dont_inherit=True)
+    return code
+
+
+_STUB = _compiled("def f():\n    pass\n").co_consts[0].co_code[::2]
+
+
+def _parsed(source: str) -> CodeType | None:
+    """The program's code if it is Python."""
+    try:
+        return _compiled(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        return None
+
+
+def _defines(code: CodeType | None, name: str | None) -> bool:
+    """Whether a program, as far as one sees, defines the function with a body."""
+    if code is None or name is None:
+        return code is not None
+    inner = [part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name]
+    return not _is_stub(inner[-1]) if inner else name in code.co_names
+
+
+def _is_stub(code: CodeType) -> bool:
+    """Whether a function does nothing but return a constant, as a prompt's does that has a docstring only."""
+    return code.co_code[::2] == _STUB
+
+
+def _other_readings(prompt: str, text: str, code: str, name: str | None, indented: bool) -> Iterator[str]:
+    """Further readings of a completion, likelier ones first; perhaps with another indentation."""
+    definition = _definition(name) if name else None
+    fence = _FENCE.search(text)
+    before = text[: fence.start()] if fence else ""
+    bodies = [part for part in (before, code) if part.strip()]
+    if before.strip():
+        # A continuation whose fence was opened in the prompt, or that an explanation with an example follows.
+        yield _first_answer(before, definition)
+    for part in bodies:
+        if (end := _END.search(part)) is not None:
+            yield part[: end.start()]
+    if indented and definition is not None and definition.search(prompt):
+        indent = _indent_of(prompt)
+        for body in (part.lstrip("\r\n") for part in bodies if not definition.search(part)):
+            yield indent + body.lstrip(" \t")  # the first line lost its own
+            yield textwrap.indent(textwrap.dedent(body), indent)
+
+
+def _indent_of(prompt: str) -> str:
+    lines = [line for line in prompt.split("\n") if line.strip()]
+    last = lines[-1] if lines else ""
+    return last[: len(last) - len(last.lstrip(" \t"))] or "    "
+
+
+def _statements(prompt: str, text: str, tries: list[int]) -> str:
+    """The prompt and those statements of a text that Python can read, without the prose between them."""
+    lines = text.split("\n")
+    count = _readable(prompt, lines, tries)
+    source = prompt
+    if not count and _parsed(prompt) is None:  # its last function has no body yet
+        start = prompt.split("\n")
+        source = "\n".join([*start[: _readable("", start, tries)], ""])
+        count = _readable(source, lines, tries)
+    while True:
+        source += "".join(f"{line}\n" for line in lines[:count])
+        position = max(count, 1)
+        while position < len(lines) and not _START.match(lines[position]):
+            position += 1
+        if position >= len(lines) or tries[0] <= 0:
+            return source
+        lines = lines[position:]
+        source += "" if source.endswith("\n") else "\n"
+        count = _readable(source, lines, tries)
+
+
+def _readable(before: str, lines: list[str], tries: list[int]) -> int:
+    """How many of the first lines are Python after what stands before them."""
+    offset, count = before.count("\n"), len(lines)
+    while count > 0 and tries[0] > 0:
+        tries[0] -= 1
+        try:
+            _compiled(before + "\n".join([*lines[:count], ""]))
+        except SyntaxError as error:
+            # What is at fault begins here or earlier; in the next round the parser says where.
+            count = min(max((error.lineno or 0) - offset, 1), count) - 1
+        except (ValueError, MemoryError, RecursionError, OverflowError):
+            return 0
+        else:
+            return count
+    return 0
+
+
+def _define_the_rest(
+    source: str, code: CodeType, error: BaseException, namespace: dict[str, Any], name: str
+) -> None:
+    """Runs the imports and definitions after a statement that failed, except of what is there already."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    if trace is None:
+        return
+    failed, there = trace.tb_lineno, _is_there(namespace, name)
+    try:
+        statements = ast.parse(source).body
+    except RecursionError:
+        return
+    for node in statements:
+        definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if node.lineno <= failed or not (definition or isinstance(node, (ast.Import, ast.ImportFrom))):
+            continue
+        if there and definition and node.name == name:
+            continue
+        flags = code.co_flags & _FUTURE_FLAGS
+        try:
+            exec(compile(ast.Module([node], []), "<candidate>", "exec", flags, dont_inherit=True), namespace)
+        except MemoryError:
+            raise
+        except BaseException:  # as before it
+            continue
+
+
+def _is_there(namespace: dict[str, Any], name: str) -> bool:
+    code = getattr(namespace.get(name), "__code__", None)
+    return name in namespace and not (isinstance(code, CodeType) and _is_stub(code))
+
+
+def _without_thoughts(text: str) -> str:
+    return _THOUGHTS.sub("", text, count=1) if "</think" in text else text
+
+
+def _definition(name: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", re.MULTILINE)
+
+
+def _first_answer(text: str, definition: re.Pattern[str] | None) -> str:
+    """A continuation up to where it defines the function anew, which base models do again and again."""
+    if definition is None or not text.lstrip("\r\n").startswith((" ", "\t")):
+        return text
+    answer = _ANSWER.search(text)
+    again = definition.search(text, answer.end()) if answer else None
+    return text[: again.start()] if again else text
+
+
+def _placed(code: str) -> str:
+    # The body alone continues the prompt; a whole program starts on a line of its own.
+    return code if code.startswith((" ", "\t")) else "\n" + code
+
+
+def _joined(prompt: str, code: str) -> str:
+    if not prompt or (start := _FUTURE_START.match(code)) is None:
+        return prompt + code
+    future = start["imports"]
+    return f"{future.rstrip()}\n{prompt}{code[: start.start('imports')]}{code[start.end() :]}"
+
+
+def _blocks(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """Fenced blocks as (language, code); the last may lack its end."""
+    blocks = []
+    opening: re.Match[str] | None = None
+    for fence in pattern.finditer(text):
+        _, mark, language = fence.groups()
+        if opening is None:
+            opening = fence
+        elif mark[0] == opening[2][0] and len(mark) >= len(opening[2]) and not language:
+            blocks.append((opening[3], _dedent(text[opening.end() + 1 : fence.start()], opening[1])))
+            opening = None
+    if opening is not None:
+        blocks.append((opening[3], _dedent(text[opening.end() + 1 :], opening[1])))
+    return blocks
+
+
+def _dedent(code: str, indent: str) -> str:
+    """As in Markdown: a block's lines lose as much indentation as its fence has, or what they have of it."""
+    if not indent:
+        return code
+    return re.sub(rf"^[ \t]{{1,{len(indent)}}}", "", code, flags=re.MULTILINE)
