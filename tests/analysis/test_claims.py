@@ -85,8 +85,23 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"metric": "mean/nothing", "baseline": 0.9}, "not run"),
     ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported everywhere"),
     ({"method": "t*l", "where": GENTLE}, "supported everywhere"),
-    ({"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}, "supported everywhere"),
 ]
+HOURS = {"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}
+
+
+def on_gpus(runs: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The tidy table of runs that had so many GPUs each."""
+    first = runs.drop_duplicates("run_id")
+    return pd.concat([runs, first.assign(source="manifest", metric="gpus", value=float(count))])
+
+
+def test_wall_clock_times_are_compared_only_where_each_run_has_a_gpu_to_itself(known: Tidy) -> None:
+    (alone,) = judge([claim(**HOURS)], on_gpus(known.runs, 1), known.items)
+    assert alone.verdict == "supported everywhere"
+    for runs in (known.runs, on_gpus(known.runs, 0)):
+        (shared,) = judge([claim(**HOURS)], runs, known.items)
+        assert shared.verdict == "not run"
+        assert shared.lacking == "runs share processors, so that their wall-clock times are not compared"
 
 
 def test_verdicts(known: Tidy) -> None:
@@ -231,6 +246,7 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Tidy) -> No
         "testbed-bound-matters-little",
         "testbed-stale-clip-ranges-below-troll",
         "testbed-small-k-suffices",
+        "testbed-small-time-overhead",  # the synthetic runs measure no processor seconds
     }
     assert to_markdown(list(judged.values())).count("**not run**") == len(missing)
 
@@ -251,9 +267,9 @@ def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
     claims = [
         claim(where=GENTLE, margin=0.03),
         claim(id="k", metric="kl", direction="lower", where=GENTLE),
-        claim(id="h", metric="hours", relative=True, direction="equivalent", margin=0.1, where=GENTLE),
+        claim(id="h", **HOURS, where=GENTLE),
     ]
-    text = to_markdown(judge(claims, known.runs, known.items))
+    text = to_markdown(judge(claims, on_gpus(known.runs, 1), known.items))
     assert "**c** (pass@1, troll minus clip; claimed: higher, margin 3 points)" in text
     assert "/ grpo: +25.0 [+25.0, +25.0] points, 3 seeds" in text
     assert re.search(r"/ grpo: −0\.0\d+ \[−0\.0\d+, −0\.0\d+\] nats, 3 seeds", text)

@@ -79,8 +79,22 @@ def test_single_settings_that_show_both_depend_on_what_separates_them() -> None:
     assert mixed.label == "depends on setting"
 
 
-def test_one_clear_exception_without_any_support_contradicts() -> None:
-    assert judged(-0.3, 0.01, 0.02, 0.015).label == "contradicted"
+def test_two_clear_exceptions_without_any_support_contradict_and_one_of_many_does_not() -> None:
+    two = judged(-0.3, -0.28, 0.01, 0.02, 0.015, spread=0.15, seeds=9)
+    assert two.label == "contradicted" and sum(two.wrong) == 2
+    one = judged(-0.3, 0.01, 0.02, 0.015)
+    assert one.label == "inconclusive" and sum(one.wrong) == 1
+    assert judged(-0.3, 0.01).label == "contradicted", "no average is taken of two"
+
+
+def test_the_seeds_that_would_contradict_are_those_of_two_settings() -> None:
+    """Both of two settings have to show the contrary; the third never does."""
+    undecided = judged(-0.2, -0.2, 0.5, spread=0.5)
+    seeds, strict = undecided.seeds, 1 - 0.05 / 3
+    assert undecided.label == "inconclusive" and seeds is not None
+    one = clears(0.2, 0.5 / math.sqrt(seeds), seeds - 1, strict)
+    before = clears(0.2, 0.5 / math.sqrt(seeds - 2), seeds - 3, strict)
+    assert one**2 >= 0.8 > before**2
 
 
 def test_too_few_seeds_say_nothing_and_the_missing_ones_are_named() -> None:
@@ -111,7 +125,8 @@ def test_what_a_setting_shows_is_not_contradicted_by_another_alone() -> None:
     decision = decide(ABOVE, known, 3)
     assert decision.held[1] and decision.wrong[0] and sum(decision.held) == sum(decision.wrong) == 1
     assert decision.label == "inconclusive"
-    assert decide(ABOVE, [known[0], *known[2:]], 3).label == "contradicted"
+    two = [known[0], replace(known[0], name="another"), *known[2:]]
+    assert decide(ABOVE, two, 3).label == "contradicted"
 
 
 def test_a_sentence_about_a_contradicted_claim_says_what_contradicts_it() -> None:

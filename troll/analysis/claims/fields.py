@@ -18,6 +18,8 @@ SUMMARIES = (
     *("steps", "hours", "batch_s", "batch_cpu_s", "peak_gib"),
 )
 """Numbers of a run that `troll.analysis.data.summaries.per_run` makes, those with a name of their own."""
+WALL_CLOCK = ("hours", "batch_s")
+"""Of them, those that a busy machine makes longer, unless each run has a GPU for itself."""
 MATH_EVAL_MEAN = "math-eval/pass@1"
 LOGGED = (
     *("success", "response_length", "truncated", "entropy", "loss", "grad_norm", "learning_rate"),

@@ -14,8 +14,8 @@ In this order:
 - contradicted: the interval of the average lies wholly on the other side of the margin.
 - depends on a coordinate, also: single settings show the claim and others its contrary, each at level
   1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
-- contradicted, also: some setting shows the contrary (at that level), and none shows the claim, not at 95 %
-  either.
+- contradicted, also: two settings show the contrary (at that level), or one where no average is taken, and
+  none shows the claim, not at 95 % either. One of many settings contradicts nothing by itself.
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
 The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
@@ -218,7 +218,7 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     if any(wrong) and any(holds):
         name = _separates(known, holds, wrong)
         return Decision("depends", *evidence, name, _levels(known, name))
-    if any(wrong) and not any(held):
+    if sum(wrong) >= _least_wrong(known) and not any(held):
         return Decision("contradicted", *evidence)
     return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
 
@@ -279,7 +279,7 @@ def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequen
 
 
 def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
-    """Seeds that would probably decide: by the average, by every setting, or by one that shows the contrary.
+    """Seeds that would probably decide: by the average, by every setting, or by those that show the contrary.
 
     How the levels of a coordinate might come to differ is not foreseen.
     """
@@ -289,7 +289,7 @@ def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
     if len(settings) != 2:
         counts.append(seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS))
     spreads = np.sqrt(one_seed.diagonal())
-    chances = [partial(_some_refuted, side, settings, spreads)]
+    chances = [partial(_enough_refuted, side, settings, spreads)]
     if all(side.shown(effect, effect) for effect in effects):
         chances.append(partial(_all_shown, side, effects, spreads))
     singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
@@ -297,14 +297,23 @@ def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def _some_refuted(side: Side, settings: Sequence[Setting], spreads: Array, seeds: int) -> float:
-    """Chance that some setting will show the contrary at the strict level."""
-    none = 1.0
+def _least_wrong(settings: Sequence[Setting]) -> int:
+    """How many settings have to show the contrary before they contradict a claim."""
+    return 2 if len(settings) >= LEAST_SETTINGS else 1
+
+
+def _enough_refuted(side: Side, settings: Sequence[Setting], spreads: Array, seeds: int) -> float:
+    """Chance that as many settings as it takes will show the contrary at the strict level."""
+    exactly = np.zeros(_least_wrong(settings) + 1)  # chances of none, one, ..., that many or more
+    exactly[0] = 1.0
     for one, spread in zip(settings, spreads, strict=True):
         if side.refuted(one.effect, one.effect):
             error, level = float(spread) / math.sqrt(seeds), one.strict(len(settings))
-            none *= 1 - side.chance(one.effect, error, seeds - 1, level)
-    return 1 - none
+            chance = side.chance(one.effect, error, seeds - 1, level)
+            moved = exactly[:-1] * chance
+            exactly[:-1] -= moved
+            exactly[1:] += moved
+    return float(exactly[-1])
 
 
 def _all_shown(side: Side, effects: Array, spreads: Array, seeds: int) -> float:

@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from troll.analysis.claims.across import Across, across_differences, seed_values
-from troll.analysis.claims.fields import Baseline, Metric, own_k
+from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
 from troll.analysis.data.axes import by_condition
@@ -198,6 +198,9 @@ def _judge(
             if not differences:
                 lacking.append(_lacking(claim, summary, items, line, baselines))
                 continue
+            if claim.metric in WALL_CLOCK and not _have_gpus(runs, (*line, *baselines)):
+                lacking.append("runs share processors, so that their wall-clock times are not compared")
+                continue
             made = {
                 one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
             }
@@ -213,6 +216,14 @@ def _judge(
     if looks is None:
         return Judged(claim, decide(side, settings, claim.least_seeds), lacking=why)
     return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks, why)
+
+
+def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
+    """Whether every run of these has a GPU to itself; processors are shared with whatever else runs there."""
+    gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
+    known = [set(one.of(runs)["run_id"]) for one in compared]
+    alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
+    return all(ids <= alone for ids in known)
 
 
 def _lacking(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line) -> str:
