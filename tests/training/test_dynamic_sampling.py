@@ -91,7 +91,7 @@ def test_a_batch_that_cannot_be_filled_stops_the_run_with_its_state_saved(make, 
     trainer = make(
         TrustRegionTrainer, **DAPO, steps=20, reward=reward, dynamic_sampling=DynamicSampling(max_batches=3)
     )
-    checkpoints = CheckpointCallback("digest", trainer)
+    checkpoints = CheckpointCallback("digest")
     trainer.add_callback(checkpoints)
     with pytest.raises(UserError) as caught:
         trainer.train()
@@ -104,4 +104,4 @@ def test_a_batch_that_cannot_be_filled_stops_the_run_with_its_state_saved(make, 
     assert saved is not None and saved.name == "checkpoint-8"
     state = json.loads((saved / "trainer_state.json").read_text())
     assert state["global_step"] == 8
-    assert json.loads((saved / "complete.json").read_text())["method"]["generated_samples"] >= 5 * 16
+    assert json.loads((saved / "method_state.json").read_text())["generated_samples"] >= 5 * 16

@@ -1,12 +1,15 @@
 """What a run learns from beside outcome rewards: a critic, a reference, demonstrations."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
+from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
 
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic as CriticSettings
 from troll.experiment.settings import Overlong, Pretraining, Regulariser
+from troll.training.greedy import check_greedy
 from troll.training.trainer import TrustRegionTrainer
 
 GAE = {"trust_region": "clip", "estimator": "gae", "critic": CriticSettings(learning_rate=1e-3)}
@@ -158,6 +161,52 @@ def test_the_overlong_penalty_is_learnt_from_but_is_no_success(make):
     expected = (grouped - grouped.mean(1, keepdim=True)) * 4 / 3
     torch.testing.assert_close(output["advantages"][:, 0], expected.flatten())
     assert trainer._metrics["train"]["reward"][0] == pytest.approx(plain.mean().item())
+
+
+def test_the_greedy_responses_of_remax_are_in_no_measure_of_the_samples(make):
+    def reward(completions, log_metric, log_extra, **_):
+        log_metric("rated", float(len(completions)))
+        log_extra("text", list(completions))
+        return digits(completions)
+
+    found = {}
+    for estimator in ("rloo", "remax"):
+        trainer = make(TrustRegionTrainer, trust_region="clip", estimator=estimator, reward=reward)
+        logged = []
+        trainer._log_metric = lambda name, value, to=logged: to.append(value)
+        rollout(trainer)
+        found[estimator] = (
+            {k: v for k, v in trainer._metrics["train"].items() if k != "generated_samples"},
+            trainer.state.num_input_tokens_seen,
+            {name: list(values) for name, values in trainer._logs["extra"].items()},
+            dict(trainer._pending_metrics),
+            dict(trainer._pending_extra_logs),
+        )
+        assert logged == ([16.0] if estimator == "rloo" else [16.0, 4.0])
+    greedy = found["remax"][0].pop("greedy_success")
+    assert found["remax"] == found["rloo"] and len(greedy) == 1
+
+
+def test_metrics_of_rewards_are_those_of_the_samples_alone(make):
+    def reward(completions, log_metric, **_):
+        log_metric("rated", float(len(completions)))
+        return digits(completions)
+
+    trainer = make(TrustRegionTrainer, trust_region="clip", estimator="remax", reward=reward)
+    for _ in range(2):
+        rollout(trainer)
+    assert trainer._metrics["train"]["rated"] == [16.0, 16.0]
+
+
+def test_remax_refuses_rollouts_that_have_no_greedy_response(make):
+    def ours(prompts, trainer):
+        raise AssertionError("nothing may be sampled")
+
+    with pytest.raises(UserError, match="which rollout_func does not give"):
+        make(TrustRegionTrainer, trust_region="clip", estimator="remax", rollout_func=ours)
+    make(TrustRegionTrainer, trust_region="clip", estimator="rloo", rollout_func=ours)
+    with pytest.raises(UserError, match="which environment_factory does not give"):
+        check_greedy(SimpleNamespace(rollout_func=None, environment_factories={None: object}))
 
 
 def test_remax_decodes_each_prompt_greedily_once(make):

@@ -55,6 +55,7 @@ def test_dynamic_sampling_fills_the_parts_of_all_processes(two):
     assert found["moved"] > 1e-4 and found["policy_differs"] == 0.0
     # 32 samples and 8 greedy responses in each batch that was sampled, at least once for each of four.
     assert found["generated"] % 40 == 0 and found["generated"] >= 4 * 40
+    assert found["restored"]
 
 
 @pytest.mark.slow

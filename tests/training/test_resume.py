@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 import run_cases
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
 
+from troll.algorithms.advantages import ESTIMATORS
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.common.errors import UserError
 from troll.tasks.sandbox.pool import sandbox_available
+from troll.training.config import TrustRegionConfig
+from troll.training.resumable import STATE
+from troll.training.trainer import TrustRegionTrainer
 
 HERE = Path(__file__).parent
 # Twenty kills on a machine that has the time; a run takes about two seconds more for each.
@@ -123,3 +133,211 @@ def test_a_directory_that_cannot_be_written_is_one_line(configure, tmp_path):
     assert result.returncode == 1
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith(f"error: {out}/") and "cannot be written (Read-only file system)" in line
+
+
+CRITIC = {"learning_rate": 1e-3, "warmup_steps": 1}
+ADAPTIVE = {
+    "kl-penalty": {"trust_region_settings": {"target_kl": 1e-9}},
+    "troll-adaptive": {"trust_region_settings": {"kl_bound": 0.05, "target": 0.5}},
+    "kl-stop": {"trust_region_settings": {"kl_bound": 1e-6}},
+}
+GAE = {"estimator": "gae", "critic": CRITIC}
+DEMONSTRATIONS = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}] * 3
+
+
+def kl(applied_to):
+    return {"applied_to": applied_to, "coefficient": 0.1, "target": 1e-6, "horizon": 32}
+
+
+# What a run may be given beside a rule and an estimator: options of the trainer, and of GRPOConfig.
+OPTIONS = {
+    "lag": ({"policy_lag": 1}, {}),
+    "lag of the anchor": ({"policy_lag": 2, "trust_region_anchor": "sampler"}, {}),
+    "kl in the reward": ({**GAE, "regulariser": kl("reward")}, {}),
+    "kl in the loss": ({"regulariser": kl("loss")}, {"num_iterations": 2}),
+    "kl of trl": ({}, {"beta": 0.3}),
+    "moving reference": (
+        {},
+        {"beta": 0.3, "sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5},
+    ),
+    "dynamic sampling": ({"estimator": "grpo", "dynamic_sampling": {}}, {}),
+    "overlong": ({"estimator": "grpo", "overlong": {"buffer": 5}}, {}),
+    "demonstrations": ({"pretraining": {"coefficient": 0.1}, "pretraining_rows": DEMONSTRATIONS}, {}),
+    "token budget": ({"micro_batch_tokens": 45}, {}),
+    "constant tail": ({"tail": "constant", "keep": 4, "dropped_mass": 0.1}, {}),
+    "aggregation": ({"aggregation": "seq-mean-token-sum-norm"}, {}),
+    "passes": ({"trust_region": "kl-penalty", **ADAPTIVE["kl-penalty"]}, {"num_iterations": 2}),
+    "steps across batches": ({"trust_region": "m2po"}, {"gradient_accumulation_steps": 3}),
+    "epochs with a rest": (
+        {**GAE},
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "steps_per_generation": 3},
+    ),
+    "adaptive entropy": (
+        {},
+        {
+            "use_adaptive_entropy": True,
+            "entropy_target": 10.0,
+            "entropy_coef": 0.01,
+            "entropy_coef_delta": 0.01,
+            "entropy_coef_max": 1.0,
+        },
+    ),
+    "adapters": ({**GAE, "peft_config": LoraConfig(r=4, target_modules=["q_proj"])}, {}),
+    "validation": (
+        {
+            "eval_dataset": Dataset.from_dict({"prompt": PROMPTS}),
+            "regulariser": kl("loss"),
+            "eval_loss": True,
+        },
+        {"eval_strategy": "steps", "eval_steps": 1, "num_generations_eval": 1},
+    ),
+    "logs between checkpoints": ({}, {"logging_steps": 2}),
+    "a schedule": ({}, {"lr_scheduler_type": "linear", "warmup_steps": 2}),
+    "masked": ({}, {"mask_truncated_completions": True}),
+    "filters": ({}, {"top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.1}),
+    "dropout": ({}, {}),
+}
+METHODS = {
+    **{
+        f"{rule}, {estimator}": (
+            {"trust_region": rule, "estimator": estimator, **ADAPTIVE.get(rule, {})},
+            # It stops at the second step of a batch at the soonest.
+            {"steps_per_generation": 4} if rule == "kl-stop" else {},
+        )
+        for number, rule in enumerate(TRUST_REGIONS)
+        for estimator in [list(ESTIMATORS)[number % len(list(ESTIMATORS))]]
+    },
+    **OPTIONS,
+}
+
+
+def method(name):
+    ours, config = METHODS[name]
+    needs_values = "estimator" in ours and ESTIMATORS[ours["estimator"]].needs_values
+    return {"trust_region": "clip"} | ours | ({"critic": CRITIC} if needs_values else {}), config
+
+
+def trained(make, name, resume=None):
+    """Six steps of a method, two for each rollout batch; a checkpoint inside of the second."""
+    ours, config = method(name)
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "loss_type": "dapo"}
+    settings |= {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
+    trainer = make(TrustRegionTrainer, steps=6, config=settings | config, **ours)
+    if name == "dropout":
+        for module in trainer.model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.2
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def learnt(trainer):
+    """All that two runs have to have in common: weights, the method's state, and the log."""
+    critic = trainer.critic and trainer.accelerator.unwrap_model(trainer.critic.model)
+    rows = [
+        {key: value for key, value in row.items() if "time" not in key and "per_second" not in key}
+        for row in trainer.state.log_history
+        if "train_runtime" not in row
+    ]
+    for row in rows:
+        row.pop("loss", None) if trainer.args.logging_steps > 1 else None  # transformers' own begins anew
+    values = torch.cat([p.detach().flatten() for p in critic.parameters()]).tolist() if critic else []
+    return parameters(trainer).tolist(), values, trainer.method_state(), rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_trainer_ends_as_an_uninterrupted_one(make, tmp_path, name, capsys):
+    whole = trained(make, name)
+    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
+    saved = json.loads((checkpoint / STATE).read_text())
+    resumed = trained(make, name, str(checkpoint))
+    assert "warning" not in capsys.readouterr().err
+    for ours, theirs in zip(learnt(resumed), learnt(whole), strict=True):
+        assert ours == theirs
+    if method(name)[0]["trust_region"] in ADAPTIVE or "kl in the" in name:
+        fresh = make(TrustRegionTrainer, **method(name)[0]).method_state()
+        part = "controller" if "kl in the" in name else "trust_region"
+        assert saved[part] != fresh[part], "nothing had adapted that could have been lost"
+
+
+def test_every_option_of_ours_is_tried():
+    tried = {option for ours, _ in METHODS.values() for option in ours}
+    own = {name for name in TrustRegionConfig.__annotations__ if not name.startswith("_")}
+    assert own - tried == {"estimator_settings"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "missing"),
+    [
+        (lambda path: (path / STATE).unlink(), "trust region 'kl-penalty', constraint check, count of"),
+        (lambda path: (path / "rollouts_0.pt").unlink(), "anew: rollout batch at hand"),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_one_warning(make, tmp_path, capsys, spoil, missing):
+    trained(make, "kl-penalty, grpo")
+    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
+    spoil(checkpoint)
+    resumed = trained(make, "kl-penalty, grpo", str(checkpoint))
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert f"{checkpoint}: " in warning and missing in warning
+    assert resumed.state.global_step == 6
+    # Rollout batches begin where they did: the third is sampled before step 5 and no other.
+    assert [row["step"] for row in resumed.state.log_history if "reward" in row][-1] == 5
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_trl_and_one_of_another_rule_can_be_gone_on_from(make, tmp_path, capsys):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    make(SeededGRPOTrainer, steps=3, config=saving).train()
+    theirs = tmp_path / "SeededGRPOTrainer" / "checkpoint-2"
+    ours = make(TrustRegionTrainer, steps=4, config=saving, trust_region="troll-adaptive", estimator="grpo")
+    ours.train(resume_from_checkpoint=str(theirs))
+    assert "trust region 'troll-adaptive'" in capsys.readouterr().err
+    other = make(TrustRegionTrainer, steps=4, trust_region="kl-penalty", estimator="grpo")
+    other.train(resume_from_checkpoint=str(tmp_path / "TrustRegionTrainer" / "checkpoint-4"))
+    said = capsys.readouterr().err
+    assert "anew: trust region 'kl-penalty'\n" in said and other.generated_samples > ours.generated_samples
+
+
+@pytest.mark.slow
+def test_the_state_of_troll_train_before_it_had_a_file_is_taken_up(make, tmp_path, capsys):
+    whole = trained(make, "kl-penalty, grpo")
+    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
+    state = json.loads((checkpoint / STATE).read_text())
+    (checkpoint / STATE).unlink()
+    (checkpoint / "complete.json").write_text(json.dumps({"config": "a", "method": state, "files": {}}))
+    assert learnt(trained(make, "kl-penalty, grpo", str(checkpoint))) == learnt(whole)
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["{", "[]", '{"trust_region": {}, "estimator": {}}'])
+def test_a_state_that_is_none_is_refused_in_one_line(make, tmp_path, text):
+    trained(make, "kl-penalty, grpo")
+    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
+    (checkpoint / STATE).write_text(text)
+    with pytest.raises(UserError, match=STATE) as caught:
+        trained(make, "kl-penalty, grpo", str(checkpoint))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_model_alone_has_no_state(make, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
+    make(TrustRegionTrainer, steps=1, config=saving, **GAE, trust_region="clip").train()
+    names = {path.name for path in (tmp_path / "TrustRegionTrainer" / "checkpoint-1").iterdir()}
+    assert "model.safetensors" in names
+    assert not names & {STATE, "rollouts_0.pt", "critic.pt", "optimizer.pt"}
+
+
+@pytest.mark.slow
+def test_training_again_begins_with_a_rollout_batch(make):
+    trainer = make(TrustRegionTrainer, steps=3, trust_region="clip")
+    batches = []
+    sample = trainer._sample_now
+    trainer._sample_now = lambda inputs: batches.append(trainer.rollout_batch) or sample(inputs)
+    trainer.train()  # ends inside of a batch of four steps
+    trainer.train()
+    assert batches == [0, 0]

@@ -1,14 +1,17 @@
 """`TrustRegionTrainer` against TRL's own trainer, and against itself."""
 
 import copy
+import json
 
 import pytest
 import torch
+from accelerate import Accelerator
 from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
 
 from troll.algorithms.trust_regions import ConstraintBreach, Thresholds
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic
+from troll.training.diagnostics import Diagnostics
 from troll.training.trainer import TrustRegionTrainer
 
 
@@ -119,11 +122,122 @@ def test_a_token_budget_does_not_change_the_update(make, method, accumulated):
             assert cut_row[name] == pytest.approx(row[name], rel=1e-3, abs=2e-5), name
 
 
+class CountedSteps(TrustRegionTrainer):
+    """Keeps the masks and normalisers of every part that is learnt from, by optimiser step."""
+
+    def _part_loss(self, model, inputs, share):
+        self.steps = getattr(self, "steps", {})
+        self.steps.setdefault(self.state.global_step, []).append(inputs)
+        return super()._part_loss(model, inputs, share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [4, 8], ids=["whole epochs", "epochs with a rest"])
+@pytest.mark.parametrize(
+    ("accumulated", "per_generation"), [(1, 2), (2, 2), (2, 3), (3, 2), (4, 2), (4, 3), (4, 6), (5, 2)]
+)
+def test_normalisers_are_those_of_the_step_however_it_meets_rollout_batches(
+    make, accumulated, per_generation, rows
+):
+    config = {
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": per_generation,
+        "num_iterations": 1 + (per_generation == 2),
+        "mask_truncated_completions": True,
+    }
+    trainer = make(CountedSteps, steps=5, config=config, trust_region="m2po", aggregation="token-mean")
+    numbers, sample = [], trainer._sample_now
+    trainer._sample_now = lambda inputs: numbers.append(trainer.rollout_batch) or sample(inputs)
+    trainer.train()
+    assert numbers == list(range(len(numbers))), "a seed of rollouts was skipped or taken twice"
+    for parts in trainer.steps.values():
+        masks = [part["completion_mask"] for part in parts]
+        lengths = torch.cat([mask.sum(1) for mask in masks])
+        for part in parts:
+            assert part["step_tokens"] == lengths.sum()
+            assert part["step_sequences"] == (lengths > 0).sum()
+            assert part["step_responses"] == len(lengths)
+        seen = parts[0].get("rule_step_tokens")
+        assert seen is None if len(parts) == 1 else len(seen.log_probs) == lengths.sum()
+    assert {len(parts) for parts in trainer.steps.values()} >= {accumulated}
+
+
+class Cut(TrustRegionTrainer):
+    """Responses of the first rollout batch never end."""
+
+    def _generate_single_turn(self, prompt_ids, *rest, **named):
+        if self.rollout_batch:
+            end = self.processing_class.eos_token_id
+            return [[9 + i % 7, 11, end] for i in range(len(prompt_ids))], None
+        return [[9, 10, 11, 12 + i % 5] for i in range(len(prompt_ids))], None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"trust_region": "troll-adaptive", "trust_region_settings": {"follow": "kl"}},
+        {"trust_region": "kl-stop", "estimator": "reinforce++"},
+        {"trust_region": "clip", "estimator": "gae", "critic": {}},
+        {"trust_region": "clip", "regulariser": {"target": 0.1, "horizon": 16}},
+    ],
+    ids=["bound", "stop", "critic", "regulariser"],
+)
+def test_a_step_whose_tokens_are_all_masked_tells_and_spoils_nothing(make, tmp_path, method):
+    def constant(completions, **_):
+        return [float(i % 2) for i in range(len(completions))]
+
+    config = {
+        "mask_truncated_completions": True,
+        "steps_per_generation": 1,
+        "logging_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.01,
+        "entropy_target": 0.1,
+        "entropy_coef_delta": 0.001,
+    }
+    one = make(Cut, steps=1, config=config, reward=constant, **method)
+    before = one.method_state()
+    one.train()
+    assert one.entropy_coef == 0.01 and one._last_world_entropy == float("inf")
+    for part in ("trust_region", "controller"):
+        assert one.method_state().get(part) == before.get(part), part
+    assert one.constraint_check.summary()["steps"] == 0
+
+    two = make(Cut, steps=2, config=config, reward=constant, **method)
+    two.train()
+
+    def no_json(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    state = (tmp_path / "Cut" / "checkpoint-2" / "trainer_state.json").read_text()
+    (row,) = [row for row in json.loads(state, parse_constant=no_json)["log_history"] if "loss" in row]
+    # The window's means are those of its second step, whose ratio is 1 and whose policy is not certain.
+    assert row["ratio_max"] == pytest.approx(1.0) and row["ratio_mean"] == pytest.approx(1.0)
+    assert row["entropy"] > 4.0
+
+
+def test_what_overflows_is_a_number_that_json_knows():
+    diagnostics = Diagnostics(Accelerator(cpu=True))
+    ratio = torch.tensor([[torch.inf, 1.0, -torch.inf]])
+    diagnostics.add({"ratio": ratio, "kept_mass": ratio}, torch.tensor([[1, 1, 0]]))
+    found = diagnostics.summary()
+    largest = torch.finfo(torch.float32).max
+    assert found == {"ratio_mean": largest, "ratio_max": largest, "kept_mass": largest, "kept_mass_min": 1.0}
+    diagnostics.add({"ratio": ratio}, torch.zeros(1, 3))
+    assert diagnostics.summary() == {} == diagnostics.summary()
+
+
 @pytest.mark.slow
 def test_the_sparse_support_approaches_the_dense_one(make):
+    # A ball that tokens leave: without projections the supports differ in their rounding alone.
+    tight = {"trust_region_settings": {"kl_bound": 1e-4}}
     found = {}
     for keep in (4, 100, 400):
-        trainer = make(TrustRegionTrainer, trust_region="troll", keep=keep, dropped_mass=0.0)
+        trainer = make(TrustRegionTrainer, trust_region="troll", keep=keep, dropped_mass=0.0, **tight)
         trainer.train()
         found[keep] = parameters(trainer)
     near, far = ((found[keep] - found[400]).norm() for keep in (100, 4))

@@ -128,8 +128,8 @@ def train_method(base, out, name):
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "steps_per_generation": 4,
-        "max_steps": 8,  # one epoch: going on after it trains no further
-        "save_steps": 2,
+        "max_steps": 8,
+        "save_steps": 5,  # inside of a rollout batch
     }
     settings = METHODS[name] | {"trust_region": "troll"}
     trained = trainer(TrustRegionTrainer, base, out, config, **settings)
@@ -146,10 +146,13 @@ def train_method(base, out, name):
             "wrapped": type(trained.critic.model).__name__,
             "critic_differs": differs(flat(trained.critic.model)),
         }
-        dist.barrier()  # the main process may still be writing what the other one is about to read
-        resumed = trainer(TrustRegionTrainer, base, out, config, **settings)
-        resumed.train(resume_from_checkpoint=f"{out}/checkpoint-8")
-        result["restored"] = torch.equal(flat(resumed.critic.model), flat(trained.critic.model))
+    dist.barrier()  # the main process may still be writing what the other one is about to read
+    resumed = trainer(TrustRegionTrainer, base, out, config, **settings)
+    resumed.train(resume_from_checkpoint=f"{out}/checkpoint-5")
+    models = [(resumed.model, trained.model)]
+    models += [(resumed.critic.model, trained.critic.model)] if trained.critic is not None else []
+    same = [torch.equal(flat(ours), flat(theirs)) for ours, theirs in models]
+    result["restored"] = all(same) and resumed.method_state() == trained.method_state()
     return result
 
 

@@ -57,35 +57,26 @@ def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     return {key: value[rows.to(value.device)] if _has_rows(value) else value for key, value in batch.items()}
 
 
-def step_counts(batches: Sequence[dict[str, Any]], window: int, accelerator: Accelerator) -> None:
-    """Adds to each micro-batch the tokens, non-empty responses and responses of its whole optimiser step.
-
-    The counts cover all processes. Where an optimiser step spans several generation batches they are not
-    known in advance, and the share of this batch is scaled up to the step.
+def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> list[dict[str, Any]]:
+    """The micro-batches of an optimiser step with the tokens, non-empty responses and responses of all.
 
     Args:
-        batches: the micro-batches of a generation batch, in their order; get ``step_tokens``,
-            ``step_sequences`` and ``step_responses``.
-        window: micro-batches of an optimiser step.
+        batches: this process's micro-batches, in their order.
         accelerator: reduces over processes.
+
+    Returns:
+        The same with ``step_tokens``, ``step_sequences`` and ``step_responses``.
     """
-    for start in range(0, len(batches), window):
-        group = batches[start : start + window]
-        masks = [loss_mask(batch) for batch in group]
-        counts = torch.stack(
-            [
-                torch.stack([mask.sum(), (mask.sum(1) > 0).sum(), mask.new_tensor(mask.shape[0]).sum()])
-                for mask in masks
-            ]
-        ).sum(0)
-        totals = accelerator.reduce(counts.double(), reduction="sum") * (window / len(group))
-        for batch in group:
-            batch["step_tokens"], batch["step_sequences"], batch["step_responses"] = totals.unbind()
-
-
-def scaled(batch: Mapping[str, Any], factor: float) -> dict[str, Tensor]:
-    """The counts of `step_counts` for an optimiser step of another size."""
-    return {name: batch[name] * factor for name in ("step_tokens", "step_sequences", "step_responses")}
+    masks = [loss_mask(batch) for batch in batches]
+    counts = torch.stack(
+        [
+            torch.stack([mask.sum(), (mask.sum(1) > 0).sum(), mask.new_tensor(mask.shape[0]).sum()])
+            for mask in masks
+        ]
+    ).sum(0)
+    totals = accelerator.reduce(counts.double(), reduction="sum").unbind()
+    names = ("step_tokens", "step_sequences", "step_responses")
+    return [{**batch, **dict(zip(names, totals, strict=True))} for batch in batches]
 
 
 def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerator) -> list[dict[str, Any]]:

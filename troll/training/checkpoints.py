@@ -7,9 +7,8 @@ damaged.
 
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NotRequired
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -32,7 +31,7 @@ class _Mark(TypedDict):
     """What `COMPLETE` holds."""
 
     config: str
-    method: dict[str, Any]
+    method: NotRequired[dict[str, Any]]  # until 0.2; read by `troll.training.resumable`
     files: Facts
     itself: str
 
@@ -40,24 +39,11 @@ class _Mark(TypedDict):
 _MARK = TypeAdapter(_Mark)
 
 
-class HasMethodState(Protocol):
-    """A trainer with a state of its own beside model, optimiser and scheduler."""
-
-    def method_state(self) -> dict[str, Any]:
-        """Adaptive coefficients, running moments, constraint check."""
-        ...
-
-    def load_method_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `method_state` gave."""
-        ...
-
-
 class CheckpointCallback(TrainerCallback):
-    """Marks a checkpoint as complete, with what is needed to go on from it, and removes older ones.
+    """Marks a checkpoint as complete, with the metrics so far, and removes older ones.
 
     Args:
         config_digest: of the run's configuration; a checkpoint of another configuration is not resumed.
-        holder: the trainer, whose ``method_state`` is saved and restored.
         metrics: the log to save and restore, if there is one; its callback must come first.
         keep: newest checkpoints that stay.
     """
@@ -65,12 +51,10 @@ class CheckpointCallback(TrainerCallback):
     def __init__(
         self,
         config_digest: str,
-        holder: HasMethodState,
         metrics: MetricsCallback | None = None,
         keep: int = 2,
     ) -> None:
-        self._config_digest, self._holder = config_digest, holder
-        self._metrics, self._keep = metrics, keep
+        self._config_digest, self._metrics, self._keep = config_digest, metrics, keep
         self._damaged: set[Path] = set()
 
     def on_step_end(
@@ -89,11 +73,7 @@ class CheckpointCallback(TrainerCallback):
         directory = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if self._metrics is not None:
             self._metrics.save(directory)
-        mark = {
-            "config": self._config_digest,
-            "method": self._holder.method_state(),
-            "files": facts_of(directory, [COMPLETE]),
-        }
+        mark = {"config": self._config_digest, "files": facts_of(directory, [COMPLETE])}
         write_json(directory / COMPLETE, mark | {"itself": digest_of_json(mark)})
         self._damaged.discard(directory)
         kept = 0
@@ -108,18 +88,14 @@ class CheckpointCallback(TrainerCallback):
     def newest(self, directory: Path) -> Path | None:
         """The newest complete and undamaged checkpoint of this configuration.
 
-        Method and metrics are restored as they were then. Every process gets the same answer: the main one
-        reads the files. What was interrupted while it was written is removed.
+        The metrics are restored as they were then; the trainer restores all else. Every process gets the same
+        answer: the main one reads the files. What was interrupted while it was written is removed.
         """
         chosen = [self._find(directory) if PartialState().is_main_process else None]
         broadcast_object_list(chosen)
         path = chosen[0]
-        if path is not None:
-            mark = self._mark(path)
-            assert mark is not None
-            self._holder.load_method_state(mark["method"])
-            if self._metrics is not None:
-                self._metrics.resume(path)
+        if path is not None and self._metrics is not None:
+            self._metrics.resume(path)
         return path
 
     def _find(self, directory: Path) -> Path | None:

@@ -18,6 +18,7 @@ _LARGEST: Mapping[str, str] = {
     "solver_residual": "solver_residual_max",
 }
 _SMALLEST: Mapping[str, str] = {"kept_mass": "kept_mass_min"}
+_LIMIT = torch.finfo(torch.float32).max
 _RENAMED: Mapping[str, str] = {"ratio": "ratio_mean"}
 
 
@@ -59,17 +60,22 @@ class Diagnostics:
 
         Returns:
             Name to value: means over tokens under the metric's own name (``ratio`` as ``ratio_mean``),
-            extremes as ``<name>_max`` or ``<name>_min``.
+            extremes as ``<name>_max`` or ``<name>_min``. Nothing for a step whose tokens are all masked: it
+            has neither. What has overflowed is the largest float32, as JSON knows no infinity.
         """
         if self._tokens is None:
             return {}
         sums = self._accelerator.reduce(torch.stack([self._tokens, *self._sums.values()]), reduction="sum")
-        means = (sums[1:] / sums[0].clamp(min=1)).tolist()
+        if not sums[0]:
+            self._sums, self._largest, self._tokens = {}, {}, None
+            return {}
+        means = (sums[1:] / sums[0]).clamp(-_LIMIT, _LIMIT).tolist()
         summary = {_RENAMED.get(name, name): value for name, value in zip(self._sums, means, strict=True)}
         if self._largest:
             gathered = self._accelerator.gather(torch.stack(list(self._largest.values())).unsqueeze(0))
+            extremes = gathered.amax(0).clamp(-_LIMIT, _LIMIT)
             smallest = set(_SMALLEST.values())
-            for name, value in zip(self._largest, gathered.max(0).values.tolist(), strict=True):
+            for name, value in zip(self._largest, extremes.tolist(), strict=True):
                 summary[name] = -value if name in smallest else value
         self._sums, self._largest, self._tokens = {}, {}, None
         return summary

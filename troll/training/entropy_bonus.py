@@ -48,7 +48,7 @@ class EntropyBonus:
 
     def finish_step(self) -> None:
         """Reports policy loss and coefficient of an optimiser step, and adapts the coefficient to it."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
         window, trainer._entropy_window_stats = trainer._entropy_window_stats, None
         if not self.enabled or window is None or self._policy_loss is None:
             return
@@ -56,14 +56,14 @@ class EntropyBonus:
         self._policy_loss = None
         if trainer.use_adaptive_entropy:
             total, tokens = trainer.accelerator.reduce(window, reduction="sum").tolist()
-            entropy = total / max(tokens, 1.0)
-            if entropy <= args.entropy_target:
-                trainer.entropy_coef = min(
-                    trainer.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max
-                )
-            else:
-                trainer.entropy_coef = max(
-                    trainer.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min
-                )
-            trainer._last_world_entropy = entropy
+            if tokens:  # else there is no entropy to follow; TRL takes it for 0
+                self._adapt(total / tokens)
         trainer._metrics["train"]["entropy_coef"].append(trainer.entropy_coef)
+
+    def _adapt(self, entropy: float) -> None:
+        trainer, args = self._trainer, self._trainer.args
+        if entropy <= args.entropy_target:
+            coefficient = min(trainer.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max)
+        else:
+            coefficient = max(trainer.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min)
+        trainer.entropy_coef, trainer._last_world_entropy = coefficient, entropy

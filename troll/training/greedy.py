@@ -1,12 +1,29 @@
 """The greedy response to every prompt, whose reward is the baseline of ReMax."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from trl.data_utils import is_conversational
+
+from troll.common.errors import UserError
+
+
+def check_greedy(trainer: Any) -> None:
+    """Refuses rollouts that cannot be repeated greedily.
+
+    Raises:
+        UserError: responses are not the trainer's own, or come from an environment with a state.
+    """
+    for name in ("rollout_func", "environment_factories"):
+        if getattr(trainer, name, None) is not None:
+            option = "environment_factory" if name == "environment_factories" else name
+            raise UserError(
+                f"estimator 'remax' needs a greedy response to every prompt, which {option} does not give; "
+                "leave it out or choose another estimator, such as 'rloo'"
+            )
 
 
 def greedy_rewards(trainer: Any, inputs: list[dict[str, Any]]) -> Tensor:
@@ -19,13 +36,9 @@ def greedy_rewards(trainer: Any, inputs: list[dict[str, Any]]) -> Tensor:
     """
     prompts = inputs[:: trainer.num_generations]
     texts = [item["prompt"] for item in prompts]
-    prompt_ids, images, fields = trainer._tokenize_prompts(copy.deepcopy(texts))
-    with _greedy(trainer):
-        ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, 1)
-    responses: list[Any] = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
-    if is_conversational(prompts[0]):
-        responses = [[{"role": "assistant", "content": text}] for text in responses]
-    trainer._calculate_rewards(prompts, texts, responses, ids)
+    with _greedy(trainer), _unseen(trainer):
+        _, ids, _, responses, *_ = trainer._generate(texts)
+        trainer._calculate_rewards(prompts, texts, responses, ids)
     rewards: Tensor = trainer.total_rewards(len(prompts))
     trainer._report("greedy_success", rewards.mean())
     trainer.generated_samples += len(prompts) * trainer.accelerator.num_processes
@@ -43,3 +56,19 @@ def _greedy(trainer: Any) -> Iterator[None]:
         yield
     finally:
         trainer.generation_config = sampling
+
+
+@contextmanager
+def _unseen(trainer: Any) -> Iterator[None]:
+    """What is measured of responses, by TRL or by rewards, is that of the samples alone."""
+    names = ("_metrics", "_pending_metrics", "_pending_extra_logs")
+    kept = {name: getattr(trainer, name) for name in names}
+    tokens = trainer.state.num_input_tokens_seen
+    trainer._metrics = {mode: defaultdict(list) for mode in kept["_metrics"]}
+    trainer._pending_metrics, trainer._pending_extra_logs = defaultdict(list), defaultdict(list)
+    try:
+        yield
+    finally:
+        trainer.state.num_input_tokens_seen = tokens
+        for name, value in kept.items():
+            setattr(trainer, name, value)

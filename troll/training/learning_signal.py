@@ -12,7 +12,6 @@ from troll.experiment.settings import Overlong
 from troll.training.batches import loss_mask, overlong_penalty
 from troll.training.critic import Critic, explained_variance
 from troll.training.diagnostics import Report
-from troll.training.old_policy import LOG_PROBS
 from troll.training.reference_kl import ReferenceKL
 
 
@@ -76,7 +75,7 @@ class LearningSignal:
         everyone, groups = self.add_groups(output, group_size)
         kl_rewards = None
         if self._reference_kl is not None:
-            kl_rewards = self._reference_kl.measure(output[LOG_PROBS], output["ref_per_token_logps"], mask)
+            kl_rewards = self._reference_kl.measure(output, mask)
         if self._estimator is None:
             return
         values = self._critic.values(output, mask) if self._critic else None

@@ -1,9 +1,16 @@
-"""The order of prompts, the same whenever a run goes on in the middle of it."""
+"""The order of prompts, rollout batches and random streams: the same whenever a run goes on in the middle."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
+
+from troll.algorithms.trust_regions import TrustRegion
+from troll.common.seeding import derive_seed
+from troll.training.batches import step_counts
+from troll.training.policy_lag import PolicyLag
 
 
 class ResumableSampler(RepeatSampler):
@@ -34,3 +41,71 @@ class ResumableSampler(RepeatSampler):
             for _ in range(self._epoch()):
                 torch.randperm(self.num_samples, generator=self.generator)
         yield from super().__iter__()
+
+
+class OrderedTrainer(GRPOTrainer):
+    """TRL's trainer, which takes an optimiser step's micro-batches at its beginning.
+
+    The weights are the same throughout a step, so that a rollout batch that begins in the middle of it can be
+    sampled then. Its tokens are known to the normalisers of the whole step, however steps and rollout batches
+    overlap.
+    """
+
+    trust_region: TrustRegion
+    policy_lag: PolicyLag
+    step_inputs: list[dict[str, Any]] = []  # noqa: RUF012 - never added to
+    """Micro-batches of this optimiser step, each with the counts of `troll.training.batches.step_counts`."""
+    _step_begun = 0
+    _fetched: list[Any] | None = None
+
+    @property
+    def rollout_batch(self) -> int:
+        """Number of the rollout batch that is sampled or learnt from now, from 0."""
+        return int(self._step // self._generate_every)
+
+    @property
+    def place_in_step(self) -> int:
+        """Number of the micro-batch in its optimiser step, from 0."""
+        return int(self._step - self._step_begun)
+
+    @property
+    def _generate_every(self) -> int:
+        return int(self.args.steps_per_generation * self.num_iterations)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        return ResumableSampler(sampler, lambda: int(self.state.epoch or 0))
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """What transformers fetches for an optimiser step: a generation batch for each micro-batch."""
+        fetched = super().get_batch_samples(*args, **kwargs)
+        self._fetched, self.step_inputs, self._step_begun = fetched[0], [], self._step
+        return fetched
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if not self.model.training:
+            self._seed_rollouts("validation")
+            return step_counts([super()._prepare_inputs(generation_batch)], self.accelerator)[0]
+        if self.place_in_step >= len(self.step_inputs):
+            self._begin_step(self._fetched or [generation_batch])
+        if self._step % self._generate_every == 0:
+            self.trust_region.start_batch()
+        return self.step_inputs[self.place_in_step]
+
+    def _begin_step(self, generation_batches: list[Any]) -> None:
+        """Takes the micro-batches of a step, and samples each rollout batch that begins in it."""
+        begun, inputs = self._step, []
+        try:
+            for number, batch in enumerate(generation_batches, start=begun):
+                self._step = number
+                if number % self._generate_every == 0 or self._buffered_inputs is None:
+                    self._seed_rollouts("rollout")
+                    self.policy_lag.start_batch(self.rollout_batch)
+                inputs.append(super()._prepare_inputs(batch))
+        finally:
+            self._step = self._step_begun = begun
+        self._fetched, self.step_inputs = None, step_counts(inputs, self.accelerator)
+
+    def _seed_rollouts(self, stream: str) -> None:
+        coordinates = {"seed": self.args.seed, "process": self.accelerator.process_index}
+        torch.manual_seed(derive_seed(stream=stream, batch=self.rollout_batch, **coordinates) % 2**63)

@@ -18,7 +18,7 @@ from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics, Report
 from troll.training.entropy_bonus import EntropyBonus
 from troll.training.old_policy import OldPolicy
-from troll.training.reference_kl import ReferenceKL, trl_reference_kl
+from troll.training.reference_kl import COEFFICIENT, ReferenceKL, trl_reference_kl
 
 STEP_TOKENS = "rule_step_tokens"
 STEP_SEED = "rule_step_seed"
@@ -96,7 +96,7 @@ class PolicyLoss:
         if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
             per_token = per_token * inputs["importance_sampling_ratio"]
         if "ref_per_token_logps" in inputs:
-            weighted, kl = self._reference_loss(new, old, inputs["ref_per_token_logps"], mask)
+            weighted, kl = self._reference_loss(new, old, inputs, mask)
             per_token, metrics = per_token + weighted, metrics | kl
         loss = aggregate(
             per_token,
@@ -180,11 +180,13 @@ class PolicyLoss:
         return kept
 
     def _reference_loss(
-        self, new: TokenPolicy, old: TokenPolicy, reference: Tensor, mask: Tensor
+        self, new: TokenPolicy, old: TokenPolicy, inputs: dict[str, Any], mask: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted KL to the reference [B, T]: the regulariser's, else TRL's; and TRL's measure of it."""
+        reference = inputs["ref_per_token_logps"]
         if self._reference_kl is not None:
-            return self._reference_kl.loss(new.log_probs, old.log_probs, reference, mask), {}
+            batch = (new.log_probs, old.log_probs, reference, mask, inputs.get(COEFFICIENT))
+            return self._reference_kl.loss(*batch), {}
         kl = trl_reference_kl(
             new.log_probs,
             old.log_probs,

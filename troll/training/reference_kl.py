@@ -10,6 +10,10 @@ from torch import Tensor
 from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
 from troll.experiment.settings import Regulariser
 from troll.training.diagnostics import Report
+from troll.training.old_policy import LOG_PROBS
+
+COEFFICIENT = "reference_kl_coefficient"
+"""Name of the coefficient in a rollout batch whose KL it weighs: a scalar in main memory."""
 
 
 class ReferenceKL:
@@ -29,46 +33,64 @@ class ReferenceKL:
             target=settings.target or 1.0,  # not looked at where nothing adapts
             adaptive=settings.target is not None,
         )
-        # Of the current rollout batch: its loss has the coefficient that its rewards have.
+        # Of the rollout batch that was measured last; validation has it, too.
         self._coefficient = self.controller.coefficient
 
-    def measure(self, old_log_probs: Tensor, reference: Tensor, mask: Tensor) -> Tensor | None:
+    def measure(self, batch: dict[str, Any], mask: Tensor) -> Tensor | None:
         """Reports the KL of a rollout batch, adapts the coefficient, and gives the KL as rewards.
 
         Args:
-            old_log_probs: [B, T] of the policy that sampled.
-            reference: [B, T] of the reference.
+            batch: with the log-probs [B, T] of the policy that sampled and of the reference; gets
+                `COEFFICIENT`, so that its loss has the coefficient that its rewards have.
             mask: [B, T].
 
         Returns:
             Rewards [B, T], or none where the KL belongs into the loss.
         """
-        estimate = kl_estimate(old_log_probs, reference, mask, self._settings.estimate)
+        estimate = kl_estimate(batch[LOG_PROBS], batch["ref_per_token_logps"], mask, self._settings.estimate)
         coefficient = self._coefficient = self.controller.coefficient
-        per_response = estimate.sum(1) / mask.sum(1).clamp(min=1)
-        measured = self._accelerator.gather(per_response)
-        self._report("kl_to_reference", measured.mean())
+        batch[COEFFICIENT] = torch.tensor(coefficient, dtype=torch.float64)
+        tokens = mask.sum(1).to(estimate)
+        found = torch.stack([estimate.sum(1) / tokens.clamp(min=1), tokens], dim=1)
+        measured, tokens = self._accelerator.gather(found).unbind(1)
+        if tokens.any():  # else there is nothing that a KL could be measured at
+            self._report("kl_to_reference", measured.mean())
+            self.controller.after_step(float(measured.mean()), len(measured))
         self._report("kl_coefficient", coefficient)
-        self.controller.after_step(float(measured.mean()), len(measured))
         return -coefficient * estimate if self._settings.applied_to == "reward" else None
 
-    def loss(self, new_log_probs: Tensor, old_log_probs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-        """The weighted KL [B, T] of the policy being trained; 0 where it belongs into the rewards."""
+    def loss(
+        self,
+        new_log_probs: Tensor,
+        old_log_probs: Tensor,
+        reference: Tensor,
+        mask: Tensor,
+        coefficient: Tensor | None = None,
+    ) -> Tensor:
+        """The weighted KL [B, T] of the policy being trained; 0 where it belongs into the rewards.
+
+        Args:
+            new_log_probs: [B, T]; differentiable.
+            old_log_probs: [B, T].
+            reference: [B, T].
+            mask: [B, T].
+            coefficient: `COEFFICIENT` of the batch; none takes the last one.
+        """
         if self._settings.applied_to == "reward":
             return torch.zeros_like(mask)
         kl = kl_estimate(new_log_probs, reference, mask, self._settings.estimate)
         if self._settings.importance_weighted:
             kl = kl * torch.exp(new_log_probs - old_log_probs)
-        return self._coefficient * kl
+        return (self._coefficient if coefficient is None else float(coefficient)) * kl
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        return self.controller.state_dict()
+        return self.controller.state_dict() | {"batch_coefficient": self._coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up a saved state."""
+        """Takes up a saved state; of one without the batch's coefficient no batch has begun."""
         self.controller.load_state_dict(state)
-        self._coefficient = self.controller.coefficient
+        self._coefficient = float(state.get("batch_coefficient", self.controller.coefficient))
 
 
 def trl_reference_kl(

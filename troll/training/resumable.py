@@ -1,28 +1,50 @@
-"""What of a trust region's trainer goes into checkpoints, and comes back."""
+"""What of a trust region's trainer goes into checkpoints, and comes back, whoever saves and resumes.
 
+Beside TRL's own files a checkpoint has `STATE`: adaptive coefficients, running moments, the constraint check,
+and numbers that wait to be logged. One inside of a rollout batch also has the rest of the batch, a file for
+each process. Critic, policy lag and a reference that is synchronised have files of their own.
+"""
+
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
+import torch
+from accelerate.utils import broadcast_object_list
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.serialization import default_restore_location
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from troll.algorithms.advantages import Estimator
-from troll.algorithms.trust_regions import ConstraintCheck, TrustRegion
+from troll.algorithms.trust_regions import ConstraintCheck
+from troll.common.errors import UserError
+from troll.common.files import atomic_path, read_json, write_json
+from troll.common.progress import say
+from troll.training.checkpoints import COMPLETE
 from troll.training.critic import Critic
-from troll.training.policy_lag import PolicyLag
+from troll.training.dynamic_sampling import BatchNotFilledError
+from troll.training.order import OrderedTrainer
 from troll.training.reference_kl import ReferenceKL
 
+STATE = "method_state.json"
+ROLLOUTS = "rollouts_{process}.pt"
+REFERENCE = "reference.pt"
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
-class ResumableTrainer(GRPOTrainer):
+
+class ResumableTrainer(OrderedTrainer):
     """TRL's trainer with the state of a method: `TrustRegionTrainer` sets the parts."""
 
-    trust_region: TrustRegion
+    control: Any  # transformers'
     estimator: Estimator | None
     constraint_check: ConstraintCheck
     reference_kl: ReferenceKL | None
-    policy_lag: PolicyLag
     critic: Critic | None
     generated_samples: int
 
@@ -35,37 +57,181 @@ class ResumableTrainer(GRPOTrainer):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
+    def _names(self) -> dict[str, str]:
+        return {name: part.name for name, part in self._stateful().items() if hasattr(part, "name")}
+
     def method_state(self) -> dict[str, Any]:
         """What a resumed run needs beside model, optimiser and scheduler; plain data."""
         states = {name: part.state_dict() for name, part in self._stateful().items()}
-        return states | {"generated_samples": self.generated_samples}
+        return states | {"names": self._names(), "generated_samples": self.generated_samples}
 
-    def load_method_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `method_state` gave."""
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
-        self.generated_samples = state["generated_samples"]
+    def load_method_state(self, state: Mapping[str, Any]) -> list[str]:
+        """Takes up what `method_state` gave.
+
+        Returns:
+            What has a state of its own and found none there, or that of another rule: it is as it was.
+        """
+        names, missing = state.get("names", {}), []
+        for part, holder in self._stateful().items():
+            name = getattr(holder, "name", None)
+            if part in state and names.get(part, name) == name:
+                holder.load_state_dict(state[part])
+            elif holder.state_dict():
+                missing.append(part.replace("_", " ") + (f" {name!r}" if name else ""))
+        if "generated_samples" in state:
+            self.generated_samples = int(state["generated_samples"])
+        else:
+            missing.append("count of generated samples")
+        return missing
+
+    # Saving
+
+    def _begin_step(self, generation_batches: list[Any]) -> None:
+        """Where dynamic sampling gives up, the state is saved as it was before the step, if there was one."""
+        buffered, state = self._buffered_inputs, self.method_state()
+        try:
+            super()._begin_step(generation_batches)
+        except BatchNotFilledError:
+            self._buffered_inputs = buffered
+            self.load_method_state(state | {"generated_samples": self.generated_samples})
+            if self.state.global_step:
+                self._save_checkpoint(self.model, trial=None)
+                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+            raise
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         directory = Path(self._get_output_dir(trial=trial)) / name
         try:
             super()._save_checkpoint(model, trial)
-            self.policy_lag.save(directory)
-            if self.critic is not None:
-                self.critic.save(directory)
         except Exception:
             if self.accelerator.is_main_process:
                 shutil.rmtree(directory, ignore_errors=True)  # gives the space back that may have run out
             raise
         self.accelerator.wait_for_everyone()  # whoever marks it complete must see all files
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """With the optimiser, which ``save_only_model`` leaves out; and before a checkpoint is uploaded."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        directory = Path(output_dir)
+        directory.mkdir(parents=True, exist_ok=True)  # the main process may not have begun it yet
+        self.policy_lag.save(directory)
+        if self.critic is not None:
+            self.critic.save(directory)
+        if self.args.sync_ref_model:
+            reference = get_model_state_dict(self.ref_model, options=_WHOLE)
+            if self.accelerator.is_main_process:
+                _save(reference, directory / REFERENCE)
+        if self._step % self._generate_every:
+            rest = {"cut": self._cut(), "inputs": self._buffered_inputs}
+            _save(rest, directory / ROLLOUTS.format(process=self.accelerator.process_index))
+        if self.args.should_save:
+            waiting = {
+                name: [v for v in values if math.isfinite(v)]
+                for name, values in self._metrics["train"].items()
+            }
+            write_json(directory / STATE, self.method_state() | {"metrics": waiting})
+
+    def _cut(self) -> dict[str, int]:
+        """What a rollout batch is cut by: rollouts that were saved fit a run with the same alone."""
+        args = self.args
+        return {
+            "processes": self.accelerator.num_processes,
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "steps_per_generation": args.steps_per_generation,
+            "num_iterations": self.num_iterations,
+        }
+
+    # Loading
+
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
-        if checkpoint is not None:
-            self.policy_lag.load(Path(checkpoint))
         if self.critic is not None:
             self.critic.prepare()
-            if checkpoint is not None:
-                self.critic.load(Path(checkpoint))
+        self._step, self._buffered_inputs = self._micro_batches_done(train_dataloader), None
+        if checkpoint is not None:
+            self._load(Path(checkpoint))
         return prepared
+
+    def _micro_batches_done(self, dataloader: Any) -> int:
+        """Micro-batches before the next step; the last step of an epoch may have fewer than others."""
+        step, parts = self.state.global_step, self.args.gradient_accumulation_steps
+        if not has_length(dataloader):
+            return int(step * parts)
+        of_epoch = len(dataloader)
+        epochs, steps = divmod(step, -(-of_epoch // parts))
+        return int(epochs * of_epoch + steps * parts)
+
+    def _load(self, directory: Path) -> None:
+        self.policy_lag.load(directory)
+        if self.critic is not None:
+            self.critic.load(directory)
+        missing = self._load_state(directory)
+        if self.args.sync_ref_model and not self._load_reference(directory):
+            missing.append("reference model")
+        if self._step % self._generate_every and not self._load_rollouts(directory):
+            missing.append("rollout batch at hand")
+        if missing and self.accelerator.is_main_process:
+            say(
+                f"warning: {directory}: a checkpoint of another trainer, configuration or version; the "
+                f"following is not in it and begins anew: {', '.join(missing)}"
+            )
+
+    def _load_state(self, directory: Path) -> list[str]:
+        """Every process gets what the main one reads; what begins anew."""
+        read = [_read_state(directory) if self.accelerator.is_main_process else None]
+        state = broadcast_object_list(read)[0]
+        if isinstance(state, UserError):
+            raise state
+        try:
+            for name, values in state.get("metrics", {}).items():
+                self._metrics["train"][name] = list(values)
+            return self.load_method_state(state)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{directory / STATE}: not what a checkpoint holds ({error!r}); resume an older checkpoint"
+            ) from None
+
+    def _load_reference(self, directory: Path) -> bool:
+        if not (directory / REFERENCE).exists():
+            return False
+        weights = torch.load(directory / REFERENCE, map_location="cpu", weights_only=True)
+        set_model_state_dict(self.ref_model, weights, options=_WHOLE)
+        return True
+
+    def _load_rollouts(self, directory: Path) -> bool:
+        """Whether every process has found its part of the rollout batch."""
+        path, device = directory / ROLLOUTS.format(process=self.accelerator.process_index), self.args.device
+        rest = None
+        if path.exists():
+            # What waited in main memory does so again; the number of a device may be another one.
+            rest = torch.load(
+                path,
+                map_location=lambda storage, place: (
+                    storage if place == "cpu" else default_restore_location(storage, str(device))
+                ),
+                weights_only=True,
+            )
+        found = rest is not None and rest["cut"] == self._cut()
+        if not int(self.accelerator.gather(torch.tensor([int(found)], device=device)).min()):
+            return False
+        assert rest is not None
+        self._buffered_inputs = rest["inputs"]
+        return True
+
+
+def _read_state(directory: Path) -> Any:
+    """The state in a checkpoint, empty where it has none; or what is wrong with it, for all processes."""
+    old = directory / COMPLETE  # where `troll train` had it until 0.2
+    try:
+        if (directory / STATE).exists():
+            return read_json(directory / STATE)
+        return read_json(old).get("method", {}) if old.exists() else {}
+    except UserError as error:
+        return error
+
+
+def _save(value: Any, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        torch.save(value, temporary)

@@ -210,9 +210,7 @@ def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: st
         pretraining_rows=_pretraining_rows(config, tokenizer),
     )
     metrics = MetricsCallback(out / "metrics.jsonl", training.steps_per_batch)
-    checkpoints = CheckpointCallback(
-        digest_of_json(config.model_dump()), trainer, metrics, training.checkpoints_kept
-    )
+    checkpoints = CheckpointCallback(digest_of_json(config.model_dump()), metrics, training.checkpoints_kept)
     stop = StopOnSignal(config.run_id, training.steps_per_batch, trainer.accelerator)
     for callback in (
         metrics,

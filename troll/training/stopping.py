@@ -13,8 +13,9 @@ from troll.common.signals import held_signal
 class StopOnSignal(TrainerCallback):
     """Saves and stops where a rollout batch ends, once SIGUSR1 or SIGTERM waits; see `troll.common.signals`.
 
-    A checkpoint inside of a rollout batch would lose its rollouts. Whoever sends the signal has to leave the
-    time for the rest of the batch; a process that is killed earlier goes on from its last checkpoint.
+    A checkpoint inside of a rollout batch would have to hold its rollouts. Whoever sends the signal has to
+    leave the time for the rest of the batch; a process that is killed earlier goes on from its last
+    checkpoint.
 
     Args:
         name: of the run.

@@ -25,21 +25,20 @@ from torch import Tensor
 
 from troll.algorithms.trust_regions import ConstraintCheck
 from troll.common.errors import UserError
-from troll.common.seeding import derive_seed
-from troll.training.batches import loss_mask, parts_within, scaled, step_counts
+from troll.training.batches import loss_mask, parts_within
 from troll.training.config import TrustRegionConfig
 from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
-from troll.training.dynamic_sampling import BatchNotFilledError, DynamicSampler
+from troll.training.dynamic_sampling import DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
-from troll.training.greedy import greedy_rewards
+from troll.training.greedy import check_greedy, greedy_rewards
 from troll.training.head import add_sparse_lm_head, tell_positions
 from troll.training.learning_signal import LearningSignal
 from troll.training.old_policy import LOG_PROBS, OldPolicy
-from troll.training.order import ResumableSampler
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
+from troll.training.prompts import end_rollouts
 from troll.training.reference_kl import ReferenceKL
 from troll.training.resumable import ResumableTrainer
 from troll.training.trl_options import check_model
@@ -61,7 +60,6 @@ class TrustRegionTrainer(ResumableTrainer):
     """
 
     _tag_names = ["trl", "troll"]  # noqa: RUF012 - TRL's own declaration
-    control: Any  # transformers'
 
     def __init__(
         self,
@@ -90,12 +88,15 @@ class TrustRegionTrainer(ResumableTrainer):
         super().__init__(model, reward_funcs, args=args, **kwargs)
         whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
         check_model(args, whole, None if self.use_vllm else self.generation_config)
+        end_rollouts(self, whole)
         tell_positions(whole)
         if self.ref_model is not None:
             tell_positions(self.accelerator.unwrap_model(self.ref_model))
         self.trust_region, self.estimator = args.make_trust_region(), args.make_estimator()
         self.aggregation = args.aggregation_for(self.trust_region, self.estimator)
         args.check_rollouts(self.train_dataset)
+        if self.estimator is not None and self.estimator.info.needs_greedy:
+            check_greedy(self)
         self.diagnostics = Diagnostics(self.accelerator)
         self.constraint_check = ConstraintCheck()
         self.entropy_bonus = EntropyBonus(self)
@@ -165,65 +166,25 @@ class TrustRegionTrainer(ResumableTrainer):
     # Rollouts
 
     @property
-    def rollout_batch(self) -> int:
-        """Number of the rollout batch that is sampled or learnt from now, from 0."""
-        parts = self.args.gradient_accumulation_steps
-        return (self.state.global_step * parts + self._step % parts) // self._generate_every
-
-    @property
-    def _generate_every(self) -> int:
-        return self.args.steps_per_generation * self.num_iterations
-
-    @property
     def _micro_batches(self) -> int:
         """Micro-batches of this optimiser step, as transformers counts them: the last may have fewer."""
         return getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        sampler = super()._get_train_sampler(dataset)
-        return ResumableSampler(sampler, lambda: int(self.state.epoch or 0))
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        training = self.model.training
-        fresh = training and (self._step % self._generate_every == 0 or self._buffered_inputs is None)
-        if fresh or not training:
-            stream = "rollout" if training else "validation"
-            coordinates = {"seed": self.args.seed, "process": self.accelerator.process_index}
-            torch.manual_seed(derive_seed(stream=stream, batch=self.rollout_batch, **coordinates) % 2**63)
-        if fresh:
-            self.policy_lag.start_batch(self.rollout_batch)
-            self.trust_region.start_batch()
-        inputs = super()._prepare_inputs(generation_batch)
-        if fresh:
-            step_counts(self._buffered_inputs, self.args.gradient_accumulation_steps, self.accelerator)
-        elif not training:
-            step_counts([inputs], 1, self.accelerator)
-        size = self._micro_batches / self.args.gradient_accumulation_steps
-        return inputs | scaled(inputs, size) if training and size != 1 else inputs
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if not self.model.training:
             output = self._sample_now(inputs)
             self.signal.add_groups(output, self.num_generations_eval)
             return output
-        output = self._sample(inputs) if self.dynamic_sampler is None else self._fill(inputs)
+        if self.dynamic_sampler is None:
+            output = self._sample(inputs)
+        else:
+            batch, step = self.rollout_batch, self.state.global_step
+            output = self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
         if self.reference_kl is not None and LOG_PROBS not in output:
             output |= self._score(output)
         self.signal.add(output, self.num_generations)
         self._metrics["train"]["generated_samples"] = [float(self.generated_samples)]
         return output
-
-    def _fill(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Dynamic sampling; the state is saved where it gives up, unless there was no step yet."""
-        assert self.dynamic_sampler is not None
-        batch, step = self.rollout_batch, self.state.global_step
-        try:
-            return self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
-        except BatchNotFilledError:
-            if step:
-                self._save_checkpoint(self.model, trial=None)
-                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-            raise
 
     def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch to learn from, sampled by the policy as it is or as it was."""
@@ -376,7 +337,8 @@ class TrustRegionTrainer(ResumableTrainer):
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
         self.entropy_bonus.finish_step()
-        self.trust_region.after_step(summary)
+        if summary:  # a step without a token tells nothing
+            self.trust_region.after_step(summary)
+            self.constraint_check.update(summary)
         if self.trust_region.may_stop:
             self._metrics["train"]["update_skipped"].append(float(self.trust_region.stopped))
-        self.constraint_check.update(summary)

@@ -1,6 +1,5 @@
 """What trust regions need that look beyond a micro-batch: all tokens of a step, and leaving a batch early."""
 
-from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +25,12 @@ class WholeStep:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._key: Hashable = None
+        self._step: list[dict[str, Any]] | None = None
         self._tokens: StepTokens | None = None
         self._starts: list[list[int]] = []
 
     def add(self, model: Any, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The parts of the micro-batch at hand, with what the rule needs to know of its optimiser step.
-
-        Where a step spans generation batches, that is the batch at hand, as in
-        `troll.training.batches.step_counts`.
 
         Args:
             model: as it is before the step's update.
@@ -43,17 +39,15 @@ class WholeStep:
         trainer = self._trainer
         if not (trainer.trust_region.needs_step and trainer.model.training):
             return parts
-        window, every = trainer.args.gradient_accumulation_steps, trainer.args.steps_per_generation
-        place, step = trainer._step % every, trainer.state.global_step
-        start = place // window * window
-        seed = derive_seed(stream="trust-region", seed=trainer.args.seed, step=step) % 2**63
-        key = (step, trainer._step // every, start)
-        if key != self._key:
-            self._key = key
-            self._collect(model, trainer._buffered_inputs[start : start + window], seed)
+        seed = (
+            derive_seed(stream="trust-region", seed=trainer.args.seed, step=trainer.state.global_step) % 2**63
+        )
+        if trainer.step_inputs is not self._step:
+            self._step = trainer.step_inputs
+            self._collect(model, trainer.step_inputs, seed)
         if self._tokens is None:
             return [part | {STEP_SEED: seed} for part in parts]
-        starts = self._starts[place - start]
+        starts = self._starts[trainer.place_in_step]
         return [
             part | {STEP_TOKENS: replace(self._tokens, start=first), STEP_SEED: seed}
             for part, first in zip(parts, starts, strict=True)
