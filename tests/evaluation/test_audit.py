@@ -11,7 +11,6 @@ from troll.common.files import write_json
 from troll.evaluation.audit import audit as auditing
 from troll.evaluation.audit import code_judges as judging
 from troll.evaluation.audit import pairs, paraphrases
-from troll.evaluation.audit.agreement import disagreement_table, verdicts
 from troll.evaluation.audit.audit import audit, audit_hostile, require_passed
 from troll.evaluation.audit.cases import (
     EXPLANATIONS,
@@ -27,7 +26,7 @@ from troll.evaluation.audit.cases import (
 )
 from troll.evaluation.audit.code_judges import code_judges
 from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
-from troll.evaluation.audit.notations import audit_forms, audit_pairs
+from troll.evaluation.audit.notations import audit_forms, audit_pairs, disagreement_table, verdicts
 from troll.evaluation.audit.pairs import PAIRS
 from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
 from troll.evaluation.audit.speed import speed

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import threading
 from types import SimpleNamespace
@@ -129,6 +130,279 @@ def test_rewards_ask_for_the_exact_value_and_evaluation_is_math_verify_as_publis
     assert dict(zip(DIFFERENT, paid, strict=True)) == {case: case[3] for case in DIFFERENT}
 
 
+# Lines of a reference, right answers (✓) and wrong ones (✗), by kind.
+ANSWERS = {
+    "letters": r"""
+\pi r^{2} h ✓ h\pi r^2 ✗ \pi r^{2}
+\frac12 ab ✓ \frac{ab}{2} ✗ \frac12
+p q r s ✓ pqrs ✗ p
+5 ✗ 5t ✗ 5m ✗ 5 g ✗ 5s ✗ 5h ✗ 5c ✗ 5d ✗ 5l ✗ 5 o
+6 ✗ 6 less ✗ 6 more
+5t ✓ t5 ✗ 5
+\frac{1}{m} t ✓ \frac tm ✓ \frac{t}{m} ✗ \frac1m
+x^{2} t ✗ x^{2}
+\frac{1}{2} m v^{2} ✓ \frac{m v^2}{2} ✗ \frac{1}{2} m
+v t ✓ vt ✓ tv ✗ v
+v ✗ v t
+\frac{a}{b} c ✗ \frac{a}{b}
+2 h ✗ 2
+2 ✗ 2 bc
+2 ab ✗ 2
+e^{x} t ✗ e^{x}
+\sqrt{2} g h ✗ \sqrt{2} g
+\sqrt{2gh} ✗ \sqrt{2gh} t
+12 ✗ 12 st
+n^{2} ✗ n^{2} d
+10 ✗ 10 by
+3 ✗ 3 per
+9 ✗ 9 th
+\frac{3}{4} ✗ \frac{3}{4} o
+7 ✗ 7 increase
+a\cdot b\cdot c ✓ abc
+v\cdot t ✓ vt
+abc ✓ cba ✓ a\cdot b\cdot c
+\frac{1}{2}gt^2 ✓ \frac{g t^{2}}{2}
+2ab+c ✓ c+2ab
+m g h ✓ mgh
+""",
+    "units": r"""
+5 ✓ 5\text{ cm} ✓ 5 cm ✓ \$5 ✓ 5\text{ mph} ✓ 5厘米 ✓ 5\text{厘米} ✓ USD 5 ✓ 5 apples ✓ 5\ \mathrm{m}
+5 ✓ 5\,\mathrm{kg\cdot m/s^2} ✓ 5.cm ✓ 5~\text{cm} ✓ \text{5 cm} ✓ \text{\$5} ✓ \$ 5 ✓ 5 $ ✓ 5\$ ✓ 5 km/h
+5 ✓ 5\text{ m/s} ✓ 5 米 ✓ 5 个 ✓ 5度 ✓ 5名 ✓ 5\text{ meters per second} ✓ 5 \text{cm}^{2} ✗ 5\text{ hundred}
+5 ✗ 5\text{ six} ✗ \$5\text{ or }\$6 ✗ 5x ✗ x5 ✗ 5 m/s ✗ 5\,m/s ✗ 5 percent
+30 ✓ 30^\circ
+15\mbox{ cm}^2 ✓ 15 ✓ 15\text{ square centimeters} ✗ 15\text{ cm}
+864 \mbox{ inches}^2 ✓ 864
+5.4 \text{ cents} ✓ 5.4
+\$18.90 ✓ 18.9
+\frac{270}7\text{ degrees} ✓ \frac{270}{7}
+30^\circ ✓ 30 ✓ \frac{\pi}{6} ✓ 30\text{ degrees} ✓ \frac{\pi}{6}\text{ radians} ✓ 30度 ✗ 30\text{ radians}
+30^\circ ✗ 0.5236\text{ rad}
+5\text{ cm} ✓ 5 cm ✓ 5厘米 ✓ 50\text{ mm} ✓ 5\text{ centimeters} ✗ 5\text{ m} ✗ 5 m ✗ 5 mm ✗ 5米 ✗ 5 cm^2
+5 cm ✓ 5\text{ cm} ✓ 5
+99\pi \text{ square inches} ✓ 99\pi
+99\pi ✓ 99\pi\text{ square inches}
+25\,\text{km} ✓ 25 km
+3 \mathrm{ft} / \mathrm{s} ✓ 3 ✓ 3\text{ ft/s} ✓ 3\text{ feet per second}
+48 \mathrm{~km} / \mathrm{h} ✓ 48\text{ km/h} ✓ 48 km/h ✗ 48\text{ m/s}
+1620 \mathrm{~mm}^{2} ✓ 1620\text{ mm}^2
+5\text{ m} ✓ 5 m ✓ 500\text{ cm} ✓ x=5\text{ m}=500\text{ cm}
+1\text{ hour} ✓ 60\text{ minutes}
+\$5 ✓ 500\text{ cents} ✓ 5\text{ dollars} ✓ 5 USD ✗ 5\text{ cents}
+\frac{3}{4}\pi\text{ inches} ✓ \frac{3\pi}{4}
+5\sqrt2 ✓ 5\sqrt{2}\text{ cm}
+\frac{\pi}{6} ✓ 30^\circ ✓ 30\text{ degrees} ✗ 30
+575\text{ students} ✓ 575 ✓ 575 students
+100\text{ square units} ✓ 100
+25^{\circ} \mathrm{C} ✓ 25 ✓ 25°C ✓ 25\text{ degrees Celsius} ✓ 25^\circ ✗ 25^\circ F
+18\text{ ways.} ✓ 18
+12 ✓ 12元 ✓ 12个
+30000 ✓ 3万
+15 ✓ 15平方厘米
+32.50 ✓ \text{\$}32.50 ✓ \textdollar 32.50
+9\text{ a.m.} ✓ 9 ✗ 9\text{ p.m.}
+5\text{ dollars} ✗ 5\text{ cents}
+2\text{ hours} ✗ 2\text{ minutes}
+5\text{ cm}^2 ✗ 5\text{ cm}^3
+30\text{ radians} ✗ 30^\circ
+5\text{ kg} ✗ 5\text{ pounds}
+12\text{ square units} ✗ 12\text{ cubic units}
+\sqrt2\text{ cm} ✗ \sqrt{2}\text{ m}
+3 ✓ 3\text{ AM} ✗ 3万
+-5 ✗ 5\text{ below}
+5\text{ N} ✓ 5\,\mathrm{kg\cdot m/s^2}
+a ✗ a cm
+x ✗ x m
+10 ✓ 10 ft ✓ 10\text{ years old} ✗ 10ft
+10ft ✗ 10
+2mg ✗ 2
+2 ✗ 2 mg
+\frac{1}{2}mv^2 ✓ \frac12 mv^2\text{ J}
+\pi r^2 h ✓ \pi r^2 h\text{ cm}^3
+s ✓ s
+st ✗ s
+kt ✗ k
+n d ✗ n
+1000 ✓ \$1,000
+\$1,000 ✓ 1000
+\$0.50 ✓ 50\text{ cents} ✓ 50¢
+50\text{ cents} ✓ \$0.50 ✗ 0.50
+-\$0.50 ✓ -0.5
+-0.5 ✓ \$-0.50
+60\text{ mph} ✓ 60 ✓ 60\text{ miles per hour} ✗ 60\text{ km/h}
+5\text{ feet} ✓ 5\text{ ft} ✓ 60\text{ inches} ✗ 5'
+2.5\text{ hours} ✓ 150\text{ min}
+144 \mbox{ m}^3 ✓ 144\,m^3 ✓ 144\text{ cubic meters} ✓ 144\text{ m³} ✗ 144\text{ m²}
+90\text{ square units} ✓ 90
+0.25\,\text{ cm} ✓ \frac14\text{ cm}
+12 \text{ gm} ✓ 12\text{ g} ✓ 12\text{ grams} ✗ 12\text{ kg}
+7200 \mathrm{MB} ✓ 7.2\text{ GB}
+50\% ✓ 50\text{ per cent}
+6 ✓ 6\text{ units} ✗ 6\text{ less} ✗ 6\text{ less than x} ✗ 6\text{ units less}
+3\text{ PM} ✗ 3\text{ AM}
+""",
+    "alternatives": r"""
+12 ✓ x=12 ✓ x = 5+7 = 12 ✓ \{12\} ✓ \max(11,12) ✗ x = 1 \text{ or } x = 2 \text{ or } x=12
+12 ✗ x = 11 \text{ and } x=12 ✗ x = 11 \lor x = 12 ✗ 11 = 12 ✗ 11 \text{ or } 12 ✗ x = 11 \vee x = 12
+12 ✗ x=11; x=12 ✗ x=11, x=12 ✗ x_1=11, x_2=12 ✗ x = 11 \land x = 12 ✗ x = 11 \Rightarrow x = 12
+12 ✗ 11 \Rightarrow 12 ✗ x=11 \implies x=12 ✗ x=11\text{ hence }x=12 ✗ x=11 x=12 ✗ x=11 or x=12
+12 ✗ \text{either } 11 \text{ or } 12 ✗ 12 \text{ (or 11)} ✗ \begin{cases}x=11\\x=12\end{cases}
+12 ✗ x=11\\x=12 ✗ 11 or 12 ✗ x=11 \quad x=12 ✗ x=11 \text{ } x=12 ✗ x\in\{11,12\} ✗ y=11, x=12
+12 ✗ x=11 \text{ or } 12 ✗ 11 | 12 ✗ x = 11 \mid x = 12 ✗ \text{Answer } 11, \text{ no, } x=12
+12 ✗ x=12 \text{ or } x=11 ✗ x=11\to x=12 ✗ x=11\therefore x=12 ✗ x=11, \text{ so } x=12 ✗ x=11 / x=12
+12 ✗ x=11 & x=12 ✗ 11\neq x = 12 ✗ 12, \text{ or } 11 ✗ 12/11 ✗ 12 \cup 11 ✗ \text{12 or 11} ✗ 12 oder 11
+12 ✗ 12\text{ oder }11 ✗ 12\text{ otherwise }11 ✗ 12 ; 11 ✗ 12|11 ✗ 12\,/\,11 ✗ 12\vee11 ✗ 11\oplus12
+12 ✗ x=12\text{ (if) }x=11 ✗ 12=11 ✗ 12=x=11 ✗ x=12=11 ✗ 12\approx 11 ✗ x\approx 11=12 ✗ x=12, y=11
+12 ✗ [11,12] ✗ (11,12) ✗ x=11\text{ or }12 ✗ \begin{array}{c}x=11\\x=12\end{array} ✗ x=11 x=12
+12 ✗ x=11\newline x=12 ✗ x=11\cup x=12 ✗ x\ne 11, x=12 ✗ x=11, 12 ✗ x=11\quad\text{or}\quad x=12 ✗ 11<x=12
+12 ✗ x=11+12 ✗ x=11\lor12 ✗ x=12\lor x=12 ✗ x=11\,\,\text{or}\,\,x=12 ✗ x=11\mathrm{~or~}x=12
+12 ✗ x = 11 \operatorname{or} x=12 ✗ x = 11 \textbf{ or } x=12 ✗ x=11 OR x=12 ✗ x=11 ∨ x=12 ✗ x=11 \| x=12
+12 ✗ x=11 或 x=12 ✗ x=11、x=12 ✗ x=11; 12
+x=12 ✓ x=5+7=12 ✗ x=11 or x=12 ✗ x=11, x=12 ✗ x=11=12 ✗ x=12=11
+\frac12 ✗ x=\frac13 \text{ or } x=\frac12
+f(x)=x, f(x)=2-x ✓ f(x)=2-x, f(x)=x ✗ f(x)=2-x
+1,2 ✓ x\in\{1,2\} ✓ (1,2) ✗ 2 ✗ 1,1,2 ✗ 1\text{ and }2\text{ and }3
+1,2,12 ✓ x = 1 \text{ or } x = 2 \text{ or } x=12
+11,12 ✓ x = 11 \lor x = 12 ✓ 12 or 11 ✓ x_1=12, x_2=11 ✓ x=11\quad\text{or}\quad x=12
+11,12 ✓ x=11\mathrm{~or~}x=12 ✓ x = 11 \textbf{ or } x=12 ✓ x=11 ∨ x=12 ✓ x=11 或 x=12 ✓ 11、12 ✓ x=11，x=12
+\{11,12\} ✓ x=11 \text{ and } x=12
+x=11 or x=12 ✓ x=12,x=11
+f(x)=x,f(x)=-x ✓ f(x)=x\text{ or }f(x)=-x
+12\text{ and }13 ✓ 13,12
+7, -2, \text{ and } -5 ✓ -5,-2,7
+2\pm\sqrt3 ✓ x=2+\sqrt3 \text{ or } x=2-\sqrt3
+2+\sqrt3, 2-\sqrt3 ✓ x=2\pm\sqrt3
+1\pm\sqrt{19} ✓ x=1+\sqrt{19}, x=1-\sqrt{19}
+(1,2),(2,1) ✓ (x,y)=(2,1)\text{ or }(1,2) ✓ x=1,y=2 \text{ or } x=2,y=1
+x=\frac12 ✗ x=\frac13=\frac12
+no solution ✓ \text{no solution}
+\text{no solution} ✗ \emptyset
+1,2,3 ✓ 1,2\text{ and }3 ✓ 1,2,\text{ and }3 ✗ 1,2
+\{1,2,3\} ✓ 1,2,3
+(1,2] ✓ 1<x\le2
+""",
+    "names": r"""
+x=1,y=2 ✓ (1,2) ✓ y=2,x=1 ✓ (x,y)=(1,2) ✓ x=1 \text{ and } y=2 ✓ \begin{cases}x=1\\y=2\end{cases} ✓ 1,2
+x=1,y=2 ✗ (2,1) ✗ y=1,x=2 ✗ a=1,b=2 ✗ x=1 ✗ 2,1 ✗ X=1,Y=2
+(1,2) ✓ y=2,x=1 ✓ x=1,y=2 ✓ (x,y)=(1,2) ✓ (y,x)=(2,1) ✓ x=1\text{ and }y=2 ✓ y=2\text{ and }x=1 ✗ y=1,x=2
+(1,2) ✗ x=2,y=1 ✗ (x,y)=(2,1) ✗ x=1 ✗ (y,x)=(1,2)
+(1,2,3) ✓ z=3,x=1,y=2 ✗ x=1,z=2,y=3
+a=1,b=2,c=3 ✓ 1,2,3 ✗ 3,2,1
+\angle BEA_1=90,\angle AEB_1=90 ✓ 90,90
+f(n)=n, g(n)=1 ✓ g(n)=1,f(n)=n ✗ f(n)=1,g(n)=n
+X ✗ x
+Mm ✗ m^2
+MR=SRMC ✓ SRMC=MR
+E ✗ e
+ab ✗ AB
+x=5 ✗ y=5
+\Gamma ✗ \gamma
+12 ✗ 5\text{ 7}
+x ✓ \frac{x^2}{x}
+(3, \frac{\pi}{2}) ✓ r=3,\theta=\frac{\pi}{2} ✓ \theta=\frac{\pi}{2}, r=3 ✗ \theta=3, r=\frac{\pi}{2}
+(1,2),(3,4) ✓ (x,y)=(3,4),(1,2) ✓ (x,y)=(3,4)\text{ or }(x,y)=(1,2) ✓ x=1,y=2; x=3,y=4 ✗ (x,y)=(4,3),(1,2)
+(1,2),(3,4) ✗ x=1,y=2
+1,2 ✓ x=1,y=2
+x=1 ✓ 1 ✗ y=1
+1 ✓ y=1 ✓ 2^{10} \bmod 11 = 1
+A=1 ✗ a=1
+a=2, a=-6-4 \sqrt{2} ✓ 2,-6-4\sqrt2 ✗ a=-6-4\sqrt2
+k=3 ✓ 3
+AB=5 ✓ 5
+5 ✓ AB=5 ✓ |AB|=5 ✓ [ABC]=5 ✓ \text{Area} = 5 ✓ \text{Area of }ABC = 5\text{ cm}^2 ✓ $5$
+\frac12 ✓ P(X=1)=\frac12 ✓ \Pr[A|B]=1/2
+10 ✓ \binom{5}{2}=10
+2 ✗ 2^{10} \bmod 11 = 1
+y=2x+1 ✓ 2x-y+1=0 ✓ y-1=2x ✗ y=2x+2 ✗ x=2y+1
+R ✗ r
+\Omega ✗ \omega
+F=ma ✓ F=am ✗ f=ma
+""",
+    "angles": r"""
+\sin30^\circ ✗ \sin 30
+\sin30 ✗ \sin 30^\circ
+1 ✓ \tan45^\circ ✓ \sin 90^{\circ} ✓ \sin 90\degree
+\frac{\sqrt2}{2} ✓ \sin 45^\circ
+\frac{1}{2} ✓ \cos 60^{\circ} ✓ \cos(60°) ✗ \cos 60
+\sin 18^\circ ✓ \cos 72^\circ
+(45^{\circ}, 60^{\circ}) ✓ (45,60) ✓ (\frac{\pi}{4},\frac{\pi}{3})
+90^{\circ},60^{\circ} ✓ 60,90 ✓ 60^\circ, 90^\circ
+45^\circ ✓ \theta = 45^\circ ✓ \arctan 1=45^\circ ✓ \arctan 1
+\sin 60^\circ ✓ \frac{\sqrt3}{2}
+\frac{\sqrt3}{2} ✓ \sin(60^\circ) ✓ \sin{60^\circ}
+\frac{1}{4} ✓ \sin^2 30^\circ
+2 ✓ 4\sin30^{\circ}
+2\sin 10^\circ ✓ 2\sin(10^\circ) ✓ 2\sin\frac{\pi}{18} ✗ 2\sin 10
+\tan^{-1}(2) ✓ \arctan 2
+180^\circ - x ✓ 180-x
+90^\circ-\alpha ✓ 90^\circ - \alpha
+0 ✓ \cos\frac{\pi}{2} ✗ \cos 90
+""",
+    "inequalities": r"""
+2<x<3 ✓ 3>x>2 ✓ 2<x,x<3 ✗ 3>=x>2 ✗ 2<y<3 ✗ 3<x<2 ✗ 2<x
+(-\infty,1)\cup(3,\infty) ✓ x<1 or x>3 ✓ x<1\text{ or }x>3 ✗ x<1\text{ or }x\ge3
+x<1 or x>3 ✓ (-\infty,1)\cup(3,\infty) ✓ x>3, x<1
+x<1\text{ or }x>3 ✓ x>3 or x<1 ✗ x<1
+x>3 ✓ x>3\text{ or }x>4 ✗ x<1 \text{ or } x>3
+(2,3) ✓ x>2 and x<3
+1<x<2 ✓ 2>x>1 ✓ x>1 and x<2 ✓ x>1, x<2 ✓ 1<x\text{ and }x<2 ✗ x<1 or x>2
+x\le -1\text{ or }x\ge1 ✓ (-\infty,-1]\cup[1,\infty) ✓ |x|\ge1
+(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\text{ or }x\in[1,\infty)
+a<x<b ✓ b>x>a ✗ a>x>b
+""",
+    "typesetting": r"""
+e^{-1} ✓ \frac{1}{\mathrm e} ✓ \frac{1}{\text{e}} ✓ 1/\mathrm{e}
+\frac{9}{4} ✓ 2 1/4 ✓ 2\ 1/4
+-\frac{9}{4} ✓ -2 1/4
+2\frac14 ✓ 2 1/4
+2/4 ✗ 2 1/4
+5 ✓ \textcolor{red}{5} ✓ {\color{red}5} ✓ \color{red}{5} ✓ \underline{5} ✓ \underline{\underline{5}}
+5 ✓ \bf 5 ✓ {\bf 5} ✓ `5` ✓ \text{5} ✓ **5** ✓ \colorbox{yellow}{5} ✓ \ensuremath{5} ✓ \mathrm{5}
+5 ✓ \Large 5 ✓ \overline{AB}=5 ✓ \phantom{4}5 ✓ \rm 5 ✓ \mathtt{5} ✓ \textnormal{5}
+5 ✓ \fcolorbox{red}{white}{5} ✓ \color[rgb]{1,0,0}{5} ✓ \(5\) ✓ *5* ✗ \cancel{5} ✗ \underbrace{2+3}_{5}
+5 ✗ \mathbb{5} ✗ \sout{5} ✗ \cancel{4}5 ✗ \overline{5} ✗ \overset{!}{5} ✗ **5 ✗ "5"
+\frac{3}{4} ✓ \text{3/4} ✓ \mathbf{\frac{3}{4}} ✓ \textcolor{blue}{\frac34}
+57 ✗ 5\text{7}
+11_2 ✓ 11_{\text{two}} ✓ 11_\text{two} ✓ 11_{two} ✓ (11)_2 ✓ 11\text{ (base 2)} ✓ 11_{\mathrm{two}}
+11_2 ✓ 11_{(2)} ✓ 11_2 ✗ 11_{\text{three}}
+\text{no} ✗ on
+\text{odd} ✓ odd ✓ \text{Odd}
+\text{(E)} ✓ E ✓ \text{E}
+\text{even} ✗ \text{odd}
+10 ✓ \sum_{k=1}^{4} k = 10
+M_1 ✗ m_1
+e^2 ✓ \mathrm{e}^2
+e ✓ \mathrm e
+i ✓ \mathrm i
+\frac{7}{3} ✓ 2\text{ }1/3 ✓ 2 1/3 ✓ 2\tfrac{1}{3} ✓ 2+\frac13 ✓ 2⅓
+\frac{2}{3} ✗ 2 1/3
+3/4 ✓ `3/4` ✓ \frac{\textcolor{red}{3}}{4}
+x+1 ✓ \textcolor{red}{x}+\textcolor{blue}{1}
+1011_2 ✓ 1011_{\text{ two}} ✓ (1011)_{\text{two}} ✓ 1011_{\text{base }2} ✓ 1011 ✗ 1011_{10} ✗ 11
+52_8 ✓ n=52_8 ✓ n=52_{\text{eight}} ✗ n=52_9
+-1./3 ✓ x=-1./3
+e^{23110} ✗ e^{23110}+1
+10^{100} ✗ 10^{100}+1
+\pi ✗ \pi+10^{-60}
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_rewards_tell_right_answers_from_wrong_ones(kind):
+    rows = [
+        (reference.strip(), answer.strip(), mark == "✓")
+        for line in ANSWERS[kind].strip().splitlines()
+        for reference, *rest in [re.split("([✓✗])", line)]
+        for mark, answer in zip(rest[::2], rest[1::2], strict=True)
+    ]
+    statuses = judge_math(
+        [row[0] for row in rows], [rf"\boxed{{{row[1]}}}" for row in rows], standard="reward"
+    )
+    found = [status == "passed" for status in statuses]
+    assert [row for row, passed in zip(rows, found, strict=True) if passed != row[2]] == []
+
+
 @pytest.mark.parametrize("standard", ["evaluation", "reward"])
 def test_references_in_scientific_notation_are_numbers(standard):
     right = [
@@ -168,7 +442,7 @@ JUNK = [
     '"',
     "|",
     "*",
-    "個",
+    "囧",
 ]
 JUNK += [
     "\\\\6",

@@ -12,11 +12,10 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
-from troll.evaluation.audit.agreement import disagreement_table
 from troll.evaluation.audit.cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from troll.evaluation.audit.code_judges import code_judges
 from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
-from troll.evaluation.audit.notations import audit_forms, audit_pairs, by_notation
+from troll.evaluation.audit.notations import audit_forms, audit_pairs, by_notation, disagreement_table
 from troll.evaluation.audit.speed import speed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.dapo import contamination
@@ -52,7 +51,7 @@ def audit(*, full: bool = False) -> dict[str, Any]:
     Returns:
         ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
         ``code_judges`` (see `troll.evaluation.audit.code_judges`),
-        ``graders`` (see `troll.evaluation.audit.agreement`), ``pairs`` and ``forms`` (counts by notation,
+        ``graders`` (see `troll.evaluation.audit.notations`), ``pairs`` and ``forms`` (counts by notation,
         see `troll.evaluation.audit.notations`), ``differences`` (pairs that evaluation by math-verify judges
         otherwise than they are), ``misjudged`` (pairs and forms that rewards judge so, must be empty),
         ``contamination``, ``speed``, ``exceptions`` (what rewards and code graders judged otherwise than it

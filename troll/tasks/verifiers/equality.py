@@ -15,11 +15,14 @@ from itertools import pairwise
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, grader, verify
 from sympy.core.function import AppliedUndef
 
-from troll.tasks.verifiers.notation import contradicts, respelled, with_percents
+from troll.tasks.verifiers.lists import groups, is_relational, same_list, split
+from troll.tasks.verifiers.notation import contradicts, respelled, same_in_base, same_number, with_percents
+from troll.tasks.verifiers.units import Quantity, conversion, measure, quantity
 
 _DIGITS = 60
 _TOLERANCE = sympy.Rational(1, 10**45)
@@ -27,10 +30,25 @@ _TOLERANCE = sympy.Rational(1, 10**45)
 _ROUGHLY = sympy.Rational(1, 20)
 # Unlikely roots of anything; of both signs, for absolute values and roots.
 _POINTS = (sympy.Rational(7393, 5147), sympy.Rational(-5077, 3209), sympy.Rational(2017, 8081))
-_NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none")
+# math-verify takes letters at the end for units, so that pi r^2 h is pi r^2, and capitals for small letters.
+_NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
 _SIDES = re.compile(r"(?<![<>!:\\])(=|\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])|\\sim(?![a-zA-Z]))")
+_COMMA = re.compile("([,;])")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-zA-Z])")
+# What no first side has that is a name: a number before an arrow or words, as in 11 \Rightarrow x.
+_CONNECTED = re.compile(
+    r"^[+-]?\s*[\d.].*\\(?:text|mbox|mathrm|[a-zA-Z]*arrow|to|implies|iff|therefore|because|mid|mapsto)(?![a-zA-Z])"
+)
+_WORDS = re.compile(r"(?:\s*\\(?:text|mathrm|textrm|mbox)\s*\{[^{}\d]*[^\W\d_][^{}\d]*\})+\s*")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan))(?![a-zA-Z])")
+_ANGLE = re.compile(
+    r"(\d+(?:\.\d*)?|\.\d+|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\{[^{}]*\}|\\[a-z]+|[a-zA-Z])"
+    r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})"
+)
+_MEMBER = re.compile(r"\\in(?![a-zA-Z])")
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?\s*")
 
 
@@ -47,19 +65,100 @@ def equal_answers(reference: str, answer: str) -> bool:
         return False
     if reference.replace(" ", "") == answer.replace(" ", ""):
         return True
+    if _WORDS.fullmatch(reference) or _WORDS.fullmatch(answer):
+        return _letters(reference) == _letters(answer)
+    if is_relational(reference + answer) and _same_solutions(reference, answer):
+        return True
+    same = same_list(reference, answer, equal_items)
+    return equal_items(reference, answer) if same is None else same
+
+
+def equal_items(reference: str, answer: str) -> bool:
+    """`equal_answers` for respelled answers that are no lists of several."""
+    if (same := same_number(reference, answer)) is not None:
+        return same
     is_complex = bool(_IMAGINARY.search(reference) or _IMAGINARY.search(answer))
+    reference, answer = _without_name(reference, answer)
     value = _last_side(reference, answer, is_complex)
-    parsed = None if value is None else parse(with_percents(value, keep=False), is_complex)
+    if value is None:
+        return False
+    if (same := same_in_base(reference, value)) is not None:
+        return same
+    angles = _angles(reference, value)
+    for theirs in _readings(value, quantity(reference).unit):
+        for ours in _readings(reference, theirs.unit):
+            factor = conversion(theirs.unit, ours.unit)
+            factors = {"degree": [1, sympy.pi / 180]}.get(theirs.unit, []) if not ours.unit else []
+            factors += {"degree": [1, 180 / sympy.pi]}.get(ours.unit, []) if not theirs.unit else []
+            sides = [
+                [_in_radians(side.value) if turn else side.value for side in (ours, theirs)]
+                for turn in angles
+            ]
+            if factor is not None and any(
+                _same(left, right, by, is_complex) for left, right in sides for by in factors or [factor]
+            ):
+                return True
+    return False
+
+
+def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
+    """Whether the values are equal once the answer is multiplied by a factor."""
+    parsed = parse(with_percents(answer, keep=False), is_complex)
     if parsed is None or _repeats(reference, answer, parsed):
         return False
+    if factor != 1:
+        if not isinstance(parsed, sympy.Expr):
+            return False
+        parsed = factor * parsed
     keeps = [False, True] if "%" in reference and "%" not in answer else [False]
     golds = [parse(with_percents(reference, keep=keep), is_complex) for keep in keeps]
     with _exactly():
         return any(
-            verify([gold], [parsed], timeout_seconds=None, allow_set_relation_comp=True)
+            verify([gold], [found], timeout_seconds=None, allow_set_relation_comp=True)
             for gold in golds
             if gold is not None
+            for found in _turned(parsed)
         )
+
+
+def _readings(text: str, like: str) -> list[Quantity]:
+    """With the unit taken off and, where it might be a product of variables, also as it stands."""
+    found = quantity(text, like)
+    return [found, Quantity(text, "")] if found.bare else [found]
+
+
+def _turned(parsed: Any) -> list[Any]:
+    """A relation such as 3 > x > 2, which is compared part by part, also from its other end."""
+    return [parsed, And(*reversed(parsed._unsorted_args))] if isinstance(parsed, And) else [parsed]
+
+
+def _angles(reference: str, answer: str) -> list[bool]:
+    """Whether degrees that are no unit count as numbers: inside functions, and where both sides have them."""
+    degrees = [r"\circ" in text for text in (reference, answer)]
+    if all(degrees) or (any(degrees) and _FUNCTION.search(reference + answer)):
+        return [True]
+    return [False, True] if any(degrees) else [False]
+
+
+def _in_radians(text: str) -> str:
+    return _ANGLE.sub(r"(\\frac{\\pi}{180} \\cdot \1)", text)
+
+
+def _letters(text: str) -> str:
+    """Words without typesetting; empty for none."""
+    text = re.sub(r"\\(?:text|mathrm|textrm|mbox)(?![a-zA-Z])|\\.", "", text)
+    return re.sub(r"[\W_]", "", text).casefold()
+
+
+def _without_name(reference: str, answer: str) -> tuple[str, str]:
+    """Without ``x =`` in both, where the reference is such an equation and the answer says nothing else."""
+    name, mark, value = reference.partition("=")
+    if not mark or not _NAME.fullmatch(name) or _RELATION.search(value):
+        return reference, answer
+    first, _, rest = answer.partition("=")
+    if not _RELATION.search(answer) or (rest and first.replace(" ", "") == name.replace(" ", "")):
+        return value.strip(), (rest or answer).strip()
+    return reference, answer
 
 
 @functools.lru_cache(maxsize=1024)
@@ -71,6 +170,7 @@ def parse(text: str, is_complex: bool) -> Any | None:
             is_real=not is_complex,
             convert_degrees=False,
             normalization_config=None,
+            conversion_config=_CONVERSION,
         )
     except Exception:  # it has no type of its own for what it cannot read
         return None
@@ -98,8 +198,13 @@ def equal_values(left: Any, right: Any) -> bool:
         # each letter gets another point, and both signs
         point = {letter: _POINTS[(k + shift) % 3] + k for k, letter in enumerate(letters)}
         close.append(_close(left.subs(point), right.subs(point), _TOLERANCE))
-    if all(close) or any(agree is False for agree in close):
-        return all(close)
+    if any(agree is False for agree in close):
+        return False
+    if all(close):
+        difference = (
+            left - right
+        )  # of 10^{100} and 10^{100} + 1, which agree to more digits than are computed
+        return not difference.is_Rational or bool(difference.is_zero)
     return bool(sympy.simplify(left - right).is_zero)
 
 
@@ -125,49 +230,99 @@ def _exactly() -> Iterator[None]:
     """math-verify compares numbers and expressions, also within sets and relations, by `equal_values`."""
     numeric: Callable[..., bool] = grader.sympy_numeric_eq
     symbolic: Callable[..., bool] = grader.sympy_symbolic_eq
+    names: Callable[..., bool] = grader.sympy_compare_symbols
     grader.sympy_numeric_eq = lambda left, right, *_: equal_values(left, right)
     grader.sympy_symbolic_eq = lambda left, right: False  # all is decided above
+    grader.sympy_compare_symbols = equal_values  # AB is not ab, nor E Euler's number
     try:
         yield
     finally:
         grader.sympy_numeric_eq, grader.sympy_symbolic_eq = numeric, symbolic
+        grader.sympy_compare_symbols = names
 
 
 def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
     r"""The side of ``x = 3 + 4 = 7`` that answers; None if two sides are different constants.
 
-    Only where the reference is no equation itself, and the answer one chain of them.
+    None, too, where something stands between that is no side: ``x = 11 \Rightarrow x = 12`` is not 12.
     """
-    sides = _SIDES.split(answer)
-    if len(sides) == 1 or _RELATION.search(reference) or _has_outer_comma(answer):
+    sides = split(answer, _SIDES)
+    if len(sides) == 1 or (_RELATION.search(reference) and len(sides) == 3):
         return answer
     values, marks = [side.strip() for side in sides[::2]], sides[1::2]
     if len(values) == 2 and _NAME.fullmatch(values[1]) and not _NAME.fullmatch(values[0]):
         values.reverse()
-    constants = [_constant(value, is_complex) if value else None for value in values]
-    for (left, right), mark in zip(pairwise(constants), marks, strict=True):
+    if any(_INEQUALITY.search(side) for side in values[:-1]):
+        return None
+    parsed = [_side(value, is_complex) if value else None for value in values]
+    if any(found is None for found in parsed[1:-1]) or (parsed[0] is None and _CONNECTED.search(values[0])):
+        return None
+    for (left, right), mark in zip(pairwise(map(_constant, parsed)), marks, strict=True):
         if left is None or right is None:
             continue
         same = equal_values(left, right) if mark == "=" else _close(left, right, _ROUGHLY)
         if not same:
             return None
-    return values[-1]
+    if isinstance(parsed[0], sympy.Symbol) and (last := _constant(parsed[-1])) is not None:
+        middle = [side for side in parsed[1:-1] if side is not None and parsed[0] in side.free_symbols]
+        if not all(equal_values(side.subs(parsed[0], last), last) for side in middle):
+            return None
+    return answer if _RELATION.search(reference) else values[-1]
 
 
-def _constant(text: str, is_complex: bool) -> Any | None:
-    found = parse(with_percents(text, keep=False), is_complex)
+def _same_solutions(reference: str, answer: str) -> bool:
+    """Whether inequalities, sets or several of them describe the same numbers."""
+    singles = all(sum(map(len, groups(text))) == 1 for text in (reference, answer))
+    if singles and not _MEMBER.search(reference + answer):
+        return False  # they are compared as they are
+    ours, theirs = _solutions(reference), _solutions(answer)
+    if ours is None or theirs is None or not (not ours[0] or not theirs[0] or ours[0] == theirs[0]):
+        return False
+    return bool(ours[1] == theirs[1] or ours[1].symmetric_difference(theirs[1]).is_empty)
+
+
+def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
+    """The letter of inequalities and the numbers that solve them; None for anything else."""
+    letters: set[sympy.Symbol] = set()
+    found = []
+    for group in groups(text):
+        parsed = [parse(part, False) for part in group]
+        letters |= {
+            letter for part in parsed if isinstance(part, sympy.Basic) for letter in part.free_symbols
+        }
+        sets = [_solution(part) for part in parsed]
+        if len(letters) > 1 or not all(isinstance(part, sympy.Set) for part in sets):
+            return None
+        values = any(isinstance(part, sympy.Expr) for part in parsed)
+        both = sympy.Union(*sets) if values else sympy.Intersection(*sets)
+        found.append(sympy.Union(*sets) if both is sympy.S.EmptySet else both)
+    return letters, sympy.Union(*found)
+
+
+def _solution(parsed: Any) -> Any:
+    if isinstance(parsed, sympy.Eq):
+        sides = parsed.lhs, parsed.rhs
+        return sides[1] if isinstance(sides[1], sympy.Set) else sympy.FiniteSet(sides[1])
+    if isinstance(parsed, sympy.Expr) and parsed.is_number:
+        return sympy.FiniteSet(parsed)
+    try:
+        return parsed if isinstance(parsed, sympy.Set) else parsed.as_set()
+    except (AttributeError, NotImplementedError, ValueError, TypeError):
+        return None
+
+
+def _side(text: str, is_complex: bool) -> Any | None:
+    """A side of an equation in units of its own, if it has one."""
+    value, unit, _ = quantity(text)
+    found = parse(with_percents(_in_radians(value), keep=False), is_complex)
+    known = measure(unit) if unit and isinstance(found, sympy.Expr) else None
+    return found if known is None else found * known[0]
+
+
+def _constant(found: Any | None) -> Any | None:
     if not isinstance(found, sympy.Expr) or found.free_symbols or found.atoms(AppliedUndef):
         return None
     return found
-
-
-def _has_outer_comma(text: str) -> bool:
-    depth = 0
-    for mark in re.findall(r"[()\[\]{},;]", text):
-        depth += (mark in "([{") - (mark in ")]}")
-        if depth == 0 and mark in ",;":
-            return True
-    return False
 
 
 def _repeats(reference: str, answer: str, parsed: Any) -> bool:
@@ -175,7 +330,6 @@ def _repeats(reference: str, answer: str, parsed: Any) -> bool:
     return (
         isinstance(parsed, sympy.FiniteSet)
         and len(parsed.args) == 1
-        and "," in answer
-        and _has_outer_comma(answer)
-        and not _has_outer_comma(reference)
+        and len(split(answer, _COMMA)) > 1
+        and len(split(reference, _COMMA)) == 1
     )

@@ -9,6 +9,16 @@ import functools
 import re
 from fractions import Fraction
 
+from troll.tasks.verifiers.units import (
+    UNIT_NAME,
+    UNIT_TEXT,
+    changes,
+    in_latex,
+    quantity,
+    with_powers,
+    with_signs,
+)
+
 # Longer answers are left as they are: some patterns take quadratic time, and Python reads no integer of more
 # than 4,300 digits. Numbers are read outside of any limit of time, so theirs is shorter.
 _MAX_CHARACTERS = 2_000
@@ -30,6 +40,8 @@ _CHARACTERS = {
     **{"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}"},
     **{"¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}", "％": r"\%", "＝": "=", "＋": "+"},
     **{"π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta "},
+    **{"∨": r"\lor ", "∧": r"\land ", "或": r"\text{ or }", "和": r"\text{ and }", "且": r"\text{ and }"},
+    **{"、": ", ", "；": ";", "¢": r"\text{ cents}"},
     **{"λ": r"\lambda ", "ω": r"\omega ", "φ": r"\phi ", "σ": r"\sigma ", "τ": r"\tau ", "ρ": r"\rho "},
 }
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
@@ -41,7 +53,40 @@ _DISPLAY = re.compile(
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?")
 _BIG_OPERATORS = re.compile(r"\\big(cup|cap)(?![a-zA-Z_]|\s*_)")
 _BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathsf|mathit|textbf|textit|emph|boxed|fbox)\s*\{([^{}]*)\}")
-_UPRIGHT = re.compile(r"\\(?:mathrm|text|textrm|operatorname)\s*\{\s*([ie])\s*\}|\\imath(?![a-zA-Z])")
+# Commands that change how something looks: with a colour, around something, or from here on.
+_COLOUR = re.compile(
+    r"\\[hv]?phantom\s*\{[^{}]*\}|\\(?:(?:text|math)?colou?r|colorbox|fcolorbox\s*\{[^{}]*\})\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
+)
+_WRAPPER = re.compile(
+    r"\\(?:(?:underline|uline|mathbf|boldsymbol|bm|mathsf|mathit|mathtt|textbf|textit|textsf|texttt|textsc|emph|"
+    r"boxed|fbox|ensuremath)\s*(?=\{)|(?:bf|it|sf|tt|sc|em|bfseries|itshape|tiny|small|normalsize|large|Large|LARGE|"
+    r"huge|Huge|displaystyle)(?![a-zA-Z]))"
+)
+_MARKDOWN = re.compile(r"^\s*(`+|\*\*?)\s*([^`*]*?)\s*\1\s*$")
+_RM_GROUP = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}|\\rm(?![a-zA-Z])")
+_MATHEMATICS_AS_TEXT = re.compile(
+    r"(?<![_^])\\(?:text|mathrm|textrm|mbox)\s*\{\s*((?=[^{}]*\d)[\d\s.,/+\-*^()=%\\$]+|)\s*\}(?!\s*\^)"
+)
+_RAISED_UNIT = re.compile(r"(\\(?:text|mathrm|mbox)\s*\{[^{}]*[a-zA-Z])\s*\^\s*\{(-?\d)\}([^{}]*\})")
+_UPRIGHT = re.compile(
+    r"\\(?:mathrm|text|textrm|operatorname)\s*(?:\{\s*([ie])\s*\}|([ie])(?![a-zA-Z]))|\\imath(?![a-zA-Z])"
+)
+_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), start=2)}
+_BASE_NAME = rf"(\d+|{'|'.join(_BASES)})"
+_BASE_WORD = re.compile(
+    rf"(?<=[\dA-F)}}])\s*(?:_\s*\{{?\s*\(?(?:\\(?:text|mathrm|textrm|mbox)\s*\{{)?\s*(?:base\s*\}}?)?{_BASE_NAME}\s*\}}?\)?\s*\}}?"
+    rf"|\\text\s*\{{\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE_NAME}\s*\)?\s*\}})$"
+)
+_BASE_BRACKETS = re.compile(r"\(\s*(-?[\dA-F]+)\s*\)\s*_(?=\{\d+\}$)")
+_DOT = re.compile(r"(?<=\d)\.(?=\s*(?:[a-zA-Z/)}]|\\(?!(?:[lc]?dots|overline|bar|dot)(?![a-zA-Z]))))")
+_NUMBER_AS_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*([+-]?\d[\d.,/]*)\s*([a-zA-Z][^{}]*)\}")
+_MIXED = re.compile(r"(?<![\d.,^_}\\])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_CASES = re.compile(
+    r"\\begin\s*\{(?:cases|aligned|gathered)\}((?:(?!\\(?:begin|text|mbox)(?![a-zA-Z])|\\end).)*=.*?)"
+    r"\\end\s*\{(?:cases|aligned|gathered)\}",
+    re.DOTALL,
+)
 _THIN_COMMA = re.compile(r",\s*\\!\s*(?=\d{3})|\{,\}(?=\d{3})")
 _THIN = re.compile(r"(?<!\\)\\!")
 _SPACE = re.compile(
@@ -83,22 +128,7 @@ _NUMBER = re.compile(
     rf"|(?:\\frac\{{([+-]?{_DECIMAL})\}}\{{({_DECIMAL})\}}|({_DECIMAL})/({_DECIMAL})))(\\?%)?"
 )
 _SCIENTIFIC = re.compile(rf"[+-]?{_DECIMAL}\s*\\(?:times|cdot)\s*{_POWER_OF_TEN}")
-_SIDE_BY_SIDE = re.compile(r"[\d.] +[\d.]")
-_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_LARGE_WORD = re.compile(r"\s*(?:\\text\s*\{\s*)?(thousand|million|billion|trillion)\s*\}?")
-_UNIT_NAME = (
-    r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|\d))?"
-)
-_UNITS = re.compile(rf"(?<=[\d}}.%])(?:\s*(?:(?:\\cdot|/)\s*)?{_UNIT_NAME}\.?)+$")
-_UNIT_TEXT = re.compile(_UNIT_NAME)
-_CURRENCY = re.compile(r"^\\\$\s*|\\\$$|^[€£¥]\s*")
-# Words that change a number, or put another one beside it.
-_CHANGES = re.compile(
-    r"(?<![a-zA-Z])(?:or|and|not|to|from|between|less|more|greater|squared|cubed|factorial|half|halves|thirds?|"
-    r"quarters?|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|percent|times|plus|minus|base)"
-    r"(?![a-zA-Z])|[\d%^_=]"
-)
-_CONNECTIVE = re.compile(r"\s*,?\s*(?:and|or)\s*")
+_SIDE_BY_SIDE = re.compile(r"(?<![a-z]\^)[\d.] +[\d.]")  # but \sin^2 30
 
 
 @functools.lru_cache(maxsize=8192)
@@ -110,29 +140,45 @@ def respelled(text: str) -> str:
     """
     if len(text) > _MAX_CHARACTERS:
         return text.strip()
+    text = in_latex(_MARKDOWN.sub(r"\2", " ".join(text.split())))
     text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _SUBSCRIPT_RUN.sub(lambda run: f"_{{{run[0].translate(_SUBSCRIPTS)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt", text)
     text = _CHARACTER.sub(lambda character: _CHARACTERS[character[0]], text)
+    text = with_signs(text)
     text = _DISPLAY.sub("", text)
     text = _SIZES.sub("", text)
     text = _BIG_OPERATORS.sub(r"\\\1 ", text)
-    text = _BOLD.sub(lambda bold: _plain(bold[1]), text)
-    text = _UPRIGHT.sub(lambda letter: f" {letter[1] or 'i'} ", text)
+    text = _BASE_BRACKETS.sub(
+        r"\1_",
+        _BASE_WORD.sub(
+            lambda base: f"_{{{_BASES.get(base[base.lastindex or 1], base[base.lastindex or 1])}}}", text
+        ),
+    )
+    text = _RM_GROUP.sub(r"\\mathrm{\1}", text)
+    text = _BOLD.sub(lambda bold: _plain(bold[1]), _COLOUR.sub("", text))
+    text = _unwrapped(_WRAPPER.sub("", text.replace(r"\textnormal", r"\text")))
+    text = _NUMBER_AS_TEXT.sub(r"\1\\text{ \2}", text) if _NUMBER_AS_TEXT.fullmatch(text) else text
+    text = _MATHEMATICS_AS_TEXT.sub(r" \1 ", _RAISED_UNIT.sub(r"\1^\2\3", text))
+    text = _UPRIGHT.sub(lambda letter: f" {letter[1] or letter[2] or 'i'} ", text)
     text = _THIN.sub("", _THIN_COMMA.sub("", text))
     text = _SPACE.sub(" ", text).strip()
+    text = with_powers(text)
     text = _PERCENT_WORD.sub(lambda _: r"\%", text)
-    text = _QUAD.sub(", ", re.sub(rf"(?:[\s,]|\\q?quad)*({_UNIT_NAME})\s*$", r" \1", text)).strip(" ,;")
+    text = _QUAD.sub(", ", re.sub(rf"(?:[\s,]|\\q?quad)*({UNIT_NAME})\s*$", r" \1", text)).strip(" ,;")
     text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    text = _MIXED.sub(_mixed, text)
     text = _fractions(_FRACTION_NAME.sub(r"\\frac", text))
     text = _REPEATED_BAR.sub(_repeating, text)
     text = _REPEATED_BRACKET.sub(_repeating, text)
     text = _REPEATED_DOTS.sub(_with_dots, text)
+    text = _DOT.sub("", text)
     text = _E.sub(r"\1\\times 10^{\2}", text)
     text = _TIMES_TEN.sub(r"\\times 10", text)
     text = _POWER.sub(r"^{\1}", text).replace("**", "^")
     text = _PLAIN_FUNCTION.sub(r"\\\1", text)
     text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
+    text = _CASES.sub(lambda cases: cases[1].replace("&", ""), text)
     text = _CONDITION.sub(r"\1", text).replace(r"\varnothing", r"\emptyset")
     text = _LABEL.sub(r"_{\1}", _ENERGY.sub(r"\\Xi_", _FACTORIAL_POWER.sub(r"(\1!)^", text)))
     text = text.strip().rstrip(".;,").strip()
@@ -156,17 +202,13 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     """
     if len(text) > _MAX_NUMBER_CHARACTERS:
         return None
-    text = _CURRENCY.sub("", respelled(text))
-    large = _LARGE_WORD.search(text)
-    if large:
-        text = text[: large.start()] + text[large.end() :]
-    text = _without_unit(text)
+    text = quantity(respelled(text)).value
     text = text.removeprefix("{").removesuffix("}") if re.fullmatch(r"\{[^{}]*\}", text) else text
     match = None if _SIDE_BY_SIDE.search(text) else _NUMBER.fullmatch(text.replace(" ", ""))
     if match is None:
         return None
     sign, mantissa, power, short, alone, alone_short, above, below, left, right, percent = match.groups()
-    exponent = int(power or short or alone or alone_short or 0) + (_LARGE[large[1]] if large else 0)
+    exponent = int(power or short or alone or alone_short or 0)
     if abs(exponent) > _MAX_EXPONENT:
         return None
     top, bottom = _fraction(mantissa or above or left or "1"), _fraction(below or right or "1")
@@ -177,7 +219,7 @@ def number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def same_number(answer: str, box: str) -> bool | None:
-    r"""Whether two numbers are equal, exactly; None unless both are numbers.
+    r"""Whether two numbers are equal, exactly; None unless both are numbers, in units that need no algebra.
 
     A percentage is its value: ``75\%`` is 3/4, and ``10\%`` is not 10. A reference in percent may be
     answered without the sign, since the question has the unit then.
@@ -185,6 +227,9 @@ def same_number(answer: str, box: str) -> bool | None:
     reference = number(answer)
     value = number(box) if reference else None
     if reference is None or value is None:
+        return None
+    units = {quantity(respelled(text)).unit for text in (answer, box)} - {""}
+    if len(units) == 2 or ("degree" in units and value != reference):
         return None
     return value[0] == reference[0] or (reference[1] and not value[1] and value[0] == 100 * reference[0])
 
@@ -208,17 +253,15 @@ def contradicts(answer: str, box: str) -> bool:
     r"""Whether something in an answer, which a parser may pass over, makes it another one than the reference.
 
     Both are `respelled`. Found are: braces against parentheses, ``[0, \infty]``, ``\neq`` and ``\ldots`` that
-    only the answer has, two numbers side by side (``5 7`` is not 12), numbers in another base, primes, words
-    that change the number before them, and characters or commands that no parser reads.
+    only the answer has, two numbers side by side (``5 7`` is not 12), primes, words that change the number
+    before them, and characters or commands that no parser reads.
     """
     kinds = {_bracket(answer), _bracket(box)}
-    base_answer, base_box = _base(answer), _base(box)
     return (
         kinds in ({"{", "("}, {"{", "["})
         or any(_has(mark, box) and not _has(mark, answer) for mark in _MARKS)
         or (_has(_UNEQUAL, box) and not _has(_UNEQUAL, answer) and "infty" not in answer)
-        or ((base_answer or base_box) is not None and not _same_base(answer, box, base_answer, base_box))
-        or any(_changes(text) for text in _UNIT_TEXT.findall(box) if text not in answer)
+        or any(changes(text) for text in UNIT_TEXT.findall(box) if text not in answer)
     )
 
 
@@ -239,27 +282,29 @@ def _has(mark: re.Pattern[str], text: str) -> bool:
     return mark.search(text) is not None
 
 
-def _base(text: str) -> tuple[str, int] | None:
-    """Digits and base of a number like ``1202_3``."""
-    match = _BASE.fullmatch(_without_text(text))
-    return (match[1], int(match[2] or match[3])) if match and match[1][-1].isdigit() else None
+def same_in_base(answer: str, box: str) -> bool | None:
+    """Whether digits and bases of numbers like ``1202_3`` are equal, or one leaves the base to the question.
 
-
-def _same_base(
-    answer: str, box: str, reference: tuple[str, int] | None, value: tuple[str, int] | None
-) -> bool:
-    """Digits and bases are equal, or one leaves the base to the question."""
-    digits = value[0] if value else _without_text(box)
+    None if neither respelled answer has a base.
+    """
+    reference, value = _base(answer), _base(box)
+    if reference is None and value is None:
+        return None
     if reference and value:
         return reference == value
-    if (reference[0] if reference else _without_text(answer)) != digits:
-        return False
-    base = (reference or value or ("", 0))[1]
-    return all(character in "-." or int(character, 36) < abs(base) for character in digits)
+    digits, base = reference or value or ("", 0)
+    valid = all(character in "-." or int(character, 36) < abs(base) for character in digits)
+    return valid and digits == _without_text(box if reference else answer)
+
+
+def _base(text: str) -> tuple[str, int] | None:
+    match = _BASE.fullmatch(_without_text(text))
+    has_digit = match is not None and any(map(str.isdigit, match[1]))
+    return (match[1], int(match[2] or match[3])) if match and has_digit else None
 
 
 def _without_text(text: str) -> str:
-    return _UNIT_TEXT.sub("", text).replace(" ", "")
+    return UNIT_TEXT.sub("", text).replace(" ", "")
 
 
 def _bracket(text: str) -> str:
@@ -282,24 +327,22 @@ def _bracket(text: str) -> str:
     return marks[0][1][-1] if comma and depth == 0 else ""
 
 
-def _changes(text: str) -> bool:
-    return _CHANGES.search(text) is not None and _CONNECTIVE.fullmatch(text) is None
-
-
 def _plain(text: str) -> str:
     """What was in bold, as text if it is words."""
     return rf"\text{{{text}}}" if re.fullmatch(r"[A-Za-z][A-Za-z ]+", text) else text
 
 
-def _without_unit(text: str) -> str:
-    """The number without the unit after it, if that is what the text after it is."""
-    match = _UNITS.search(text)
-    if match is None:
-        return re.sub(r"\s*\^\s*\{?\\circ\s*\}?$", "", text)
-    names = [name.strip(" ~.") for name in _UNIT_TEXT.findall(match[0])]
-    if any(_changes(name) or name in ("i", "e", "j", "x") for name in names):
-        return text
-    return text[: match.start()]
+def _unwrapped(text: str) -> str:
+    """What is between braces that enclose all."""
+    while re.fullmatch(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _mixed(number: re.Match[str]) -> str:
+    """``2 1/4`` as a sum; not ``1 000/3``."""
+    whole, above, below = number.groups()
+    return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
 
 
 def _fraction(text: str) -> Fraction:
