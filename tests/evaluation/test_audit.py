@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from troll.analysis.tables.audit import audit_tables, write_audit
+from troll.analysis.tables.audit import audit_tables, code_judges_table, write_audit
 from troll.common.errors import UserError
 from troll.common.files import write_json
 from troll.evaluation.audit import audit as auditing
@@ -243,6 +243,13 @@ def test_a_refused_honest_program_fails_the_audit(small, monkeypatch):
     result = audit()
     with pytest.raises(UserError, match="the judges of code on unusual \\(numpy\\)"):
         require_passed(result)
+
+
+def test_the_table_says_whose_extraction_counts_where_it_differs():
+    counts = {"programs": 2, "both": 1, "troll": 1, "evalplus": 0, "neither": 0, "names": [], "ok": True}
+    for name, said in (("shapes of answers", True), ("hostile programs", False)):
+        notes = code_judges_table([{"set": name, **counts}]).attrs["notes"]
+        assert any("sanitizer" in note for note in notes) is said
 
 
 @pytest.mark.parametrize("accepts", [(True, False), (False, True)])

@@ -18,6 +18,10 @@ _STANDARDS = (
     "over. Evaluation compares by math-verify as published, as others' figures do; only references in "
     "scientific notation, which it misreads, get the standard of rewards."
 )
+_SHAPES = (
+    "Shapes of answers hold one right function each, as base and chat models write it; here evalplus' own "
+    "sanitizer looks for the function, with the prompt before the answer or without, whichever finds it."
+)
 _MARKED = f"{MARK} stands in for the data set that the paper used."
 
 
@@ -176,9 +180,11 @@ def code_judges_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         "verdict": Style("Verdict"),
     }
     behind = [name for row in rows for name in row["names"]]
+    shapes = any(row["set"] == "shapes of answers" for row in rows)
     frame.attrs["notes"] = [
         "evalplus' own evaluator runs in the sandbox too, but beside the expected outputs: it accepts the "
         "hostile programs that cheat it. Nothing honest that it accepts may be refused.",
+        *([_SHAPES] if shapes else []),
         *([f"Behind the verdict: {', '.join(behind)}."] if behind else []),
     ]
     return frame

@@ -236,10 +236,12 @@ def _define_the_rest(
     except RecursionError:
         return
     for node in statements:
-        definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        if node.lineno <= failed or not (definition or isinstance(node, (ast.Import, ast.ImportFrom))):
+        if node.lineno <= failed:
             continue
-        if there and definition and node.name == name:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if there and node.name == name:
+                continue
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
         flags = code.co_flags & _FUTURE_FLAGS
         try:
