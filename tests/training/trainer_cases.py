@@ -21,11 +21,9 @@ class SeededGRPOTrainer(GRPOTrainer):
     """TRL's trainer with our seeding of rollouts, and nothing else changed."""
 
     def _prepare_inputs(self, batch):
-        if self.model.training and self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            every = self.args.steps_per_generation * self.num_iterations
-            parts = self.args.gradient_accumulation_steps
-            number = (self.state.global_step * parts + self._step % parts) // every
-            seed = derive_seed(stream="rollout", batch=number, seed=self.args.seed, process=0)
+        every = self.args.steps_per_generation * self.num_iterations
+        if self.model.training and self._step % every == 0:
+            seed = derive_seed(stream="rollout", batch=self._step // every, seed=self.args.seed, process=0)
             torch.manual_seed(seed % 2**63)
         return super()._prepare_inputs(batch)
 
