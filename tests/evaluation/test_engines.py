@@ -1,14 +1,17 @@
 """The choice of engine, and vLLM behind its interface (vLLM itself needs an environment of its own)."""
 
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
-from transformers import AutoTokenizer
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from troll.common.errors import UserError
 from troll.common.files import read_jsonl
 from troll.evaluation.engines.transformers import load_engine
+from troll.evaluation.engines.types import Request, Response
 from troll.evaluation.sampling import sample
 
 from .conftest import Prompt
@@ -92,6 +95,70 @@ def test_with_vllm_too_the_batch_size_and_an_interruption_change_nothing(
     vllm.calls.clear()
     assert draw(checkpoint, tmp_path / "b.jsonl", batch_size=1) == expected
     assert 0 < len(vllm.calls) < 6
+
+
+@pytest.fixture
+def two_ends(checkpoint, tmp_path):
+    """The checkpoint, whose generation_config names a letter as its end, and not the tokenizer's."""
+    path = tmp_path / "two-ends"
+    shutil.copytree(checkpoint, path)
+    (path / "generation_config.json").write_text('{"eos_token_id": [5]}')
+    return path
+
+
+def ends_of_rollouts(path, monkeypatch, tmp_path, **options):
+    """A trainer on the checkpoint, with an engine for its rollouts that is never asked."""
+    from trl.trainer import grpo_trainer
+
+    from troll import TrustRegionConfig, TrustRegionTrainer
+
+    asked = SimpleNamespace(generation_kwargs={"top_p": 1.0})
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda **_: asked)
+    settings = {"bf16": False, "use_cpu": True, "report_to": "none", "num_generations": 2, **options}
+    trainer = TrustRegionTrainer(
+        AutoModelForCausalLM.from_pretrained(path),
+        lambda completions, **_: [0.0] * len(completions),
+        args=TrustRegionConfig(str(tmp_path / "out"), per_device_train_batch_size=2, **settings),
+        train_dataset=Dataset.from_dict({"prompt": ["abc"] * 4}),
+        processing_class=AutoTokenizer.from_pretrained(path),
+    )
+    return trainer, asked
+
+
+ENDS = {0, 5}
+
+
+def test_a_text_ends_at_the_ends_of_tokenizer_and_model_with_every_engine(two_ends, tmp_path, vllm):
+    engine = load_engine("transformers", two_ends, max_new_tokens=40, temperature=1.0, device="cpu")
+    responses = engine.complete([Request((3, 4), seed) for seed in range(40)])
+    assert {response.tokens[-1] for response in responses if response.finished} == ENDS
+    assert not any(ENDS & set(response.tokens[:-1]) for response in responses)
+    draw(two_ends, tmp_path / "a.jsonl")
+    assert all(set(setting.stop_token_ids) == ENDS for setting in vllm.calls[0])
+
+
+def test_rollouts_end_where_evaluation_does_with_every_engine(two_ends, tmp_path, monkeypatch):
+    trainer, _ = ends_of_rollouts(two_ends, monkeypatch, tmp_path)
+    assert set(trainer.eos_token_ids) == set(trainer.generation_config.eos_token_id) == ENDS
+    for mode in ("server", "colocate"):
+        options = {"use_vllm": True, "vllm_mode": mode, "vllm_importance_sampling_correction": False}
+        trainer, asked = ends_of_rollouts(two_ends, monkeypatch, tmp_path, **options)
+        assert set(trainer.eos_token_ids) == ENDS
+        assert asked.generation_kwargs == {"top_p": 1.0, "stop_token_ids": [0, 5]}
+
+
+def test_what_an_engine_writes_after_the_end_is_no_part_of_the_response(two_ends, vllm, monkeypatch):
+    """vLLM's own idea of the end may be another one, as with `generation_config: vllm` in its options."""
+    written = SimpleNamespace(token_ids=(7, 5, 8, 9), finish_reason="length")
+    monkeypatch.setattr(vllm, "generate", lambda *_, **__: [SimpleNamespace(outputs=[written])])
+    engine = load_engine("vllm", two_ends, max_new_tokens=4, temperature=1.0)
+    assert engine.complete([Request((3, 4), 0)]) == [Response([7, 5], finished=True)]
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "stop_token_ids"])
+def test_rollouts_with_an_end_of_their_own_are_refused(two_ends, tmp_path, monkeypatch, name):
+    with pytest.raises(UserError, match=rf"generation_kwargs: {name} names \[8\].*generation_config"):
+        ends_of_rollouts(two_ends, monkeypatch, tmp_path, generation_kwargs={name: [5, 8]})
 
 
 def test_another_engine_does_not_go_on_with_these_samples(checkpoint, tmp_path, vllm):

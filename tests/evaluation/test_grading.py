@@ -294,6 +294,36 @@ def test_without_the_sandbox_code_is_not_graded_at_all(tmp_path, monkeypatch):
     assert not (tmp_path / "grades.json").exists()
 
 
+# --- the end of a text --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mark", ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<end_of_turn>", "<|end|>"]
+)
+def test_text_after_an_end_that_is_written_out_is_not_graded(tmp_path, mark):
+    """Servers may show special tokens, and some go on after them."""
+    turn = f"{mark}\n<|im_start|>user\nAnother: "
+    completions = [
+        f"\\boxed{{6}}{turn}\\boxed{{7}}",
+        f"\\boxed{{7}}{turn}\\boxed{{6}}",
+        f"{turn}\\boxed{{6}}",
+    ]
+    write(tmp_path, [chain(1)], [(0, text) for text in completions])
+    assert grades(tmp_path, "chains")["problems"]["chains/test/1"]["passed"] == [True, False, False]
+
+
+def test_the_end_of_a_thought_is_not_the_end_of_the_response(tmp_path):
+    text = "<|channel|>analysis<|message|>\\boxed{7}?<|end|><|start|>assistant<|channel|>final<|message|>"
+    write(tmp_path, [chain(1)], [(0, text + "\\boxed{6}<|return|>\\boxed{7}")])
+    assert grades(tmp_path, "chains")["problems"]["chains/test/1"]["passed"] == [True]
+
+
+def test_a_mark_that_the_prompt_speaks_of_is_no_end(tmp_path):
+    problem = {**chain(1), "prompt": "What does `</s>` mean? Add 5 to 1.\n"}
+    write(tmp_path, [problem], [(0, "`</s>` ends a text: \\boxed{6}<|im_end|>\\boxed{7}")])
+    assert grades(tmp_path, "chains")["problems"]["chains/test/1"]["passed"] == [True]
+
+
 # --- input --------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
+from troll.tasks.prompts import text_until_end
 from troll.tasks.registry import get_task
 
 # Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
@@ -41,7 +42,8 @@ def grade(
     Args:
         task: the name of any task.
         samples_path: JSON lines with ``task_id`` and ``completion``; several per task_id are allowed. In
-            place of the problems' own ids, all task_ids may be row numbers, from 0.
+            place of the problems' own ids, all task_ids may be row numbers, from 0. Nothing counts that
+            comes after the end of a text, should it be written out (``<|im_end|>``).
         problems_path: the task's problems as JSON lines; None loads the data set of that name.
         out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k),
             ``problems`` (by task_id: ``passed`` and ``status`` of each sample, in input order),
@@ -141,7 +143,7 @@ def _by_problem(
     for number, (task_id, completion) in enumerate(samples, start=1):
         if task_id not in found:
             raise UserError(f"{path}:{number}: task_id {task_id!r} is not in {data.source}")
-        found[task_id].append(completion)
+        found[task_id].append(text_until_end(completion, str(data.problems[task_id]["prompt"])))
     missing = [task_id for task_id, texts in found.items() if not texts]
     if len(missing) == len(found):
         raise UserError(f"{path}: holds no samples")

@@ -1,7 +1,8 @@
-"""What a model is shown: the raw prompt, or a chat with it, as tokens."""
+"""What a model is shown, the raw prompt or a chat with it, as tokens; and where its answer ends."""
 
 import ast
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, get_args
 
 from troll.common.errors import UserError
@@ -10,6 +11,13 @@ Chat = Literal["auto", "on", "off"]
 
 _PROGRAM = (
     "Complete this Python program. Answer with the whole program in one fenced block.\n\n```python\n{}\n```"
+)
+
+# As tokenizers of public models write their ends; evalplus' decoders cut at two of them, too. In gpt-oss'
+# format the end of a thought is none of the response.
+_END = re.compile(
+    r"<\|(?:endoftext|im_end|eot_id|eom_id|end_of_text|return)\|>|<\|end\|>(?!<\|start\|>assistant)"
+    "|<end_of_turn>|<｜end▁of▁sentence｜>|</s>"
 )
 
 
@@ -83,3 +91,34 @@ def is_program(prompt: str) -> bool:
     return isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (
         docstring and prompt.lstrip().startswith(('"""', "'''"))
     )
+
+
+def end_ids(tokenizer: Any, generation_config: Any) -> list[int]:
+    """The tokens that end a text: in rollouts of training and in evaluation, by transformers and by vLLM.
+
+    Args:
+        tokenizer: of transformers.
+        generation_config: the model's, of transformers; chat models name the end of a turn there.
+
+    Returns:
+        Ids, sorted: the end of either. None if neither has one: then only the length ends a text.
+    """
+    named = [tokenizer.eos_token_id, generation_config.eos_token_id]
+    return sorted({end for item in named for end in (item if isinstance(item, list) else [item])} - {None})
+
+
+def until_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The tokens up to the first that ends the text, which stays."""
+    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return list(tokens[: last + 1])
+
+
+def text_until_end(text: str, prompt: str = "") -> str:
+    """The text before an end that is written out, as `</s>`: in samples of servers that show special tokens.
+
+    Args:
+        text: a response.
+        prompt: what it answers; a mark that it speaks of may be part of the answer.
+    """
+    found = next((match for match in _END.finditer(text) if match[0] not in prompt), None)
+    return text if found is None else text[: found.start()]

@@ -6,7 +6,7 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.progress import say
-from troll.tasks.prompts import as_chat, encode, wants_chat
+from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
 from troll.tasks.types import Problem, Task
 
 THINKING = {"enable_thinking": False}
@@ -39,6 +39,34 @@ def without_place(tokenizer: Any) -> Any:
     if "local_files_only" in tokenizer.init_kwargs:
         tokenizer.init_kwargs["local_files_only"] = False
     return tokenizer
+
+
+def end_rollouts(trainer: Any, model: Any) -> None:
+    """Lets rollouts by every engine end where evaluation ends a text: see `troll.tasks.prompts.end_ids`.
+
+    TRL's own ends are the same, but vLLM reads those that it is told of nowhere else from the files that
+    it has loaded, and the trainer's tokenizer and model may be others.
+
+    Args:
+        trainer: a `troll.training.trainer.TrustRegionTrainer`.
+        model: the one that it trains.
+
+    Raises:
+        UserError: ``generation_kwargs`` names an end that evaluation would not know.
+    """
+    ends = end_ids(trainer.processing_class, model.generation_config)
+    for name in ("eos_token_id", "stop_token_ids"):
+        given = (trainer.args.generation_kwargs or {}).get(name)
+        given = given if isinstance(given, list) else [given]
+        if others := sorted({*given} - {*ends, None}):
+            raise UserError(
+                f"generation_kwargs: {name} names {others}, at which evaluation would not end a text; name "
+                "them in the model's generation_config.eos_token_id"
+            )
+    trainer.eos_token_ids = ends
+    if trainer.use_vllm:
+        engine = trainer.vllm_generation
+        engine.generation_kwargs = {**engine.generation_kwargs, "stop_token_ids": ends}
 
 
 def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:

@@ -96,7 +96,8 @@ def _decode(
     stop_ids: Collection[int],
 ) -> list[list[int]]:
     device = model.device
-    reader = (_Reader if _cache_name(model) is not None else _Rereader)(model, prompts)
+    name = _cache_name(model)
+    reader = _Rereader(model, prompts) if name is None else _Reader(model, prompts, name)
     rows_of = torch.tensor(owners, device=device)
     logits = reader.logits[rows_of]
     reader.select(rows_of)
@@ -139,14 +140,14 @@ class _Reader:
         logits: [P, V], of what follows each prompt.
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], name: str) -> None:
         width = max(map(len, prompts))
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
-        self._model, self._name = model, _cache_name(model)
+        self._model, self._name = model, name
         self._mask = mask.to(model.device)
         self._cache = DynamicCache(config=model.config)
         positions = (self._mask.cumsum(-1) - 1).clamp(min=0)

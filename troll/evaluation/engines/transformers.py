@@ -9,6 +9,7 @@ import numpy as np
 from troll.common.errors import UserError
 from troll.common.models import check_checkpoint, load_model, loading_error
 from troll.evaluation.engines.types import Engine, Request, Response
+from troll.tasks.prompts import end_ids
 
 ENGINES = ("transformers", "vllm")
 
@@ -70,10 +71,7 @@ class TransformersEngine:
         self._model = load_model(checkpoint, dtype="auto").to(device).eval()
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
-        stops = self._model.generation_config.eos_token_id
-        if stops is None:
-            stops = self.tokenizer.eos_token_id
-        self._stop_ids = {stops} if isinstance(stops, int) else set(stops or ())
+        self._stop_ids = end_ids(self.tokenizer, self._model.generation_config)
         self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:

@@ -13,6 +13,7 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.common.models import loading_error
 from troll.evaluation.engines.types import Request, Response
+from troll.tasks.prompts import end_ids, until_end
 
 
 class VllmEngine:
@@ -42,6 +43,7 @@ class VllmEngine:
         self._temperature = temperature
         self.tokenizer: Any = self._model.get_tokenizer()
         self.context: int | None = self._model.llm_engine.model_config.max_model_len
+        self._stop_ids = end_ids(self.tokenizer, _generation_config(checkpoint, options.get("revision")))
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
         """See `troll.evaluation.engines.types.Engine`."""
@@ -56,6 +58,7 @@ class VllmEngine:
                 min_p=0.0,
                 repetition_penalty=1.0,
                 max_tokens=self._max_new_tokens,
+                stop_token_ids=self._stop_ids,
                 detokenize=False,
             )
             for request in requests
@@ -63,4 +66,20 @@ class VllmEngine:
         prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         found = self._model.generate(prompts, parameters, use_tqdm=False)
         outputs = [item.outputs[0] for item in found]
-        return [Response(list(output.token_ids), output.finish_reason == "stop") for output in outputs]
+        return [self._response(output) for output in outputs]
+
+    def _response(self, output: Any) -> Response:
+        tokens = until_end(output.token_ids, self._stop_ids)
+        ended = bool(tokens) and tokens[-1] in self._stop_ids
+        return Response(tokens, ended or output.finish_reason == "stop")
+
+
+def _generation_config(checkpoint: Path, revision: str | None) -> Any:
+    """What transformers would load with the model."""
+    from transformers import AutoConfig, GenerationConfig
+
+    where = {} if revision is None else {"revision": revision}
+    try:
+        return GenerationConfig.from_pretrained(checkpoint, **where)
+    except OSError:  # there is none, so that the model's own configuration says it
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(checkpoint, **where))
