@@ -55,18 +55,20 @@ class OrderedTrainer(GRPOTrainer):
     policy_lag: PolicyLag
     step_inputs: list[dict[str, Any]] = []  # noqa: RUF012 - never added to
     """Micro-batches of this optimiser step, each with the counts of `troll.training.batches.step_counts`."""
+    _step: int  # TRL's: micro-batches so far
+    _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the rollout batch at hand
     _step_begun = 0
     _fetched: list[Any] | None = None
 
     @property
     def rollout_batch(self) -> int:
         """Number of the rollout batch that is sampled or learnt from now, from 0."""
-        return int(self._step // self._generate_every)
+        return self._step // self._generate_every
 
     @property
     def place_in_step(self) -> int:
         """Number of the micro-batch in its optimiser step, from 0."""
-        return int(self._step - self._step_begun)
+        return self._step - self._step_begun
 
     @property
     def _generate_every(self) -> int:

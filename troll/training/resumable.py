@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.serialization import default_restore_location
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from troll.algorithms.advantages import Estimator
@@ -206,13 +205,10 @@ class ResumableTrainer(OrderedTrainer):
         rest = None
         if path.exists():
             # What waited in main memory does so again; the number of a device may be another one.
-            rest = torch.load(
-                path,
-                map_location=lambda storage, place: (
-                    storage if place == "cpu" else default_restore_location(storage, str(device))
-                ),
-                weights_only=True,
-            )
+            def place(storage: Any, location: str) -> Any:
+                return storage if location == "cpu" else storage.to(device=device)
+
+            rest = torch.load(path, map_location=place, weights_only=True)
         found = rest is not None and rest["cut"] == self._cut()
         if not int(self.accelerator.gather(torch.tensor([int(found)], device=device)).min()):
             return False
