@@ -258,6 +258,16 @@ n d ✗ n
 12 ✗ x=11+12 ✗ x=11\lor12 ✗ x=12\lor x=12 ✗ x=11\,\,\text{or}\,\,x=12 ✗ x=11\mathrm{~or~}x=12
 12 ✗ x = 11 \operatorname{or} x=12 ✗ x = 11 \textbf{ or } x=12 ✗ x=11 OR x=12 ✗ x=11 ∨ x=12 ✗ x=11 \| x=12
 12 ✗ x=11 或 x=12 ✗ x=11、x=12 ✗ x=11; 12
+11 ✗ 12=x=11
+p-q ✗ x=11=p-q
+0 ✗ x=11 x=0 ✗ 0 = 11
+(1,2) ✓ (x,y)=(2-1,2)=(1,2) ✗ A=(3,4)=(1,2) ✗ (x,y)=(3,4)=(1,2)
+6 ✓ A=\frac12 bh=\frac12(3)(4)=6
+2l+2w ✓ P=2(l+w)=2l+2w
+3 \pm 2 \sqrt{2} ✓ 3 \pm 2 \sqrt{2} = y
+\pi ✓ \pi = y
+120 ✓ 5!=120
+5 ✗ 5!=5
 x=12 ✓ x=5+7=12 ✗ x=11 or x=12 ✗ x=11, x=12 ✗ x=11=12 ✗ x=12=11
 \frac12 ✗ x=\frac13 \text{ or } x=\frac12
 f(x)=x, f(x)=2-x ✓ f(x)=2-x, f(x)=x ✗ f(x)=2-x
@@ -327,7 +337,7 @@ F=ma ✓ F=am ✗ f=ma
 \sin 18^\circ ✓ \cos 72^\circ
 (45^{\circ}, 60^{\circ}) ✓ (45,60) ✓ (\frac{\pi}{4},\frac{\pi}{3})
 90^{\circ},60^{\circ} ✓ 60,90 ✓ 60^\circ, 90^\circ
-45^\circ ✓ \theta = 45^\circ ✓ \arctan 1=45^\circ ✓ \arctan 1
+45^\circ ✓ \angle A=180^\circ-135^\circ=45^\circ ✓ \theta = 45^\circ ✓ \arctan 1=45^\circ ✓ \arctan 1
 \sin 60^\circ ✓ \frac{\sqrt3}{2}
 \frac{\sqrt3}{2} ✓ \sin(60^\circ) ✓ \sin{60^\circ}
 \frac{1}{4} ✓ \sin^2 30^\circ
@@ -350,7 +360,21 @@ x\le -1\text{ or }x\ge1 ✓ (-\infty,-1]\cup[1,\infty) ✓ |x|\ge1
 (-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\text{ or }x\in[1,\infty)
 a<x<b ✓ b>x>a ✗ a>x>b
 """,
+    "products": r"""
+7 ✗ (3)(4) ✗ 3(4) ✗ 3{4}
+12 ✓ (3)(4) ✓ 3(4) ✗ 3{4}
+-12 ✓ (-3)(4)
+18 ✓ 3\binom{4}{2}
+9 ✗ 3\binom{4}{2}
+\frac52 ✓ 2\frac12
+-\frac52 ✓ -2\frac12
+2\frac12 ✓ 5/2
+3 ✓ 2\frac32
+\frac72 ✗ 2\frac32 ✗ 3(\frac12)
+10 ✓ 4\frac{1}{2}+5\frac12
+""",
     "typesetting": r"""
+E_{1},E_{2} ✓ \textcolor{red}{E_{1},E_{2}}
 e^{-1} ✓ \frac{1}{\mathrm e} ✓ \frac{1}{\text{e}} ✓ 1/\mathrm{e}
 \frac{9}{4} ✓ 2 1/4 ✓ 2\ 1/4
 -\frac{9}{4} ✓ -2 1/4

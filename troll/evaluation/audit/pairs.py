@@ -212,6 +212,13 @@ PAIRS: Mapping[str, Sequence[tuple[str, str, bool]]] = {
         ("(1,2)", "y=1,x=2", False),
         ("x=1,y=2", "a=1,b=2", False),
     ),
+    "products": (
+        ("12", "3(4)", True),
+        ("18", r"3\binom{4}{2}", True),
+        (r"\frac52", r"2\frac12", True),
+        ("7", "3(4)", False),
+        ("9", r"3\binom{4}{2}", False),
+    ),
     "degrees in functions": (
         ("1", r"\tan45^\circ", True),
         (r"\frac{\sqrt2}{2}", r"\sin 45^\circ", True),

@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy, normalize_latex
 from latex2sympy2_extended.logic import And
 from math_verify import LatexExtractionConfig, grader, verify
 from sympy.core.function import AppliedUndef
@@ -30,7 +29,7 @@ _TOLERANCE = sympy.Rational(1, 10**45)
 _ROUGHLY = sympy.Rational(1, 20)
 # Unlikely roots of anything; of both signs, for absolute values and roots.
 _POINTS = (sympy.Rational(7393, 5147), sympy.Rational(-5077, 3209), sympy.Rational(2017, 8081))
-# math-verify takes letters at the end for units, so that pi r^2 h is pi r^2, and capitals for small letters.
+# math-verify takes letters at the end for units (pi r^2 h is pi r^2), and capitals for small letters.
 _NORMALIZATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
@@ -161,17 +160,30 @@ def _without_name(reference: str, answer: str) -> tuple[str, str]:
     return reference, answer
 
 
+class _Parser(_Latex2Sympy):
+    """What stands side by side is a product. latex2sympy adds numbers, as of 2 1/2, so that 3(4) is 7."""
+
+    def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
+        """The product from the part at i on."""
+        parts = [self.convert_postfix(part) for part in arr[i:]]
+        if any(isinstance(part, list) for part in parts):  # a derivative
+            return super().convert_postfix_list(arr, i)
+        if len(parts) > 1 and not all(isinstance(part, (sympy.Expr, sympy.MatrixBase)) for part in parts):
+            raise ValueError("no product")
+        product = parts.pop()
+        while parts:
+            left = parts.pop()
+            matrices = getattr(left, "is_Matrix", False) or getattr(product, "is_Matrix", False)
+            product = self.mat_mul_flat(left, product) if matrices else self.mul_flat(left, product)
+        return product
+
+
 @functools.lru_cache(maxsize=1024)
 def parse(text: str, is_complex: bool) -> Any | None:
     """A respelled answer as a sympy object; None where the parser does not read all of it."""
     try:
-        found = latex2sympy(
-            normalize_latex(text, config=_NORMALIZATION),
-            is_real=not is_complex,
-            convert_degrees=False,
-            normalization_config=None,
-            conversion_config=_CONVERSION,
-        )
+        plain = normalize_latex(text, config=_NORMALIZATION)
+        found = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
     except Exception:  # it has no type of its own for what it cannot read
         return None
     if is_complex and isinstance(found, (sympy.Expr, sympy.Set, sympy.Tuple, sympy.MatrixBase)):
@@ -250,23 +262,35 @@ def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
     if len(sides) == 1 or (_RELATION.search(reference) and len(sides) == 3):
         return answer
     values, marks = [side.strip() for side in sides[::2]], sides[1::2]
-    if len(values) == 2 and _NAME.fullmatch(values[1]) and not _NAME.fullmatch(values[0]):
+    if (
+        len(values) == 2
+        and _NAME.fullmatch(values[1])
+        and (values[0] == r"\pi" or not _NAME.fullmatch(values[0]))
+    ):
         values.reverse()
     if any(_INEQUALITY.search(side) for side in values[:-1]):
         return None
     parsed = [_side(value, is_complex) if value else None for value in values]
     if any(found is None for found in parsed[1:-1]) or (parsed[0] is None and _CONNECTED.search(values[0])):
         return None
-    for (left, right), mark in zip(pairwise(map(_constant, parsed)), marks, strict=True):
-        if left is None or right is None:
-            continue
-        same = equal_values(left, right) if mark == "=" else _close(left, right, _ROUGHLY)
-        if not same:
+    name = parsed[0] if isinstance(parsed[0], sympy.Symbol) else None
+    if name is not None and any(side is not None and side.has(name) for side in parsed[1:-1]):
+        return None  # x = 11 x = 12
+    others = [k for k, side in enumerate(parsed[:-1]) if k and not isinstance(side, sympy.Expr)]
+    if not all(_same(values[k], values[k + 1], 1, is_complex) for k in others):
+        return None
+    last = None  # the constant that all sides after it are
+    exact = True
+    for side, mark in zip(parsed, ["=", *marks], strict=True):
+        constant = _constant(side)
+        exact = exact and mark == "="
+        if last is not None and constant is None and not isinstance(side, sympy.Symbol):
             return None
-    if isinstance(parsed[0], sympy.Symbol) and (last := _constant(parsed[-1])) is not None:
-        middle = [side for side in parsed[1:-1] if side is not None and parsed[0] in side.free_symbols]
-        if not all(equal_values(side.subs(parsed[0], last), last) for side in middle):
-            return None
+        if last is not None and constant is not None:
+            if not (equal_values(last, constant) if exact else _close(last, constant, _ROUGHLY)):
+                return None
+            exact = True
+        last = constant if constant is not None else last
     return answer if _RELATION.search(reference) else values[-1]
 
 

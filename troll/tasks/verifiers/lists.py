@@ -31,7 +31,7 @@ _INEQUALITY = re.compile(
     r"[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt|neq?|in|subset\w*|cup)(?![a-zA-Z])"
 )
 _NO_LETTERS = re.compile(
-    r"\\(?:sqrt|[dtc]?frac|cdot|times|div|pi|binom|sin|cos|tan|log|ln|exp|lfloor|rfloor|left|right)(?![a-zA-Z])"
+    r"\\(?:sqrt|[dtc]?frac|cdot|times|div|pm|pi|binom|sin|cos|tan|log|ln|exp|lfloor|rfloor|left|right)(?![a-zA-Z])"
 )
 _LETTER = re.compile(r"[a-zA-Z]|\\[a-z]+")
 _VALUE_LAST = re.compile(r"[a-zA-Z](?:_(?:\w|\{\w+\}))?|\\(?!pi(?![a-zA-Z]))[a-z]+")

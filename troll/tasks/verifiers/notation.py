@@ -62,7 +62,7 @@ _WRAPPER = re.compile(
     r"boxed|fbox|ensuremath)\s*(?=\{)|(?:bf|it|sf|tt|sc|em|bfseries|itshape|tiny|small|normalsize|large|Large|LARGE|"
     r"huge|Huge|displaystyle)(?![a-zA-Z]))"
 )
-_MARKDOWN = re.compile(r"^\s*(`+|\*\*?)\s*([^`*]*?)\s*\1\s*$")
+_MARKDOWN = re.compile(r"^\s*(?:(?P<mark>`+)([^`]+)(?P=mark)|(?P<stars>\*\*?)([^*]+)(?P=stars))\s*$")
 _RM_GROUP = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}|\\rm(?![a-zA-Z])")
 _MATHEMATICS_AS_TEXT = re.compile(
     r"(?<![_^])\\(?:text|mathrm|textrm|mbox)\s*\{\s*((?=[^{}]*\d)[\d\s.,/+\-*^()=%\\$]+|)\s*\}(?!\s*\^)"
@@ -73,15 +73,17 @@ _UPRIGHT = re.compile(
 )
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), start=2)}
-_BASE_NAME = rf"(\d+|{'|'.join(_BASES)})"
+_BASE_NAME = rf"(?:\d+|{'|'.join(_BASES)})"
 _BASE_WORD = re.compile(
-    rf"(?<=[\dA-F)}}])\s*(?:_\s*\{{?\s*\(?(?:\\(?:text|mathrm|textrm|mbox)\s*\{{)?\s*(?:base\s*\}}?)?{_BASE_NAME}\s*\}}?\)?\s*\}}?"
-    rf"|\\text\s*\{{\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE_NAME}\s*\)?\s*\}})$"
+    rf"(?<=[\dA-F)}}])\s*(?:_\s*(?P<brace>\{{)?\s*(?P<bracket>\()?\s*(?:(?P<text>\\(?:text|mathrm|textrm|mbox)\s*\{{)"
+    rf"\s*(?:base\s*(?P<end>\}})?)?)?\s*(?P<base>{_BASE_NAME})\s*(?(text)(?(end)|\}}))\s*(?(bracket)\))\s*(?(brace)\}})"
+    rf"|\\text\s*\{{\s*\(?\s*(?:in\s+)?base[\s-]*(?P<said>{_BASE_NAME})\s*\)?\s*\}})$"
 )
 _BASE_BRACKETS = re.compile(r"\(\s*(-?[\dA-F]+)\s*\)\s*_(?=\{\d+\}$)")
 _DOT = re.compile(r"(?<=\d)\.(?=\s*(?:[a-zA-Z/)}]|\\(?!(?:[lc]?dots|overline|bar|dot)(?![a-zA-Z]))))")
 _NUMBER_AS_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*([+-]?\d[\d.,/]*)\s*([a-zA-Z][^{}]*)\}")
 _MIXED = re.compile(r"(?<![\d.,^_}\\])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_MIXED_FRACTION = re.compile(r"(?<![\d.,^_\\])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}")
 _CASES = re.compile(
     r"\\begin\s*\{(?:cases|aligned|gathered)\}((?:(?!\\(?:begin|text|mbox)(?![a-zA-Z])|\\end).)*=.*?)"
     r"\\end\s*\{(?:cases|aligned|gathered)\}",
@@ -113,6 +115,7 @@ _CONDITION = re.compile(
     r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![a-zA-Z])|\||:)([^{}]*)\\\}"
 )
 _FACTORIAL_POWER = re.compile(r"(?<![\d.])(\d+)!\s*\^")
+_FACTORIAL_EQUALS = re.compile(r"(?<=[\d)])!=")  # not the sign of programs for "unequal"
 _LABEL = re.compile(r"_\{\s*\\(max|min)\s*\}")
 # The parser has no index at E, which it takes for Euler's number.
 _ENERGY = re.compile(r"(?<![A-Za-z\\])E_")
@@ -140,7 +143,7 @@ def respelled(text: str) -> str:
     """
     if len(text) > _MAX_CHARACTERS:
         return text.strip()
-    text = in_latex(_MARKDOWN.sub(r"\2", " ".join(text.split())))
+    text = in_latex(_MARKDOWN.sub(r"\2\4", " ".join(text.split())))
     text = _SUPERSCRIPT_RUN.sub(lambda run: f"^{{{run[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _SUBSCRIPT_RUN.sub(lambda run: f"_{{{run[0].translate(_SUBSCRIPTS)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1]}}}" if root[1] else r"\sqrt", text)
@@ -149,15 +152,10 @@ def respelled(text: str) -> str:
     text = _DISPLAY.sub("", text)
     text = _SIZES.sub("", text)
     text = _BIG_OPERATORS.sub(r"\\\1 ", text)
-    text = _BASE_BRACKETS.sub(
-        r"\1_",
-        _BASE_WORD.sub(
-            lambda base: f"_{{{_BASES.get(base[base.lastindex or 1], base[base.lastindex or 1])}}}", text
-        ),
-    )
     text = _RM_GROUP.sub(r"\\mathrm{\1}", text)
     text = _BOLD.sub(lambda bold: _plain(bold[1]), _COLOUR.sub("", text))
     text = _unwrapped(_WRAPPER.sub("", text.replace(r"\textnormal", r"\text")))
+    text = _BASE_BRACKETS.sub(r"\1_", _BASE_WORD.sub(_in_base, text))
     text = _NUMBER_AS_TEXT.sub(r"\1\\text{ \2}", text) if _NUMBER_AS_TEXT.fullmatch(text) else text
     text = _MATHEMATICS_AS_TEXT.sub(r" \1 ", _RAISED_UNIT.sub(r"\1^\2\3", text))
     text = _UPRIGHT.sub(lambda letter: f" {letter[1] or letter[2] or 'i'} ", text)
@@ -167,8 +165,10 @@ def respelled(text: str) -> str:
     text = _PERCENT_WORD.sub(lambda _: r"\%", text)
     text = _QUAD.sub(", ", re.sub(rf"(?:[\s,]|\\q?quad)*({UNIT_NAME})\s*$", r" \1", text)).strip(" ,;")
     text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    text = _FACTORIAL_EQUALS.sub("! =", text)
     text = _MIXED.sub(_mixed, text)
     text = _fractions(_FRACTION_NAME.sub(r"\\frac", text))
+    text = _MIXED_FRACTION.sub(_mixed, text)
     text = _REPEATED_BAR.sub(_repeating, text)
     text = _REPEATED_BRACKET.sub(_repeating, text)
     text = _REPEATED_DOTS.sub(_with_dots, text)
@@ -273,6 +273,7 @@ _MARKS = (
     _SIDE_BY_SIDE,
     re.compile(r"'|\\prime"),
     re.compile(r"\""),
+    re.compile(r"^[+-]?\{?\d+\}?\s*\{\d"),  # a number in parts
     re.compile(r"[^\x00-\x7f]"),
 )
 _BASE = re.compile(r"\{?(-?[0-9A-Za-z.]+)\}?_\s*(?:\{\s*(-?\d+)\s*\}|(\d+))")
@@ -339,8 +340,13 @@ def _unwrapped(text: str) -> str:
     return text
 
 
+def _in_base(found: re.Match[str]) -> str:
+    base = found["base"] or found["said"]
+    return f"_{{{_BASES.get(base, base)}}}"
+
+
 def _mixed(number: re.Match[str]) -> str:
-    """``2 1/4`` as a sum; not ``1 000/3``."""
+    """``2 1/4`` as a sum; not ``1 000/3``, nor 2 times three halves."""
     whole, above, below = number.groups()
     return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
 

@@ -16,6 +16,7 @@ UNIT_NAME = r"\\(?:text|mathrm|textrm|mbox|operatorname)\s*\{([^{}]*)\}(?:\s*\^\
 UNIT_TEXT = re.compile(UNIT_NAME)
 _TRAILING = re.compile(rf"(?<=[\w)}}\].%!$])(?:\s*(?:(?:\\cdot|/)\s*)?{UNIT_NAME}\.?)+$")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CF]?)\s*\}?$")
+_DEGREE_SIGN = re.compile(r"\s*\^\s*(?:\\circ(?![a-zA-Z])|\{\s*\\circ\s*\})")
 _CURRENCY = re.compile(r"^([+-]?)\s*(\\\$|[€£¥])\s*(?=[+\-\d.\\])|\s*(\\\$|[€£¥])$")
 _BARE = re.compile(
     r"(?:(?<=[\d})])|(?<=\\pi))(\s*)((?:(?:square|sq|cubic|cu)\s+)?([A-Za-z]+)(?:\s*\^\s*(?:\{\d\}|\d))?"
@@ -163,9 +164,8 @@ def quantity(text: str, like: str = "") -> Quantity:
         rest = text[: sign.start()] + (sign[1] or "") + text[sign.end() :]
         return Quantity(rest.strip(), sign[2] or sign[3])
     if (degrees := _DEGREES.search(text)) and degrees.start() and not _FUNCTION.search(text):
-        return Quantity(
-            text[: degrees.start()], {"C": "celsius", "F": "fahrenheit"}.get(degrees[1], "degree")
-        )
+        unit = {"C": "celsius", "F": "fahrenheit"}.get(degrees[1], "degree")
+        return Quantity(_DEGREE_SIGN.sub("", text[: degrees.start()]), unit)
     if upright := _TRAILING.search(text):
         names = [name.strip(" ~.") for name in UNIT_TEXT.findall(upright[0])]
         if any(changes(name) or name in ("i", "e", "j", "x") for name in names):
