@@ -281,10 +281,11 @@ def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
         return None
     last = None  # the constant that all sides after it are
     exact = True
-    for side, mark in zip(parsed, ["=", *marks], strict=True):
+    for k, (side, mark) in enumerate(zip(parsed, ["=", *marks], strict=True)):
         constant = _constant(side)
         exact = exact and mark == "="
-        if last is not None and constant is None and not isinstance(side, sympy.Symbol):
+        is_name = isinstance(side, sympy.Symbol) and 0 < k < len(parsed) - 1  # 12 = x = 12
+        if last is not None and constant is None and not is_name:
             return None
         if last is not None and constant is not None:
             if not (equal_values(last, constant) if exact else _close(last, constant, _ROUGHLY)):

@@ -158,6 +158,8 @@ def _item(text: str, several: bool) -> list[Item]:
         left, value = value, left
     elif not _has_letters(left):
         return [Item("", text)]
+    if "=" in value and re.search(rf"(?<![a-zA-Z\\]){re.escape(left)}(?![a-zA-Z])", value):
+        return [Item("", text)]  # x = 11 x = 12
     names, values = _inside(left), _inside(value)
     if names and len(names) == len(values):
         items = [Item(_squeezed(name), part) for name, part in zip(names, values, strict=True)]
