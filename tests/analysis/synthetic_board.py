@@ -9,11 +9,8 @@ import synthetic
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.protocol import (
-    Protocol,
-    choose,
-    trial_scores,
-)
+from troll.analysis.leaderboard.inputs import choose, trial_scores
+from troll.analysis.leaderboard.protocol import Protocol
 
 PROTOCOL: dict[str, Any] = {
     "name": "board",
@@ -44,11 +41,44 @@ PROTOCOL: dict[str, Any] = {
 }
 
 
-def validation(protocol: Protocol, score) -> pd.DataFrame:
-    """The tidy rows of all trials, each with a success on validation that falls before it ends."""
+IN_ROUNDS = PROTOCOL | {"rounds": [{"keep": 2, "seeds": [102, 103]}, {"keep": 1, "seeds": [104]}]}
+"""The protocol with two further rounds of tuning."""
+
+
+SENTENCES = {
+    "above": "{method} ends above {baseline} on {tasks}: {difference} points, {seeds} seeds.",
+    "below": "{method} ends below {baseline}: {difference}.",
+    "within": "{method} ends within {margin} points of {baseline}: {difference}.",
+    "undecided": "{method} and {baseline}: {difference}, undecided within {margin} points.",
+    "small": "It is less than {margin} points.",
+}
+
+
+def compared(**changes: Any) -> dict[str, Any]:
+    """A block of contrasts for the protocol, with some of its keys changed."""
+    contrasts = [("troll", "clip"), ("troll", "none"), ("none", "clip")]
+    block = {
+        "contrasts": [{"method": method, "baseline": baseline} for method, baseline in contrasts],
+        "margin": 0.03,
+        "endpoints": ["pass@1", "area"],
+        "sentences": SENTENCES,
+    }
+    return {"comparison": block | changes}
+
+
+def validation(protocol: Protocol, score, seeds=None, kept=None) -> pd.DataFrame:
+    """The tidy rows of all trials, each with a success on validation that falls before it ends.
+
+    Args:
+        protocol: theirs.
+        score: its success at the end, from task, trial and seed.
+        seeds: of the runs; the protocol's tuning seeds if None.
+        kept: the trials by task and rule, if not all of them ran.
+    """
     rows = [
         {
             "run_id": f"tiny/{task}/{variant}/grpo/tuned/seed{seed}",
+            "seed": seed,
             "model": "tiny",
             "task": task,
             "trust_region": variant,
@@ -59,7 +89,8 @@ def validation(protocol: Protocol, score) -> pd.DataFrame:
         }
         for task in ("chains", "functions")
         for variant, trial in protocol.trials_by_variant.items()
-        for seed in protocol.tuning_seeds
+        if kept is None or trial in kept[task, trial.name]
+        for seed in seeds or protocol.tuning_seeds
         for step, value in ((4, 0.9), (12, score(task, trial, seed)))
     ]
     return pd.DataFrame(rows)

@@ -18,11 +18,8 @@ from troll.analysis.leaderboard.figures import (
     performance_profile,
     profile_figure,
 )
-from troll.analysis.leaderboard.protocol import (
-    Protocol,
-    choose,
-    trial_scores,
-)
+from troll.analysis.leaderboard.inputs import choose, trial_scores
+from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError

@@ -1,6 +1,7 @@
 """The leaderboard's protocol: as many trials for every rule, the best by validation, fresh seeds."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -10,21 +11,20 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_board import PROTOCOL, validation
+from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, validation
 from typer.testing import CliRunner
 
 from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.analysis.data.results import Results
+from troll.analysis.leaderboard.inputs import choose, expected_best, kept_for, trial_scores, tried
 from troll.analysis.leaderboard.protocol import (
+    Protocol,
     among,
-    choose,
-    expected_best,
     final_experiments,
     rate,
     read_protocol,
-    trial_scores,
+    round_experiment,
     trials_experiment,
-    tried,
 )
 from troll.analysis.render.formats import write_table
 from troll.cli.app import app
@@ -73,6 +73,90 @@ def test_the_best_by_validation_goes_on_by_task_and_on_fresh_seeds(protocol):
 def test_of_equal_trials_the_first_goes_on(protocol):
     best = choose(trial_scores(validation(protocol, lambda *_: 0.5), protocol), protocol)
     assert {trial.number for trial in best.values()} == {1}
+
+
+# By trial and seed: the first is lucky in the first round, the third the best in the end. The fourth,
+# which was not kept, would have been better than all of them.
+ROUNDS = {
+    1: {100: 0.9, 101: 0.7, 102: 0.1, 103: 0.1, 104: 0.9},
+    2: {100: 0.1, 101: 0.1, 102: 0.9, 103: 0.9, 104: 0.9},
+    3: {100: 0.5, 101: 0.7, 102: 0.5, 103: 0.5, 104: 0.0},
+    4: {100: 0.0, 101: 0.4, 102: 1.0, 103: 1.0, 104: 1.0},
+}
+
+
+def in_rounds(protocol, until=2):
+    """The runs of the first round and of so many further ones; chains has its trials in opposite order."""
+
+    def score(task, trial, seed):
+        return ROUNDS[trial.number if task == "functions" else 5 - trial.number][seed]
+
+    runs = [validation(protocol, score)]
+    for number, one in enumerate(protocol.rounds[:until], start=1):
+        kept = kept_for(trial_scores(pd.concat(runs), protocol, rounds=number - 1), protocol, number)
+        runs.append(validation(protocol, score, one.seeds, kept))
+    return pd.concat(runs)
+
+
+def test_each_round_keeps_the_best_of_each_rule_and_task_on_all_seeds_so_far():
+    protocol = Protocol.model_validate(IN_ROUNDS)
+    assert (protocol.tuning_runs, protocol.stages) == (4 * 2 + 2 * 2 + 1, [[100, 101], [102, 103], [104]])
+    runs = in_rounds(protocol)
+    kept = kept_for(trial_scores(runs, protocol, rounds=0), protocol, 1)
+    assert {rule for _, rule in kept} == {"clip", "troll", "none"}
+    for rule in protocol.rules:
+        assert [trial.number for trial in kept["functions", rule]] == [1, 3]
+        assert [trial.number for trial in kept["chains", rule]] == [2, 4]
+    second = kept_for(trial_scores(runs, protocol, rounds=1), protocol, 2)
+    assert [trial.number for trial in second["functions", "clip"]] == [3], (
+        "0.55 over four seeds, the other 0.45"
+    )
+    scores = trial_scores(runs, protocol)
+    own = scores[(scores["task"] == "functions") & (scores["rule"] == "troll")].set_index("trial")
+    assert own["score"].to_dict() == pytest.approx({1: 0.45, 2: 0.1, 3: 0.44, 4: 0.2})
+    assert own["first"].to_dict() == pytest.approx({1: 0.8, 2: 0.1, 3: 0.6, 4: 0.2})
+    assert own["runs"].to_dict() == {1: 4, 2: 2, 3: 5, 4: 2}
+    assert own["rounds"].to_dict() == {1: 2, 2: 1, 3: 3, 4: 1}
+    best = choose(scores, protocol)
+    assert {trial.number for (task, _), trial in best.items() if task == "functions"} == {3}, "not the first"
+    assert {trial.number for (task, _), trial in best.items() if task == "chains"} == {2}
+
+
+def test_a_protocol_without_rounds_has_the_table_of_trials_that_it_had(protocol):
+    scores = trial_scores(validation(protocol, lambda *_: 0.5), protocol)
+    assert list(scores) == ["task", "rule", "trial", "learning_rate", "settings", "score", "runs", "after"]
+    assert protocol.tuning_experiments == ["board-trials"] and protocol.tuning_runs == 8
+
+
+def test_a_round_is_an_experiment_with_the_trials_that_each_task_kept():
+    protocol = Protocol.model_validate(IN_ROUNDS)
+    scores = trial_scores(in_rounds(protocol, 0), protocol, rounds=0)
+    experiment = parse_experiment(round_experiment(protocol, 1, kept_for(scores, protocol, 1)), "round")
+    assert experiment.experiment == "board-round-2" and experiment.evaluation.samples == 1
+    runs = {(run.task, run.trust_region, run.seed) for run in experiment.runs()}
+    assert runs == {
+        (task, f"{rule}.{number}", seed)
+        for task, numbers in (("chains", (2, 4)), ("functions", (1, 3)))
+        for rule in protocol.rules
+        for number in numbers
+        for seed in (102, 103)
+    }
+    configs = {resolve(experiment, run).training.learning_rate for run in experiment.runs()}
+    assert configs == {1e-5, 3e-5, 1e-4, 3e-4}
+    own = round_experiment(protocol, 1, kept_for(scores, protocol, 1), "troll")
+    assert own["experiment"] == "board-troll-round-2"
+    assert sorted(own["trust_regions"]) == ["troll.1", "troll.2", "troll.3", "troll.4"]
+
+
+def test_a_run_that_a_round_lacks_is_named():
+    protocol = Protocol.model_validate(IN_ROUNDS)
+    runs = in_rounds(protocol)
+    lost = runs[runs["run_id"] != "tiny/functions/troll.3/grpo/tuned/seed103"]
+    with pytest.raises(
+        UserError, match=r"trial troll\.3 on functions has 3 of 4 runs; finish the trials first"
+    ):
+        trial_scores(lost, protocol)
+    assert len(trial_scores(lost, protocol, rounds=0)) == 24, "the first round is whole"
 
 
 @pytest.mark.parametrize(
@@ -129,21 +213,70 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
     [
         ({"seeds": [0, 100]}, "seeds: 100 is a tuning seed too"),
         ({"baseline": "klip"}, "baseline: 'klip' is none of the rules"),
-        ({"trials": 6}, r"rules\.clip: 4 trials \(2 learning rates x 2 settings\), and every rule gets 6"),
+        ({"trials": 6}, "rules.clip: 4 trials (2 learning rates x 2 settings), and every rule gets 6"),
         ({"trial": 6}, "trial: "),
         (
             {"rules": PROTOCOL["rules"] | {"base": PROTOCOL["rules"]["none"]}},
             "rules.base: is what base models",
         ),
         ({"tuning_seeds": []}, "tuning_seeds: "),
+        (
+            {"rounds": [{"keep": 5, "seeds": [102]}]},
+            "rounds.0.keep: is 5, and the round before has 4 trials",
+        ),
+        (
+            {"rounds": [{"keep": 2, "seeds": [102]}, {"keep": 3, "seeds": [103]}]},
+            "rounds.1.keep: is 3, and the round before has 2 trials",
+        ),
+        (
+            {"rounds": [{"keep": 2, "seeds": [102]}, {"keep": 2, "seeds": [102]}]},
+            "rounds.1.seeds: 102 is a seed of a round before",
+        ),
+        ({"rounds": [{"keep": 2, "seeds": [101]}]}, "rounds.0.seeds: 101 is a seed of a round before"),
+        (
+            {"rounds": [{"keep": 2, "seeds": [1]}]},
+            "seeds: 1 is a tuning seed too; fresh seeds must be others",
+        ),
+        ({"rounds": [{"keep": 0, "seeds": [102]}]}, "rounds.0.keep: input should be greater than or equal"),
+        ({"rounds": [{"seeds": [102]}]}, "rounds.0.keep: is missing"),
+        (compared(contrasts=[]), "comparison.contrasts: is empty; at least 1 needed"),
+        (
+            compared(contrasts=[{"method": "trol", "baseline": "clip"}]),
+            "comparison.contrasts: 'trol' is none of the rules",
+        ),
+        (
+            compared(contrasts=[{"method": "clip", "baseline": "clip"}]),
+            "comparison: contrasts: clip minus clip compares a rule with itself",
+        ),
+        (
+            compared(
+                contrasts=[{"method": "troll", "baseline": "clip"}, {"method": "clip", "baseline": "troll"}]
+            ),
+            "comparison: contrasts: clip minus troll is there twice",
+        ),
+        (compared(margin=0), "comparison.margin: input should be greater than 0"),
+        (compared(endpoints=["pass@2"]), "comparison.endpoints.0: input should be 'pass@1' or 'area'"),
+        (compared(endpoints=["area", "area"]), "comparison: endpoints: area, area names one twice"),
+        (
+            compared(sentences=SENTENCES | {"below": "{metod} is below"}),
+            "comparison.sentences.below: {metod} is not known; a sentence may have method, baseline, ",
+        ),
+        (
+            compared(sentences=SENTENCES | {"below": "{method is below"}),
+            "comparison.sentences.below: braces do not match ",
+        ),
+        (
+            compared(sentences={name: text for name, text in SENTENCES.items() if name != "small"}),
+            "comparison.sentences.small: is missing",
+        ),
     ],
 )
 def test_an_unfair_protocol_is_refused_in_one_line(tmp_path, change, message):
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL | change))
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError) as error:
         read_protocol(path)
-    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
 
 
 def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, monkeypatch):
@@ -257,10 +390,117 @@ def test_one_command_runs_trials_then_fresh_seeds_then_makes_the_board(workflow)
         ("board-functions", ["all"], 3, ["clip", "troll"]),
     ]
     trials, *finals = (Path("results", f"board-{part}") for part in ("trials", "chains", "functions"))
-    assert ran[3:] == [(trials, finals, Path("results/board"))]
+    assert ran[3:] == [([trials], finals, Path("results/board"))]
     best = load_experiment(Path("results/board/experiments/board-chains.yaml"))
     assert best.trust_regions["troll"].settings == {"kl_bound": 0.2}, "the best trial"
     assert read_protocol(Path("results/board/protocol.yaml")).rules.keys() == PROTOCOL["rules"].keys()
+
+
+@pytest.fixture
+def rounds(workflow, monkeypatch):
+    """The same, with a protocol of three rounds whose first is another's; and what its directories hold."""
+    contents = IN_ROUNDS | {"tuned_in": "results/other-trials"}
+    protocol = Protocol.model_validate(contents)
+    Path("protocol.yaml").write_text(yaml.safe_dump(contents))
+    runs = in_rounds(protocol).assign(settings="", experiment="other-trials")
+    places = {"other-trials": [100, 101], "board-round-2": [102, 103], "board-round-3": [104]}
+    tables = {name: runs[runs["seed"].isin(seeds)] for name, seeds in places.items()}
+    monkeypatch.setattr(
+        "troll.analysis.data.results.read_results", lambda path: Results(tables[path.name], runs)
+    )
+    monkeypatch.setattr("troll.analysis.leaderboard.inputs.concatenated", lambda frames, _: pd.concat(frames))
+    return workflow[0], tables
+
+
+def test_one_command_runs_round_after_round_and_not_the_first_that_another_protocol_ran(rounds):
+    ran, _ = rounds
+    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml", "--cores", "3"])
+    assert result.exit_code == 0, result.output
+    assert [name for name, *_ in ran[:-1]] == [
+        "board-round-2",
+        "board-round-3",
+        "board-chains",
+        "board-functions",
+    ]
+    assert ran[1][3] == [f"{rule}.{number}" for rule in ("clip", "none", "troll") for number in (2, 3)]
+    places = [Path("results", name) for name in ("other-trials", "board-round-2", "board-round-3")]
+    assert ran[-1][0] == places
+    best = load_experiment(Path("results/board/experiments/board-functions.yaml"))
+    assert best.trust_regions["troll"].settings == {"kl_bound": 0.05}
+    assert best.trust_regions["troll"].training == {"learning_rate": 3e-4}, "the third of the trials"
+
+
+def test_the_steps_can_be_taken_one_by_one(rounds):
+    _, tables = rounds
+
+    def step(*words, command="trials"):
+        return CliRunner().invoke(app, ["leaderboard", command, "protocol.yaml", *words, "--out", "out"])
+
+    def results(*names):
+        return [word for name in names for word in ("--results", f"results/{name}")]
+
+    assert step(*results("other-trials")).exit_code == 0
+    assert load_experiment(Path("out")).experiment == "board-round-2"
+    assert step(*results("other-trials", "board-round-2")).exit_code == 0
+    third = load_experiment(Path("out"))
+    assert (third.experiment, third.seeds, len(third.runs())) == ("board-round-3", [104], 6)
+    for words, said in (
+        ([], "protocol.yaml: the first round is that of results/other-trials, which is not run again; "),
+        (results(*tables), "protocol.yaml: no round is left after 3; `troll leaderboard final` goes on"),
+        (results("other-trials", "other-trials"), "--results: results/other-trials is given twice; "),
+        (results("board-round-2"), "results/board-round-2: run tiny/chains/"),
+        (results("other-trials", "other-trials/"), "--results: results/other-trials is given twice"),
+    ):
+        error = step(*words).exception
+        assert isinstance(error, UserError) and str(error).startswith(said), error
+        assert "\n" not in str(error)
+    Path("out").unlink()
+    assert step(*results(*tables), command="final").exit_code == 0
+    assert load_experiment(Path("out/chains.yaml")).trust_regions["none"].training == {"learning_rate": 3e-5}
+    error = step(*results("other-trials", "board-round-2"), command="final").exception
+    assert "has 4 of 5 runs; finish the trials first" in str(error)
+    tables["more"] = tables["board-round-3"]
+    error = step(*results(*tables), command="final").exception
+    assert str(error) == "results/more: is one directory too many; board has 3 rounds of tuning"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"training": {"rollout_batches": 1001, "mini_batches": 8}}, ""),
+        (
+            {"training": {"mini_batches": 4}},
+            "training/mini_batches is 4 there, and 8 in the protocol; tuned_in needs the same settings",
+        ),
+        (
+            {"trust_region": {"settings": {"kl_bound": 0.3}}},
+            "trust_region/settings/kl_bound is 0.3 there, and",
+        ),
+        ({"model": {"vocabulary": 64}}, "model/vocabulary is 64 there, and 512 in the protocol"),
+        ({"task": {"validation": 5}}, "task/validation is 5 there, and 4 in the protocol"),
+    ],
+)
+def test_a_first_round_of_another_protocol_has_the_same_settings(rounds, change, said):
+    _, tables = rounds
+    runs = tables["other-trials"]
+    mine = runs["run_id"] == "tiny/functions/troll.2/grpo/tuned/seed101"
+    tables["other-trials"] = runs.assign(settings=np.where(mine, json.dumps(change) if change else "", ""))
+    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"])
+    if not said:
+        assert result.exit_code == 0, result.output
+        return
+    assert isinstance(result.exception, UserError) and "\n" not in str(result.exception)
+    head = "results/other-trials: run tiny/functions/troll.2/grpo/tuned/seed101: "
+    assert str(result.exception).startswith(head + said)
+
+
+def test_a_first_round_with_other_seeds_is_none(rounds):
+    ran, tables = rounds
+    tables["other-trials"] = tables["board-round-2"]
+    error = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"]).exception
+    assert str(error).startswith("results/other-trials: run tiny/chains/") and not ran
+    assert " is none of the trials of board, such as tiny/chains/clip.1/grpo/tuned/seed100" in str(error)
 
 
 def test_a_step_that_fails_ends_it_in_one_line_and_makes_no_board(workflow):

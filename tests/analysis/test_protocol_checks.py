@@ -7,10 +7,13 @@ import yaml
 from synthetic_board import PROTOCOL
 from typer.testing import CliRunner
 
+from troll.analysis.data.tidy import parts, read_part
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.cli.app import app
 from troll.cli.protocol_checks import checked_protocol
 from troll.common.errors import UserError
+
+CONFIGURED = ("workflow/config/leaderboard.yaml", "workflow/config/duel.yaml")
 
 
 def _set(data, path, value):
@@ -43,6 +46,7 @@ def _set(data, path, value):
         (("trials",), 3, "rules.clip: 4 trials (2 learning rates x 2 settings), and every rule gets 3"),
         (("seeds",), [0, 100], "seeds: 100 is a tuning seed too"),
         (("seeds",), [0, 0], "seeds: 0 is there twice"),
+        (("rounds",), [{"keep": 2, "seeds": [102, 102]}], "rounds.0.seeds: 102 is there twice"),
         (("tuning_seeds",), [7, 7], "tuning_seeds: 7 is there twice"),
         (("seeds",), [0], "seeds: has 1; at least 2 needed"),
         (("learning_rates",), [1e-4, -1.0], "learning_rates.1: input should be greater than 0 (found -1.0)"),
@@ -118,6 +122,41 @@ def test_a_rule_that_is_there_twice_is_named(tmp_path):
         read_protocol(path)
 
 
-@pytest.mark.parametrize("path", ["workflow/config/leaderboard.yaml", "results/leaderboard/protocol.yaml"])
+@pytest.mark.parametrize("path", [*CONFIGURED, "results/leaderboard/protocol.yaml"])
 def test_the_released_protocol_is_right(repository, path):
     assert checked_protocol(repository / path).rules
+
+
+def test_the_duel_has_the_rules_and_settings_of_the_leaderboard(repository):
+    duel = read_protocol(repository / "workflow/config/duel.yaml")
+    board = read_protocol(repository / "workflow/config/leaderboard.yaml")
+    assert all(duel.rules[name] == board.rules[name] for name in duel.rules)
+    assert duel.tuning_experiments == [f"{board.name}-trials", "duel-round-2"]
+    same = ("trials", "tuning_seeds", "learning_rates", "baseline")
+    assert all(getattr(duel, key) == getattr(board, key) for key in same)
+    assert duel.experiment == {key: value for key, value in board.experiment.items() if key != "summary"}
+
+
+def test_the_duel_has_the_size_that_it_says(repository):
+    duel = read_protocol(repository / "workflow/config/duel.yaml")
+    cells = len(duel.rules) * len(duel.experiment["tasks"])
+    assert cells * (duel.tuning_runs - duel.trials * len(duel.tuning_seeds)) == 72
+    assert cells * len(duel.seeds) == 180
+
+
+def test_nobody_has_seen_the_seeds_of_the_duel(repository):
+    """Neither in an experiment file nor in a released table, but for those of the duel itself."""
+    duel = read_protocol(repository / "workflow/config/duel.yaml")
+    fresh = {*duel.seeds, *duel.rounds[0].seeds}
+    for path in (repository / "workflow/config").glob("*.yaml"):
+        known = yaml.safe_load(path.read_text())
+        if path.stem != "duel" and isinstance(known, dict):
+            assert not fresh & {*known.get("seeds", []), *known.get("tuning_seeds", [])}, path
+    seen = 0
+    for directory in (repository / "results").glob("*/tidy"):
+        if not directory.parent.name.startswith("duel-"):
+            for path in parts(directory.parent).values():
+                seeds = set(read_part(path, ["seed"])["seed"].dropna())
+                assert not fresh & seeds, path
+                seen += len(seeds)
+    assert seen > 50

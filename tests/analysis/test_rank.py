@@ -10,12 +10,9 @@ from synthetic_board import PROTOCOL, at_no_trial, trial_score, validation
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
+from troll.analysis.leaderboard.inputs import trial_scores
 from troll.analysis.leaderboard.own_rule import check_release, own_board, places, released_trials, with_rule
-from troll.analysis.leaderboard.protocol import (
-    Protocol,
-    trial_scores,
-    trials_experiment,
-)
+from troll.analysis.leaderboard.protocol import Protocol, trials_experiment
 from troll.cli.rank import _check_contract, _space, rank
 from troll.common import numerics
 from troll.common.errors import UserError

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -10,6 +10,11 @@ import yaml
 from troll.cli.options import available_cores
 from troll.common.errors import UserError
 from troll.common.progress import say
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from troll.analysis.leaderboard.protocol import Protocol
 
 ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
 Rules = Annotated[
@@ -37,24 +42,21 @@ def run(
     rule: Rules = None,
     cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
 ) -> None:
-    r"""Run trials and fresh seeds, and make the board: all of the steps below, in one command.
+    r"""Run trials, in all rounds, and fresh seeds, and make the board.
+
+    All of the steps below, in one command.
 
     Runs that are in the tables or finished are not made again. Interrupt it when you like: the same command
     goes on.
 
-    Writes results/NAME-trials, results/NAME-TASK and the board in results/NAME.
+    Writes results/NAME-trials, results/NAME-round-N where the protocol has rounds,
+    results/NAME-TASK and the board in results/NAME.
 
     Example: troll leaderboard run workflow/config/leaderboard.yaml --rule clip \
     --rule troll
     """
-    from troll.analysis.data.results import read_results
-    from troll.analysis.leaderboard.protocol import (
-        among,
-        choose,
-        final_experiments,
-        trial_scores,
-        trials_experiment,
-    )
+    from troll.analysis.leaderboard.inputs import choose, trial_scores
+    from troll.analysis.leaderboard.protocol import among, final_experiments
     from troll.cli.protocol_checks import checked_protocol
     from troll.cli.workflow import in_checkout
     from troll.common.files import write_text
@@ -64,8 +66,8 @@ def run(
     known = among(whole, rule or whole.rules)
     out, count = Path("results", known.name), cores or available_cores()
     files = out / "experiments"
-    tried = run_experiment(trials_experiment(known), files, count, protocol)
-    best = choose(trial_scores(read_results(tried).runs, known), known)
+    tried = run_rounds(known, files, count, protocol)
+    best = choose(trial_scores(read_rounds(tried, known), known), known)
     finals = [
         run_experiment(experiment, files, count, protocol)
         for experiment in final_experiments(known, best).values()
@@ -80,25 +82,44 @@ def trials(
     protocol: ProtocolFile,
     out: Annotated[Path, typer.Option(help="the experiment file")],
     rule: Rules = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="results/<experiment> of a round that is done, once for each, the first one first"),
+    ] = None,
 ) -> None:
-    r"""Write the experiment of all trials.
+    r"""Write the experiment of all trials, or of the next round of tuning.
 
-    Reads the protocol; writes an experiment file.
+    Reads the protocol, and tidy/ of RESULTS; writes an experiment file.
 
     Example: troll leaderboard trials workflow/config/leaderboard.yaml \
     --out trials.yaml
     """
-    from troll.analysis.leaderboard.protocol import among, trials_experiment
+    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
+    from troll.analysis.leaderboard.protocol import among, round_experiment, trials_experiment
     from troll.cli.protocol_checks import checked_protocol
 
-    known = checked_protocol(protocol)
-    write_experiment(out, trials_experiment(among(known, rule or known.rules)), protocol)
+    whole = checked_protocol(protocol)
+    known, done = among(whole, rule or whole.rules), len(results or [])
+    if not results:
+        if known.tuned_in:
+            raise UserError(
+                f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
+                f"--results {known.tuned_in} writes the next one"
+            )
+        write_experiment(out, trials_experiment(known), protocol)
+        return
+    if done > len(known.rounds):
+        raise UserError(f"{protocol}: no round is left after {done}; `troll leaderboard final` goes on")
+    scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
+    write_experiment(out, round_experiment(known, done, kept_for(scores, known, done)), protocol)
 
 
 @leaderboard.command()
 def final(
     protocol: ProtocolFile,
-    results: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
+    results: Annotated[
+        list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
+    ],
     out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
     rule: TriedRules = None,
 ) -> None:
@@ -109,13 +130,13 @@ def final(
     Example: troll leaderboard final workflow/config/leaderboard.yaml \
     --results results/leaderboard-trials --out final
     """
-    from troll.analysis.data.results import read_results
-    from troll.analysis.leaderboard.inputs import tried_in
-    from troll.analysis.leaderboard.protocol import among, choose, final_experiments, trial_scores
+    from troll.analysis.leaderboard.inputs import choose, trial_scores, tried_in
+    from troll.analysis.leaderboard.protocol import among, final_experiments
     from troll.cli.protocol_checks import checked_protocol
 
-    known, runs = checked_protocol(protocol), read_results(results).runs
-    there = tried_in(runs, known, results)
+    known = checked_protocol(protocol)
+    runs = read_rounds(results, known)
+    there = tried_in(runs, known, results[0])
     known = among(known, rule or there)
     experiments = final_experiments(known, choose(trial_scores(runs, known), known))
     files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
@@ -125,7 +146,9 @@ def final(
 @leaderboard.command()
 def board(
     protocol: ProtocolFile,
-    trials: Annotated[Path, typer.Option(help="results/<experiment> of the trials")],
+    trials: Annotated[
+        list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
+    ],
     final: Annotated[
         list[Path], typer.Option(help="results/<experiment> of fresh seeds; once for each task")
     ],
@@ -146,14 +169,65 @@ def board(
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
 
 
-def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -> None:
+def run_rounds(
+    known: "Protocol", files: Path, cores: int, protocol: Path, only: str | None = None
+) -> list[Path]:
+    """Runs all rounds of tuning, one after the other, and returns the directories of their results.
+
+    Args:
+        known: the protocol, with the rules that are meant.
+        files: directory of the experiment files.
+        cores: of this machine.
+        protocol: the file.
+        only: a rule of one's own that alone is run, in experiments of its own.
+
+    Raises:
+        UserError: an experiment failed, or what it left does not fit the protocol.
+    """
+    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
+    from troll.analysis.leaderboard.protocol import round_experiment, trials_experiment
+
+    if known.tuned_in and only is None:
+        done = [Path(known.tuned_in)]
+    else:
+        done = [run_experiment(trials_experiment(known, only), files, cores, protocol)]
+    for number in range(1, len(known.rounds) + 1):
+        scores = trial_scores(read_rounds(done, known), known, only, rounds=number - 1)
+        kept = kept_for(scores, known, number)
+        done.append(run_experiment(round_experiment(known, number, kept, only), files, cores, protocol))
+    return done
+
+
+def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":
+    """The runs of all rounds of tuning that are done, as one tidy table.
+
+    Args:
+        directories: results/<experiment> of each round, the first one first.
+        known: the protocol.
+        option: that named the directories.
+
+    Raises:
+        UserError: a table is missing, or the runs are not those of the protocol.
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.inputs import check_named_once, tuning_table
+    from troll.cli.protocol_checks import check_tuned_in
+
+    check_named_once(directories, option)
+    tables = {path: read_results(path).runs for path in directories}
+    if known.tuned_in is not None:
+        check_tuned_in(directories[0], tables[directories[0]], known)
+    return tuning_table(tables, known)
+
+
+def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> None:
     """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
 
     The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table.
 
     Args:
         protocol: of the leaderboard.
-        trials: results/<experiment> of the trials.
+        trials: results/<experiment> of the trials, of each round in its order.
         final: results/<experiment> of fresh seeds, one for each task.
         out: directory.
 
@@ -165,21 +239,32 @@ def make_board(protocol: Path, trials: Path, final: Sequence[Path], out: Path) -
     from troll.analysis.data.tidy import read_tidy
     from troll.analysis.leaderboard.board import board_table
     from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
-    from troll.analysis.leaderboard.inputs import check_fresh, check_named_once, trial_runs, tried_in
+    from troll.analysis.leaderboard.inputs import (
+        check_fresh,
+        check_named_once,
+        choose,
+        trial_runs,
+        trial_scores,
+        tried_in,
+        tuned_elsewhere,
+    )
     from troll.analysis.leaderboard.levels import levels_table
-    from troll.analysis.leaderboard.protocol import among, choose, read_protocol, trial_scores
+    from troll.analysis.leaderboard.protocol import among, read_protocol
     from troll.analysis.render.formats import write_table
     from troll.analysis.render.style import write_figure
 
     check_named_once(final)
-    whole, runs = read_protocol(protocol), read_results(trials).runs
-    known = among(whole, tried_in(runs, whole, trials))
+    whole = read_protocol(protocol)
+    runs = read_rounds(trials, whole, "--trials")
+    known = among(whole, tried_in(runs, whole, trials[0]))
     missing = [name for name in whole.rules if name not in known.rules]
     scores = trial_scores(runs, known)
     finals = {path: read_results(path) for path in final}
     check_fresh(finals, whole)
-    begun = trial_runs(read_tidy(trials).runs, whole)
-    table = board_table([*finals.values()], scores, choose(scores, known), known, missing, begun)
+    begun = [trial_runs(read_tidy(path).runs, whole) for path in trials]
+    ended = {name: sum(one.get(name, 0) for one in begun) for name in whole.rules}
+    table = board_table([*finals.values()], scores, choose(scores, known), known, missing, ended)
+    table.attrs["notes"][1:1] = tuned_elsewhere(runs, [*finals.values()], known)
     levels = levels_table([*finals.values()], known)
     tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
     figures = {

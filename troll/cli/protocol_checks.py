@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from troll.analysis.leaderboard.protocol import TRIALS, Protocol, read_protocol, region
+from troll.analysis.leaderboard.protocol import TRIALS, Protocol, read_protocol, region, trials_experiment
 from troll.common.errors import UserError
-from troll.experiment.experiment import Experiment
+from troll.experiment.experiment import Experiment, resolve
 from troll.experiment.files import parse_experiment
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _OWN_KEYS = ("experiment", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
 """Of an experiment file: what the protocol decides."""
@@ -41,6 +44,8 @@ def protocol_problems(protocol: Protocol) -> Iterator[str]:
     """What makes trials or seeds other than they seem, a line each."""
     for key in ("tuning_seeds", "seeds", "learning_rates"):
         yield from _twice(key, getattr(protocol, key))
+    for number, one in enumerate(protocol.rounds):
+        yield from _twice(f"rounds.{number}.seeds", one.seeds)
     for name in protocol.rules:
         for problem in rule_problems(protocol, name):
             yield f"rules.{name}.{problem}"
@@ -109,6 +114,38 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
             of_settings = said.removeprefix(f"trust region {rule.rule!r}: ")
             yield f"{'rule' if of_settings == said else 'space' if rule.space else 'settings'}: {of_settings}"
             return
+
+
+def check_tuned_in(directory: Path, runs: "pd.DataFrame", protocol: Protocol) -> None:
+    """Makes sure that trials which another protocol has run are those that this one would have run.
+
+    Args:
+        directory: of their results, for messages.
+        runs: their tidy table.
+        protocol: that takes them for its first round.
+
+    Raises:
+        UserError: a run has other coordinates, seeds or settings.
+    """
+    from troll.analysis.data.settings import differing, flat_settings
+
+    experiment = parse_experiment(trials_experiment(protocol), protocol.name)
+    planned = {run.run_id: run for run in experiment.runs()}
+    own = runs[runs["trust_region"].isin(protocol.trials_by_variant)]
+    table = own[["run_id", "settings"]].drop_duplicates("run_id").astype(str)
+    for run_id, text in table.itertuples(index=False):
+        if run_id not in planned:
+            raise UserError(
+                f"{directory}: run {run_id} is none of the trials of {protocol.name}, such as "
+                f"{next(iter(planned))}; tuned_in needs the same names and seeds"
+            )
+        there = flat_settings(text)
+        here = flat_settings(resolve(experiment, planned[run_id]).model_dump_json())
+        for name in differing(there, here):
+            raise UserError(
+                f"{directory}: run {run_id}: {name} is {there[name]!r} there, and {here[name]!r} in the "
+                "protocol; tuned_in needs the same settings"
+            )
 
 
 def _twice(key: str, values: Sequence[Any]) -> Iterator[str]:

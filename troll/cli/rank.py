@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from troll.cli.leaderboard import run_experiment
+from troll.cli.leaderboard import read_rounds, run_experiment, run_rounds
 from troll.cli.options import AROUND_A_RUN, available_cores
 from troll.common.errors import UserError, nearest
 from troll.common.strict_yaml import parse_yaml
@@ -58,7 +58,7 @@ def rank(
     """
     import pandas as pd
 
-    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.inputs import choose, trial_scores
     from troll.analysis.leaderboard.own_rule import (
         check_release,
         own_board,
@@ -67,12 +67,7 @@ def rank(
         released_trials,
         with_rule,
     )
-    from troll.analysis.leaderboard.protocol import (
-        choose,
-        final_experiments,
-        trial_scores,
-        trials_experiment,
-    )
+    from troll.analysis.leaderboard.protocol import final_experiments, trials_experiment
     from troll.analysis.render.formats import shown, write_table
     from troll.cli.protocol_checks import checked_protocol, rule_problems
     from troll.cli.workflow import in_checkout
@@ -95,8 +90,7 @@ def rank(
     root = Path("results", f"{released.name}-{name}")
     count = cores or available_cores()
 
-    trials = run_experiment(trials_experiment(known, name), root, count, protocol)
-    own = trial_scores(read_results(trials).runs, known, name)
+    own = trial_scores(read_rounds(run_rounds(known, root, count, protocol, name), known), known, name)
     best = choose(own, known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""

@@ -76,7 +76,7 @@ def _board(data: Path, out: Path) -> None:
     protocol = read_protocol(data)
     results = data.parents[1]
     final = [results / f"{protocol.name}-{task}" for task in protocol.experiment["tasks"]]
-    make_board(data, results / f"{protocol.name}-trials", final, out)
+    make_board(data, [results / name for name in protocol.tuning_experiments], final, out)
 
 
 def _audit(data: Path, out: Path) -> None:

@@ -19,14 +19,8 @@ from troll.analysis.data.summaries import (
     spread,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.protocol import (
-    Protocol,
-    Trial,
-    chosen_early,
-    early_in_words,
-    expected_best,
-    rate,
-)
+from troll.analysis.leaderboard.inputs import expected_best, first_scores
+from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
 from troll.analysis.render.formats import Style, listed, percent
 from troll.analysis.statistics import (
     holm,
@@ -59,7 +53,7 @@ def board_table(
 
     Args:
         final: results of the experiments of fresh seeds, one for each task.
-        trials: `troll.analysis.leaderboard.protocol.trial_scores`.
+        trials: `troll.analysis.leaderboard.inputs.trial_scores`.
         best: the trial that each rule went on with, by task and name.
         protocol: of the leaderboard.
         missing: further rules of the protocol, of which there are no results yet; a note names them.
@@ -236,7 +230,8 @@ def _row(
     row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
     row["rollouts"] = _rollouts_to(cell.of(results.runs), target)
     row["collapsed"] = _collapsed(results, cell, table)
-    tried = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]["score"].to_list()
+    made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
+    tried = first_scores(made).to_list()
     row["few"] = expected_best(tried, min(FEW_TRIALS, len(tried)))
     row["all"] = max(tried)
     return row
@@ -306,8 +301,8 @@ def _not_on_the_board(
     board: pd.DataFrame,
 ) -> list[str]:
     """Which rules of the protocol have no row, and how far each has come, in sentences."""
-    tuned, runs = _tuned_alone(best, board), protocol.trials * len(protocol.tuning_seeds)
-    of = runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
+    tuned = _tuned_alone(best, board)
+    of = protocol.tuning_runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
     some = [f"{name} ({begun[name]} of {of} runs)" for name in missing if begun.get(name)]
     none = [name for name in missing if not begun.get(name)]
     said = {
@@ -318,18 +313,26 @@ def _not_on_the_board(
     return [f"{what}: {', '.join(names)}." for what, names in said.items() if names]
 
 
+def _further_rounds(protocol: Protocol) -> str:
+    return "".join(
+        f"the {one.keep} best of them then {len(one.seeds)} further seeds, " for one in protocol.rounds
+    )
+
+
 def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:
     if edges:
         outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
         left = [f"{outside} A better one may lie outside.", *left]
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
-        f"{tasks} tasks, the best by validation success went on to {len(protocol.seeds)} fresh seeds. "
+        f"{tasks} tasks, {_further_rounds(protocol)}the best by validation success went on to "
+        f"{len(protocol.seeds)} fresh seeds. "
         f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed, with Student's 95 % "
         "interval; p of a paired t-test, corrected by Holm over the whole table.",
         f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
         "rule's final success, median over seeds; never where half of them or more do not get there. "
         f"Collapsed: runs that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: "
-        "validation success of the expected best of so many trials, drawn from those that were made.",
+        "validation success of the expected best of so many trials, drawn from those that were made"
+        f"{' in the first round' if protocol.rounds else ''}.",
         *left,
     ]

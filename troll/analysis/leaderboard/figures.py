@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from troll.analysis.leaderboard.protocol import expected_best
+from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.render.formats import points
 from troll.analysis.render.style import Look, legend, styled
 
@@ -61,12 +61,13 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
 def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
     """Expected validation success of the best of one to all trials, a panel for each task.
 
-    Source: Dodge et al. 2019; the estimator is `troll.analysis.leaderboard.protocol.expected_best`.
+    Source: Dodge et al. 2019; the estimator is `troll.analysis.leaderboard.inputs.expected_best`.
 
     Args:
-        trials: of `troll.analysis.leaderboard.protocol.trial_scores`.
+        trials: of `troll.analysis.leaderboard.inputs.trial_scores`.
         board: of `troll.analysis.leaderboard.board.board_table`; its baseline and TROLL always have a colour.
     """
+    trials = trials.assign(score=first_scores(trials))
     groups = list(trials.groupby("task", sort=False))
     baseline = str(board.loc[board["difference"].isna(), "trust_region"].iloc[0])
     best = trials.groupby(["rule", "task"])["score"].max().groupby("rule").mean()

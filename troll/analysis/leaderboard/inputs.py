@@ -1,14 +1,247 @@
-"""What a board is made from: directories of results hold the trials and fresh seeds they are taken for."""
+"""What a board is made from: scores of trials, round by round, and directories that hold what they should.
+
+How much tuning a rule needs is shown by the expected best of fewer trials (`expected_best`).
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from scipy.special import comb
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells
-from troll.analysis.leaderboard.protocol import TRIALS, Protocol, tried
+from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
+from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
+from troll.analysis.render.formats import Style, listed, percent, whole
 from troll.common.errors import UserError
+from troll.common.numerics import changed_since
+
+TRIAL_STYLES = {
+    "rule": Style("Trust region"),
+    "trial": Style("Trial", whole),
+    "learning_rate": Style("Learning rate", rate),
+    "settings": Style("Settings"),
+    "score": Style("Validation success (%)", percent),
+    "runs": Style("Runs", whole),
+    "after": Style("After (% of steps)", percent),
+}
+ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Style("Rounds", whole)}
+"""Of the columns that the table of trials has where they are tuned in rounds."""
+
+
+def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
+    """The rules of which there are runs of trials.
+
+    Args:
+        runs: tidy table of the experiment of trials.
+        protocol: of the leaderboard.
+    """
+    there = set(runs["trust_region"])
+    return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
+
+
+def trial_scores(
+    runs: pd.DataFrame, protocol: Protocol, only: str | None = None, rounds: int | None = None
+) -> pd.DataFrame:
+    """Success on validation problems at the end of each trial.
+
+    Args:
+        runs: tidy table of the experiments of trials, those of all rounds.
+        protocol: of the leaderboard.
+        only: a rule whose trials alone are in the table.
+        rounds: further rounds that count; None: all of them.
+
+    Returns:
+        Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over the tuning
+        seeds of its rounds, and models), runs (how many) and after: the share of a trial's optimiser steps
+        that lie before the last validation, 1 unless that after the last step is missing. Where the protocol
+        has rounds, also first (its score after the first) and rounds (in how many it was). A run that
+        collapsed counts with the success that it ended with. One that stopped at a loss that is not finite
+        leaves no results: its trial counts as unfinished.
+
+    Raises:
+        UserError: a trial has fewer or more runs than the protocol; the message says how many.
+    """
+    validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
+    last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+    ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
+    # A validation stands in the line of the step after it, that after the last step in the last line.
+    last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
+    models = len(set(runs["model"]) - {""})
+    stages = protocol.stages if rounds is None else protocol.stages[: rounds + 1]
+    rows = []
+    for task in protocol.experiment["tasks"]:
+        for name in protocol.rules if only is None else [only]:
+            trials = protocol.trials_of(name)
+            own = {
+                trial.variant: last[(last["task"] == task) & (last["trust_region"] == trial.variant)]
+                for trial in trials
+            }
+            for trial, line in zip(trials, _rule_lines(own, protocol, stages, task, models), strict=True):
+                told = {"learning_rate": trial.learning_rate, "settings": trial.described}
+                rows.append({"task": task, "rule": name, "trial": trial.number, **told, **line})
+    frame = pd.DataFrame(rows)
+    if not protocol.rounds:
+        frame = frame.drop(columns=list(ROUND_STYLES))
+    frame.attrs["styles"] = TRIAL_STYLES | ROUND_STYLES
+    return frame
+
+
+def _rule_lines(
+    ends: Mapping[str, pd.DataFrame],
+    protocol: Protocol,
+    stages: Sequence[Sequence[int]],
+    task: str,
+    models: int,
+) -> list[dict[str, float]]:
+    """What the table of trials says of a rule's trials on a task, from the ends of their runs, by variant."""
+    lines: dict[str, dict[str, float]] = {variant: {} for variant in ends}
+    kept, seeds = list(ends), set[int]()
+    for number, stage in enumerate(stages):
+        if number:
+            kept = _best({one: lines[one]["score"] for one in kept}, protocol.rounds[number - 1].keep)
+        seeds |= set(stage)
+        for variant in kept:
+            runs = ends[variant]
+            runs = runs[runs["seed"].isin(seeds)] if protocol.rounds else runs
+            _check_count(len(runs), f"{variant} on {task}", len(seeds) * models)
+            score, after = float(runs["value"].mean()), float(runs["after"].min())
+            first = lines[variant].get("first", score)
+            lines[variant] = {"score": score, "runs": len(runs), "after": after}
+            lines[variant] |= {"first": first, "rounds": number + 1}
+    return list(lines.values())
+
+
+def _best(scores: Mapping[str, float], keep: int) -> list[str]:
+    """The trials with the highest scores, in the order of the file; of equal ones the first."""
+    best = sorted(scores, key=lambda variant: -scores[variant])[:keep]
+    return [variant for variant in scores if variant in best]
+
+
+def _check_count(runs: int, trial: str, wanted: int) -> None:
+    if runs > wanted:
+        raise UserError(
+            f"trial {trial} has {runs} runs, and the protocol {wanted}, one for each "
+            "tuning seed and model; they belong to another protocol"
+        )
+    if runs < wanted:
+        raise UserError(f"trial {trial} has {runs} of {wanted} runs; finish the trials first")
+
+
+def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tuple[str, str], list[Trial]]:
+    """The trials that go on to a further round, by task and rule, in the order of the file.
+
+    Args:
+        scores: of `trial_scores`, after the rounds before.
+        protocol: of the leaderboard.
+        number: of the round in `Protocol.rounds`, from 1.
+    """
+    kept = {}
+    for (task, name), group in scores[scores["rounds"] == number].groupby(["task", "rule"], sort=False):
+        variants = [f"{name}.{trial}" for trial in group["trial"]]
+        best = _best(dict(zip(variants, group["score"], strict=True)), protocol.rounds[number - 1].keep)
+        kept[str(task), str(name)] = [protocol.trials_by_variant[variant] for variant in best]
+    return kept
+
+
+def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Trial]:
+    """The best trial of each rule on each task; of equal ones the first in the order of the file.
+
+    Where trials were tuned in rounds it is one of those that went through all of them.
+
+    Args:
+        scores: of `trial_scores`.
+        protocol: of the leaderboard.
+    """
+    best = {}
+    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
+        known = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
+        number = int(known["trial"].iloc[int(known["score"].to_numpy().argmax())])
+        best[str(task), str(name)] = protocol.trials_by_variant[f"{name}.{number}"]
+    return best
+
+
+def first_scores(scores: pd.DataFrame) -> pd.Series:
+    """The score of each trial after the first round, in which all of them ran on the same seeds."""
+    return scores["first"] if "first" in scores else scores["score"]
+
+
+def expected_best(scores: Sequence[float], budget: int) -> float:
+    """Expected best of so many trials, drawn without replacement from those that were made.
+
+    The unbiased estimator of Tang et al. (2020, "Showing Your Work Doesn't Always Work", eq. 5), for the
+    quantity of Dodge et al. (2019, "Show Your Work").
+
+    Args:
+        scores: of all trials of a rule.
+        budget: 1 to ``len(scores)``.
+
+    Raises:
+        UserError: a budget outside of that range.
+    """
+    count = len(scores)
+    if not 1 <= budget <= count:
+        raise UserError(f"expected_best: budget is {budget}, must be 1 to {count}")
+    ordered = np.sort(np.asarray(scores, dtype=float))
+    below = np.arange(count)  # trials that are no better than each
+    weights = comb(below, budget - 1) / comb(count, budget)
+    return float(ordered @ weights)
+
+
+def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.DataFrame:
+    """The runs of all rounds of tuning as one table.
+
+    Args:
+        tables: tidy tables by directory, the first round's first.
+        protocol: of the leaderboard.
+
+    Raises:
+        UserError: there are more directories than rounds.
+    """
+    if len(tables) > len(protocol.stages):
+        raise UserError(
+            f"{list(tables)[-1]}: is one directory too many; {protocol.name} has "
+            f"{_rounds(len(protocol.stages))} of tuning"
+        )
+    return concatenated([*tables.values()], RUN_COLUMNS) if len(tables) > 1 else next(iter(tables.values()))
+
+
+def _rounds(count: int) -> str:
+    return f"{count} rounds" if count > 1 else "1 round"
+
+
+def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> list[str]:
+    """What a board says of a first round that another protocol has made, in sentences.
+
+    Args:
+        runs: of all rounds of tuning.
+        final: results of fresh seeds.
+        protocol: of the leaderboard.
+    """
+    if protocol.tuned_in is None:
+        return []
+    name = Path(protocol.tuned_in).name
+    first = runs[runs["experiment"].astype(str) == name]
+    until = max(int(one.runs["numerics"].max()) for one in final)
+    made = first[first["trust_region"].isin(protocol.trials_by_variant)][
+        ["rule", "numerics"]
+    ].drop_duplicates()
+    old = sorted(
+        {
+            str(rule)
+            for rule, made_with in made.itertuples(index=False)
+            if changed_since(int(made_with), str(rule), until=until)
+        }
+    )
+    said = [f"The runs of the first round are those of {name}, which were not made again."]
+    if old:
+        said.append(
+            f"Those of {listed(old)} were made with earlier numerics than the fresh seeds, and would come "
+            "out differently now: they say less well which trials are best."
+        )
+    return said
 
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:
@@ -27,7 +260,7 @@ def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[st
         first = next(iter(protocol.trials_by_variant))
         raise UserError(
             f"{directory}: has no trials of {protocol.name}: none of its trust regions has the name of a "
-            f"trial, such as {first}; expected results/{protocol.name}-{TRIALS}"
+            f"trial, such as {first}; expected results/{protocol.tuning_experiments[0]}"
         )
     if protocol.baseline not in there:
         raise UserError(
@@ -41,7 +274,7 @@ def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
     """How many runs of trials each rule has, be they on the board or not.
 
     Args:
-        runs: tidy table of the experiment of trials, with runs that no plan of it names.
+        runs: tidy table of the experiments of trials, with runs that no plan of them names.
         protocol: of the leaderboard.
     """
     names = runs.drop_duplicates("run_id")["trust_region"].astype(str)
@@ -49,8 +282,12 @@ def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
     return {str(name): int(count) for name, count in rules.value_counts().items()}
 
 
-def check_named_once(directories: Sequence[Path]) -> None:
+def check_named_once(directories: Sequence[Path], option: str = "--final") -> None:
     """Runs that are read twice would count twice in what is corrected for the number of comparisons.
+
+    Args:
+        directories: as they were given.
+        option: by which.
 
     Raises:
         UserError: a directory is named twice, be it by another spelling.
@@ -60,7 +297,7 @@ def check_named_once(directories: Sequence[Path]) -> None:
         place = path.resolve()
         if place in known:
             spelt = "" if known[place] == path else f", first as {known[place]}"
-            raise UserError(f"--final: {path} is given twice{spelt}; name it once")
+            raise UserError(f"{option}: {path} is given twice{spelt}; name it once")
         known[place] = path
 
 

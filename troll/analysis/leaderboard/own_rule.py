@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
-from troll.analysis.leaderboard.protocol import TRIAL_STYLES, TRIALS, Candidate, Protocol, choose, explained
+from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose
+from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, explained, round_name
 from troll.analysis.render.formats import listed, percent
 from troll.common.errors import UserError
 from troll.common.numerics import changed_since
@@ -36,7 +37,8 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
     """
     if name in protocol.rules:
         raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
-    if name == BASE or name in (TRIALS, *protocol.experiment["tasks"]):
+    rounds = [round_name(number) for number, _ in enumerate(protocol.rounds, start=1)]
+    if name == BASE or name in (TRIALS, *rounds, *protocol.experiment["tasks"]):
         raise UserError(f"{rule}: {name} is the name of something else there; give the function another name")
     rates = np.geomspace(min(protocol.learning_rates), max(protocol.learning_rates), protocol.trials)
     candidate = Candidate(
@@ -68,7 +70,8 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
         raise UserError(f"{path}: no such file; a rule is ranked beside the released board") from None
     except ValueError as error:
         raise UserError(f"{path}: not a table of trials ({str(error).strip()})") from None
-    absent = [column for column in (*TRIAL_STYLES, "task") if column not in scores]
+    wanted = (*TRIAL_STYLES, "task", *(ROUND_STYLES if protocol.rounds else ()))
+    absent = [column for column in wanted if column not in scores]
     if absent:
         raise UserError(f"{path}: not a table of trials; it has no column {absent[0]}")
     if not set(scores["rule"]) <= set(protocol.rules):

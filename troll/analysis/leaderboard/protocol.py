@@ -1,8 +1,9 @@
 """What is asked of every rule, and the experiments that ask it: trials, then fresh seeds at the best of them.
 
 The protocol file is written before the first run. Trials are a grid of learning rates and settings, the same
-number for each rule; the best by success on validation problems goes on. How much tuning a rule needs is
-shown by the expected best of fewer trials (`expected_best`).
+number for each rule; the best by success on validation problems goes on. They may be tuned in rounds: all
+trials on few seeds, then the best of them on further ones. A protocol may also fix contrasts: which rules are
+compared, how, and what is said of each outcome.
 """
 
 import itertools
@@ -12,13 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
-from scipy.special import comb
 
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.formats import Style, listed, percent, whole
+from troll.analysis.leaderboard.contrasts import Comparison
+from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.explain import explain
@@ -43,6 +43,18 @@ class Candidate(Settings):
     learning_rates: list[Positive] = Field([])
 
 
+class Round(Settings):
+    """A further round of tuning.
+
+    Attributes:
+        keep: trials of each rule and task that go on to it: the best by the mean over all seeds so far.
+        seeds: that they get beside those.
+    """
+
+    keep: int = Field(ge=1)
+    seeds: list[Whole] = Field(min_length=1)
+
+
 class Protocol(Settings):
     """The contents of a protocol file.
 
@@ -50,22 +62,29 @@ class Protocol(Settings):
         name: of the leaderboard; the experiments are ``<name>-trials`` and ``<name>-<task>``.
         trials: settings tried of each rule, exactly.
         tuning_seeds: of each trial.
+        rounds: of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice is
+            made among those of the last round, by the mean over all their seeds.
+        tuned_in: results/<experiment> of another protocol's trials, whose runs are those of the first round.
         seeds: of each rule at its best; none of them is a tuning seed.
         learning_rates: tried with every combination of a rule's settings.
         baseline: the rule that others are compared with.
         rules: by the names that tables show.
         experiment: what all runs share: tasks, models, estimators, training, evaluation, as in an experiment
             file.
+        comparison: what is compared; none: every rule with the baseline, on the board alone.
     """
 
     name: str
     trials: int = Field(ge=1)
     tuning_seeds: list[Whole] = Field(min_length=1)
+    rounds: list[Round] = Field([])
+    tuned_in: str | None = None
     seeds: list[Whole] = Field(min_length=2)
     learning_rates: list[Positive] = Field(min_length=1)
     baseline: str
     rules: dict[str, Candidate] = Field(min_length=1)
     experiment: dict[str, Any]
+    comparison: Comparison | None = None
 
     @model_validator(mode="after")
     def _fair(self) -> "Protocol":
@@ -82,7 +101,45 @@ class Protocol(Settings):
                     f"rules.{name}: {count} trials ({len(self._rates(rule))} learning rates x "
                     f"{count // len(self._rates(rule))} settings), and every rule gets {self.trials}"
                 )
+        self._check_rounds()
+        self._check_contrasts()
         return self
+
+    def _check_rounds(self) -> None:
+        before, used = self.trials, set(self.tuning_seeds)
+        for number, one in enumerate(self.rounds):
+            if one.keep > before:
+                raise ValueError(
+                    f"rounds.{number}.keep: is {one.keep}, and the round before has {before} trials"
+                )
+            if shared := used & set(one.seeds):
+                raise ValueError(
+                    f"rounds.{number}.seeds: {min(shared)} is a seed of a round before; take others"
+                )
+            if shared := set(one.seeds) & set(self.seeds):
+                raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
+            before, used = one.keep, used | set(one.seeds)
+
+    def _check_contrasts(self) -> None:
+        if unknown := sorted(compared(self) - set(self.rules)):
+            raise ValueError(f"comparison.contrasts: {unknown[0]!r} is none of the rules")
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """The seeds that each round adds, the first round's first."""
+        return [self.tuning_seeds, *(one.seeds for one in self.rounds)]
+
+    @property
+    def tuning_runs(self) -> int:
+        """Runs of a rule in all rounds, for each task and model."""
+        kept = [self.trials, *(one.keep for one in self.rounds)]
+        return sum(count * len(seeds) for count, seeds in zip(kept, self.stages, strict=True))
+
+    @property
+    def tuning_experiments(self) -> list[str]:
+        """The experiments of the rounds, by their directories in ``results``."""
+        own = [f"{self.name}-{round_name(number)}" for number in range(1, len(self.rounds) + 1)]
+        return [Path(self.tuned_in).name if self.tuned_in else f"{self.name}-{TRIALS}", *own]
 
     def _rates(self, rule: Candidate) -> list[float]:
         return rule.learning_rates or self.learning_rates
@@ -168,22 +225,20 @@ def among(protocol: Protocol, names: Collection[str]) -> Protocol:
     if protocol.baseline not in names:
         raise UserError(f"{protocol.baseline} must be among the rules: others are compared with it")
     rules = {name: rule for name, rule in protocol.rules.items() if name in names}
-    return Protocol.model_validate(protocol.model_dump() | {"rules": rules})
+    contents = protocol.model_dump() | {"rules": rules}
+    if not compared(protocol) <= set(rules):
+        contents["comparison"] = None
+    return Protocol.model_validate(contents)
 
 
-def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """The rules of which there are runs of trials.
-
-    Args:
-        runs: tidy table of the experiment of trials.
-        protocol: of the leaderboard.
-    """
-    there = set(runs["trust_region"])
-    return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
+def compared(protocol: Protocol) -> set[str]:
+    """The rules that the contrasts of a protocol name."""
+    contrasts = protocol.comparison.contrasts if protocol.comparison else ()
+    return {name for one in contrasts for name in (one.method, one.baseline)}
 
 
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
-    """The experiment file of all trials: a trust region for each, on the tuning seeds.
+    """The experiment file of the first round: a trust region for each trial, on the tuning seeds.
 
     Trials are chosen by validation; the test problems, which nobody looks at before the fresh seeds, are
     answered once instead of as often as the protocol says.
@@ -197,8 +252,44 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
         for variant, trial in protocol.trials_by_variant.items()
         if only in (None, trial.name)
     }
-    experiment = _experiment(protocol, _part(TRIALS, only), protocol.tuning_seeds, regions)
-    return experiment | {"evaluation": experiment.get("evaluation", {}) | {"samples": 1}}
+    what = "Trials of every rule on the tuning seeds"
+    experiment = _experiment(protocol, _part(TRIALS, only), protocol.tuning_seeds, regions, what)
+    return experiment | _one_sample(experiment)
+
+
+def round_name(number: int) -> str:
+    """How a further round is called in the name of its experiment; the first of them is the second round."""
+    return f"round-{number + 1}"
+
+
+def round_experiment(
+    protocol: Protocol, number: int, kept: Mapping[tuple[str, str], Sequence[Trial]], only: str | None = None
+) -> dict[str, Any]:
+    """The experiment file of a further round: on each task the trials that were kept, on the round's seeds.
+
+    Args:
+        protocol: of the leaderboard.
+        number: of the round in `Protocol.rounds`, from 1.
+        kept: by task and rule, as `troll.analysis.leaderboard.inputs.kept_for` gives it.
+        only: a rule that alone is meant, in an experiment of its own.
+    """
+    tasks: dict[str, list[str]] = {}
+    for (task, name), trials in kept.items():
+        if only in (None, name):
+            tasks.setdefault(task, []).extend(trial.variant for trial in trials)
+    there = {variant for variants in tasks.values() for variant in variants}
+    regions = {
+        variant: region(protocol.rules[trial.name], trial)
+        for variant, trial in protocol.trials_by_variant.items()
+        if variant in there
+    }
+    seeds, what = (
+        protocol.rounds[number - 1].seeds,
+        f"The best trials of every rule, round {number + 1} of tuning",
+    )
+    experiment = _experiment(protocol, _part(round_name(number), only), seeds, regions, what)
+    experiment["matrix"] = [{"tasks": [task], "trust_regions": variants} for task, variants in tasks.items()]
+    return experiment | _one_sample(experiment)
 
 
 def final_experiments(
@@ -218,6 +309,7 @@ def final_experiments(
             _part(task, only),
             protocol.seeds,
             {name: region(rule, best[task, name]) for name, rule in rules.items()},
+            f"Every rule, tuned, on fresh seeds: {task}",
             task,
         )
         for task in protocol.experiment["tasks"]
@@ -237,17 +329,21 @@ def region(rule: Candidate, trial: Trial) -> dict[str, Any]:
     }
 
 
+def _one_sample(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    return {"evaluation": experiment.get("evaluation", {}) | {"samples": 1}}
+
+
 def _experiment(
-    protocol: Protocol, part: str, seeds: Sequence[int], regions: Mapping[str, Any], task: str | None = None
+    protocol: Protocol,
+    part: str,
+    seeds: Sequence[int],
+    regions: Mapping[str, Any],
+    what: str,
+    task: str | None = None,
 ) -> dict[str, Any]:
     shared = dict(protocol.experiment)
     if task is not None:
         shared["tasks"] = {task: shared["tasks"][task]}
-    what = (
-        "Trials of every rule on the tuning seeds"
-        if task is None
-        else f"Every rule, tuned, on fresh seeds: {task}"
-    )
     return {
         "experiment": f"{protocol.name}-{part}",
         "summary": f"{what} (the {protocol.name})",
@@ -257,68 +353,11 @@ def _experiment(
     }
 
 
-def trial_scores(runs: pd.DataFrame, protocol: Protocol, only: str | None = None) -> pd.DataFrame:
-    """Success on validation problems at the end of each trial.
-
-    Args:
-        runs: tidy table of the experiment of trials.
-        protocol: of the leaderboard.
-        only: a rule whose trials alone are in the table.
-
-    Returns:
-        Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over tuning seeds
-        and models), runs (how many) and after: the share of a trial's optimiser steps that lie before the
-        last validation, 1 unless that after the last step is missing. A run that collapsed counts with the
-        success that it ended with. One that stopped at a loss that is not finite leaves no results: its trial
-        counts as unfinished.
-
-    Raises:
-        UserError: a trial has fewer or more runs than the protocol; the message says how many.
-    """
-    validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
-    last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
-    ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
-    # A validation stands in the line of the step after it, that after the last step in the last line.
-    last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
-    rows = []
-    models = len(set(runs["model"]) - {""})
-    wanted = len(protocol.tuning_seeds) * models
-    for task in protocol.experiment["tasks"]:
-        for variant, trial in protocol.trials_by_variant.items():
-            if only not in (None, trial.name):
-                continue
-            own = last[(last["task"] == task) & (last["trust_region"] == variant)]
-            if len(own) > wanted:
-                raise UserError(
-                    f"trial {variant} on {task} has {len(own)} runs, and the protocol {wanted}, one for each "
-                    "tuning seed and model; they belong to another protocol"
-                )
-            if len(own) < wanted:
-                raise UserError(
-                    f"trial {variant} on {task} has {len(own)} of {wanted} runs; finish the trials first"
-                )
-            rows.append(
-                {
-                    "task": task,
-                    "rule": trial.name,
-                    "trial": trial.number,
-                    "learning_rate": trial.learning_rate,
-                    "settings": trial.described,
-                    "score": float(own["value"].mean()),
-                    "runs": len(own),
-                    "after": float(own["after"].min()),
-                }
-            )
-    frame = pd.DataFrame(rows)
-    frame.attrs["styles"] = TRIAL_STYLES
-    return frame
-
-
 def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
     """Rules whose trials were chosen before they ended, with the least share of optimiser steps by then.
 
     Args:
-        scores: of `trial_scores`.
+        scores: of `troll.analysis.leaderboard.inputs.trial_scores`.
     """
     after = scores.groupby("rule", sort=False, observed=True)["after"].min()
     return {str(name): float(share) for name, share in after.items() if share < 1}
@@ -339,50 +378,3 @@ def rate(value: float) -> str:
     """A learning rate, as files write it: 3e-5, 4.13e-5."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-
-
-TRIAL_STYLES = {
-    "rule": Style("Trust region"),
-    "trial": Style("Trial", whole),
-    "learning_rate": Style("Learning rate", rate),
-    "settings": Style("Settings"),
-    "score": Style("Validation success (%)", percent),
-    "runs": Style("Runs", whole),
-    "after": Style("After (% of steps)", percent),
-}
-
-
-def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Trial]:
-    """The best trial of each rule on each task; of equal ones the first in the order of the file.
-
-    Args:
-        scores: of `trial_scores`.
-        protocol: of the leaderboard.
-    """
-    best = {}
-    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        number = int(group["trial"].iloc[int(group["score"].to_numpy().argmax())])
-        best[str(task), str(name)] = protocol.trials_by_variant[f"{name}.{number}"]
-    return best
-
-
-def expected_best(scores: Sequence[float], budget: int) -> float:
-    """Expected best of so many trials, drawn without replacement from those that were made.
-
-    The unbiased estimator of Tang et al. (2020, "Showing Your Work Doesn't Always Work", eq. 5), for the
-    quantity of Dodge et al. (2019, "Show Your Work").
-
-    Args:
-        scores: of all trials of a rule.
-        budget: 1 to ``len(scores)``.
-
-    Raises:
-        UserError: a budget outside of that range.
-    """
-    count = len(scores)
-    if not 1 <= budget <= count:
-        raise UserError(f"expected_best: budget is {budget}, must be 1 to {count}")
-    ordered = np.sort(np.asarray(scores, dtype=float))
-    below = np.arange(count)  # trials that are no better than each
-    weights = comb(below, budget - 1) / comb(count, budget)
-    return float(ordered @ weights)
