@@ -1,6 +1,7 @@
 """The generated tasks: right answers, splits that never overlap, flaws in the promised shares."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from troll.common.errors import UserError
 from troll.tasks.registry import check_settings, get_task
 from troll.tasks.testbed import chains, functions
 from troll.tasks.types import SPLITS
+from troll.tasks.verifiers.code import code_rewards
 from troll.tasks.write import write_problems
 
 SIZES = {"chains": 200, "functions": 60}
@@ -140,3 +142,20 @@ def test_a_damaged_problem_file_is_named_with_its_line(tmp_path):
     path.write_text("")
     with pytest.raises(UserError, match="no problems"):
         get_task("chains").load(path)
+
+
+@pytest.mark.parametrize("name", ["functions", "programs"])
+def test_programs_of_the_testbed_are_judged_as_they_stand(name):
+    """A reward that looked for the program in what was written would teach to write anything around it."""
+    task = get_task(name)
+    (problem,) = task.generate("train", 1, 0, task.defaults)
+    problem, right = replace(problem, record=problem.as_row()), problem.answer
+    completions = [
+        right,
+        right + "That is the sum of both.\n",
+        right + "    return (\n",
+        f"```python\n{right}```\n",
+    ]
+    assert task.reward([problem] * 4, completions) == [1.0, 0.0, 0.0, 1.0]
+    # As code of other tasks, which all sorts of models write.
+    assert code_rewards([problem] * 4, completions) == [1.0] * 4

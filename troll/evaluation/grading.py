@@ -216,7 +216,11 @@ def _grade_code(
         theirs_later = None
         if dataset is not None:
             theirs_later = side.submit(evalplus_verdicts, dataset, records, unique, extraction="troll")
-        judged = code.verify_code([records[task_id] for task_id, _ in unique], [text for _, text in unique])
+        judged = code.verify_code(
+            [records[task_id] for task_id, _ in unique],
+            [text for _, text in unique],
+            as_written=task not in DATA_SETS and get_task(task).as_written,
+        )
         ours = dict(zip(unique, judged, strict=True))
         theirs = dict(zip(unique, theirs_later.result(), strict=True)) if theirs_later else {}
     for (task_id, _), verdict in ours.items():

@@ -50,13 +50,18 @@ def extract_code(completion: str, entry_point: str | None = None) -> str:
         completion: raw text of a model.
         entry_point: name of the function that is asked for.
     """
-    text = _without_thoughts(completion)
+    text, name = _without_thoughts(completion), _definition(entry_point) if entry_point else None
+    fenced = _fenced(text, name)
+    return _first_answer(text, name) if fenced is None else fenced
+
+
+def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
+    """The fenced block that `extract_code` takes; None where there is none."""
     found = _blocks(text, _FENCE)
-    name = _definition(entry_point) if entry_point else None
     if not found and name and _LIST.search(text):
         found = [block for block in _blocks(text, _FENCE_IN_LIST) if name.search(block[1])]
     if not found:
-        return _first_answer(text, name)
+        return None
     python = [code for language, code in found if language.lower() in _PYTHON]
     blocks = python or [code for _, code in found]
     if name:
@@ -81,7 +86,14 @@ def whole_program(prompt: str, completion: str, entry_point: str | None = None) 
     return _find(prompt, completion, entry_point)[0]
 
 
-def load(prompt: str | None, completion: str, entry_point: str | None, namespace: dict[str, Any]) -> None:
+def load(
+    prompt: str | None,
+    completion: str,
+    entry_point: str | None,
+    namespace: dict[str, Any],
+    *,
+    as_written: bool = False,
+) -> None:
     """Runs the module that a completion makes.
 
     A statement that fails after the function is there, such as a test of the model's own, ends no program:
@@ -92,12 +104,18 @@ def load(prompt: str | None, completion: str, entry_point: str | None, namespace
         completion: raw text of a model.
         entry_point: name of the function that is asked for; None for a script.
         namespace: of the module.
+        as_written: runs the fenced block, or the completion where there is none, without looking further.
 
     Raises:
         BaseException: the program's own.
     """
     if prompt is None:
         exec(_compiled(completion), namespace)
+        return
+    if as_written:
+        text = _without_thoughts(completion)
+        fenced = _fenced(text, _definition(entry_point) if entry_point else None)
+        exec(_compiled(_joined(prompt, text if fenced is None else fenced)), namespace)
         return
     source, code = _find(prompt, completion, entry_point)
     code = code or _compiled(source)

@@ -272,7 +272,8 @@ def _submit(
     sandbox: Sandbox, index: int, program: Program, limits: Limits, shared: dict[int, int]
 ) -> _Active:
     script = program.entry_point is None
-    what = {name: getattr(program, name) for name in ("entry_point", "source", "prompt", "after")}
+    names = ("entry_point", "source", "prompt", "after", "as_written")
+    what = {name: getattr(program, name) for name in names}
     text = json.dumps({**what, "name": program.name or program.entry_point})
     source = _sealed_file(text.encode("ascii"))
     # A script's standard input has a position of its own, so only inputs of functions are shared.

@@ -47,6 +47,7 @@ class Program:
         prompt: what a model continued; None for source text that is run as it is.
         name: the function that the model was asked for, if that is not the entry point.
         after: source text to run in the same module after the model's.
+        as_written: whether what a model wrote is run without looking for the program in it, but for a fence.
     """
 
     source: str
@@ -57,6 +58,7 @@ class Program:
     prompt: str | None = None
     name: str | None = None
     after: str = ""
+    as_written: bool = False
 
 
 @dataclass(frozen=True)

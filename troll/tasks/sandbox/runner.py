@@ -356,7 +356,8 @@ def _run_function(program: dict[str, str], inputs: list[list[object]]) -> None:
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
     try:
-        extraction.load(program["prompt"], program["source"], program["name"], module.__dict__)
+        asked, exact = program["name"], bool(program["as_written"])
+        extraction.load(program["prompt"], program["source"], asked, module.__dict__, as_written=exact)
         exec(compile(program["after"], "<after>", "exec", dont_inherit=True), module.__dict__)
         function = module.__dict__[program["entry_point"]]
         for arguments in inputs:

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from troll.common.seeding import derive_seed
@@ -192,7 +193,8 @@ TASK = Task(
     defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
-    reward=code_rewards,
+    reward=partial(code_rewards, as_written=True),
+    as_written=True,
     # There are 41 different arguments of a function of x.
     ranges={"levels": (min(_FAMILIES), max(_FAMILIES)), "base_inputs": (1, 20), "plus_inputs": (0, 20)},
     shares=("print", "other"),

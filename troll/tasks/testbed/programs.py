@@ -15,6 +15,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from troll.common.seeding import derive_seed
@@ -167,7 +168,8 @@ TASK = Task(
     defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
-    reward=code_rewards,
+    reward=partial(code_rewards, as_written=True),
+    as_written=True,
     ranges={
         "steps": (1, len(_LABELS)),
         "careful": (0, 1),

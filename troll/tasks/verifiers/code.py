@@ -4,8 +4,9 @@ Both the reference solution and the candidates run in the sandbox; only encoded 
 outputs come out, and the comparison happens elsewhere, where no candidate's object ever is (``judge.py``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from troll.common.errors import UserError
@@ -30,18 +31,21 @@ class _HasRecord(Protocol):
     def record(self) -> Mapping[str, Any]: ...
 
 
-def code_rewards(problems: Sequence[_HasRecord], completions: Sequence[str]) -> list[float]:
+def code_rewards(
+    problems: Sequence[_HasRecord], completions: Sequence[str], *, as_written: bool = False
+) -> list[float]:
     """Rewards for training: 1.0 where all base and plus inputs pass, else 0.0.
 
     Args:
         problems: objects with an evalplus-like ``record``, one per completion.
         completions: the texts that the model wrote after the prompt.
+        as_written: see `verify_code`.
 
     Raises:
         UserError: the sandbox is missing or failed (which is never counted as a wrong answer), or a record is
             unusable.
     """
-    verdicts = verify_code([problem.record for problem in problems], completions)
+    verdicts = verify_code([problem.record for problem in problems], completions, as_written=as_written)
     for verdict in verdicts:
         if verdict.status == "infrastructure":
             raise UserError(
@@ -59,6 +63,7 @@ def verify_code(
     *,
     limits: Limits | None = None,
     workers: int | None = None,
+    as_written: bool = False,
 ) -> list[CodeVerdict]:
     """Judges completions; equal ones of one problem run once.
 
@@ -70,6 +75,8 @@ def verify_code(
         limits: of one program over all its inputs; default `troll.tasks.sandbox.pool.Limits`. A program
             always gets four times the CPU time of its problem's reference.
         workers: programs in flight.
+        as_written: whether evalplus-like records take a completion, or its fenced block, as it stands,
+            without a search for the program in it (`troll.tasks.types.Task`).
 
     Raises:
         UserError: the sandbox cannot start, or a record lacks a field or has a reference solution that fails.
@@ -78,7 +85,12 @@ def verify_code(
     for number, record in enumerate(records):
         kind = "assertions" if "test_list" in record else "stdio" if "outputs" in record else "evalplus"
         groups.setdefault(kind, []).append(number)
-    judges = {"assertions": verify_assertions, "stdio": verify_stdio, "evalplus": _verify_evalplus}
+    of_evalplus = partial(_verify_evalplus, as_written=as_written)
+    judges: dict[str, Callable[..., list[CodeVerdict]]] = {
+        "assertions": verify_assertions,
+        "stdio": verify_stdio,
+        "evalplus": of_evalplus,
+    }
     verdicts: dict[int, CodeVerdict] = {}
     for kind, numbers in groups.items():
         part = [records[number] for number in numbers], [completions[number] for number in numbers]
@@ -92,6 +104,7 @@ def _verify_evalplus(
     *,
     limits: Limits | None,
     workers: int | None,
+    as_written: bool,
 ) -> list[CodeVerdict]:
     known: dict[int, CodeProblem] = {}  # records are often one object many times
     for record in records:
@@ -100,7 +113,7 @@ def _verify_evalplus(
     problems = [known[id(record)] for record in records]
     references = reference_outputs(problems, workers=workers)
     unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
-    programs = [_program(references[digest], text, limits or Limits()) for digest, text in unique]
+    programs = [_program(references[digest], text, limits or Limits(), as_written) for digest, text in unique]
     of_program = [references[digest] for digest, _ in unique]
 
     def judged(number: int, execution: Execution) -> CodeVerdict:
@@ -111,7 +124,7 @@ def _verify_evalplus(
     return [verdicts[item.digest, text] for item, text in zip(problems, completions, strict=True)]
 
 
-def _program(reference: Reference, completion: str, limits: Limits) -> Program:
+def _program(reference: Reference, completion: str, limits: Limits, as_written: bool) -> Program:
     problem = reference.problem
     return Program(
         completion,
@@ -119,6 +132,7 @@ def _program(reference: Reference, completion: str, limits: Limits) -> Program:
         problem.inputs,
         limits=_limits_for(limits, reference),
         prompt=problem.prompt,
+        as_written=as_written,
     )
 
 
