@@ -128,3 +128,33 @@ def at_no_trial(runs):
 
 def trial_score(task, trial, seed):
     return 0.1 * trial.number + (0.05 if trial.name == "troll" else 0.0)
+
+
+def fresh_seeds(protocol: Protocol, rate, area=lambda rule, task, seed: 0.5, base=0.2) -> list[Results]:
+    """Results of fresh seeds by task with known rates: one problem with a million samples, and a mean height.
+
+    Args:
+        protocol: theirs.
+        rate: test pass@1, from rule, task and seed; None for a run that is missing.
+        area: mean height of the training curve, from the same.
+        base: test pass@1 of the base models.
+    """
+    final = []
+    for task in protocol.experiment["tasks"]:
+        where = {"experiment": f"board-{task}", "model": "tiny", "task": task, "mixed": False}
+        items: list[dict[str, Any]] = []
+        runs: list[dict[str, Any]] = []
+        for rule in protocol.rules:
+            for seed in protocol.seeds:
+                run = where | {"condition": "tuned", "estimator": "grpo", "trust_region": rule, "seed": seed}
+                run["run_id"] = f"tiny/{task}/{rule}/grpo/tuned/seed{seed}"
+                if rate(rule, task, seed) is not None:
+                    items.append(run | {"rate": rate(rule, task, seed)})
+                    value = {"value": area(rule, task, seed)}
+                    runs.append(run | {"source": "summary", "metric": "summary/area"} | value)
+        model = {"run_id": f"base/tiny/{task}", "trust_region": "base", "condition": "", "estimator": ""}
+        items.append(where | model | {"rate": base})
+        table = pd.DataFrame(items).assign(task_id="problem", n=10**6)
+        table["c"] = (table.pop("rate") * 10**6).round()
+        final.append(Results(pd.DataFrame(runs), table))
+    return final

@@ -8,17 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
-from synthetic_board import PROTOCOL, trial_score, validation
+from scipy import stats
+from synthetic_board import PROTOCOL, SENTENCES, compared, fresh_seeds, trial_score, validation
 
 from troll.analysis.data.results import Results, tables_of
 from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.contrasts import MEAN, contrasts_table, outcome, sentence
 from troll.analysis.leaderboard.figures import (
     budget_figure,
+    contrasts_figure,
     differences_figure,
     performance_profile,
     profile_figure,
 )
-from troll.analysis.leaderboard.inputs import choose, trial_scores
+from troll.analysis.leaderboard.inputs import choose, trial_scores, tuning_values
 from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
@@ -228,3 +231,191 @@ def test_table_and_profile_are_written(board, tmp_path):
     assert "| chains |" in text and "Test pass@1" in text and "corrected by Holm over the whole table" in text
     write_figure(profile_figure(table), tmp_path / "profile")
     assert (tmp_path / "profile.png").stat().st_size > 5000
+
+
+SEEDS = list(range(200, 230))
+DUEL = Protocol.model_validate(PROTOCOL | compared() | {"seeds": SEEDS})
+
+
+def spread(mean: float, deviation: float, seed: int) -> dict[int, float]:
+    """A value for each fresh seed, with this mean and this standard deviation exactly."""
+    values = np.random.default_rng(seed).normal(size=len(SEEDS))
+    values = (values - values.mean()) / values.std(ddof=1)
+    return dict(zip(SEEDS, mean + deviation * values, strict=True))
+
+
+def certain(task, trial, seed):
+    """Tuning that would choose the same trial on whatever seeds."""
+    return 0.1 * trial.number
+
+
+def contrasts(rate, score=certain, protocol=DUEL, **more):
+    runs = validation(protocol, score)
+    tuning = tuning_values(runs, trial_scores(runs, protocol), protocol)
+    return contrasts_table(fresh_seeds(protocol, rate, **more), protocol, tuning)
+
+
+def row_of(table, method="troll", baseline="clip", analysis=MEAN, endpoint="test pass@1"):
+    wanted = {"method": method, "baseline": baseline, "analysis": analysis, "endpoint": endpoint}
+    chosen = np.logical_and.reduce([table[name] == value for name, value in wanted.items()])
+    assert chosen.sum() == 1
+    return table[chosen].iloc[0]
+
+
+def above_clip(differences, none=0.4, area=0.5):
+    """Rates by rule: what troll has more than clip, by task, with much that all rules of a seed share."""
+    shared = spread(0.4, 0.1, 9)
+
+    def rate(rule, task, seed):
+        more = {"clip": 0.0, "troll": differences[task][seed], "none": none - 0.4}
+        return shared[seed] + more[rule]
+
+    return rate
+
+
+def test_a_true_difference_is_found_seed_by_seed():
+    differences = {"chains": spread(0.08, 0.05, 1), "functions": spread(0.02, 0.03, 2)}
+    table = contrasts(above_clip(differences))
+    row, pairs = (
+        row_of(table),
+        [(differences["chains"][seed] + differences["functions"][seed]) / 2 for seed in SEEDS],
+    )
+    known = stats.ttest_1samp(pairs, 0)
+    low, high = known.confidence_interval(0.95)
+    assert row["reading"] == "above" and row["seeds"] == 30
+    assert row["difference"] == pytest.approx(0.05, abs=1e-6)
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx((low, high), abs=1e-5)
+    assert row["p"] == pytest.approx(known.pvalue, rel=1e-2)
+    alone = row_of(table, analysis="functions alone")
+    assert alone["difference"] == pytest.approx(0.02, abs=1e-6) and alone["reading"] == "above"
+    assert row_of(table, analysis="20 % trimmed mean")["difference"] == pytest.approx(
+        stats.trim_mean(pairs, 0.2), abs=1e-6
+    )
+    assert sentence(table, DUEL) == (
+        f"troll ends above clip on chains and functions: +5.0 [+{100 * low:.1f}, +{100 * high:.1f}] points, "
+        "30 seeds."
+    )
+    assert table.attrs["notes"][0] == sentence(table, DUEL)
+    assert "the same in every analysis" in table.attrs["notes"][1]
+    backwards = {"contrasts": [{"method": "clip", "baseline": "troll"}]}
+    other = Protocol.model_validate(PROTOCOL | compared(**backwards) | {"seeds": SEEDS[::-1]})
+    mirrored = contrasts(above_clip(differences), protocol=other)
+    assert mirrored.iloc[0]["difference"] == pytest.approx(-row["difference"])
+    assert sentence(mirrored, other).startswith("clip ends below troll: −5.0 [−")
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "reading"),
+    [(0.0, 0.03, "within"), (0.0, 0.2, "undecided"), (0.015, 0.06, "undecided"), (0.01, 0.01, "above")],
+)
+def test_equal_rules_are_within_the_margin_or_undecided(mean, deviation, reading):
+    own = spread(mean, deviation, 3)
+    table = contrasts(above_clip({"chains": own, "functions": own}))
+    row = row_of(table)
+    assert row["reading"] == reading
+    assert (row["p_equivalence"] < 0.025) == (row["difference_high"] < 0.03 and row["difference_low"] > -0.03)
+    said = sentence(table, DUEL)
+    assert said.endswith(SENTENCES["small"].format(margin="3")) == (reading == "above"), "1 point is little"
+    text = SENTENCES[reading].partition(":")[0]
+    assert text.format(method="troll", baseline="clip", tasks="chains and functions", margin=3) in said
+
+
+def test_an_interval_is_read_by_its_ends():
+    assert (outcome(0.01, 0.05, 0.03), outcome(-0.05, -0.01, 0.03)) == ("above", "below")
+    assert (outcome(-0.03, 0.03, 0.03), outcome(-0.031, 0.01, 0.03)) == ("within", "undecided")
+    assert outcome(math.nan, math.nan, 0.03) == "undecided"
+
+
+def test_the_first_contrast_is_read_for_itself_and_the_others_by_holm():
+    """Three contrasts with p = 0.03 each: corrected none of the others is clear."""
+    t = stats.t.isf(0.03 / 2, 29)
+    own = spread(t * 0.1 / math.sqrt(30), 0.1, 4)
+    rates = above_clip({"chains": own, "functions": own})
+    table = contrasts(rates, area=rates)
+    first, second, third = (
+        row_of(table, *pair) for pair in (("troll", "clip"), ("troll", "none"), ("none", "clip"))
+    )
+    assert first["p"] == second["p"] == pytest.approx(0.03, rel=1e-3) and third["p"] == 1
+    assert first["p_holm"] == second["p_holm"] == pytest.approx(0.09, rel=1e-3)
+    assert (first["reading"], second["reading"], third["reading"]) == ("above", "undecided", "within")
+    height = row_of(table, endpoint="mean height of curve")
+    assert height["difference"] == pytest.approx(first["difference"], abs=1e-6)
+    assert height["reading"] == "undecided", "the second endpoint is read with correction"
+    assert len(table[table["endpoint"] == "mean height of curve"]) == 3
+
+
+def test_seeds_at_which_a_rule_collapsed_are_left_out_whole():
+    own = spread(0.0, 0.01, 5)
+    rates = above_clip({"chains": own, "functions": own})
+
+    def rate(rule, task, seed):  # below half of the base model's 0.2
+        fallen = {("troll", "chains", 203), ("clip", "functions", 210), ("none", "chains", 220)}
+        return 0.09 if (rule, task, seed) in fallen else 0.2 + rates(rule, task, seed) / 2
+
+    table = contrasts(rate)
+    row = row_of(table, analysis="without collapsed runs")
+    left = [seed for seed in SEEDS if seed not in (203, 210)]
+    assert row["seeds"] == 28, "the third rule's collapse is not theirs"
+    assert row["difference"] == pytest.approx(np.mean([own[seed] / 2 for seed in left]), abs=1e-6)
+    assert row_of(table)["seeds"] == 30 and abs(row_of(table)["difference"] - row["difference"]) > 1e-3
+
+
+def test_what_another_tuning_would_have_chosen_widens_and_shifts_the_interval():
+    own = spread(0.05, 0.01, 6)
+    rates = above_clip({"chains": own, "functions": own})
+    sure = row_of(contrasts(rates), analysis="with the uncertainty of the tuning")
+    student = row_of(contrasts(rates))
+    assert sure["difference"] == pytest.approx(student["difference"], abs=2e-4)
+    assert sure["difference_low"] == pytest.approx(student["difference_low"], abs=3e-4)
+    assert sure["difference_high"] == pytest.approx(student["difference_high"], abs=3e-4)
+    assert math.isnan(sure["p"]) and sure["reading"] == "above"
+
+    def score(task, trial, seed):  # troll's second trial is better where seed 101 is drawn twice: one of four
+        if trial.name == "troll" and trial.number < 3:
+            return {1: {100: 1.0, 101: 0.0}, 2: {100: 0.0, 101: 0.6}}[trial.number][seed]
+        return certain(task, trial, seed) / 10
+
+    table = contrasts(rates, score)
+    unsure = row_of(table, analysis="with the uncertainty of the tuning")
+    # 0.3 in place of 0.5 on each task by itself: both change in one of 16 draws, one of them in six.
+    assert unsure["difference"] == pytest.approx(0.05 - 0.2 / 4, abs=5e-3)
+    assert unsure["difference_low"] == pytest.approx(0.05 - 0.2, abs=0.01)
+    assert unsure["difference_high"] == pytest.approx(student["difference_high"], abs=1e-3)
+    assert row_of(table)["difference"] == student["difference"], "the mean itself knows nothing of it"
+    assert "with the uncertainty of the tuning (undecided)" in table.attrs["notes"][1]
+    other = row_of(table, "none", "clip", "with the uncertainty of the tuning")
+    assert other["difference"] == pytest.approx(0.0, abs=1e-6), "the tuning of these is certain"
+
+
+@pytest.mark.parametrize("endpoint", ["pass@1", "area"])
+def test_a_fresh_run_that_is_missing_or_too_many_is_named(endpoint):
+    own = spread(0.0, 0.01, 7)
+    rates = above_clip({"chains": own, "functions": own})
+
+    def without(rule, task, seed):
+        lost = (rule, task, seed) == ("none", "functions", 205)
+        return (math.nan if endpoint == "area" else None) if lost else rates(rule, task, seed)
+
+    with pytest.raises(UserError) as error:
+        contrasts(rates if endpoint == "area" else without, area=without if endpoint == "area" else rates)
+    assert str(error.value) == (
+        f"none: functions: no {endpoint} of a fresh run with seed 205; finish the fresh seeds first"
+    )
+    fewer = Protocol.model_validate(DUEL.model_dump() | {"seeds": SEEDS[1:]})
+    tuning = tuning_values(validation(DUEL, certain), trial_scores(validation(DUEL, certain), DUEL), DUEL)
+    with pytest.raises(UserError, match="has a fresh run with seed 200, which the protocol lacks; contrasts"):
+        contrasts_table(fresh_seeds(DUEL, rates), fewer, tuning)
+
+
+def test_contrasts_are_drawn_with_every_seed_and_a_diamond():
+    own = {"chains": spread(0.08, 0.05, 1), "functions": spread(0.02, 0.03, 2)}
+    table, final = contrasts(above_clip(own)), fresh_seeds(DUEL, above_clip(own))
+    panels = contrasts_figure(table, final, DUEL).axes
+    assert [one.get_title() for one in panels] == ["troll minus clip", "troll minus none", "none minus clip"]
+    dots = [line.get_xdata() for line in panels[0].lines if line.get_marker() == "o"]
+    assert sorted(dots[0]) == pytest.approx(sorted(100 * value for value in own["chains"].values()), abs=1e-3)
+    assert len(dots) == 3 and {len(one) for one in dots} == {30}
+    row = row_of(table)
+    corners = panels[0].patches[-1].get_xy()
+    assert corners[:, 0].min() == pytest.approx(100 * row["difference_low"])
+    assert corners[:, 0].max() == pytest.approx(100 * row["difference_high"])

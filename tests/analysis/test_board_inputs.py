@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from synthetic_board import PROTOCOL, trial_score, validation
+from synthetic_board import PROTOCOL, compared, trial_score, validation
 from typer.testing import CliRunner
 
 from troll.analysis.data.results import Results
@@ -20,6 +20,7 @@ from troll.analysis.data.tidy import (
     write_part,
 )
 from troll.cli.app import app
+from troll.cli.released import check_measurements
 from troll.common.errors import UserError
 
 
@@ -108,3 +109,27 @@ def test_what_holds_no_fresh_seeds_is_named(results):
         changed = items[column].astype(str).mask(items["trust_region"] == "troll", value)
         write(Path("other"), replace(results[1], items=items.assign(**{column: changed})))
         assert refused("results/board-chains", "other").startswith(message)
+
+
+@pytest.mark.slow
+def test_contrasts_are_made_with_the_board_and_checked_like_it(results, monkeypatch):
+    monkeypatch.setattr("troll.analysis.leaderboard.contrasts.RESAMPLES", 200)
+    Path("protocol.yaml").write_text(yaml.safe_dump(PROTOCOL | compared()))
+    words = ["leaderboard", "board", "protocol.yaml", "--trials", "results/board-trials"]
+    words += ["--final", "results/board-chains", "--final", "results/board-functions"]
+    result = CliRunner().invoke(app, [*words, "--out", "results/board"])
+    assert result.exit_code == 0, result.output
+    said = result.output.splitlines()[-1]
+    assert said in Path("results/board/contrasts.md").read_text().splitlines()
+    compared_files = check_measurements(Path("results/board"))
+    assert {path.name for path in compared_files} >= {"contrasts.csv", "contrasts.md", "contrasts.png"}
+    table = Path("results/board/contrasts.csv")
+    table.write_text(table.read_text().replace("troll", "trolls", 1))
+    with pytest.raises(UserError, match=r"results/board: contrasts\.csv: not what the data beside them give"):
+        check_measurements(Path("results/board"))
+    gone = results[1].items["trust_region"] != "none"
+    write(Path("results/board-functions"), replace(results[1], items=results[1].items[gone]))
+    result = CliRunner().invoke(app, [*words, "--out", "early"])
+    assert result.exit_code == 0, result.output
+    assert "contrasts: not made before none on functions has fresh seeds" in result.output
+    assert Path("early/board.md").exists() and not Path("early/contrasts.md").exists()

@@ -11,6 +11,7 @@ from troll.analysis.coverage import METHODS, SCENARIOS, coverage_table, student
 from troll.analysis.statistics import (
     Interval,
     area_under_curve,
+    equivalence_p_value,
     holm,
     iqm,
     largest_drop,
@@ -22,6 +23,7 @@ from troll.analysis.statistics import (
     seed_interval,
     seeds_needed,
     steps_to,
+    trimmed_mean,
 )
 
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
@@ -157,6 +159,34 @@ def test_holm_by_its_definition() -> None:
     np.testing.assert_allclose(holm([0.04, 0.01, np.nan, 0.013, 0.03]), [0.06, 0.04, np.nan, 0.04, 0.06])
     assert holm([]).size == 0
     assert holm([0.9, 0.8]).tolist() == [1.0, 1.0]
+
+
+def test_equivalence_agrees_with_the_interval() -> None:
+    """The larger p of two one-sided tests is below 0.025 just where the interval lies within the margin."""
+    for shift in np.linspace(-0.05, 0.05, 11):
+        differences = shift + 0.04 * rng(1).normal(size=30)
+        interval, p_value = seed_interval(differences), equivalence_p_value(differences, 0.03)
+        assert (p_value < 0.025) == (interval.low > -0.03 and interval.high < 0.03)
+        low, high = (stats.ttest_1samp(differences, end).statistic for end in (-0.03, 0.03))
+        assert p_value == pytest.approx(max(stats.t.sf(low, 29), stats.t.cdf(high, 29)))
+    assert equivalence_p_value([0.01, 0.01], 0.03) == 0 and equivalence_p_value([0.03, 0.03], 0.03) == 1
+    assert math.isnan(equivalence_p_value([0.01], 0.03))
+
+
+def test_the_trimmed_mean_has_yuens_interval() -> None:
+    values = np.sort(rng(2).standard_t(2, size=30))
+    mean, p_value = trimmed_mean(values, 0.2)
+    assert mean.estimate == pytest.approx(values[6:24].mean()) and mean.seeds == 30
+    winsorised = np.clip(values, values[6], values[23])
+    error = winsorised.std(ddof=1) / (0.6 * math.sqrt(30))
+    half = stats.t.ppf(0.975, 17) * error
+    assert (mean.low, mean.high) == pytest.approx((mean.estimate - half, mean.estimate + half))
+    assert p_value == pytest.approx(2 * stats.t.sf(abs(mean.estimate) / error, 17))
+    wild = np.array([*values[:-1], 1e6])
+    assert trimmed_mean(wild, 0.2)[0] == mean, "what is cut off counts for nothing"
+    few, unknown = trimmed_mean([1.0], 0.2)
+    assert math.isnan(few.low) and math.isnan(unknown)
+    assert trimmed_mean([0.5, 0.5, 0.5], 0.2)[1] == 0
 
 
 def test_power_agrees_with_simulation() -> None:

@@ -190,6 +190,54 @@ def paired_p_value(differences: ArrayLike) -> float:
     return float(stats.ttest_1samp(array, 0.0).pvalue)
 
 
+def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
+    """The larger p-value of two one-sided tests that a mean over seeds lies within a margin, by statsmodels.
+
+    Source: Schuirmann 1987. It is below 0.025 where the 95 % interval lies within the margin.
+
+    Args:
+        differences: paired, one for each seed [S].
+        margin: to either side of 0.
+
+    Returns:
+        The p-value; NaN for fewer than two seeds.
+    """
+    from statsmodels.stats.weightstats import DescrStatsW  # half a second that most commands can spare
+
+    array = np.asarray(differences, dtype=np.float64)
+    if array.size < 2:
+        return math.nan
+    if np.ptp(array) == 0:  # no spread: Student's statistics are infinite
+        return float(abs(array[0]) >= margin)
+    return float(DescrStatsW(array).ttost_mean(-margin, margin)[0])
+
+
+def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tuple[Interval, float]:
+    """A trimmed mean over seeds, with Student's interval from the winsorised variance, by scipy.
+
+    Source: Yuen 1974; for one sample Tukey and McLaughlin 1963.
+
+    Args:
+        values: one for each seed [S].
+        share: of the seeds that is left out at either end, rounded down to whole seeds.
+        level: confidence level.
+
+    Returns:
+        The interval, and the two-sided p-value of a mean of 0; NaN where fewer than two seeds are left.
+    """
+    array, limits = np.asarray(values, dtype=np.float64), (share, share)
+    kept = array.size - 2 * int(share * array.size)
+    estimate = float(stats.trim_mean(array, share)) if array.size else math.nan
+    if kept < 2:
+        return Interval(estimate, math.nan, math.nan, level, array.size, 1), math.nan
+    error = float(stats.mstats.trimmed_stde(array, limits))
+    low, high = (float(end) for end in stats.mstats.trimmed_mean_ci(array, limits, alpha=1 - level))
+    if error == 0:
+        return Interval(estimate, low, high, level, array.size, 1), float(estimate == 0)
+    p_value = float(2 * stats.t.sf(abs(estimate) / error, kept - 1))
+    return Interval(estimate, low, high, level, array.size, 1), p_value
+
+
 def holm(p_values: ArrayLike) -> Array:
     """Holm's step-down adjustment of p-values (Holm 1979), by statsmodels; NaN entries stay and do not count.
 

@@ -72,9 +72,11 @@ def run(
         run_experiment(experiment, files, count, protocol)
         for experiment in final_experiments(known, best).values()
     ]
-    make_board(protocol, tried, finals, out)
+    outcome = make_board(protocol, tried, finals, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
     say(f"the board: {out / 'board.md'}")
+    if outcome:
+        typer.echo(outcome)
 
 
 @leaderboard.command()
@@ -158,6 +160,8 @@ def board(
 
     Reads tidy/ of each; writes board, trials, levels (CSV, Markdown), the
     figures differences, budget and profile, and protocol.yaml into OUT.
+    Where the protocol has contrasts, also the table and figure contrasts; what
+    it says of the outcome is printed.
 
     Example: troll leaderboard board workflow/config/leaderboard.yaml \
     --trials results/leaderboard-trials --final results/leaderboard-locks \
@@ -165,8 +169,10 @@ def board(
     """
     from troll.common.files import write_text
 
-    make_board(protocol, trials, final, out)
+    outcome = make_board(protocol, trials, final, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
+    if outcome:
+        typer.echo(outcome)
 
 
 def run_rounds(
@@ -220,16 +226,20 @@ def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "-
     return tuning_table(tables, known)
 
 
-def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> None:
+def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
     """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
 
-    The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table.
+    The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table. Where
+    the protocol has contrasts, there are also a table and a figure ``contrasts``.
 
     Args:
         protocol: of the leaderboard.
         trials: results/<experiment> of the trials, of each round in its order.
         final: results/<experiment> of fresh seeds, one for each task.
         out: directory.
+
+    Returns:
+        What the protocol says of the outcome of its first contrast; None where it has none.
 
     Raises:
         UserError: runs are missing, or a directory holds something else than it is taken for; nothing has
@@ -238,7 +248,13 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_tidy
     from troll.analysis.leaderboard.board import board_table
-    from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
+    from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
+    from troll.analysis.leaderboard.figures import (
+        budget_figure,
+        contrasts_figure,
+        differences_figure,
+        profile_figure,
+    )
     from troll.analysis.leaderboard.inputs import (
         check_fresh,
         check_named_once,
@@ -247,10 +263,11 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
         trial_scores,
         tried_in,
         tuned_elsewhere,
+        tuning_values,
     )
     from troll.analysis.leaderboard.levels import levels_table
     from troll.analysis.leaderboard.protocol import among, read_protocol
-    from troll.analysis.render.formats import write_table
+    from troll.analysis.render.formats import listed, write_table
     from troll.analysis.render.style import write_figure
 
     check_named_once(final)
@@ -272,10 +289,20 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
         "budget": budget_figure(scores, table),
         "profile": profile_figure(table),
     }
+    said = None
+    if known.comparison is not None:
+        if absent := lacking([*finals.values()], known):
+            say(f"contrasts: not made before {listed(absent)} has fresh seeds")
+        else:
+            tuning = tuning_values(runs, scores, known)
+            tables["contrasts"] = contrasts_table([*finals.values()], known, tuning)
+            figures["contrasts"] = contrasts_figure(tables["contrasts"], [*finals.values()], known)
+            said = sentence(tables["contrasts"], known)
     for name, made in tables.items():
         write_table(made, out / name)
     for name, figure in figures.items():
         write_figure(figure, out / name)
+    return said
 
 
 def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:

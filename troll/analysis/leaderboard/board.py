@@ -18,7 +18,7 @@ from troll.analysis.data.summaries import (
     seed_differences,
     spread,
 )
-from troll.analysis.data.tidy import BASE
+from troll.analysis.leaderboard.contrasts import COLLAPSED, collapsed_runs
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
 from troll.analysis.render.formats import Style, listed, percent
@@ -37,8 +37,6 @@ FEW_TRIALS = 4
 """Trials of the column that says what a smaller budget would have found."""
 RECONSTRUCTED = "-recon-"
 """In the names of rules that are our reading of a paper."""
-COLLAPSED = 0.5
-"""A run has diverged that ends below this share of its base model's test pass@1."""
 
 
 def board_table(
@@ -229,7 +227,7 @@ def _row(
         row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
     row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
     row["rollouts"] = _rollouts_to(cell.of(results.runs), target)
-    row["collapsed"] = _collapsed(results, cell, table)
+    row["collapsed"] = float(collapsed_runs(results, cell).mean())
     made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
     tried = first_scores(made).to_list()
     row["few"] = expected_best(tried, min(FEW_TRIALS, len(tried)))
@@ -244,13 +242,6 @@ def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
     return (
         float(np.median([np.inf if np.isnan(value) else value for value in reached])) if reached else np.nan
     )
-
-
-def _collapsed(results: Results, cell: Cell, table: pd.DataFrame) -> float:
-    base = scores(results.items, cell.base())
-    if cell.trust_region == BASE or base.empty:
-        return float("nan")
-    return float((table.mean(axis=1) < COLLAPSED * float(base.to_numpy().mean())).mean())
 
 
 _STYLES = {

@@ -1,11 +1,45 @@
 """Contrasts that a protocol fixes before its first run: which rules are compared, and what is then said."""
 
 import string
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+import pandas as pd
 from pydantic import AfterValidator, Field, model_validator
+from scipy import stats
 
+from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import Cell, cells, per_run, scores, values_by_seed
+from troll.analysis.render.formats import Style, listed, percent, points, probability
+from troll.analysis.statistics import (
+    LEVEL,
+    Array,
+    equivalence_p_value,
+    holm,
+    paired_p_value,
+    seed_interval,
+    trimmed_mean,
+)
+from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
 from troll.experiment.settings import Positive, Settings
+
+if TYPE_CHECKING:
+    from troll.analysis.leaderboard.protocol import Protocol
+
+COLLAPSED = 0.5
+"""A run has diverged that ends below this share of its base model's test pass@1."""
+TRIMMED = 0.2
+"""Share of the seeds that the trimmed mean leaves out at either end."""
+RESAMPLES = 10_000
+"""Of the tuning seeds."""
+MEAN = "mean of the tasks"
+"""The analysis that is read; all others show how robust it is."""
+_ENDPOINTS = {"pass@1": "test pass@1", "area": "mean height of curve"}
+
+Tuning = Mapping[tuple[str, str], pd.DataFrame]
+"""Validation success by task and rule: tuning seeds by the trials that went through all rounds."""
 
 
 class Contrast(Settings):
@@ -82,3 +116,289 @@ class Comparison(Settings):
         if len(set(self.endpoints)) < len(self.endpoints):
             raise ValueError(f"endpoints: {', '.join(self.endpoints)} names one twice")
         return self
+
+
+def lacking(final: Sequence[Results], protocol: "Protocol") -> list[str]:
+    """The rules of the contrasts that have no fresh runs on a task, with it."""
+    there = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
+    wanted = [(name, task) for name in compared(protocol) for task in protocol.experiment["tasks"]]
+    return [f"{name} on {task}" for name, task in wanted if (name, task) not in there]
+
+
+def compared(protocol: "Protocol") -> list[str]:
+    """The rules that the contrasts of a protocol name, each once."""
+    contrasts = protocol.comparison.contrasts if protocol.comparison else ()
+    return list(dict.fromkeys(name for one in contrasts for name in (one.method, one.baseline)))
+
+
+def fresh_values(final: Sequence[Results], protocol: "Protocol", endpoint: str) -> dict[str, pd.DataFrame]:
+    """An endpoint of every fresh run of the rules that are compared.
+
+    Args:
+        final: results of the experiments of fresh seeds.
+        protocol: with contrasts.
+        endpoint: ``pass@1`` or ``area``.
+
+    Returns:
+        By rule: the protocol's seeds [S] by task, or by task and model where there are several.
+
+    Raises:
+        UserError: a run is missing, or has another seed than the protocol.
+    """
+    found: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
+    for results in final:
+        summary, present = per_run(results.runs), cells(results.items)
+        models = {cell.model for cell in present}
+        for cell in (cell for cell in present if cell.trust_region in found):
+            values = (
+                scores(results.items, cell).mean(axis=1)
+                if endpoint == "pass@1"
+                else values_by_seed(summary, cell, endpoint)
+            )
+            _check_seeds(values, cell, endpoint, protocol)
+            label = cell.task if len(models) == 1 else f"{cell.task} ({cell.model})"
+            found[cell.trust_region][label] = values.set_axis(values.index.astype(int))
+    settings = sorted({label for own in found.values() for label in own})
+    for name, own in found.items():
+        if absent := [label for label in settings if label not in own]:
+            raise UserError(f"{name}: {absent[0]}: no fresh runs; finish the fresh seeds first")
+    return {name: pd.DataFrame({label: own[label] for label in settings}) for name, own in found.items()}
+
+
+def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: "Protocol") -> None:
+    there = set(values.index.astype(int))
+    if missing := sorted(set(protocol.seeds) - there):
+        raise UserError(
+            f"{cell.trust_region}: {cell.task}: no {endpoint} of a fresh run with seed "
+            f"{', '.join(map(str, missing))}; finish the fresh seeds first"
+        )
+    if others := sorted(there - set(protocol.seeds)):
+        raise UserError(
+            f"{cell.trust_region}: {cell.task}: has a fresh run with seed {others[0]}, which the protocol "
+            "lacks; contrasts are of the seeds that were fixed"
+        )
+
+
+def contrasts_table(final: Sequence[Results], protocol: "Protocol", tuning: Tuning) -> pd.DataFrame:
+    """Every contrast of a protocol: what is read of it, and how robust that is.
+
+    Args:
+        final: results of the experiments of fresh seeds.
+        protocol: with contrasts.
+        tuning: of the rules that they name.
+
+    Returns:
+        A row for each endpoint, contrast and analysis: ``endpoint``, ``method``, ``baseline``, ``analysis``
+        (`MEAN`; for the first endpoint also each task, the trimmed mean, without collapsed runs, with the
+        uncertainty of the tuning), ``seeds``, ``difference`` (method minus baseline, paired by seed) with its
+        95 % interval, ``p`` of a paired t-test, ``p_holm`` over the contrasts of an endpoint,
+        ``p_equivalence`` (the larger of two one-sided tests against the margin) and ``reading``: above,
+        below, within or undecided.
+
+    Raises:
+        UserError: a fresh run is missing, or there is one too many.
+    """
+    comparison = protocol.comparison
+    assert comparison is not None
+    margin, rows = comparison.margin, list[dict[str, Any]]()
+    fallen = _fallen(final, protocol)
+    shifts = _shifts(tuning, protocol)
+    for endpoint in comparison.endpoints:
+        values, first = fresh_values(final, protocol, endpoint), endpoint == comparison.endpoints[0]
+        means: list[dict[str, Any]] = []
+        for contrast in comparison.contrasts:
+            by_task = values[contrast.method] - values[contrast.baseline]
+            names = {
+                "endpoint": _ENDPOINTS[endpoint],
+                "method": contrast.method,
+                "baseline": contrast.baseline,
+            }
+            differences = by_task.mean(axis=1)
+            means.append(names | {"analysis": MEAN} | _student(differences, margin))
+            rows.append(means[-1])
+            if not first:
+                continue
+            collapsed = fallen[contrast.method] | fallen[contrast.baseline]
+            robust = {f"{task} alone": _student(own, margin) for task, own in by_task.items()}
+            robust[f"{TRIMMED:.0%} trimmed mean".replace("%", " %")] = _trimmed(differences)
+            robust["without collapsed runs"] = _student(differences[~collapsed], margin)
+            if endpoint == "pass@1":
+                robust["with the uncertainty of the tuning"] = _with_tuning(
+                    differences, shifts[contrast.method] - shifts[contrast.baseline], protocol
+                )
+            for analysis, row in robust.items():
+                read = outcome(row["difference_low"], row["difference_high"], margin)
+                rows.append(names | {"analysis": analysis} | row | {"p_holm": np.nan, "reading": read})
+        for row, p_value, equivalence in zip(
+            means,
+            holm([one["p"] for one in means]),
+            holm([one["p_equivalence"] for one in means]),
+            strict=True,
+        ):
+            row["p_holm"] = float(p_value)
+            if first and row is means[0]:
+                row["reading"] = outcome(row["difference_low"], row["difference_high"], margin)
+            elif p_value < 1 - LEVEL:
+                row["reading"] = "above" if row["difference"] > 0 else "below"
+            else:
+                row["reading"] = "within" if equivalence < (1 - LEVEL) / 2 else "undecided"
+    frame = pd.DataFrame(rows)[[*_COLUMNS]]
+    frame.attrs["styles"] = _STYLES | {
+        "p_equivalence": Style(f"p (within {100 * margin:g} points)", probability)
+    }
+    frame.attrs["notes"] = _notes(frame, protocol, tuning)
+    return frame
+
+
+def outcome(low: float, high: float, margin: float) -> str:
+    """What an interval of a difference says: above, below, within the margin, or undecided."""
+    if low > 0 or high < 0:
+        return "above" if low > 0 else "below"
+    return "within" if -margin <= low and high <= margin else "undecided"
+
+
+def _student(differences: pd.Series, margin: float) -> dict[str, Any]:
+    """Student's interval and tests of paired differences, one for each seed."""
+    if len(differences) < 2:
+        return {"seeds": len(differences)} | dict.fromkeys(_NUMBERS, np.nan)
+    interval = seed_interval(differences.to_numpy())
+    return {
+        "seeds": len(differences),
+        "difference": interval.estimate,
+        "difference_low": interval.low,
+        "difference_high": interval.high,
+        "p": paired_p_value(differences),
+        "p_equivalence": equivalence_p_value(differences, margin),
+    }
+
+
+def _trimmed(differences: pd.Series) -> dict[str, Any]:
+    mean, p_value = trimmed_mean(differences.to_numpy(), TRIMMED)
+    tests = {"p": p_value, "p_equivalence": np.nan}
+    ends = {"difference": mean.estimate, "difference_low": mean.low, "difference_high": mean.high}
+    return {"seeds": mean.seeds} | ends | tests
+
+
+def _with_tuning(differences: pd.Series, shift: Array, protocol: "Protocol") -> dict[str, Any]:
+    """The mean over seeds, where the tuning might have chosen other trials.
+
+    Args:
+        differences: of the fresh seeds.
+        shift: what each draw of the tuning seeds changes of the difference.
+        protocol: its name seeds the draws.
+    """
+    values = differences.to_numpy()
+    random = np.random.default_rng(derive_seed(purpose="fresh seeds", protocol=protocol.name))
+    noise = stats.sem(values) * random.standard_t(len(values) - 1, size=len(shift))
+    draws = values.mean() + noise + shift
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {
+        "seeds": len(values),
+        "difference": float(draws.mean()),
+        "difference_low": float(low),
+        "difference_high": float(high),
+        "p": np.nan,
+        "p_equivalence": np.nan,
+    }
+
+
+def _chosen_again(tuning: Tuning, protocol: "Protocol") -> dict[tuple[str, str], Array]:
+    """The place of the trial that each of `RESAMPLES` draws of the tuning seeds chooses, by task and rule."""
+    chosen = {}
+    for task in protocol.experiment["tasks"]:
+        random = np.random.default_rng(derive_seed(purpose="tuning seeds", protocol=protocol.name, task=task))
+        count = len(tuning[task, compared(protocol)[0]])
+        drawn = random.integers(count, size=(RESAMPLES, count))  # the same of all rules
+        for name in compared(protocol):
+            values = tuning[task, name].to_numpy()
+            chosen[task, name] = values[drawn].mean(axis=1).argmax(axis=1)
+    return chosen
+
+
+def _shifts(tuning: Tuning, protocol: "Protocol") -> dict[str, Array]:
+    """What each draw of the tuning seeds changes of a rule's expected success, mean over the tasks."""
+    changes: dict[str, list[Array]] = {name: [] for name in compared(protocol)}
+    for key, numbers in _chosen_again(tuning, protocol).items():
+        means = tuning[key].to_numpy().mean(axis=0)
+        changes[key[1]].append(means[numbers] - means.max())  # the highest mean is that of the chosen trial
+    return {name: np.mean(own, axis=0) for name, own in changes.items()}
+
+
+def _fallen(final: Sequence[Results], protocol: "Protocol") -> dict[str, pd.Series]:
+    """By rule, which of the protocol's seeds collapsed in one of the settings."""
+    fallen = {name: pd.Series(False, index=sorted(protocol.seeds)) for name in compared(protocol)}
+    for results in final:
+        for cell in cells(results.items):
+            if cell.trust_region in fallen:
+                own = collapsed_runs(results, cell)
+                fallen[cell.trust_region] |= own.reindex(fallen[cell.trust_region].index, fill_value=False)
+    return fallen
+
+
+def collapsed_runs(results: Results, cell: Cell) -> pd.Series:
+    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty where that has no results."""
+    base = scores(results.items, cell.base())
+    if base.empty:
+        return pd.Series(dtype=bool)
+    rates = scores(results.items, cell).mean(axis=1)
+    return (rates < COLLAPSED * float(base.to_numpy().mean())).set_axis(rates.index.astype(int))
+
+
+def sentence(table: pd.DataFrame, protocol: "Protocol") -> str:
+    """What the protocol says of the outcome of its first contrast.
+
+    Args:
+        table: of `contrasts_table`.
+        protocol: of the same board.
+    """
+    comparison, row = protocol.comparison, table.iloc[0]
+    assert comparison is not None
+    low, high = (float(row[f"difference_{end}"]) for end in ("low", "high"))
+    said = [getattr(comparison.sentences, str(row["reading"]))]
+    if row["reading"] in ("above", "below") and -comparison.margin <= low and high <= comparison.margin:
+        said.append(comparison.sentences.small)
+    return " ".join(said).format(
+        method=row["method"],
+        baseline=row["baseline"],
+        difference=f"{points(row['difference'])} [{points(low)}, {points(high)}]",
+        seeds=row["seeds"],
+        tasks=listed([*protocol.experiment["tasks"]]),
+        margin=f"{100 * comparison.margin:g}",
+    )
+
+
+_NUMBERS = ("difference", "difference_low", "difference_high", "p", "p_equivalence")
+_COLUMNS = (
+    *("endpoint", "method", "baseline", "analysis", "seeds"),
+    *("difference", "difference_low", "difference_high", "p", "p_holm", "p_equivalence", "reading"),
+)
+_STYLES = {
+    "endpoint": Style("Endpoint"),
+    "method": Style("Rule"),
+    "baseline": Style("Minus"),
+    "analysis": Style("Analysis"),
+    "difference": Style("Δ (points)", points),
+    "reading": Style("Outcome"),
+}
+
+
+def _notes(table: pd.DataFrame, protocol: "Protocol", tuning: Tuning) -> list[str]:
+    first = table.iloc[0]
+    same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
+    own = table[same & (table["baseline"] == first["baseline"])]
+    other = own[(own["reading"] != first["reading"]) & own["difference"].notna()]
+    told = [f"{row['analysis']} ({row['reading']})" for _, row in other.iterrows()]
+    robust = f"otherwise in {listed(told)}" if told else "the same in every analysis"
+    again = []
+    for (task, name), numbers in _chosen_again(tuning, protocol).items():
+        best = int(tuning[task, name].to_numpy().mean(axis=0).argmax())
+        again.append(f"{name} on {task} in {percent(float((numbers != best).mean()))} %")
+    return [
+        sentence(table, protocol),
+        f"How robust this outcome is: {robust}.",
+        "The first row alone is read by its own interval. The other means are read by p-values that Holm "
+        "corrects over all contrasts of their endpoint; all other rows, which show how robust the means are, "
+        "by their intervals.",
+        f"With the uncertainty of the tuning: {RESAMPLES:,} draws of the tuning seeds with replacement, and "
+        f"a choice for each. Another trial is chosen for {listed(again)} of the draws.",
+    ]

@@ -6,10 +6,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
 from matplotlib.ticker import FuncFormatter
 
+from troll.analysis.data.results import Results
+from troll.analysis.leaderboard.contrasts import MEAN, fresh_values
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
-from troll.analysis.render.formats import points
+from troll.analysis.leaderboard.protocol import Protocol
+from troll.analysis.render.formats import points, points_tick
 from troll.analysis.render.style import Look, legend, styled
 
 _LINE = 0.17
@@ -135,3 +139,66 @@ def profile_figure(board: pd.DataFrame) -> Figure:
         axes.minorticks_off()
         legend(figure, look, columns=5)
     return figure
+
+
+def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> Figure:
+    """Each contrast: every seed on each task, the means of tasks, and the mean of the tasks as a diamond.
+
+    Of the first endpoint. The margin is shaded.
+
+    Args:
+        table: of `troll.analysis.leaderboard.contrasts.contrasts_table`.
+        final: results of the experiments of fresh seeds.
+        protocol: with contrasts.
+    """
+    comparison = protocol.comparison
+    assert comparison is not None
+    values = fresh_values(final, protocol, comparison.endpoints[0])
+    contrasts, margin = comparison.contrasts, 100 * comparison.margin
+    rows = table[table["endpoint"] == table["endpoint"].iloc[0]]
+    with styled():
+        figure = Figure(figsize=(2.9 * len(contrasts) + 0.6, 2.7), layout="constrained")
+        panels = np.ravel(figure.subplots(1, len(contrasts), sharex=True, sharey=True))
+        for axes, contrast in zip(panels, contrasts, strict=True):
+            own = rows[(rows["method"] == contrast.method) & (rows["baseline"] == contrast.baseline)]
+            by_task = 100 * (values[contrast.method] - values[contrast.baseline])
+            axes.axvspan(-margin, margin, color="#ececec", zorder=0)
+            axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
+            for place, (task, seeds) in enumerate(by_task.items()):
+                heights = place + np.linspace(0.14, 0.36, len(seeds))
+                axes.plot(seeds, heights, "o", color="#9a9a9a", markersize=2.2, zorder=2)
+                _draw_mean(axes, own[own["analysis"] == f"{task} alone"].iloc[0], place)
+            row, place = own[own["analysis"] == MEAN].iloc[0], by_task.shape[1]
+            middle, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
+            corners = [(low, place), (middle, place - 0.2), (high, place), (middle, place + 0.2)]
+            axes.add_patch(Polygon(corners, facecolor="#0b4f8a", edgecolor="none", zorder=3))
+            axes.plot(
+                by_task.mean(axis=1),
+                place + np.linspace(0.26, 0.48, len(by_task)),
+                "o",
+                color="#9a9a9a",
+                markersize=2.2,
+                zorder=2,
+            )
+            tasks = list(map(str, by_task.columns))
+            axes.set_yticks(range(len(tasks) + 1), [*tasks, "mean of\nthe tasks"])
+            axes.set_ylim(len(tasks) + 0.6, -0.4)
+            axes.set_title(f"{contrast.method} minus {contrast.baseline}")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, at: points_tick(value / 100, at)))
+        figure.supxlabel(f"{rows['endpoint'].iloc[0]} (points)", fontsize=8)
+    return figure
+
+
+def _draw_mean(axes: Axes, row: pd.Series, place: float) -> None:
+    value, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
+    axes.errorbar(
+        value,
+        place,
+        xerr=[[value - low], [high - value]],
+        fmt="s",
+        color="#1c1c1c",
+        markersize=4,
+        linewidth=1.2,
+        capsize=2,
+        zorder=3,
+    )

@@ -13,6 +13,7 @@ from scipy.special import comb
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells
 from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
+from troll.analysis.leaderboard.contrasts import Tuning
 from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
 from troll.analysis.render.formats import Style, listed, percent, whole
 from troll.common.errors import UserError
@@ -64,8 +65,7 @@ def trial_scores(
     Raises:
         UserError: a trial has fewer or more runs than the protocol; the message says how many.
     """
-    validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
-    last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+    last = _last_validations(runs)
     ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
     # A validation stands in the line of the step after it, that after the last step in the last line.
     last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
@@ -87,6 +87,35 @@ def trial_scores(
         frame = frame.drop(columns=list(ROUND_STYLES))
     frame.attrs["styles"] = TRIAL_STYLES | ROUND_STYLES
     return frame
+
+
+def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
+    validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
+    return validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+
+
+def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) -> Tuning:
+    """Success on validation problems at the end of the trials among which the choice was made.
+
+    Args:
+        runs: tidy table of the experiments of trials, those of all rounds.
+        scores: of `trial_scores`.
+        protocol: of the leaderboard.
+
+    Returns:
+        By task and rule: tuning seeds by trials, in the order of the file, mean over models.
+    """
+    last = _last_validations(runs)
+    values = {}
+    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
+        there = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
+        variants = [f"{name}.{number}" for number in there["trial"]]
+        own = last[(last["task"] == task) & last["trust_region"].isin(variants)]
+        table = own.astype({"trust_region": str}).pivot_table(
+            index="seed", columns="trust_region", values="value"
+        )
+        values[str(task), str(name)] = table[variants]
+    return values
 
 
 def _rule_lines(

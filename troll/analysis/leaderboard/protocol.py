@@ -17,7 +17,7 @@ import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.contrasts import Comparison
+from troll.analysis.leaderboard.contrasts import Comparison, compared
 from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
@@ -121,7 +121,7 @@ class Protocol(Settings):
             before, used = one.keep, used | set(one.seeds)
 
     def _check_contrasts(self) -> None:
-        if unknown := sorted(compared(self) - set(self.rules)):
+        if unknown := sorted(set(compared(self)) - set(self.rules)):
             raise ValueError(f"comparison.contrasts: {unknown[0]!r} is none of the rules")
 
     @property
@@ -226,15 +226,9 @@ def among(protocol: Protocol, names: Collection[str]) -> Protocol:
         raise UserError(f"{protocol.baseline} must be among the rules: others are compared with it")
     rules = {name: rule for name, rule in protocol.rules.items() if name in names}
     contents = protocol.model_dump() | {"rules": rules}
-    if not compared(protocol) <= set(rules):
+    if not set(compared(protocol)) <= set(rules):
         contents["comparison"] = None
     return Protocol.model_validate(contents)
-
-
-def compared(protocol: Protocol) -> set[str]:
-    """The rules that the contrasts of a protocol name."""
-    contrasts = protocol.comparison.contrasts if protocol.comparison else ()
-    return {name for one in contrasts for name in (one.method, one.baseline)}
 
 
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
