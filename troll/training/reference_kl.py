@@ -52,7 +52,8 @@ class ReferenceKL:
         batch[COEFFICIENT] = torch.tensor(coefficient, dtype=torch.float64)
         tokens = mask.sum(1).to(estimate)
         found = torch.stack([estimate.sum(1) / tokens.clamp(min=1), tokens], dim=1)
-        measured, tokens = self._accelerator.gather(found).unbind(1)
+        # In a row: the mean of a column would be rounded otherwise.
+        measured, tokens = self._accelerator.gather(found).T.contiguous()
         if tokens.any():  # else there is nothing that a KL could be measured at
             self._report("kl_to_reference", measured.mean())
             self.controller.after_step(float(measured.mean()), len(measured))
