@@ -23,6 +23,8 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 
 BASELINE = "clip"
+COLLAPSED = 0.5
+"""A run has diverged that ends below this share of its base model's test pass@1."""
 
 _LEADING = (BASE, BASELINE, "troll")
 _LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
@@ -250,6 +252,15 @@ def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
         return pd.Series(dtype=float)
     values: pd.Series = cell.of(summary).set_index("seed")[metric].dropna().astype(float)
     return values
+
+
+def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
+    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty where that has no results."""
+    base = scores(items, cell.base())
+    if base.empty:
+        return pd.Series(dtype=bool)
+    rates = scores(items, cell).mean(axis=1)
+    return (rates < COLLAPSED * float(base.to_numpy().mean())).set_axis(rates.index.astype(int))
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:

@@ -9,8 +9,10 @@ import pandas as pd
 from troll.analysis.data.results import Results
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import (
+    COLLAPSED,
     Cell,
     cells,
+    collapsed_runs,
     curve,
     difference,
     per_run,
@@ -18,7 +20,6 @@ from troll.analysis.data.summaries import (
     seed_differences,
     spread,
 )
-from troll.analysis.leaderboard.contrasts import COLLAPSED, collapsed_runs
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
 from troll.analysis.render.formats import Style, listed, percent
@@ -227,7 +228,7 @@ def _row(
         row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
     row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
     row["rollouts"] = _rollouts_to(cell.of(results.runs), target)
-    row["collapsed"] = float(collapsed_runs(results, cell).mean())
+    row["collapsed"] = float(collapsed_runs(results.items, cell).mean())
     made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
     tried = first_scores(made).to_list()
     row["few"] = expected_best(tried, min(FEW_TRIALS, len(tried)))

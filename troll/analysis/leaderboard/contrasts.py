@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from scipy import stats
 
 from troll.analysis.data.results import Results
-from troll.analysis.data.summaries import Cell, cells, per_run, scores, values_by_seed
+from troll.analysis.data.summaries import Cell, cells, collapsed_runs, per_run, scores, values_by_seed
 from troll.analysis.render.formats import Style, listed, percent, points, probability
 from troll.analysis.statistics import (
     LEVEL,
@@ -25,11 +25,6 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 from troll.experiment.settings import Positive, Settings
 
-if TYPE_CHECKING:
-    from troll.analysis.leaderboard.protocol import Protocol
-
-COLLAPSED = 0.5
-"""A run has diverged that ends below this share of its base model's test pass@1."""
 TRIMMED = 0.2
 """Share of the seeds that the trimmed mean leaves out at either end."""
 RESAMPLES = 10_000
@@ -118,20 +113,40 @@ class Comparison(Settings):
         return self
 
 
-def lacking(final: Sequence[Results], protocol: "Protocol") -> list[str]:
+class Fixed(Protocol):
+    """What contrasts need of a protocol (`troll.analysis.leaderboard.protocol.Protocol`)."""
+
+    @property
+    def name(self) -> str:
+        """Of the board."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The fresh ones."""
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """What all runs share."""
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Its contrasts."""
+
+
+def lacking(final: Sequence[Results], protocol: Fixed) -> list[str]:
     """The rules of the contrasts that have no fresh runs on a task, with it."""
     there = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
     wanted = [(name, task) for name in compared(protocol) for task in protocol.experiment["tasks"]]
     return [f"{name} on {task}" for name, task in wanted if (name, task) not in there]
 
 
-def compared(protocol: "Protocol") -> list[str]:
+def compared(protocol: Fixed) -> list[str]:
     """The rules that the contrasts of a protocol name, each once."""
     contrasts = protocol.comparison.contrasts if protocol.comparison else ()
     return list(dict.fromkeys(name for one in contrasts for name in (one.method, one.baseline)))
 
 
-def fresh_values(final: Sequence[Results], protocol: "Protocol", endpoint: str) -> dict[str, pd.DataFrame]:
+def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> dict[str, pd.DataFrame]:
     """An endpoint of every fresh run of the rules that are compared.
 
     Args:
@@ -165,7 +180,7 @@ def fresh_values(final: Sequence[Results], protocol: "Protocol", endpoint: str) 
     return {name: pd.DataFrame({label: own[label] for label in settings}) for name, own in found.items()}
 
 
-def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: "Protocol") -> None:
+def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) -> None:
     there = set(values.index.astype(int))
     if missing := sorted(set(protocol.seeds) - there):
         raise UserError(
@@ -179,7 +194,7 @@ def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: "Protoc
         )
 
 
-def contrasts_table(final: Sequence[Results], protocol: "Protocol", tuning: Tuning) -> pd.DataFrame:
+def contrasts_table(final: Sequence[Results], protocol: Fixed, tuning: Tuning) -> pd.DataFrame:
     """Every contrast of a protocol: what is read of it, and how robust that is.
 
     Args:
@@ -279,7 +294,7 @@ def _trimmed(differences: pd.Series) -> dict[str, Any]:
     return {"seeds": mean.seeds} | ends | tests
 
 
-def _with_tuning(differences: pd.Series, shift: Array, protocol: "Protocol") -> dict[str, Any]:
+def _with_tuning(differences: pd.Series, shift: Array, protocol: Fixed) -> dict[str, Any]:
     """The mean over seeds, where the tuning might have chosen other trials.
 
     Args:
@@ -302,7 +317,7 @@ def _with_tuning(differences: pd.Series, shift: Array, protocol: "Protocol") -> 
     }
 
 
-def _chosen_again(tuning: Tuning, protocol: "Protocol") -> dict[tuple[str, str], Array]:
+def _chosen_again(tuning: Tuning, protocol: Fixed) -> dict[tuple[str, str], Array]:
     """The place of the trial that each of `RESAMPLES` draws of the tuning seeds chooses, by task and rule."""
     chosen = {}
     for task in protocol.experiment["tasks"]:
@@ -315,7 +330,7 @@ def _chosen_again(tuning: Tuning, protocol: "Protocol") -> dict[tuple[str, str],
     return chosen
 
 
-def _shifts(tuning: Tuning, protocol: "Protocol") -> dict[str, Array]:
+def _shifts(tuning: Tuning, protocol: Fixed) -> dict[str, Array]:
     """What each draw of the tuning seeds changes of a rule's expected success, mean over the tasks."""
     changes: dict[str, list[Array]] = {name: [] for name in compared(protocol)}
     for key, numbers in _chosen_again(tuning, protocol).items():
@@ -324,27 +339,18 @@ def _shifts(tuning: Tuning, protocol: "Protocol") -> dict[str, Array]:
     return {name: np.mean(own, axis=0) for name, own in changes.items()}
 
 
-def _fallen(final: Sequence[Results], protocol: "Protocol") -> dict[str, pd.Series]:
+def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:
     """By rule, which of the protocol's seeds collapsed in one of the settings."""
     fallen = {name: pd.Series(False, index=sorted(protocol.seeds)) for name in compared(protocol)}
     for results in final:
         for cell in cells(results.items):
             if cell.trust_region in fallen:
-                own = collapsed_runs(results, cell)
+                own = collapsed_runs(results.items, cell)
                 fallen[cell.trust_region] |= own.reindex(fallen[cell.trust_region].index, fill_value=False)
     return fallen
 
 
-def collapsed_runs(results: Results, cell: Cell) -> pd.Series:
-    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty where that has no results."""
-    base = scores(results.items, cell.base())
-    if base.empty:
-        return pd.Series(dtype=bool)
-    rates = scores(results.items, cell).mean(axis=1)
-    return (rates < COLLAPSED * float(base.to_numpy().mean())).set_axis(rates.index.astype(int))
-
-
-def sentence(table: pd.DataFrame, protocol: "Protocol") -> str:
+def sentence(table: pd.DataFrame, protocol: Fixed) -> str:
     """What the protocol says of the outcome of its first contrast.
 
     Args:
@@ -382,7 +388,7 @@ _STYLES = {
 }
 
 
-def _notes(table: pd.DataFrame, protocol: "Protocol", tuning: Tuning) -> list[str]:
+def _notes(table: pd.DataFrame, protocol: Fixed, tuning: Tuning) -> list[str]:
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
     own = table[same & (table["baseline"] == first["baseline"])]
