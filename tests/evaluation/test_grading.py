@@ -362,13 +362,22 @@ def test_an_unknown_task_is_named_with_the_valid_ones(tmp_path):
         grades(tmp_path, "chain")
 
 
+def test_both_judges_take_programs_of_the_testbed_as_they_stand(tmp_path):
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    texts = ["    return 2 * x\n", "    return 2 * x\n ]", "    return 2 * x\nraise ValueError\n"]
+    write(tmp_path, [doubling(0)], [(0, text) for text in texts])
+    result = grades(tmp_path, "functions")
+    assert result["problems"]["functions/test/0"]["passed"] == [True, False, False]
+    assert result["disagreements"] == []
+
+
 def test_verdicts_of_infrastructure_are_no_numbers(tmp_path, monkeypatch):
     """A sandbox that fails midway must not become a score."""
     from troll.tasks.verifiers import code
 
     write(tmp_path, [doubling(0)], [(0, "    return 2 * x\n")])
     lost = code.CodeVerdict(False, False, "infrastructure", "lost")
-    monkeypatch.setattr(code, "verify_code", lambda records, texts: [lost] * len(texts))
+    monkeypatch.setattr(code, "verify_code", lambda records, texts, **_: [lost] * len(texts))
     monkeypatch.setattr(evalplus_check, "evalplus_verdicts", lambda *_, **__: [EvalplusVerdict(True, True)])
     monkeypatch.setattr("troll.tasks.sandbox.pool.sandbox_available", lambda: (True, ""))
     with pytest.raises(UserError, match=r"functions/test/0.*lost"):

@@ -200,7 +200,7 @@ def _grade_math(
 def _grade_code(
     task: str, problems: Mapping[str, Mapping[str, Any]], completions: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    from troll.evaluation.evalplus.check import evalplus_verdicts, evalplus_version
+    from troll.evaluation.evalplus.check import Extraction, evalplus_verdicts, evalplus_version
     from troll.tasks.sandbox.pool import sandbox_available
     from troll.tasks.verifiers import code
 
@@ -212,14 +212,16 @@ def _grade_code(
         raise UserError(reason)
     unique = list(dict.fromkeys((task_id, text) for task_id, texts in completions.items() for text in texts))
     records = {task_id: {**problem, "task_id": task_id} for task_id, problem in problems.items()}
+    as_written = task not in DATA_SETS and get_task(task).as_written
+    how: Extraction = "as_written" if as_written else "troll"
     with ThreadPoolExecutor(1) as side:
         theirs_later = None
         if dataset is not None:
-            theirs_later = side.submit(evalplus_verdicts, dataset, records, unique, extraction="troll")
+            theirs_later = side.submit(evalplus_verdicts, dataset, records, unique, extraction=how)
         judged = code.verify_code(
             [records[task_id] for task_id, _ in unique],
             [text for _, text in unique],
-            as_written=task not in DATA_SETS and get_task(task).as_written,
+            as_written=as_written,
         )
         ours = dict(zip(unique, judged, strict=True))
         theirs = dict(zip(unique, theirs_later.result(), strict=True)) if theirs_later else {}

@@ -22,7 +22,7 @@ from troll.common.errors import UserError
 from troll.tasks.sandbox import syscall_filter
 from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
-Extraction = Literal["none", "troll", "evalplus"]
+Extraction = Literal["none", "troll", "as_written", "evalplus"]
 
 _INSIDE = ("extraction.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 60.0
@@ -68,8 +68,9 @@ def evalplus_verdicts(
         records: evalplus-like problems by task_id.
         samples: (task_id, text).
         extraction: what the texts are: ``none`` whole programs, ``troll`` completions in which
-            `troll.tasks.sandbox.extraction` finds the program, ``evalplus`` texts for evalplus' sanitizer.
-            Either works in the process of the program, inside the sandbox.
+            `troll.tasks.sandbox.extraction` finds the program, ``as_written`` completions that it takes as
+            they stand, ``evalplus`` texts for evalplus' sanitizer. All work in the process of the program,
+            inside the sandbox.
         workers: sandboxes side by side; default the number of cores.
 
     Raises:

@@ -154,9 +154,10 @@ def main() -> None:
     for index in job["indices"]:
         task_id, source = job["samples"][index]
         problem, verdict = job["problems"][task_id], {"index": index, "base": False, "plus": False}
-        if job["extraction"] == "troll":
-            asked = problem["prompt"], source, problem["entry_point"]
-            source = "__import__('extraction').load({!r}, {!r}, {!r}, globals())".format(*asked)
+        if job["extraction"] in ("troll", "as_written"):
+            asked = f"{problem['prompt']!r}, {source!r}, {problem['entry_point']!r}"
+            how = f"as_written={job['extraction'] == 'as_written'}"
+            source = f"__import__('extraction').load({asked}, globals(), {how})"
         if task_id != current:
             current, references = task_id, _references(job["dataset"], problem)
         for kind in ("base", "plus"):
