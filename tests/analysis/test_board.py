@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import synthetic
 from scipy import stats
-from synthetic_board import PROTOCOL, SENTENCES, compared, fresh_seeds, trial_score, validation
+from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, fresh_seeds, trial_score, validation
 
 from troll.analysis.data.results import Results, tables_of
 from troll.analysis.leaderboard.board import board_table
@@ -21,10 +21,11 @@ from troll.analysis.leaderboard.figures import (
     performance_profile,
     profile_figure,
 )
-from troll.analysis.leaderboard.inputs import choose, trial_scores, tuning_values
+from troll.analysis.leaderboard.inputs import choose, trial_scores, tuned_elsewhere, tuning_values
 from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
+from troll.common import numerics
 from troll.common.errors import UserError
 
 
@@ -231,6 +232,39 @@ def test_table_and_profile_are_written(board, tmp_path):
     assert "| chains |" in text and "Test pass@1" in text and "corrected by Holm over the whole table" in text
     write_figure(profile_figure(table), tmp_path / "profile")
     assert (tmp_path / "profile.png").stat().st_size > 5000
+
+
+def test_a_board_that_is_tuned_in_rounds_says_so(board):
+    _, final, _ = board
+    protocol = Protocol.model_validate(IN_ROUNDS)
+    scores = trial_scores(validation(protocol, trial_score), protocol, rounds=0)
+    best = choose(scores, protocol)
+    last = scores.assign(score=scores["score"] - 0.2, rounds=1 + (scores["trial"] == 4))
+    table = board_table(final, last, best, protocol)
+    note = table.attrs["notes"][0]
+    assert note.startswith(
+        "Each rule had 4 trials on 2 tuning seeds for each of 2 tasks, the best 2 then got 2 more seeds, the "
+        "best 1 then got 1 more seed, the best by validation success went on to 3 fresh seeds. "
+    )
+    assert "drawn from those that were made in the first round." in table.attrs["notes"][1]
+    assert table.loc[table["trust_region"] == "troll", "all"].to_list() == pytest.approx([0.45] * 2)
+    heights = [line.get_ydata()[-1] for line in budget_figure(last, table).axes[0].lines]
+    assert max(heights) == pytest.approx(45.0), "as the first round found them"
+
+
+def test_what_another_board_tuned_with_earlier_numbers_is_told(monkeypatch):
+    protocol = Protocol.model_validate(PROTOCOL | {"tuned_in": "results/other-trials"})
+    runs = pd.DataFrame({"experiment": "other-trials", "trust_region": ["clip.1", "troll.1", "pg.1"]})
+    runs = runs.assign(rule=["clip", "troll", "pg"], numerics=2)
+    said = "The runs of the first round are those of other-trials, which were not made again."
+
+    def notes(version):
+        return tuned_elsewhere(runs, [Results(pd.DataFrame({"numerics": [version]}), runs)], protocol)
+
+    monkeypatch.setattr(numerics, "CHANGES", (numerics.Change(3, "otherwise", ("troll", "pg")),))
+    assert notes(2) == [said]
+    assert notes(3)[0] == said and notes(3)[1].startswith("Those of troll were made with earlier numerics")
+    assert tuned_elsewhere(runs, [], Protocol.model_validate(PROTOCOL)) == []
 
 
 SEEDS = list(range(200, 230))

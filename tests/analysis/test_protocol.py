@@ -28,6 +28,7 @@ from troll.analysis.leaderboard.protocol import (
 )
 from troll.analysis.render.formats import write_table
 from troll.cli.app import app
+from troll.cli.leaderboard import run_rounds
 from troll.cli.workflow import Ended
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
@@ -146,6 +147,25 @@ def test_a_round_is_an_experiment_with_the_trials_that_each_task_kept():
     own = round_experiment(protocol, 1, kept_for(scores, protocol, 1), "troll")
     assert own["experiment"] == "board-troll-round-2"
     assert sorted(own["trust_regions"]) == ["troll.1", "troll.2", "troll.3", "troll.4"]
+
+
+def test_a_rule_that_has_the_first_round_alone_is_not_tried_yet():
+    """Another board's trials are there before a rule is begun."""
+    protocol = Protocol.model_validate(IN_ROUNDS)
+    runs = in_rounds(protocol)
+    begun = runs[~((runs["seed"] > 101) & runs["trust_region"].str.startswith("none"))]
+    assert tried(begun, protocol) == ["clip", "troll"]
+    assert tried(runs[runs["seed"] < 102], protocol) == ["clip", "troll", "none"]
+    known = among(protocol, tried(begun, protocol))
+    assert set(choose(trial_scores(begun, known), known)) == {
+        (task, rule) for task in ("chains", "functions") for rule in ("clip", "troll")
+    }
+
+
+def test_contrasts_wait_until_all_their_rules_are_there():
+    whole = Protocol.model_validate(PROTOCOL | compared())
+    assert among(whole, ["clip", "troll"]).comparison is None
+    assert among(whole, ["troll", "clip", "none"]).comparison == whole.comparison
 
 
 def test_a_run_that_a_round_lacks_is_named():
@@ -428,6 +448,21 @@ def test_one_command_runs_round_after_round_and_not_the_first_that_another_proto
     best = load_experiment(Path("results/board/experiments/board-functions.yaml"))
     assert best.trust_regions["troll"].settings == {"kl_bound": 0.05}
     assert best.trust_regions["troll"].training == {"learning_rate": 3e-4}, "the third of the trials"
+
+
+def test_a_rule_of_ones_own_is_run_in_all_rounds(rounds):
+    ran, tables = rounds
+    protocol = read_protocol(Path("protocol.yaml"))
+    for place, part in zip(list(tables), ("trials", "round-2", "round-3"), strict=True):
+        own = tables[place]["trust_region"].str.startswith("troll")
+        tables[f"board-troll-{part}"] = tables[place][own]
+    done = run_rounds(protocol, Path("own"), 2, Path("protocol.yaml"), "troll")
+    assert done == [Path("results", f"board-troll-{part}") for part in ("trials", "round-2", "round-3")]
+    assert [(name, variants) for name, _, _, variants in ran] == [
+        ("board-troll-trials", ["troll.1", "troll.2", "troll.3", "troll.4"]),
+        ("board-troll-round-2", ["troll.1", "troll.2", "troll.3", "troll.4"]),
+        ("board-troll-round-3", ["troll.2", "troll.3"]),
+    ]
 
 
 def test_the_steps_can_be_taken_one_by_one(rounds):

@@ -307,7 +307,8 @@ def _not_on_the_board(
 
 def _further_rounds(protocol: Protocol) -> str:
     return "".join(
-        f"the {one.keep} best of them then {len(one.seeds)} further seeds, " for one in protocol.rounds
+        f"the best {one.keep} then got {len(one.seeds)} more seed{'s' * (len(one.seeds) > 1)}, "
+        for one in protocol.rounds
     )
 
 

@@ -33,13 +33,14 @@ ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Sty
 
 
 def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """The rules of which there are runs of trials.
+    """The rules of which there are runs of trials: of the last round, or of any where that has none.
 
     Args:
-        runs: tidy table of the experiment of trials.
+        runs: tidy table of the experiments of trials.
         protocol: of the leaderboard.
     """
-    there = set(runs["trust_region"])
+    last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
+    there = set((runs if last.empty else last)["trust_region"])
     return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
 
 

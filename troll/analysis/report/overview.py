@@ -18,6 +18,7 @@ PAGE = "README.md"
 """Name of the page in ``results/<experiment>``, where code hosts show it below the list of files."""
 _OTHERS: Mapping[str, tuple[str, str]] = {
     "leaderboard": ("board.md", "Which rule ends highest when all are tuned with the same budget?"),
+    "duel": ("contrasts.md", "Does TROLL end above clip or GSPO's clipping when all are tuned well?"),
     "statistics": (
         "comparisons.md",
         "All comparisons of the testbed at once; how reliable the intervals are",
