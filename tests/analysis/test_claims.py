@@ -214,6 +214,25 @@ def test_runs_are_the_same_that_agree_in_all_settings_but_those_of_watching(
     assert {first_experiments(both)["testbed", run] for run in runs} == {"testbed"}
 
 
+@pytest.mark.parametrize(
+    ("model", "same"),
+    [
+        ({"model.supervised.steps": 700, "model.hub": None}, True),
+        ({"model.supervised.steps": 700, "model.hub": "someone/model"}, False),
+        ({}, False),
+    ],
+)
+def test_weights_that_another_processor_rounded_make_no_other_run_but_those_of_a_hub_do(
+    known: Tidy, model: dict[str, object], same: bool
+) -> None:
+    trained = known.runs["seed"].notna()
+    first = synthetic.record(known.runs, trained, **model)
+    again = first.assign(experiment="again", digest_base_model="0" * 64)
+    owners = first_experiments(pd.concat([first, again], ignore_index=True))
+    found = {owners["again", run] for run in set(known.runs.loc[trained, "run_id"])}
+    assert found == {"testbed" if same else "again"}
+
+
 def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
     table = tmp_path / "all.parquet"
     table.write_bytes(b"x")

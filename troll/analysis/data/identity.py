@@ -3,7 +3,8 @@
 Experiments share runs: the testbed's own stand in the sweep over estimators, too. A run is what it was made
 from, so two runs are the same when they have the same coordinates (but the experiment), the same settings and
 the same data, base model and test problems. Settings that only say how often a run is looked at do not count,
-nor do source and environment: the same seeds on the same data are no new draw because a comment changed.
+nor do source and environment: the same seeds on the same data are no new draw because a comment changed. Nor
+do the weights of a base model that was trained from settings: another processor rounds them otherwise.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,8 +37,10 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     owners: dict[tuple[str, str], str] = {}
     seen: dict[str, list[tuple[str, dict[str, Any], dict[str, str]]]] = {}
     for experiment, run_id, *values in digests.astype(str).itertuples(index=False):
-        made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
         own = by_run.get((experiment, run_id), {})
+        made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
+        if _trained_here(own):
+            made_of.pop("digest_base_model", None)
         known = seen.setdefault(run_id, [])
         first = next(
             (name for name, before, data in known if _agree(own, before) and _agree(made_of, data)), None
@@ -58,6 +61,11 @@ def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str
     """
     names = {first[experiment, str(run_id)] for run_id in run_ids}
     return next(name for name in first.values() if name in names)
+
+
+def _trained_here(settings: Mapping[str, Any]) -> bool:
+    """Whether a run's base model was trained from settings that it records, and comes from no hub."""
+    return any(name.startswith("model/supervised") for name in settings) and not settings.get("model/hub")
 
 
 def _agree(first: Mapping[str, object], second: Mapping[str, object]) -> bool:
