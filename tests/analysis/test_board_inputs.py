@@ -131,5 +131,5 @@ def test_contrasts_are_made_with_the_board_and_checked_like_it(results, monkeypa
     write(Path("results/board-functions"), replace(results[1], items=results[1].items[gone]))
     result = CliRunner().invoke(app, [*words, "--out", "early"])
     assert result.exit_code == 0, result.output
-    assert "contrasts: not made before none on functions has fresh seeds" in result.output
+    assert "contrasts: not made yet; no fresh seeds of none on functions" in result.output
     assert Path("early/board.md").exists() and not Path("early/contrasts.md").exists()

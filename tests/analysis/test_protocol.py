@@ -81,8 +81,8 @@ def test_of_equal_trials_the_first_goes_on(protocol):
 ROUNDS = {
     1: {100: 0.9, 101: 0.7, 102: 0.1, 103: 0.1, 104: 0.9},
     2: {100: 0.1, 101: 0.1, 102: 0.9, 103: 0.9, 104: 0.9},
-    3: {100: 0.5, 101: 0.7, 102: 0.5, 103: 0.5, 104: 0.0},
-    4: {100: 0.0, 101: 0.4, 102: 1.0, 103: 1.0, 104: 1.0},
+    3: {100: 0.5, 101: 0.7, 102: 0.4, 103: 0.4, 104: 0.0},
+    4: {100: 0.7, 101: 0.4, 102: 1.0, 103: 1.0, 104: 1.0},
 }
 
 
@@ -110,12 +110,12 @@ def test_each_round_keeps_the_best_of_each_rule_and_task_on_all_seeds_so_far():
         assert [trial.number for trial in kept["chains", rule]] == [2, 4]
     second = kept_for(trial_scores(runs, protocol, rounds=1), protocol, 2)
     assert [trial.number for trial in second["functions", "clip"]] == [3], (
-        "0.55 over four seeds, the other 0.45"
+        "0.5 over four seeds, not 0.45 or 0.55 over two"
     )
     scores = trial_scores(runs, protocol)
     own = scores[(scores["task"] == "functions") & (scores["rule"] == "troll")].set_index("trial")
-    assert own["score"].to_dict() == pytest.approx({1: 0.45, 2: 0.1, 3: 0.44, 4: 0.2})
-    assert own["first"].to_dict() == pytest.approx({1: 0.8, 2: 0.1, 3: 0.6, 4: 0.2})
+    assert own["score"].to_dict() == pytest.approx({1: 0.45, 2: 0.1, 3: 0.4, 4: 0.55})
+    assert own["first"].to_dict() == pytest.approx({1: 0.8, 2: 0.1, 3: 0.6, 4: 0.55})
     assert own["runs"].to_dict() == {1: 4, 2: 2, 3: 5, 4: 2}
     assert own["rounds"].to_dict() == {1: 2, 2: 1, 3: 3, 4: 1}
     best = choose(scores, protocol)

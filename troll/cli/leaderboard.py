@@ -292,7 +292,7 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     said = None
     if known.comparison is not None:
         if absent := lacking([*finals.values()], known):
-            say(f"contrasts: not made before {listed(absent)} has fresh seeds")
+            say(f"contrasts: not made yet; no fresh seeds of {listed(absent)}")
         else:
             tuning = tuning_values(runs, scores, known)
             tables["contrasts"] = contrasts_table([*finals.values()], known, tuning)

@@ -389,6 +389,7 @@ _STYLES = {
 
 
 def _notes(table: pd.DataFrame, protocol: Fixed, tuning: Tuning) -> list[str]:
+    margin = 100 * protocol.comparison.margin if protocol.comparison else 0.0
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
     own = table[same & (table["baseline"] == first["baseline"])]
@@ -402,9 +403,10 @@ def _notes(table: pd.DataFrame, protocol: Fixed, tuning: Tuning) -> list[str]:
     return [
         sentence(table, protocol),
         f"How robust this outcome is: {robust}.",
-        "The first row alone is read by its own interval. The other means are read by p-values that Holm "
-        "corrects over all contrasts of their endpoint; all other rows, which show how robust the means are, "
-        "by their intervals.",
+        f"The first row is read by its own interval, against 0 and a margin of {margin:g} points; rows below "
+        "it, which show how robust it is, likewise. The last p is the larger of two one-sided tests: below "
+        "0.025 where the interval lies within the margin. All other means are read by p-values of both kinds "
+        "that Holm corrects over the contrasts of their endpoint.",
         f"With the uncertainty of the tuning: {RESAMPLES:,} draws of the tuning seeds with replacement, and "
         f"a choice for each. Another trial is chosen for {listed(again)} of the draws.",
     ]
