@@ -88,7 +88,7 @@ def test_released_averages_are_those_of_the_verdicts() -> None:
     found = averages(forest_lines(*read_tables(RELEASED)), "troll")
     stale, gentle = found["stale"], found["gentle"]
     told = [stale.estimate, stale.low, stale.high, stale.predicted_low, stale.predicted_high]
-    np.testing.assert_allclose(told, [0.200, 0.163, 0.238, 0.111, 0.290], atol=6e-4)
+    np.testing.assert_allclose(told, [0.222, 0.161, 0.283, 0.073, 0.371], atol=6e-4)
     np.testing.assert_allclose(
-        [gentle.estimate, gentle.low, gentle.high], [0.0019, -0.0008, 0.0046], atol=6e-4
+        [gentle.estimate, gentle.low, gentle.high], [0.0021, -0.0010, 0.0052], atol=6e-4
     )

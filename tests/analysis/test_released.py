@@ -34,10 +34,10 @@ def judged() -> dict[str, Judged]:
 
 
 AVERAGES = {
-    "stale-better": "+20.0 [+16.3, +23.8] points on average, a further setting within [+11.1, +29.0]",
-    "stale-more-stable": "−16.2 [−19.9, −12.5] points on average, ",
-    "faster": "+8.7 [+4.8, +12.5] points on average, ",
-    "small-time-overhead": "−2.2 [−9.8, +5.4] % on average, ",
+    "stale-better": "+22.2 [+16.1, +28.3] points on average, a further setting within [+7.3, +37.1]",
+    "stale-more-stable": "−16.3 [−22.2, −10.4] points on average, ",
+    "faster": "+8.1 [+3.9, +12.3] points on average, ",
+    "small-time-overhead": "+0.4 [−2.6, +3.5] % on average, ",
 }
 
 
@@ -71,8 +71,8 @@ def test_the_released_board_is_that_of_its_runs(
 @pytest.mark.slow
 def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, Judged]) -> None:
     counts = {name: len(one.decision.settings) for name, one in judged.items()}
-    assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 9
-    assert counts["faster"] == counts["kl-controlled"] == counts["entropy-kept"] == 22
+    assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
+    assert counts["faster"] == counts["kl-controlled"] == counts["entropy-kept"] == 18
 
 
 @pytest.mark.slow
@@ -80,18 +80,18 @@ def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
     gentle, entropy = (judged[name].decision.pooled for name in ("gentle-not-worse", "entropy-kept"))
     assert gentle is not None and entropy is not None
     found = 100 * np.array([gentle.estimate, gentle.low, gentle.high])
-    assert found == pytest.approx([0.19, -0.08, 0.46], abs=0.005)
+    assert found == pytest.approx([0.21, -0.095, 0.517], abs=0.005)
     assert [entropy.estimate, entropy.low, entropy.high] == pytest.approx(
-        [-0.0376, -0.0657, -0.0094], abs=5e-4
+        [-0.0365, -0.0690, -0.0041], abs=5e-4
     )
-    assert sum(setting.effect < 0 for setting in judged["entropy-kept"].decision.settings) == 19
+    assert sum(setting.effect < 0 for setting in judged["entropy-kept"].decision.settings) == 13
     assert judged["entropy-kept"].verdict == "contradicted"
 
 
 @pytest.mark.slow
 def test_where_the_sign_differs_by_task(judged: dict[str, Judged]) -> None:
     assert judged["clip-stale-falls"].decision.label == "depends on task"
-    assert levels(judged["clip-stale-falls"]).startswith("chains −27.8, functions +15.3 points")
+    assert levels(judged["clip-stale-falls"]).startswith("chains −28.6, functions +15.3 points")
 
 
 SPARSE = ("benchmark-16-tokens-suffice", "benchmark-constant-tail-suffices")

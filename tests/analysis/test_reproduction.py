@@ -1,7 +1,9 @@
 """Runs against a reference: what is equal, where a run first differs, and what is no repetition at all."""
 
+import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import synthetic
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import replication_of
-from troll.analysis.data.reproduction import compare_runs, describe, released
+from troll.analysis.data.reproduction import compare_runs, describe, equality, released
 from troll.analysis.data.runs import collect, write_whole
 from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.cli.app import app
@@ -168,6 +170,18 @@ def test_git_knows_what_was_there_before(directory, tmp_path):
     equal, replicated = replication_of(place)
     assert equal == "3 of 4 runs equal the release to the last bit"
     assert replicated.startswith("Replicates: 1 of 1 settings lie within")
+    hardware = {"vendor": "AuthenticAMD", "processor": "AMD EPYC", "capability": "AVX2"}
+    changed = change(before, "loss", lambda values: values + 1)
+    runs = changed.runs.assign(hardware=json.dumps(hardware))
+    assert equality(compare_runs(changed, before), replace(changed, runs=runs), before) == [equal]
+    intel = before.runs.assign(
+        hardware=json.dumps(hardware | {"vendor": "GenuineIntel", "processor": "Xeon"})
+    )
+    apart = compare_runs(changed, before).assign(different=1)
+    assert equality(apart, replace(changed, runs=runs), replace(before, runs=intel)) == [
+        "0 of 4 runs equal the release to the last bit: they ran on AMD EPYC, the release on Xeon, which "
+        "rounds otherwise"
+    ]
     different, exact = run(app, ["compare", str(place)]), run(app, ["compare", str(place), "--exact"])
     assert (different.exit_code, exact.exit_code) == (0, 1)
     assert "4 of 5 equal the reference" in different.output

@@ -156,4 +156,4 @@ def replication_of(results: Path) -> list[str]:
     if ours.runs.equals(theirs.runs):
         return []
     predicted = describe_replication(predictions(ours.runs, theirs.runs))
-    return [*equality(compare_runs(ours, theirs)), *predicted]
+    return [*equality(compare_runs(ours, theirs), ours, theirs), *predicted]

@@ -5,6 +5,7 @@ Another processor or library rounds otherwise; training amplifies that, and then
 """
 
 import io
+import json
 import subprocess
 import tarfile
 import tempfile
@@ -121,11 +122,13 @@ def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
     return {str(run_id) for run_id, own in names[0].items() if names[1].get(run_id) == own}
 
 
-def equality(compared: pd.DataFrame) -> list[str]:
+def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
     """How many trained runs are those of the reference to the last bit; no line where none can be compared.
 
     Args:
         compared: the result of `compare_runs`.
+        ours: the tables that were compared.
+        theirs: those of the reference.
     """
     if compared.empty:
         return []
@@ -133,7 +136,22 @@ def equality(compared: pd.DataFrame) -> list[str]:
     if trained.empty:
         return []
     equal = int((trained["different"] == 0).sum())
-    return [f"{equal} of {len(trained)} runs equal the release to the last bit"]
+    line = f"{equal} of {len(trained)} runs equal the release to the last bit"
+    runs = (tidy.runs[tidy.runs["run_id"].isin(trained["run_id"])] for tidy in (ours, theirs))
+    here, there = map(_processors, runs)
+    if equal or here.keys() & there.keys():
+        return [line]
+    names, others = (", ".join(sorted(set(known.values()))) for known in (here, there))
+    return [f"{line}: they ran on {names}, the release on {others}, which rounds otherwise"]
+
+
+def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Names of processors by maker and instructions, which decide how they round."""
+    found = [json.loads(text) for text in runs["hardware"].astype(str).unique() if text]
+    return {
+        (str(one.get("vendor", one.get("processor"))), str(one.get("capability"))): str(one.get("processor"))
+        for one in found
+    }
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
