@@ -48,7 +48,7 @@ def experiment():
 
 
 def make(out):
-    """Makes all golden runs below a directory; returns what golden.json holds of them."""
+    """Makes all golden runs below a directory; returns what is recorded of them."""
     golden = experiment()
     model = golden.models[MODEL]
     make_tokenizer(

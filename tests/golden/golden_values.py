@@ -1,10 +1,14 @@
-"""What golden.json holds, and how what is made now is compared with it; light, without torch."""
+"""What amd.json and intel.json hold, and how what is made now is compared with them; light, without torch."""
 
 import json
 import math
 from pathlib import Path
 
-PATH = Path(__file__).with_name("golden.json")
+# Processors of one maker round alike. Where its record is outdated, the other's counts, to a tolerance.
+PATHS = {
+    "AuthenticAMD": Path(__file__).with_name("amd.json"),
+    "GenuineIntel": Path(__file__).with_name("intel.json"),
+}
 CHANGED = (
     "numbers changed: raise NUMERICS in troll/common/numerics.py and make the golden runs again "
     "(make golden), or find the cause: "
@@ -16,6 +20,13 @@ AGAIN = "make the golden runs again (make golden): "
 # to lie on the other side of a bound moves a fraction by less than the second one.
 FIRST_STEPS = 4
 RELATIVE, ABSOLUTE = 0.02, 0.01
+
+
+def recorded_for(maker, numerics):
+    """The record that a processor of this maker is compared with."""
+    own = PATHS.get(maker, PATHS["AuthenticAMD"])
+    records = [json.loads(path.read_text()) for path in dict.fromkeys([own, *PATHS.values()])]
+    return next((record for record in records if not outdated(record, numerics)), records[0])
 
 
 def entries(values):
@@ -89,6 +100,8 @@ def refusal(recorded, found):
     """Why what was made may not be recorded; None where it may."""
     if found["made_with"]["capability"] != "AVX2":
         return f"the golden runs are made with AVX2 code; this was {found['made_with']['capability']}"
+    if found["made_with"]["maker"] not in PATHS:
+        return f"the golden runs are made on processors of {' and '.join(PATHS)}"
     if found["left_out"]:
         return f"the golden runs are made all or none: {found['left_out']}"
     if recorded is None or outdated(recorded, found["numerics"]) or elsewhere(recorded, found):

@@ -1,4 +1,4 @@
-"""Makes the golden runs: `make.py FILE` for the tests, `make.py` writes golden.json anew (`make golden`)."""
+"""Makes the golden runs: `make.py FILE` for the tests; `make.py` records them for this processor's maker."""
 
 import contextlib
 import io
@@ -8,10 +8,11 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from golden_values import PATH, refusal, text_of
+from golden_values import PATHS, recorded_for, refusal, text_of
 
-from troll.common.files import read_json, write_text
-from troll.common.processor import prepare_processor
+from troll.common.files import write_text
+from troll.common.numerics import NUMERICS
+from troll.common.processor import first_processor, prepare_processor
 from troll.common.quiet_libraries import quiet_libraries
 
 
@@ -28,10 +29,13 @@ def main(out):
 
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
         found = make(Path(directory))
-    if out == PATH and (reason := refusal(read_json(PATH) if PATH.exists() else None, found)):
-        sys.exit(f"error: {reason}")
+    if out is None:
+        maker = first_processor().get("vendor_id", "")
+        if reason := refusal(recorded_for(maker, NUMERICS), found):
+            sys.exit(f"error: {reason}")
+        out = PATHS[maker]
     write_text(out, text_of(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PATH)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

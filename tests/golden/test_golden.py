@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 from golden_values import (
     CHANGED,
-    PATH,
+    PATHS,
     difference,
     elsewhere,
     entries,
     far,
     outdated,
+    recorded_for,
     refusal,
     text_of,
 )
 
 from troll.common.numerics import NUMERICS
+from troll.common.processor import first_processor
 
-RECORDED = json.loads(PATH.read_text())
+RECORDED = recorded_for(first_processor().get("vendor_id", ""), NUMERICS)
 WHOLE = [name for name, run in RECORDED["runs"].items() if "passed" in run]
 
 
@@ -95,6 +97,25 @@ def test_the_recorded_runs_are_of_this_version():
         pytest.fail(line, pytrace=False)
 
 
+def test_the_records_of_both_makers_are_of_one_source_where_they_are_of_one_version():
+    amd, intel = (json.loads(path.read_text()) for path in PATHS.values())
+    assert [amd["made_with"]["maker"], intel["made_with"]["maker"]] == [*PATHS]
+    if amd["numerics"] != intel["numerics"]:
+        pytest.skip("one of them is of an older version of the numbers")
+    assert entries(amd).keys() == entries(intel).keys()
+    for name, run in entries(amd).items():
+        other = entries(intel)[name]
+        assert run["configuration"] == other["configuration"] and run.get("logged") == other.get("logged")
+        assert far(name, run, other) is None and difference(name, run, other) is not None
+
+
+def test_an_outdated_record_gives_way_to_one_of_this_version():
+    present = recorded_for("GenuineIntel", NUMERICS)
+    assert present["numerics"] == NUMERICS
+    assert recorded_for("of a maker that nobody knows", NUMERICS) == recorded_for("AuthenticAMD", NUMERICS)
+    assert outdated(recorded_for("GenuineIntel", NUMERICS + 1), NUMERICS + 1)
+
+
 def values(name, metric):
     return [value for value in RECORDED["runs"][name]["metrics"][metric] if value is not None]
 
@@ -138,7 +159,7 @@ ENTRY = {
 }
 FOUND = {
     "numerics": 3,
-    "made_with": {"capability": "AVX2", "torch": "2"},
+    "made_with": {"capability": "AVX2", "maker": "AuthenticAMD", "torch": "2"},
     "left_out": {},
     "models": {},
     "runs": {"clip on chains": ENTRY},
@@ -230,7 +251,9 @@ def test_other_numbers_are_recorded_under_another_version_only():
     assert refusal(None, now) is None
     assert "AVX512" in refusal(None, changed("AVX512", "made_with", "capability", of=now))
     assert "no bwrap" in refusal(None, changed({"functions": "no bwrap"}, "left_out", of=now))
+    assert "AuthenticAMD and GenuineIntel" in refusal(None, changed("ARM", "made_with", "maker", of=now))
 
 
-def test_the_file_is_what_make_writes():
-    assert PATH.read_text() == text_of(RECORDED)
+def test_the_files_are_what_make_writes():
+    for path in PATHS.values():
+        assert path.read_text() == text_of(json.loads(path.read_text()))

@@ -24,7 +24,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
         "All comparisons of the testbed at once; how reliable the intervals are",
     ),
     "graders": ("audit.md", "Can the graders be trusted?"),
-    "gpu": ("", "What an update and a step take on one H200; unfinished measurements"),
+    "gpu": ("", "What an update takes on one H200; an unfinished measurement"),
 }
 """Directories of results that are no experiment, with the file to begin with and what they answer."""
 
