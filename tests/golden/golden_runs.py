@@ -1,8 +1,8 @@
 """Makes the golden runs, all in this process, which `make.py` has prepared for it."""
 
 import hashlib
+from pathlib import Path
 
-from golden_values import PATH
 from safetensors.numpy import load_file
 
 from troll.algorithms.advantages import ESTIMATORS
@@ -32,7 +32,7 @@ SAMPLED = ("task_id", "sample", "completion")
 
 def experiment():
     """The experiment of golden.yaml, and in it every registered rule and estimator."""
-    data = read_yaml(PATH.with_suffix(".yaml"), "experiment file")
+    data = read_yaml(Path(__file__).with_name("golden.yaml"), "experiment file")
     rules, estimators = (
         {name.replace("+", "p"): {"rule": name} for name in sorted(set(registry) - set(data[key]))}
         for key, registry in (("trust_regions", TRUST_REGIONS), ("estimators", ESTIMATORS))
