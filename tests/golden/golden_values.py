@@ -23,10 +23,19 @@ RELATIVE, ABSOLUTE = 0.02, 0.01
 
 
 def recorded_for(maker, numerics):
-    """The record that a processor of this maker is compared with."""
+    """The record that a processor of this maker is compared with.
+
+    What it lacks, since a rule was added on a processor of another maker, is that of the other record.
+    """
     own = PATHS.get(maker, PATHS["AuthenticAMD"])
     records = [json.loads(path.read_text()) for path in dict.fromkeys([own, *PATHS.values()])]
-    return next((record for record in records if not outdated(record, numerics)), records[0])
+    present = [record for record in records if not outdated(record, numerics)] or records[:1]
+    first, *others = present
+    elsewhere_made = {name: run for record in others for name, run in record["runs"].items()}
+    missing = {
+        name: run | {"other": True} for name, run in elsewhere_made.items() if name not in first["runs"]
+    }
+    return first | {"runs": first["runs"] | missing}
 
 
 def entries(values):
@@ -107,7 +116,8 @@ def refusal(recorded, found):
     if recorded is None or outdated(recorded, found["numerics"]) or elsewhere(recorded, found):
         return None
     then, now = entries(recorded), entries(found)
-    lines = [difference(name, then[name], now[name]) for name in then if name in now]
+    own = [name for name, run in then.items() if name in now and not run.get("other")]
+    lines = [difference(name, then[name], now[name]) for name in own]
     return next((line for line in lines if line and line.startswith(CHANGED)), None)
 
 
