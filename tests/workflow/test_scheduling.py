@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from troll.cli.scheduling import one_timer
+from troll.cli.scheduling import check_interpreter, one_timer
+from troll.common.errors import UserError
 
 PROBE = """
 import sys, threading
@@ -86,3 +87,10 @@ def test_timers_do_not_grow_with_the_jobs(repository, tmp_path) -> None:
     assert all((tmp_path / run).is_file() for run in runs)
     (timers,) = [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("TIMERS")]
     assert 1 <= timers < len(runs)  # without `one_timer` each of them starts one
+
+
+@pytest.mark.parametrize("place", ["a user's", "two words", "$HOME", "a;b"])
+def test_a_python_that_jobs_elsewhere_cannot_start_is_refused(place):
+    check_interpreter("/home/user/troll-1.0_x/.venv/bin/python3.11")
+    with pytest.raises(UserError, match="make env VENV=~/troll-env"):
+        check_interpreter(f"/home/{place}/troll/.venv/bin/python")

@@ -1,8 +1,11 @@
-"""How often Snakemake's scheduler looks at the jobs that are ready."""
+"""What Snakemake's scheduler and executors need before the first job."""
 
 import math
 import time
+from shlex import quote
 from typing import Any
+
+from troll.common.errors import UserError
 
 
 def one_timer(scheduler: Any) -> None:
@@ -29,3 +32,21 @@ def one_timer(scheduler: Any) -> None:
             start(delay)
 
     scheduler._schedule_reevalutation = start_if_none
+
+
+def check_interpreter(executable: str) -> None:
+    """Refuses a Python whose path Snakemake cannot write into the commands of jobs elsewhere.
+
+    It does so without quotes (Snakemake 9.27, `RealExecutor.format_job_exec`): every job would end at once.
+
+    Args:
+        executable: the path of this Python.
+
+    Raises:
+        UserError: a shell would take it for something else.
+    """
+    if quote(executable) != executable:
+        raise UserError(
+            f"{executable}: jobs of a cluster cannot start a Python in whose path a shell minds something; "
+            "keep the environment elsewhere: make env VENV=~/troll-env"
+        )

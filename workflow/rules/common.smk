@@ -23,7 +23,7 @@ from troll.common.files import unwritable
 from troll.cli.doctor import VLLM_ENVIRONMENT
 from troll.cli import progress_line
 from troll.cli.outputs import entries_of, made, rule_of
-from troll.cli.scheduling import one_timer
+from troll.cli.scheduling import check_interpreter, one_timer
 from troll.tasks import testbed
 from troll import warm
 
@@ -144,6 +144,12 @@ def fork_jobs():
 
 def start():
     """What is done once, before the first job."""
+    if workflow.is_main_process and not workflow.local_exec:
+        try:
+            check_interpreter(sys.executable)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
     fork_jobs()
     one_timer(getattr(workflow, "scheduler", None))
 
