@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from troll.algorithms.distributions import sparsify
+from troll.algorithms.divergences import kl_divergence
 from troll.benchmark import step as cost_step
-from troll.benchmark.step_worker import METHODS, Learner, Work
+from troll.benchmark.step_worker import METHODS, Learner, Work, moved
 from troll.benchmark.update import run_cost, summarise, verdicts
 from troll.benchmark.update_variants import VARIANTS, Batch, projected_share
 from troll.common.errors import UserError
@@ -130,7 +131,7 @@ def test_measures_each_variant_in_a_process_of_its_own(tmp_path):
     table = run_cost(
         tmp_path,
         tokens=512,
-        widths=(8,),
+        widths=(64,),
         vocab=20_000,
         keep=8,
         repeats=1,
@@ -140,10 +141,10 @@ def test_measures_each_variant_in_a_process_of_its_own(tmp_path):
     assert table["peak_mib"]["clip, full logits"] > 1.9 * logits
     for name in ("clip, our head", "TROLL, our head", "top-K"):
         assert table["peak_mib"][name] < logits, name
-    assert (tmp_path / "cost.md").read_text().count("\n| 8 |") == 4
+    assert (tmp_path / "cost.md").read_text().count("\n| 64 |") == 4
     raw = json.loads((tmp_path / "cost.json").read_text())
     assert raw["measurements"][0]["variant"] == "clip, full logits"
-    assert 0 < raw["projected_share"]["8"] < 0.5
+    assert 0.1 <= raw["projected_share"]["64"] < 0.5
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -168,6 +169,51 @@ def test_a_step_moves_what_the_method_trains_and_nothing_else_is_there(method, m
     assert supports == ([(True, False), (False, True)] if method == "troll" else [(False, False)] * 2)
 
 
+def test_a_step_projects_what_left_its_ball_and_nothing_else():
+    learner = Learner(Work("troll", "tiny", 2, 8, 16, 64, 1, "cpu"))
+    learner.score()
+    learner.step()
+    assert learner.projected_share() == 0.0
+    learner.score()
+    learner.leave_balls()
+    learner.step()
+    assert learner.projected.nonzero().tolist() == [[0, 0], [0, 10], [1, 4], [1, 14]]
+
+
+@pytest.mark.parametrize("spread", [0.01, 2.0, 20.0])
+def test_every_tenth_old_distribution_leaves_its_ball_however_sharp_it_was(spread):
+    log_probs = (spread * torch.randn(200, 500, generator=torch.Generator().manual_seed(0))).log_softmax(-1)
+    old = sparsify(log_probs, 32, 0.0, log_probs.argmax(-1), normalised=True)
+    new = moved(old)
+    far = torch.arange(200) % 10 == 0
+    divergence = kl_divergence(old.atoms(), new.atoms())
+    assert divergence[far].min() > 0.18 and divergence[far].isfinite().all()
+    assert not divergence[~far].any()
+    torch.testing.assert_close(new.atoms().logsumexp(-1), torch.zeros(200), atol=1e-5, rtol=0)
+
+
+def test_a_measurement_that_projects_nothing_is_refused_before_a_table_is_written(tmp_path, monkeypatch):
+    quiet = {"projected_share": [0.0, 0.2], "old_seconds": [1.0], "seconds": [1.0]}
+    quiet |= {"processor_seconds": [1.0], "peak_bytes": 1.0}
+    monkeypatch.setattr("troll.benchmark.harness.measure", lambda *_: dict(quiet))
+    message = r"a step of tiny with troll projected 0\.0 % of its tokens, must be at least 10 %"
+    with pytest.raises(UserError, match=message):
+        cost_step.run_step_cost(tmp_path, shape="tiny", device="cpu")
+    monkeypatch.setattr("troll.benchmark.update.measure", lambda *_: {"projected_share": 0.09})
+    with pytest.raises(UserError, match=r"an update of D = 8 projected 9\.0 % of its tokens"):
+        run_cost(tmp_path, tokens=8, widths=(8,), vocab=32, keep=4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_of_steps_that_projected_nothing_judges_nothing():
+    rows = [{"method": method, "projected_share": 0.1 * (method == "troll")} for method in METHODS]
+    costs = {"old_seconds": 1.0, "seconds": 1.0, "processor_seconds": 1.0, "peak_bytes": 2.0**20}
+    table = cost_step.summarise(pd.DataFrame([row | costs for row in rows]))
+    assert "goal 1.02: met" in cost_step.annotate(table, "On a CPU.").attrs["notes"][1]
+    older = cost_step.annotate(table.drop(columns="projected_percent"), "On a CPU.")
+    assert "with no token projected" in older.attrs["notes"][1] and "met" not in older.attrs["notes"][1]
+
+
 @pytest.mark.slow
 def test_the_table_has_ratios_to_clip_and_a_critic_takes_memory(tmp_path):
     sizes = {"responses": 2, "prompt": 8, "response": 16, "steps": 2, "repeats": 1, "device": "cpu"}
@@ -177,6 +223,7 @@ def test_the_table_has_ratios_to_clip_and_a_critic_takes_memory(tmp_path):
     assert table.loc["clip, critic", "memory_ratio"] > 1.2
     expected = table.loc["troll", "seconds_low"] / table.loc["clip", "seconds_low"]
     assert table.loc["troll", "time_ratio"] == pytest.approx(expected)
+    assert table["projected_percent"].round(3).tolist()[1] == 12.5  # 4 of 32
     assert "A critic beside the policy" in (tmp_path / "cost_step.md").read_text()
 
 

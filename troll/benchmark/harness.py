@@ -15,16 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
 import torch
 
 from troll.common.errors import UserError
 from troll.common.progress import clock, say
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 QUIET = 0.1
 """Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
+LEAST_PROJECTED = 0.1
+"""Share of tokens that a measurement of TROLL projects at least; without any it would measure clip."""
 
 W = TypeVar("W")
 
@@ -40,6 +44,23 @@ def check(device: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise UserError(f"cost: {name} must be at least 1 (found {size})")
+
+
+def check_projected(name: str, share: float) -> None:
+    """Refuses a measurement of a projection that had next to nothing to project.
+
+    Args:
+        name: what was measured.
+        share: of its tokens that were projected, from 0 to 1.
+
+    Raises:
+        UserError: the share is below `LEAST_PROJECTED`.
+    """
+    if not share >= LEAST_PROJECTED:
+        raise UserError(
+            f"cost: {name} projected {100 * share:.1f} % of its tokens, must be at least "
+            f"{100 * LEAST_PROJECTED:.0f} %: else the projection's cost is not in what was measured"
+        )
 
 
 def hardware(device: str, threads: int | None) -> str:
@@ -98,7 +119,7 @@ def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str,
     return result
 
 
-def costs(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
+def costs(own: "pd.DataFrame", base: "pd.DataFrame") -> dict[str, float]:
     """Columns of a table about one piece of work: medians and range of seconds, and multiples of the base.
 
     Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the

@@ -1,6 +1,7 @@
 """Measures whole optimiser steps of one method: the worker of `troll.benchmark.step`."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
-from troll.benchmark.harness import Clock, serve, timed
+from troll.benchmark.harness import LEAST_PROJECTED, Clock, serve, timed
 from troll.common.seeding import derive_seed
 
 METHODS = ("clip", "troll", "clip, critic")
@@ -98,6 +99,7 @@ class Learner:
         self.keep = work.keep if work.method == "troll" else None
         self.old = TokenPolicy(self.advantages, None)
         self.values = self.advantages
+        self.projected: Tensor | None = None
 
     def _critic(self) -> Any:
         from accelerate import Accelerator
@@ -109,6 +111,10 @@ class Learner:
         critic = Critic(self.model, CriticSettings(learning_rate=1e-6), accelerator, chunk=8)
         critic.prepare()
         return critic
+
+    def projected_share(self) -> float:
+        """Share of the tokens that the last step projected; NaN for rules that project nothing."""
+        return math.nan if self.projected is None else float(self.projected.double().mean())
 
     def policy(self, keep: int | None = None, support: Tensor | None = None) -> TokenPolicy:
         """The model as a policy; TROLL asks for distributions, clip for log-probs of the sampled tokens."""
@@ -143,11 +149,21 @@ class Learner:
         if self.critic is not None:
             self.values = self.critic.values(self._critic_inputs(), self.mask)
 
+    @torch.no_grad()
+    def leave_balls(self) -> None:
+        """Moves old distributions so that one token in ten lies outside its ball.
+
+        The weights that score a rollout are those that step from it here, so that nothing would be projected.
+        """
+        if self.old.distribution is not None:
+            self.old = replace(self.old, distribution=moved(self.old.distribution))
+
     def step(self) -> None:
         """One optimiser step of the policy, and of the critic where there is one."""
         support = None if self.old.distribution is None else self.old.distribution.token_ids
         new = self.policy(support=support)
         losses = self.rule(new, self.old, self.advantages, self.mask.float())
+        self.projected = None if support is None else losses.metrics["clip_fraction"]
         loss = aggregate(losses.per_token, self.mask, "token-mean")
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -156,17 +172,49 @@ class Learner:
             self.critic.update(self._critic_inputs(), self.mask)
 
 
+def moved(old: SparseLogProbs) -> SparseLogProbs:
+    """Other distributions in one row of ten, the first of each: a policy that stayed is far outside its ball.
+
+    The kept tokens are tilted at random and given 0.9 of the mass, or 0.3 where they have more than 0.6. The
+    KL divergence from the former to the new distribution is then 0.19 nats at least (that of the two masses
+    alone), where the paper's bound is 0.05.
+
+    Args:
+        old: [..., K] with something left for the tail.
+    """
+    log_probs, tail = old.log_probs, old.tail_log_prob
+    here = (torch.arange(tail.numel(), device=tail.device) % round(1 / LEAST_PROJECTED) == 0).view(tail.shape)
+    share = torch.where(tail.exp() < 0.4, 0.3, 0.9).to(tail.dtype)
+    tilted = log_probs + torch.randn_like(log_probs)
+    tilted = tilted - (tilted.logsumexp(-1) - share.log()).unsqueeze(-1)
+    return SparseLogProbs(
+        old.token_ids,
+        torch.where(here.unsqueeze(-1), tilted, log_probs),
+        torch.where(here, (1 - share).log(), tail),
+    )
+
+
 def measure(work: Work) -> dict[str, Any]:
     """Seconds of scoring and of a step, one number each per repeat, and the peak of memory of all of it.
+
+    With the share of tokens that the step projected.
 
     Weights, optimiser states and gradients count, the libraries do not.
     """
     memory = Clock(work.device)
     learner = Learner(work)
-    measured: dict[str, Any] = {"old_seconds": [], "seconds": [], "processor_seconds": []}
+    measured: dict[str, Any] = {
+        "old_seconds": [],
+        "seconds": [],
+        "processor_seconds": [],
+        "projected_share": [],
+    }
     for repeat in range(-WARM_UP, work.steps):
-        scored, stepped = timed(work.device, learner.score), timed(work.device, learner.step)
+        scored = timed(work.device, learner.score)
+        learner.leave_balls()
+        stepped = timed(work.device, learner.step)
         if repeat >= 0:
+            measured["projected_share"].append(learner.projected_share())
             measured["old_seconds"].append(scored[0])
             measured["seconds"].append(stepped[0])
             measured["processor_seconds"].append(stepped[1])

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from troll.analysis.render.formats import write_table
-from troll.benchmark.harness import QUIET, check, costs, hardware, in_turns, measure, spread
+from troll.benchmark.harness import QUIET, check, check_projected, costs, hardware, in_turns, measure, spread
 from troll.benchmark.update_variants import VARIANTS
 from troll.benchmark.update_worker import OLD_PASSES, PREPARE, Work
 from troll.common.errors import UserError
@@ -74,7 +74,8 @@ def run_cost(
         One row per width and variant: the written table.
 
     Raises:
-        UserError: no such variant or device, or a measurement failed (out of memory, say).
+        UserError: no such variant or device, a measurement failed (out of memory, say), or TROLL would
+            project less than a tenth of the tokens.
     """
     known = [*VARIANTS, *OLD_PASSES]
     chosen = [name for name in known if variants is None or name in variants or name == _BASELINE]
@@ -105,6 +106,7 @@ def run_cost(
         for width in widths:
             fixed = (tokens, width, vocab, keep, device, dtype, seed, folder)
             prepared = measure("update_worker", "the old policy", Work(PREPARE, *fixed), threads)
+            check_projected(f"an update of D = {width}", prepared["projected_share"])
             report["projected_share"][width] = prepared["projected_share"]
             works = {name: Work(name, *fixed) for name in chosen}
             for name, repeat, measured in in_turns("update_worker", works, repeats, threads):
