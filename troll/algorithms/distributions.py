@@ -126,8 +126,13 @@ class SparseLogProbs:
         """Chosen rows [M, K] of the flattened batch, or those where a boolean mask of batch shape is true."""
         if index.dtype == torch.bool:
             return self._each(lambda values, _: values[index])
+        flat = self.flat()
+        return flat._each(lambda values, _: values[index])
+
+    def flat(self) -> SparseLogProbs:
+        """All rows of the batch, [M, K]."""
         batch = len(self.batch_shape)
-        return self._each(lambda values, _: values.reshape(-1, *values.shape[batch:])[index])
+        return self._each(lambda values, _: values.reshape(-1, *values.shape[batch:]))
 
     def scatter(self, mask: Tensor) -> SparseLogProbs:
         """Rows [N, K] at the N places that mask [B, T] marks, padding (see `BATCH_PADDING`) elsewhere.

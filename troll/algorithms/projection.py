@@ -64,12 +64,29 @@ from torch import Tensor
 
 from troll.algorithms.autograd import differentiable_once
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import kl_terms, result_dtype, row_chunks, wide_dtype
+from troll.algorithms.divergences import (
+    MAX_ATOMS,
+    Backend,
+    kl_divergence,
+    kl_terms,
+    require_equal,
+    result_dtype,
+    row_chunks,
+    takes_triton,
+    wide_dtype,
+)
 from troll.algorithms.path_solver import solve_steps
 from troll.algorithms.ranges import Range
 from troll.common.errors import UserError
 
 Distribution = TypeVar("Distribution", Tensor, SparseLogProbs)
+
+# What a row can be refused for, by its status; the torch version raises at once.
+_REFUSALS = {
+    1: "NaN or +inf in log_probs or old_log_probs; give log-probabilities",
+    2: "a row of old_log_probs has no probability at all (every entry is -inf)",
+    3: "kl_bound must be >= 0 (the paper uses 0.05)",
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +105,9 @@ class Projection(Generic[Distribution]):
         evaluations: how often the solver evaluated the path of this row; 0 for rows inside their ball.
         residual: how far the constraint is from being tight, |KL - eps| / eps, in the solver's float64; 0 for
             rows that need not be tight. Above 1e-4 the solver has not converged or the ball cannot be met.
+        status: int8, from the Triton kernels alone, which never wait for the device: 0 for rows that have a
+            result. The others are NaN in all floating fields; `check` says why. None where such rows have
+            been refused at once.
     """
 
     log_probs: Distribution
@@ -99,6 +119,18 @@ class Projection(Generic[Distribution]):
     feasible: Tensor
     evaluations: Tensor
     residual: Tensor
+    status: Tensor | None = None
+
+    def check(self) -> None:
+        """Wait for the device and refuse rows without a result.
+
+        Raises:
+            UserError: NaN or +inf in the inputs, an old policy without any probability, a bound below 0.
+        """
+        if self.status is not None and self.status.any():
+            place = [int(index) for index in self.status.nonzero()[0]]
+            where = f" (first at row {', '.join(map(str, place))})" if place else ""
+            raise UserError(f"project: {_REFUSALS[int(self.status[tuple(place)])]}{where}")
 
 
 @dataclass
@@ -184,7 +216,24 @@ def _bound_rows(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Te
     bound = torch.as_tensor(kl_bound, dtype=wide, device=like.device).detach()
     if not bool((bound >= 0).all()):
         worst = float(bound[~(bound >= 0)].flatten()[0])
-        raise UserError(f"project: kl_bound must be >= 0 (the paper uses 0.05), got {worst:g}")
+        raise _bad_bound(worst)
+    return _expanded(bound, shape)
+
+
+def _bound_rows_without_wait(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Tensor:
+    """The bound as [N] or, for a number, [1]. The kernel checks tensors: reading them here would wait."""
+    if isinstance(kl_bound, Tensor):
+        return _expanded(kl_bound.detach().to(like.device, torch.float64), shape)
+    if not kl_bound >= 0:
+        raise _bad_bound(kl_bound)
+    return like.new_full((1,), kl_bound, dtype=torch.float64)  # a copy of a number to a device would wait
+
+
+def _bad_bound(worst: float) -> UserError:
+    return UserError(f"project: {_REFUSALS[3]}, got {worst:g}")
+
+
+def _expanded(bound: Tensor, shape: torch.Size) -> Tensor:
     try:
         return bound.expand(shape).reshape(-1)
     except RuntimeError:
@@ -199,12 +248,12 @@ def _pair_of_atoms(new: Tensor | SparseLogProbs, old: Tensor | SparseLogProbs) -
     if isinstance(new, SparseLogProbs) != isinstance(old, SparseLogProbs):
         raise UserError("project: log_probs and old_log_probs must both be tensors or both be SparseLogProbs")
     if isinstance(new, SparseLogProbs) and isinstance(old, SparseLogProbs):
-        same = new.token_ids is old.token_ids or torch.equal(new.token_ids, old.token_ids)
-        if not same:
-            raise UserError(
-                "project: the two SparseLogProbs keep different tokens; evaluate the new policy on the old "
-                "policy's token_ids, or align them with troll.algorithms.distributions.align"
-            )
+        require_equal(
+            new.token_ids,
+            old.token_ids,
+            "project: the two SparseLogProbs keep different tokens; evaluate the new policy on the old "
+            "policy's token_ids, or align them with troll.algorithms.distributions.align",
+        )
         return new.atoms(), old.atoms()
     assert isinstance(new, Tensor) and isinstance(old, Tensor)
     if new.shape != old.shape or new.dim() == 0:
@@ -215,9 +264,23 @@ def _pair_of_atoms(new: Tensor | SparseLogProbs, old: Tensor | SparseLogProbs) -
     return new, old
 
 
+def _takes_kernel(device: torch.device, width: int, backend: Backend) -> bool:
+    kernel = takes_triton(device, backend)
+    if kernel and width > MAX_ATOMS:
+        if backend == "triton":
+            raise UserError(f"project: backend triton takes rows of at most {MAX_ATOMS} atoms, got {width}")
+        return False
+    return kernel
+
+
 @overload
 def project(
-    log_probs: Tensor, old_log_probs: Tensor, kl_bound: float | Tensor, *, tolerance: float | None = None
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    kl_bound: float | Tensor,
+    *,
+    tolerance: float | None = None,
+    backend: Backend = "auto",
 ) -> Projection[Tensor]: ...
 @overload
 def project(
@@ -226,6 +289,7 @@ def project(
     kl_bound: float | Tensor,
     *,
     tolerance: float | None = None,
+    backend: Backend = "auto",
 ) -> Projection[SparseLogProbs]: ...
 def project(
     log_probs: Tensor | SparseLogProbs,
@@ -233,6 +297,7 @@ def project(
     kl_bound: float | Tensor,
     *,
     tolerance: float | None = None,
+    backend: Backend = "auto",
 ) -> Projection[Tensor] | Projection[SparseLogProbs]:
     """Project each row of the new policy onto the KL ball around the old policy.
 
@@ -248,33 +313,79 @@ def project(
             the projection off. The paper uses 0.05.
         tolerance: relative width of the accepted window [eps (1 - tolerance), eps], in [0, 0.5]. Default:
             1e-10 for float64 inputs, 2e-5 otherwise.
+        backend: plain torch, or one Triton kernel per direction that never makes the host wait; "auto" takes
+            Triton on CUDA where it is installed, for rows of up to 2,048 atoms.
 
     Returns:
         The projected policy and the solver's report.
 
     Raises:
         UserError: NaN or +inf in the inputs, a negative or NaN bound, a tolerance out of its range, shapes or
-            supports that disagree.
+            supports that disagree, a backend that cannot run. The Triton kernels raise nothing that only the
+            device knows: rows with NaN or +inf, without any old probability or with a tensor's negative bound
+            come out as NaN, and `Projection.check` raises for them.
     """
     new, old = _pair_of_atoms(log_probs, old_log_probs)
-    shape = new.shape[:-1]
+    projection, _ = _project_atoms(new, old, kl_bound, tolerance, None, backend)
+    if isinstance(log_probs, SparseLogProbs):
+        rows = {**vars(projection), "log_probs": log_probs.with_atoms(projection.log_probs)}
+        return Projection(**rows)
+    return projection
+
+
+def project_and_pull(
+    log_probs: Tensor, old_log_probs: Tensor, kl_bound: float, floor: float
+) -> tuple[Projection[Tensor], Tensor]:
+    """The projection of atoms, and KL(q || sg pi), which pulls the network towards it.
+
+    Where the Triton kernels run, both come from the same launch, and nothing waits for the device.
+
+    Args:
+        log_probs: see `project`; a tensor [..., A].
+        old_log_probs: likewise.
+        kl_bound: likewise.
+        floor: least log pi in KL(q || sg pi), which is infinite where pi has no probability.
+
+    Returns:
+        The projection and the KL [...], 0 inside the ball, differentiable once in `log_probs`.
+    """
+    projection, pull = _project_atoms(log_probs, old_log_probs, kl_bound, None, floor, "auto")
+    if pull is None:
+        target = projection.log_probs.detach().clamp(min=floor)
+        pull = kl_divergence(log_probs, target).masked_fill(~projection.active, 0.0)
+    return projection, pull
+
+
+def _project_atoms(
+    new: Tensor,
+    old: Tensor,
+    kl_bound: float | Tensor,
+    tolerance: float | None,
+    floor: float | None,
+    backend: Backend,
+) -> tuple[Projection[Tensor], Tensor | None]:
+    """The projection and, from the kernel and with a floor, the KL of `project_and_pull`."""
+    shape, width, dtype = new.shape[:-1], new.shape[-1], result_dtype(new, old)
     if tolerance is None:
         tolerance = 1e-10 if torch.float64 in (new.dtype, old.dtype) else 2e-5
     Range(0.0, 0.5, open_high=False).check("project: tolerance", tolerance)
-    bound = _bound_rows(kl_bound, shape, new)
-    width = new.shape[-1]
-    box: list[_Report] = []
-    rows = _ProjectRows.apply(  # type: ignore[no-untyped-call]
-        new.reshape(-1, width), old.detach().reshape(-1, width), bound, tolerance, box
-    )
-    projected: Tensor = rows.reshape(new.shape)
-    report, dtype = box[0], result_dtype(new, old)
+    inputs = new.reshape(-1, width), old.detach().reshape(-1, width)
+    box: list[Any] = []
+    pull: Tensor | None = None
+    if _takes_kernel(new.device, width, backend):
+        from troll.algorithms.triton_projection import ProjectRows
+
+        bound = _bound_rows_without_wait(kl_bound, shape, new)
+        rows, pull = ProjectRows.apply(*inputs, bound, tolerance, floor, box)
+        pull = None if floor is None else pull.reshape(shape)
+    else:
+        bound = _bound_rows(kl_bound, shape, new)
+        rows = _ProjectRows.apply(*inputs, bound, tolerance, box)  # type: ignore[no-untyped-call]
 
     def per_row(value: Tensor) -> Tensor:
         return (value.to(dtype) if value.is_floating_point() else value).reshape(shape)
 
-    values = {name: per_row(value) for name, value in vars(report).items()}
-    values["eta"] = per_row(1.0 / report.step_size - 1.0)
-    if isinstance(log_probs, SparseLogProbs):
-        return Projection(log_probs=log_probs.with_atoms(projected), **values)
-    return Projection(log_probs=projected, **values)
+    values = {name: per_row(value) for name, value in vars(box[0]).items()}
+    if "eta" not in values:
+        values["eta"] = per_row(1.0 / box[0].step_size - 1.0)
+    return Projection(log_probs=rows.reshape(new.shape), **values), pull

@@ -21,6 +21,7 @@ from troll.algorithms.trust_regions.types import (
     compared_rows,
     log_ratio,
     scatter_rows,
+    token_rows,
 )
 
 _SETTINGS = """Settings:
@@ -37,7 +38,7 @@ def _binary(log_probs: Tensor) -> Tensor:
 
 def _atoms(policy: TokenPolicy, mask: Tensor, binary: bool) -> Tensor:
     if binary:
-        return _binary(policy.log_probs[mask])
+        return _binary(token_rows(policy.log_probs, mask))
     return compared_rows(policy, mask).atoms()
 
 
@@ -129,7 +130,9 @@ def predictive(
         divergence = kl_divergence(mu, pi)
         rest = (pi.exp() * (mu.exp() - pi.exp())).sum(-1)
         difference = log_ratio(new, old)
-        sampled = (new.log_probs.to(difference.dtype).exp() - old.log_probs.to(difference.dtype).exp())[mask]
+        sampled = token_rows(
+            new.log_probs.to(difference.dtype).exp() - old.log_probs.to(difference.dtype).exp(), mask
+        )
         rows = torch.stack([divergence.to(difference.dtype), sampled + rest.to(difference.dtype)])
         distance, change = (scatter_rows(row, mask) for row in rows)
         outside = (distance > threshold) & (advantages * change > 0)

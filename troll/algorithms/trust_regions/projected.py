@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence
-from troll.algorithms.projection import project
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_divergence, require_equal, takes_triton
+from troll.algorithms.projection import Projection, project, project_and_pull
 from troll.algorithms.ranges import Limit, NotNegative
 from troll.algorithms.trust_regions.ratio import sequence_weight
 from troll.algorithms.trust_regions.types import (
@@ -16,6 +18,7 @@ from troll.algorithms.trust_regions.types import (
     TokenLosses,
     TokenPolicy,
     compared_rows,
+    metric_rows,
     sampled_slots,
     scatter_rows,
 )
@@ -33,18 +36,38 @@ class _Projected:
     metrics: dict[str, Tensor]
 
 
-def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
-    """Project at the response tokens only: masked positions are never read."""
-    q, p = compared_rows(new, mask), compared_rows(old, mask)
-    slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
+def _outside_alone(
+    q: SparseLogProbs, p: SparseLogProbs, slot: Tensor, kl_bound: float
+) -> tuple[Tensor, Tensor, Projection[SparseLogProbs]]:
+    """Log-ratio and regression of rows; KL(q || sg pi) is zero inside the ball, where no row is touched."""
     projection = project(q, p, kl_bound)
     pi = projection.log_probs
     sampled = (pi.log_probs.gather(-1, slot) - p.log_probs.gather(-1, slot)).squeeze(-1)
-    # KL(q || sg pi) is zero inside the ball, so only the rows outside it are touched.
     active = projection.active.nonzero().squeeze(-1)
     target = pi.atoms().detach()[active].clamp(min=REGRESSION_FLOOR)
     pull = kl_divergence(q.rows(active).atoms(), target)
-    regression = torch.zeros_like(sampled).index_put((active,), pull.to(sampled.dtype))
+    return sampled, torch.zeros_like(sampled).index_put((active,), pull.to(sampled.dtype)), projection
+
+
+def _all_rows(
+    q: SparseLogProbs, p: SparseLogProbs, slot: Tensor, kl_bound: float
+) -> tuple[Tensor, Tensor, Projection[Tensor]]:
+    """The same without asking the device which rows are outside; masked rows are inside, being empty."""
+    require_equal(q.token_ids, p.token_ids, "the new and the old policy keep different tokens")
+    new, old = q.atoms(), p.atoms()
+    projection, pull = project_and_pull(new, old, kl_bound, REGRESSION_FLOOR)
+    sampled = (projection.log_probs.gather(-1, slot) - old.gather(-1, slot)).squeeze(-1)
+    return sampled, pull, projection
+
+
+def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
+    """Project at the response tokens: what masked positions have reaches nothing."""
+    q, p = compared_rows(new, mask), compared_rows(old, mask)
+    slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
+    projection: Projection[Any]
+    sampled, regression, projection = (_all_rows if takes_triton(mask.device) else _outside_alone)(
+        q, p, slot, kl_bound
+    )
     metrics = {
         "kl_to_old": projection.kl_before,
         "kl_projected": projection.kl_after,
@@ -58,7 +81,7 @@ def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound:
     return _Projected(
         log_ratio=scatter_rows(sampled.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), mask),
         regression=scatter_rows(regression, mask),
-        metrics={name: scatter_rows(value, mask) for name, value in metrics.items()},
+        metrics={name: metric_rows(value, mask) for name, value in metrics.items()},
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence
+from troll.algorithms.divergences import kl_divergence, takes_triton
 from troll.algorithms.registry import Entry, Registry
 from troll.algorithms.settings import keyword_settings
 from troll.algorithms.trust_regions.metrics import check_metrics
@@ -33,7 +33,7 @@ from troll.algorithms.trust_regions.types import (
     TokenPolicy,
     compared_rows,
     log_ratio,
-    scatter_rows,
+    metric_rows,
 )
 from troll.common.errors import UserError
 
@@ -273,8 +273,15 @@ class TrustRegion:
                     f"trust region {self.name!r}: {name} must be of the shape of the mask "
                     f"{tuple(mask.shape)}, not {tuple(value.shape)}"
                 )
-        metrics = {name: value.detach().masked_fill(~mask, 0.0) for name, value in losses.metrics.items()}
-        return TokenLosses(losses.per_token.masked_fill(~mask, 0.0), metrics)
+        off = ~mask
+        metrics = {name: value.detach() for name, value in losses.metrics.items()}
+        if takes_triton(mask.device) and len({value.dtype for value in metrics.values()}) == 1:
+            # In two launches, however many there are.
+            stacked = torch.stack(list(metrics.values())).masked_fill_(off, 0.0)
+            metrics = dict(zip(metrics, stacked.unbind(), strict=True))
+        else:
+            metrics = {name: value.masked_fill(off, 0.0) for name, value in metrics.items()}
+        return TokenLosses(losses.per_token.masked_fill(off, 0.0), metrics)
 
     @staticmethod
     def _common_metrics(
@@ -292,7 +299,7 @@ class TrustRegion:
             metrics["kept_mass"] = old.distribution.kept_mass()
             if "kl_to_old" not in known:
                 rows = kl_divergence(compared_rows(new, mask).atoms(), compared_rows(old, mask).atoms())
-                metrics["kl_to_old"] = scatter_rows(rows, mask)
+                metrics["kl_to_old"] = metric_rows(rows, mask)
         return metrics
 
     def after_step(self, metrics: Mapping[str, float]) -> None:

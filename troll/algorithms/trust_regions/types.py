@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
-from troll.algorithms.divergences import result_dtype
+from troll.algorithms.divergences import require, result_dtype, takes_triton
 from troll.common.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
@@ -35,11 +35,12 @@ class TokenPolicy:
 
     def where(self, mask: Tensor) -> TokenPolicy:
         """The same policy at the tokens that mask [B, T] (bool) marks; zeros, and empty rows, elsewhere."""
+        off = ~mask
         return TokenPolicy(
-            self.log_probs.masked_fill(~mask, 0.0),
+            self.log_probs.masked_fill(off, 0.0),
             None if self.distribution is None else self.distribution.where(mask),
-            None if self.entropy is None else self.entropy.masked_fill(~mask, 0.0),
-            None if self.token_ids is None else self.token_ids.masked_fill(~mask, 0),
+            None if self.entropy is None else self.entropy.masked_fill(off, 0.0),
+            None if self.token_ids is None else self.token_ids.masked_fill(off, 0),
         )
 
     def detach(self) -> TokenPolicy:
@@ -154,23 +155,45 @@ def log_ratio(new: TokenPolicy, old: TokenPolicy) -> Tensor:
     return (new.log_probs.to(dtype) - old.log_probs.to(dtype)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def token_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """Values [B, T] of the positions that a mask marks, [M], as the rows of `compared_rows`.
+
+    Where Triton kernels run these are all positions, [B T]: to choose some, the host would have to wait until
+    the device knows how many. What masked positions get is thrown away by `scatter_rows`.
+    """
+    return values.reshape(-1) if takes_triton(values.device) else values[mask]
+
+
 def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
-    """Values [M] of the positions that mask [B, T] (bool) marks, back in their places; 0 elsewhere."""
+    """Values [M] of the positions that mask [B, T] (bool) marks, back in their places; 0 elsewhere.
+
+    Rows of all positions (see `token_rows`) are taken, too.
+    """
+    if takes_triton(rows.device) and rows.shape[0] == mask.numel():
+        return rows.view(mask.shape).masked_fill(~mask, 0)
     return rows.new_zeros(mask.shape).masked_scatter(mask, rows)
+
+
+def metric_rows(rows: Tensor, mask: Tensor) -> Tensor:
+    """As `scatter_rows` for metrics: masked positions may hold anything, `TrustRegion` removes it at once."""
+    if takes_triton(rows.device) and rows.shape[0] == mask.numel():
+        return rows.view(mask.shape)
+    return scatter_rows(rows, mask)
 
 
 def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
     """The distribution at the response tokens [M, K], as all divergences between policies see it.
 
-    Masked positions are left out. No tail has less than exp(DEFAULT_LOG_PROB): an old tail that was rounded
-    off to zero must not forbid what the new policy has there.
+    Masked positions are left out, or empty rows (see `token_rows`). No tail has less than
+    exp(DEFAULT_LOG_PROB): an old tail that was rounded off to zero must not forbid what the new policy has
+    there.
 
     Raises:
         UserError: the policy came without its distribution.
     """
     if policy.distribution is None:
         raise UserError("this trust region needs the distributions of the new and the old policy")
-    rows = policy.distribution.rows(mask)
+    rows = policy.distribution.flat() if takes_triton(mask.device) else policy.distribution.rows(mask)
     return SparseLogProbs(rows.token_ids, rows.log_probs, rows.tail_log_prob.clamp(min=DEFAULT_LOG_PROB))
 
 
@@ -180,7 +203,7 @@ def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tenso
     Args:
         new: its or the old policy's `token_ids` [B, T] are used.
         old: see `new`.
-        ids: [M, K] kept tokens of the chosen positions.
+        ids: [M, K] kept tokens of the chosen positions, as `compared_rows` gives them.
         chosen: [B, T] bool, M of them true.
 
     Returns:
@@ -194,7 +217,8 @@ def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tenso
         raise UserError(
             "TokenPolicy.token_ids is missing: rules that read the distribution need the sampled ids"
         )
-    kept, slot = (ids == sampled[chosen].unsqueeze(-1)).max(-1)
-    if not bool(kept.all()):
-        raise UserError("a sampled token is not among the kept ones; keep it always (sparsify: always_keep)")
+    kept, slot = (ids == token_rows(sampled, chosen).unsqueeze(-1)).max(-1)
+    if kept.shape[0] == chosen.numel():
+        kept = kept | ~chosen.reshape(-1)
+    require(kept.all(), "a sampled token is not among the kept ones; keep it always (sparsify: always_keep)")
     return slot
