@@ -119,6 +119,7 @@ def test_an_unknown_metric_is_refused_and_the_nearest_named(tmp_path: Path, metr
     "metric",
     [
         *("pass@1", "pass@64", "base/pass@8", "math500/pass@1", "humaneval+/base/pass@1"),
+        *("official/pass@1", "gsm8k/official/pass@4"),
         *("mean/critic/loss", "mean/a_rules_own", "status/truncated"),
         *(*SUMMARIES, MATH_EVAL_MEAN),
     ],

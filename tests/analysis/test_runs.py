@@ -16,9 +16,11 @@ from troll.analysis.data.reduction import by_batch, digest_of_log
 from troll.analysis.data.run_files import read_run_files
 from troll.analysis.data.runs import collect, read_directories
 from troll.analysis.data.settings import flat_settings
+from troll.analysis.data.suites import read_suites
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_tidy
 from troll.common.errors import UserError
 from troll.common.numerics import NUMERICS
+from troll.tasks.datasets.catalogue import MATH_EVAL
 
 
 @pytest.fixture
@@ -273,6 +275,21 @@ def test_a_number_of_grades_that_is_none_is_named(run_dir: Path, value: object) 
     synthetic.write_json(run_dir / "suites/graded.json", {"gsm8k": entry})
     with pytest.raises(UserError, match=r"graded\.json: not a file of grades"):
         read_directories([run_dir])
+
+
+def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path) -> None:
+    def entry(official: bool) -> dict:
+        metrics = {"pass@1": 0.25, "disagreements": 3} | ({"official/pass@1": 0.5} if official else {})
+        return {"metrics": metrics, "problems": {"0": {}}, "data_sha256": "x"}
+
+    sets = {name: entry(official=True) for name in MATH_EVAL}
+    synthetic.write_json(run_dir / "suites/graded.json", sets)
+    rows = {row["metric"]: row["value"] for row in read_suites(run_dir, 1)[0]}
+    assert (rows["math-eval/pass@1"], rows["math-eval/official/pass@1"]) == (0.25, 0.5)
+    assert (rows["amc23/official/pass@1"], rows["amc23/disagreements"]) == (0.5, 3)
+    synthetic.write_json(run_dir / "suites/graded.json", sets | {"amc23": entry(official=False)})
+    rows = {row["metric"] for row in read_suites(run_dir, 1)[0]}
+    assert "math-eval/pass@1" in rows and "math-eval/official/pass@1" not in rows
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from troll.evaluation.evalplus import check as evalplus_check
 from troll.evaluation.evalplus.check import EvalplusVerdict, evalplus_verdicts
 from troll.evaluation.grading import grade
 from troll.evaluation.lm_eval import replay as lm_eval_replay
-from troll.evaluation.lm_eval.replay import replay
+from troll.evaluation.lm_eval.builtin import scorers
+from troll.evaluation.lm_eval.replay import Scored, replay
 from troll.evaluation.oracle import write_oracle
 from troll.evaluation.pass_at_k import mean_pass_at_k, pass_at_k, reported_ks
 from troll.tasks import testbed
@@ -129,16 +130,18 @@ def test_lm_eval_sees_the_very_prompts_and_all_samples(tmp_path, chain_samples, 
 
 def test_a_difference_to_lm_eval_is_listed(tmp_path, monkeypatch):
     write(tmp_path, [chain(1)], [(0, "\\boxed{6}")])
-    monkeypatch.setattr(lm_eval_replay, "replay", lambda *_: {"pass@1": 0.25})
+    metrics = {"pass@1,all": {"value": 0.25, "stderr": None}}
+    scored = Scored({"chains": {"version": 1.0, "n": 1, "metrics": metrics}})
+    monkeypatch.setattr(lm_eval_replay, "replay", lambda *_, **__: scored)
     result = grades(tmp_path, "chains")
     assert result["disagreements"] == [{"metric": "pass@1", "lm_eval": 0.25, "troll": 1.0}]
 
 
-def test_unequal_numbers_of_samples_are_replayed_as_they_are(tmp_path):
-    problems = [chain(1), chain(2)]
-    write_jsonl(tmp_path / "problems.jsonl", problems)
+def test_unequal_numbers_of_samples_are_replayed_as_they_are():
+    problems = {problem["task_id"]: problem for problem in (chain(1), chain(2))}
     completions = {"chains/test/1": ["\\boxed{6}"] * 3, "chains/test/2": ["\\boxed{0}"]}
-    assert replay("chains", tmp_path / "problems.jsonl", completions)["pass@1"] == pytest.approx(0.5)
+    metrics = replay(scorers("chains"), problems, completions).results["chains"]["metrics"]
+    assert metrics["pass@1,all"]["value"] == pytest.approx(0.5)
 
 
 # --- code ---------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ def test_code_is_graded_by_both_and_they_agree_on_honest_work(tmp_path):
     }
     assert result["problems"]["functions/test/1"]["status"] == ["wrong", "passed", "wrong", "crash"]
     assert result["metrics"] == {"pass@1": 0.5, "pass@4": 1.0, "base/pass@1": 0.625, "base/pass@4": 1.0}
-    assert result["evalplus"] == {"pass@1": 0.5, "pass@4": 1.0}
+    assert result["evalplus"] == {"pass@1": 0.5, "pass@4": 1.0, "base/pass@1": 0.625, "base/pass@4": 1.0}
     assert {"evalplus", "bubblewrap"} <= set(result["versions"])
 
 
@@ -407,7 +410,9 @@ def test_every_mathematics_set_is_graded_by_name(tmp_path, real_data, task):
     assert result["task"] == task and len(result["missing"]) == len(load(task).problems) - 3
     assert [row["passed"] for row in result["problems"].values()] == [[True, False], [True], [True]]
     assert result["problems"][problems[0].task_id]["status"] == ["passed", "wrong"]
-    assert result["metrics"] == {"pass@1": pytest.approx(2.5 / 3)}
+    assert result["metrics"]["pass@1"] == pytest.approx(2.5 / 3)
+    assert result["metrics"]["official/pass@1"] == pytest.approx(2.5 / 3) and not result["disagreements"]
+    assert [row["official"] for row in result["problems"].values()] == [[True, False], [True], [True]]
     assert (
         result["data"]["substitute"] is (task in ("dapo", "omni-math")) and len(result["data_sha256"]) == 64
     )

@@ -3,14 +3,13 @@
 import pytest
 
 from troll.evaluation.lm_eval.builtin import write_tasks
-from troll.evaluation.lm_eval.replay import TASKS
 from troll.tasks.datasets.catalogue import MATH_EVAL
 from troll.tasks.datasets.load import load
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'troll[evaluate]'")
 
 
-def evaluate(names, answer, limit, path=TASKS):
+def evaluate(names, answer, limit, path):
     """Evaluates a model that answers each document as told, on the first problems of each set."""
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate as run
@@ -30,13 +29,14 @@ def evaluate(names, answer, limit, path=TASKS):
     return run(lm=Oracle(), task_dict=loaded, bootstrap_iters=0, limit=limit, log_samples=True)
 
 
-def test_the_math_eval_is_the_mean_over_seven_sets(real_data):
+def test_the_math_eval_is_the_mean_over_seven_sets(real_data, tmp_path):
+    write_tasks(tmp_path)
 
     def answer(document, number):
         wrong = number % 2
         return "\\boxed{}" if wrong else f"\\boxed{{{document['answer']}}}"
 
-    results = evaluate(["troll_math_eval"], answer, limit=2)
+    results = evaluate(["troll_math_eval"], answer, 2, tmp_path)
     scores = {name: results["results"][f"troll_{name.replace('-', '_')}"] for name in MATH_EVAL}
     values = [row["pass@1,all"] for row in scores.values()]
     assert set(values) == {0.5}
@@ -48,13 +48,15 @@ def test_the_math_eval_is_the_mean_over_seven_sets(real_data):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_an_oracle_solves_the_sets_and_a_mute_model_none(real_data, name):
+def test_an_oracle_solves_the_sets_and_a_mute_model_none(real_data, tmp_path, name):
+    write_tasks(tmp_path)
+
     def solve(document, _):
         return f"So \\boxed{{{document['answer']}}}"
 
     task = f"troll_{name}"
-    assert evaluate([task], solve, 5)["results"][task]["pass@1,all"] == 1.0
-    assert evaluate([task], lambda *_: "", 5)["results"][task]["pass@1,all"] == 0.0
+    assert evaluate([task], solve, 5, tmp_path)["results"][task]["pass@1,all"] == 1.0
+    assert evaluate([task], lambda *_: "", 5, tmp_path)["results"][task]["pass@1,all"] == 0.0
 
 
 @pytest.mark.slow
@@ -76,5 +78,10 @@ def test_written_tasks_run_offline_the_packages_and_those_of_lm_eval(real_data, 
     assert results["local_gsm8k"]["exact_match,strict-match"] == 1.0
     for name in own[1:]:
         assert results[name]["exact_match,none"] == 1.0
+    asked = evaluate(["prompted_gsm8k", "prompted_minerva_math500"], box, 3, path=tmp_path / "tasks")
+    assert asked["results"]["prompted_minerva_math500"]["math_verify,none"] == 1.0
+    for name, data_set in (("prompted_gsm8k", "gsm8k"), ("prompted_minerva_math500", "math500")):
+        prompts = [sample["arguments"][0][0] for sample in asked["samples"][name]]
+        assert set(prompts) == {problem.prompt for problem in load(data_set).problems[:3]}
     copied = evaluate(["troll_math_eval"], box, 1, path=tmp_path / "tasks")["results"]
     assert copied["troll_math_eval"]["pass@1,all"] == 1.0

@@ -84,10 +84,12 @@ def grade(
 ) -> None:
     r"""Grade samples of any task.
 
-    Mathematics is judged by math-verify, code in the sandbox, with evalplus beside it. Public data come from
-    the directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
+    Mathematics is judged by math-verify, code in the sandbox. Answers to public data are also scored by
+    lm-eval (mathematics) and evalplus (code), whose figures are called official. Public data come from the
+    directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
 
-    Reads samples; writes the verdicts by problem as JSON.
+    Reads samples; writes the verdicts by problem as JSON and, beside them, of public data
+    disagreements.jsonl and of mathematics lm_eval/, with results_*.json and samples_*.jsonl of lm-eval.
 
     Example: troll grade --task chains \
     --problems results/testbed/data/chains/test.jsonl --samples samples.jsonl \
@@ -166,7 +168,10 @@ def table(
 
 @benchmark.command()
 def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval's --include_path")]) -> None:
-    r"""Write tasks for lm-eval: GSM8K, MATH, MATH-500, and the seven-set MATH Eval.
+    r"""Write tasks for lm-eval: this package's for every mathematics set, and lm-eval's own on local data.
+
+    `troll_*` ask and score as this package does (`troll_math_eval`: the seven sets), `local_*` as lm-eval
+    does, `prompted_*` ask as this package and score as lm-eval.
 
     Example: troll benchmark lm-eval-tasks --out tasks && lm_eval run \
     --include_path tasks --tasks troll_math_eval --model hf \

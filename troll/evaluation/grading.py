@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
-from troll.common.files import read_jsonl, write_json
+from troll.common.files import read_jsonl, write_json, write_jsonl
 from troll.common.progress import say
 from troll.evaluation.pass_at_k import mean_pass_at_k, reported_ks
 from troll.tasks import testbed
@@ -26,6 +27,7 @@ _PLUS = ("functions", "humaneval+", "mbpp+")
 # lm-eval and our own sum agree but for the order of additions
 _METRIC_TOLERANCE = 1e-9
 _NAMES_SHOWN = 20
+_SOURCE_CHARACTERS = 100
 
 
 def grade(
@@ -45,10 +47,14 @@ def grade(
             place of the problems' own ids, all task_ids may be row numbers, from 0. Nothing counts that
             comes after the end of a text, should it be written out (``<|im_end|>``).
         problems_path: the task's problems as JSON lines; None loads the data set of that name.
-        out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k),
-            ``problems`` (by task_id: ``passed`` and ``status`` of each sample, in input order),
+        out: gets ``task``, ``metrics`` (pass@1 and unbiased pass@k, for plus sets also base/pass@k; of public
+            data ``official/pass@k`` and the number of ``disagreements`` too), ``problems`` (by task_id:
+            ``passed`` and ``status`` of each sample, in input order, and ``official`` where there is such a
+            verdict), ``official`` (who gave that, with version, task, metric and standard error),
             ``disagreements`` between graders, ``missing`` (problems without a sample), ``versions``,
             ``data`` (where the problems come from, and whether they are a substitute) and ``data_sha256``.
+            Of public data, ``disagreements.jsonl`` beside it lists these with their problems, and of
+            mathematics ``lm_eval/`` has lm-eval's own files.
         only_present: leave problems without a sample out; otherwise they are an error.
         split: of the data set; default ``test``, or ``all`` where the samples name problems outside it.
 
@@ -66,12 +72,20 @@ def grade(
     if kind == "code":
         verdicts = _grade_code(task, present, completions)
     else:
-        replayed = problems_path if task == "chains" and not missing else None
-        verdicts = _grade_math(task, present, completions, replayed)
+        source = samples_path.parent.as_posix()[-_SOURCE_CHARACTERS:].strip("./") or "samples"
+        verdicts = _grade_math(task, present, completions, beside(out, "lm_eval"), source)
+    if task in DATA_SETS:
+        listed = ({**row, "prompt": present[row["task_id"]]["prompt"]} for row in verdicts["disagreements"])
+        write_jsonl(beside(out, "disagreements.jsonl"), listed)
     write_json(
         out,
         {"task": task, **verdicts, "missing": missing, "data": data.provenance, "data_sha256": data.sha256},
     )
+
+
+def beside(grades: Path, name: str) -> Path:
+    """What belongs to a file of grades: ``lm_eval`` to grades.json, ``x.lm_eval`` to x.grades.json."""
+    return grades.with_name(f"{grades.stem.removesuffix('grades').rstrip('.')}.{name}".removeprefix("."))
 
 
 @dataclass(frozen=True)
@@ -166,34 +180,92 @@ def _grade_math(
     task: str,
     problems: Mapping[str, Mapping[str, Any]],
     completions: Mapping[str, list[str]],
-    replayed: Path | None,
+    out: Path,
+    source: str,
 ) -> dict[str, Any]:
+    from troll.evaluation.lm_eval.builtin import scorers
+    from troll.evaluation.lm_eval.replay import replay
     from troll.tasks.verifiers.math import judge_math
 
+    tasks = scorers(task) if task in DATA_SETS or task == "chains" else []
     flat = [(task_id, text) for task_id, texts in completions.items() for text in texts]
     answers = [str(problems[task_id]["answer"]) for task_id, _ in flat]
     judged = iter(judge_math(answers, [text for _, text in flat]))
     statuses = {task_id: [next(judged) for _ in texts] for task_id, texts in completions.items()}
     passed = {task_id: [status == "passed" for status in found] for task_id, found in statuses.items()}
-    metrics = _metrics(passed)
-    disagreements = []
-    if replayed is not None:
-        from troll.evaluation.lm_eval.replay import replay
+    rows: dict[str, dict[str, Any]] = {
+        name: {"passed": passed[name], "status": statuses[name]} for name in completions
+    }
+    result: dict[str, Any] = {"metrics": _metrics(passed), "problems": rows, "disagreements": []}
+    result["versions"] = _versions(*(["lm_eval"] if tasks else []), "math-verify", "sympy")
+    if not tasks:
+        return result
+    public = task in DATA_SETS
+    scored = replay(tasks, problems, completions, out=out if public else None, source=source)
+    own = {
+        key.removesuffix(",all"): found["value"]
+        for key, found in scored.results[tasks[0].name]["metrics"].items()
+    }
+    if "pass@1" not in own:
+        raise RuntimeError(f"lm-eval returned no pass@1 but {sorted(own)}")
+    apart = [
+        {"metric": name, "lm_eval": value, "troll": result["metrics"][name]}
+        for name, value in own.items()
+        if abs(value - result["metrics"][name]) > _METRIC_TOLERANCE
+    ]
+    if not public:
+        return {**result, "metrics": result["metrics"] | own, "disagreements": apart}
+    if apart:  # it calls our own judge
+        raise RuntimeError(f"lm-eval's task {tasks[0].name} says otherwise than the judge it calls: {apart}")
+    first = [one for one in tasks if one.official and one.name in scored.results]
+    verdicts = {
+        task_id: [value == 1.0 for value in values]
+        for one in first
+        for task_id, values in scored.samples[one.name][str(one.official)].items()
+    }
+    disagreements = [
+        {
+            "task_id": task_id,
+            "completion": text,
+            "samples": [number for number, other in enumerate(texts) if other == text],
+            "answer": str(problems[task_id]["answer"]),
+            "troll": {"passed": passed[task_id][index], "status": statuses[task_id][index]},
+            "lm_eval": {"passed": verdicts[task_id][index]},
+        }
+        for task_id, texts in completions.items()
+        for index, text in enumerate(texts)
+        if verdicts[task_id][index] != passed[task_id][index] and texts.index(text) == index
+    ]
+    about = {
+        "scorer": "lm-eval",
+        "version": importlib.metadata.version("lm_eval"),
+        "tasks": [one.name for one in first],
+        "metric": str(first[0].official),
+    }
+    official = _official(about, verdicts, result, disagreements)
+    return {**result, **official, "lm_eval": scored.results, "lm_eval_failures": scored.failures}
 
-        theirs = replay(task, replayed, completions)
-        disagreements = [
-            {"metric": name, "lm_eval": value, "troll": metrics[name]}
-            for name, value in theirs.items()
-            if abs(value - metrics[name]) > _METRIC_TOLERANCE
-        ]
-        metrics.update(theirs)
-        if "pass@1" not in theirs:
-            raise RuntimeError(f"lm-eval returned no pass@1 but {sorted(theirs)}")
+
+def _official(
+    about: Mapping[str, Any],
+    verdicts: Mapping[str, list[bool]],
+    result: Mapping[str, Any],
+    disagreements: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What the public scorer's verdicts add to grades: its figures, and how often it differs from ours."""
+    metrics = _metrics(verdicts)
+    means = [sum(flags) / len(flags) for flags in verdicts.values()]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    rows = {name: {**row, "official": verdicts[name]} for name, row in result["problems"].items()}
     return {
-        "metrics": metrics,
-        "problems": {name: {"passed": passed[name], "status": statuses[name]} for name in completions},
-        "disagreements": disagreements,
-        "versions": _versions("lm_eval", "math-verify", "sympy"),
+        "metrics": {
+            **result["metrics"],
+            **{f"official/{name}": value for name, value in metrics.items()},
+            "disagreements": sum(len(row["samples"]) for row in disagreements),
+        },
+        "problems": rows,
+        "official": {**about, **metrics, "stderr": error, "n": len(means)},
+        "disagreements": list(disagreements),
     }
 
 
@@ -260,22 +332,33 @@ def _grade_code(
     if task in _PLUS:
         metrics |= _metrics(base, "base/")
         rows = {task_id: {**row, "base": base[task_id]} for task_id, row in rows.items()}
-    result: dict[str, Any] = {"metrics": metrics}
-    if theirs:
-        result["evalplus"] = _metrics(
-            {
-                task_id: [bool(theirs[task_id, text].passed) for text in texts]
-                for task_id, texts in completions.items()
-            }
-        )
     packages = ("evalplus",) if dataset else ()
-    return {
-        **result,
+    result = {
+        "metrics": metrics,
         "problems": rows,
         "disagreements": disagreements,
         "incomparable": incomparable,
         "versions": {**_versions(*packages), "bubblewrap": _bubblewrap_version()},
     }
+    if not theirs:
+        return result
+    accepted, accepted_base = (
+        {
+            task_id: [bool(getattr(theirs[task_id, text], field)) for text in texts]
+            for task_id, texts in completions.items()
+        }
+        for field in ("passed", "base")
+    )
+    result["evalplus"] = _metrics(accepted) | (_metrics(accepted_base, "base/") if task in _PLUS else {})
+    if task not in DATA_SETS:
+        return result
+    about = {
+        "scorer": "evalplus",
+        "version": evalplus_version(),
+        "tasks": [dataset],
+        "metric": "plus" if task in _PLUS else "base",
+    }
+    return {**result, **_official(about, accepted, result, disagreements)}
 
 
 def _versions(*packages: str) -> dict[str, str]:

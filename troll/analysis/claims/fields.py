@@ -32,7 +32,7 @@ LOGGED = (
 _PASS = re.compile(r"(?:(?P<data>\S+)/)?pass@(?P<k>[1-9][0-9]{0,5})")
 _OPEN = re.compile(r"(mean|status)/\S+")  # rules and graders add names of their own
 _LARGEST = 2**31
-_BASE = re.compile(r"(^|/)base$")  # of sets that have fewer tests, too
+_BASE = re.compile(r"(^|/)(base|official)$")  # of sets with fewer tests, and by lm-eval or evalplus, too
 
 
 def pass_at(metric: str) -> tuple[str, int] | None:

@@ -1,52 +1,224 @@
-"""Runs lm-eval on samples that exist already."""
+"""Runs lm-eval on samples that exist already, and writes what it says as it writes it."""
 
+import contextlib
+import importlib.metadata
+import io
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
-from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE
+from troll.common.files import by_umask
+from troll.evaluation.lm_eval.builtin import PROMPTED, TASKS, Scorer, document, of_subject
+from troll.evaluation.lm_eval.scores import scores
+from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE, keep_all
 
-TASKS = Path(__file__).parent / "tasks"
+__all__ = ["TASKS", "Scored", "replay"]
+
+_KEEP_ALL = {"function": "custom", "filter_fn": keep_all}
+_TAKE_FIRST = "take_first"
 
 
-def replay(task: str, problems: Path, completions: Mapping[str, Sequence[str]]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Scored:
+    """What lm-eval says of recorded samples.
+
+    Attributes:
+        results: by task: ``version``, ``n`` (problems), ``hash`` of documents, prompts and targets (where
+            files were written) and ``metrics``: by ``metric,filter`` its ``value``
+            and ``stderr`` (over problems; None for a single one).
+        samples: by task and ``metric,filter``: the metric of each sample of each problem, by task_id. The
+            package's tasks that score all samples at once, as ``chains``, have none.
+        failures: by task, how many samples lm-eval's function failed on; they count as wrong.
+    """
+
+    results: dict[str, dict[str, Any]]
+    samples: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+def replay(
+    tasks: Sequence[Scorer],
+    problems: Mapping[str, Mapping[str, Any]],
+    completions: Mapping[str, Sequence[str]],
+    *,
+    out: Path | None = None,
+    source: str = "recorded",
+) -> Scored:
     """Evaluates recorded completions with lm-eval, as if a model had just written them.
 
-    Args:
-        task: name of a YAML task in ``tasks``.
-        problems: the problems as JSON lines.
-        completions: by task_id, for every problem in the file.
+    A task of lm-eval scores one response to a problem; here it scores each, and the problem gets their mean,
+    so that standard errors are over problems. A response ends where the task would have stopped its model.
 
-    Returns:
-        lm-eval's metrics, for example ``pass@1``.
+    Args:
+        tasks: tasks of lm-eval that score the same data set.
+        problems: rows by task_id.
+        completions: by task_id; problems without any are left out.
+        out: directory that gets lm-eval's files, ``results_*.json`` and ``samples_*.jsonl``; what is there is
+            replaced. None writes nothing.
+        source: where the samples come from, which lm-eval's files give as the model.
 
     Raises:
-        UserError: lm-eval is not installed.
+        UserError: lm-eval is not installed, or does not run.
     """
     try:
-        from lm_eval.api.model import LM
         from lm_eval.evaluator import evaluate
-        from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise UserError(f"lm-eval: {error}; install it: pip install 'troll[evaluate]'") from None
+    import datasets
+
+    started = time.time()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    rows = [{**problems[task_id], "task_id": task_id} for task_id, texts in completions.items() if texts]
+    scored = Scored({})
+    built = {}
+    for one in tasks:
+        chosen = [row for row in rows if of_subject(row, one.subject)]
+        if chosen:
+            built[one.name] = _build(one, [document(one.columns, row) for row in chosen], completions, scored)
+    # Not simple_evaluate, which does the same but collects facts of the environment for seconds. What it
+    # writes on the way are progress bars.
+    with contextlib.redirect_stderr(io.StringIO()):
+        results = evaluate(lm=_replayed(completions), task_dict={"tasks": built}, log_samples=out is not None)
+    for name in built:
+        metrics = results["results"][name]
+        keys = [key for key in metrics if "," in key and "_stderr," not in key]
+        scored.results[name] = {
+            "version": results["versions"][name],
+            "n": results["n-samples"][name]["effective"],
+            "metrics": {key: {"value": float(metrics[key]), "stderr": _stderr(metrics, key)} for key in keys},
+        }
+    if out is not None:
+        results["config"] = {"model": "recorded samples", "model_args": {"path": source}, "limit": None}
+        results |= {"date": started, "lm_eval_version": importlib.metadata.version("lm_eval")}
+        _write(results, out, source)
+        for name, found in scored.results.items():
+            found["hash"] = results["task_hashes"][name]
+    return scored
+
+
+def _stderr(metrics: Mapping[str, Any], key: str) -> float | None:
+    name, _, chosen = key.partition(",")
+    value = metrics.get(f"{name}_stderr,{chosen}")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _build(
+    one: Scorer,
+    documents: Sequence[Mapping[str, Any]],
+    completions: Mapping[str, Sequence[str]],
+    scored: Scored,
+) -> Any:
+    """The task on these documents, without any download, keeping what it says of each sample."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    config = {key: value for key, value in load_yaml(one.file, resolve_func=True).items() if key != "tag"}
+    if not one.own:
+        config |= PROMPTED
+    config |= {
+        "task": one.name,
+        "custom_dataset": lambda **_: {"test": Dataset.from_list([dict(row) for row in documents])},
+        "dataset_kwargs": None,
+        "training_split": None,
+        "test_split": "test",
+        "repeats": max(len(completions[row["task_id"]]) for row in documents),
+        "filter_list": _kept_whole(config.get("filter_list")),
+    }
+    task = ConfigurableTask(config=config)
+    if one.name != "chains":  # whose pass@k is of all samples of a problem
+        _score_each(task, one, completions, scored)
+    return task
+
+
+def _kept_whole(filters: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """A task's filters without the one that drops all samples of a problem but the first."""
+    return [
+        {
+            **one,
+            "filter": [step for step in one["filter"] if step["function"] != _TAKE_FIRST] or [_KEEP_ALL],
+        }
+        for one in filters or [{"name": "none", "filter": []}]
+    ]
+
+
+def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored) -> None:
+    """Makes a task score every sample of a problem, and give the problem their mean."""
+    score = _bounded(task, one, completions, scored) or task.process_results
+    filters = [pipeline.name for pipeline in task._filters]
+    seen: Counter[str] = Counter()
+    kept: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    scored.samples[one.name] = kept
+
+    def process_results(row: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+        task_id = row["task_id"]
+        texts = results[0][: len(completions[task_id])]
+        found = [score(row, [[text]] if one.own else [text]) for text in texts]
+        # lm-eval goes through the documents once for each of the task's filters, in their order.
+        chosen = filters[seen[task_id]]
+        seen[task_id] += 1
+        for name in found[0]:
+            kept[f"{name},{chosen}"][task_id] = [float(metrics[name]) for metrics in found]
+        return {name: sum(kept[f"{name},{chosen}"][task_id]) / len(found) for name in found[0]}
+
+    task.process_results = process_results
+
+
+def _bounded(
+    task: Any, one: Scorer, completions: Mapping[str, Sequence[str]], scored: Scored
+) -> Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, float]] | None:
+    """What a task's own function says, found beforehand in processes that are bounded; None without one."""
+    if one.own or not callable(task.config.process_results):
+        return None
+    stops = task.config.generation_kwargs.get("until", [])
+    documents = {row["task_id"]: dict(row) for row in task.test_docs()}
+    pairs = {
+        (task_id, _until(text, stops)): (row, _until(text, stops))
+        for task_id, row in documents.items()
+        for text in completions[task_id]
+    }
+    names = [metric["metric"] for metric in task.config.metric_list]
+    found = dict(zip(pairs, scores(one.file, names, list(pairs.values())), strict=True))
+    if failed := [score for score in found.values() if score.failure]:
+        scored.failures[one.name] = len(failed)
+    return lambda row, results: found[row["task_id"], results[0]].metrics
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """What a model would have written that stops at any of some texts, as lm-eval cuts it."""
+    for stop in filter(None, stops):
+        text = text.split(stop)[0]
+    return text
+
+
+def _replayed(completions: Mapping[str, Sequence[str]]) -> Any:
+    """A model that repeats what was recorded, in order, for each task anew."""
+    from lm_eval.api.model import LM
 
     class Replay(LM):
-        """A model that repeats what was recorded, in order."""
-
         def __init__(self) -> None:
             super().__init__()
-            self._used: Counter[str] = Counter()
+            self._used: Counter[tuple[str, str]] = Counter()
 
         def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-            return [self._next(request.doc["task_id"]) for request in requests]
+            return [self._next(request) for request in requests]
 
-        def _next(self, task_id: str) -> str:
-            recorded, number = completions[task_id], self._used[task_id]
-            self._used[task_id] += 1
-            return recorded[number] if number < len(recorded) else NO_SAMPLE
+        def _next(self, request: Any) -> str:
+            task_id = request.doc["task_id"]
+            recorded, number = completions[task_id], self._used[request.task_name, task_id]
+            self._used[request.task_name, task_id] += 1
+            if number >= len(recorded):
+                return NO_SAMPLE
+            return _until(recorded[number], request.args[1].get("until", []))
 
         def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
             raise NotImplementedError("recorded samples have no likelihoods")
@@ -54,16 +226,26 @@ def replay(task: str, problems: Path, completions: Mapping[str, Sequence[str]]) 
         def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
             raise NotImplementedError("recorded samples have no likelihoods")
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager(
-        include_path=str(TASKS), include_defaults=False, metadata={"data_file": str(problems)}
-    )
-    loaded = manager.load([task])
-    loaded["tasks"][task].set_config(key="repeats", value=max(map(len, completions.values())))
-    # Not simple_evaluate, which does the same but collects facts of the environment for seconds.
-    results = evaluate(lm=Replay(), task_dict=loaded, bootstrap_iters=0, log_samples=False)
-    return {
-        name.removesuffix(",all"): float(value)
-        for name, value in results["results"][task].items()
-        if name.endswith(",all") and not name.endswith("_stderr,all")
-    }
+    return Replay()
+
+
+def _write(results: dict[str, Any], out: Path, source: str) -> None:
+    """Writes lm-eval's files by its own writer, all of them or none."""
+    from lm_eval.loggers import EvaluationTracker
+
+    samples = results.pop("samples")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        tracker = EvaluationTracker(output_path=str(directory))
+        tracker.general_config_tracker.log_experiment_args("recorded", {"path": source}, "", "", False)
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for name, rows in samples.items():
+            tracker.save_results_samples(task_name=name, samples=rows)
+        if len(list(directory.rglob("*.json*"))) != 1 + len(samples):
+            raise UserError(f"{out}: lm-eval could not write its files")  # it only warns
+        directory.chmod(by_umask(0o777))
+        shutil.rmtree(out, ignore_errors=True)
+        os.replace(directory, out)  # noqa: PTH105 - a directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

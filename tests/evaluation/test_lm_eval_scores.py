@@ -1,0 +1,301 @@
+"""lm-eval scores recorded samples: its own verdicts beside ours, its own files, and nothing that hangs it."""
+
+import math
+import random
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from troll.common.errors import UserError
+from troll.common.files import read_json, read_jsonl, write_jsonl
+from troll.evaluation.grading import grade
+from troll.evaluation.lm_eval.builtin import scorers, task_root, write_builtin_tasks
+from troll.evaluation.lm_eval.replay import replay
+from troll.evaluation.lm_eval.scores import Score, scores
+from troll.tasks.datasets.catalogue import DATA_SETS
+from troll.tasks.datasets.load import load
+from troll.tasks.sandbox.pool import sandbox_available
+
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'troll[evaluate]'")
+FLEXIBLE, STRICT = "exact_match,flexible-extract", "exact_match,strict-match"
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch):
+    """Nothing here may load a data set by its name."""
+    import datasets
+
+    def refuse(path, *_, **__):
+        assert path == "json", f"asked for {path}"
+        return original(path, *_, **__)
+
+    original = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+
+
+def graded(tmp_path, task, completions):
+    """Grades samples of the first problems of a set, given by number of the problem."""
+    problems = load(task).problems
+    rows = [
+        {"task_id": problems[number].task_id, "completion": text}
+        for number, texts in enumerate(completions)
+        for text in texts
+    ]
+    write_jsonl(tmp_path / "run/samples.jsonl", rows)
+    grade(task, tmp_path / "run/samples.jsonl", None, tmp_path / "grades.json", only_present=True)
+    return read_json(tmp_path / "grades.json"), [problem.task_id for problem in problems]
+
+
+def test_lm_evals_verdict_stands_beside_ours_and_each_difference_is_listed(real_data, tmp_path):
+    right = [problem.answer for problem in load("gsm8k").problems[:3]]
+    boxed, unboxed = f"\\boxed{{{right[0]}}}", f"The answer is {right[1]}."
+    last_number = f"\\boxed{{{right[2]}}}, for each of the 7."
+    result, names = graded(
+        tmp_path, "gsm8k", [[boxed, "\\boxed{-5}"], [unboxed] * 2, [last_number, "no idea"]]
+    )
+    rows = result["problems"]
+    assert [rows[name]["passed"] for name in names[:3]] == [[True, False], [False, False], [True, False]]
+    assert [rows[name]["official"] for name in names[:3]] == [[True, False], [True, True], [False, False]]
+    assert result["metrics"] == {
+        "pass@1": pytest.approx(1 / 3),
+        "pass@2": pytest.approx(2 / 3),
+        "official/pass@1": pytest.approx(0.5),
+        "official/pass@2": pytest.approx(2 / 3),
+        "disagreements": 3,
+    }
+    listed = read_jsonl(tmp_path / "disagreements.jsonl")
+    assert [(row["task_id"], row["samples"], row["completion"]) for row in listed] == [
+        (names[1], [0, 1], unboxed),
+        (names[2], [0], last_number),
+    ]
+    assert [(row["lm_eval"]["passed"], row["troll"]["passed"]) for row in listed] == [
+        (True, False),
+        (False, True),
+    ]
+    assert [row["answer"] for row in listed] == right[1:3]
+    assert listed[0]["prompt"] == load("gsm8k").problems[1].prompt
+    assert result["official"]["tasks"] == ["gsm8k"] and result["official"]["metric"] == FLEXIBLE
+    assert result["official"]["version"] == result["versions"]["lm_eval"] == lm_eval.__version__
+
+
+def test_the_files_are_those_that_lm_evals_own_tools_read(real_data, tmp_path):
+    import datasets
+    from lm_eval.utils import get_results_filenames, get_sample_results_filenames, make_table
+
+    right = [problem.answer for problem in load("gsm8k").problems[:4]]
+    texts = [[f"\\boxed{{{right[0]}}}"], ["no"], [f"#### {right[2]}"], ["no"]]
+    result, _ = graded(tmp_path, "gsm8k", texts)
+    graded(tmp_path, "gsm8k", texts)  # replaces the files, and adds none
+    files = [str(path) for path in (tmp_path / "lm_eval").rglob("*") if path.is_file()]
+    (summary,), samples = get_results_filenames(files), get_sample_results_filenames(files)
+    assert len(files) == 3 and len(samples) == 2
+    found = read_json(Path(summary))
+    # Of 1, 0, 1, 0 and of 0, 0, 1, 0: mean, and standard deviation over the root of 4
+    assert found["results"]["gsm8k"][FLEXIBLE] == 0.5
+    assert found["results"]["gsm8k"]["exact_match_stderr,flexible-extract"] == pytest.approx(
+        math.sqrt(1 / 12)
+    )
+    assert found["results"]["gsm8k"][STRICT] == 0.25
+    assert result["official"]["stderr"] == pytest.approx(math.sqrt(1 / 12))
+    assert found["versions"]["gsm8k"] == 3.0 and found["n-samples"]["gsm8k"]["effective"] == 4
+    assert found["task_hashes"]["gsm8k"] == result["lm_eval"]["gsm8k"]["hash"]
+    assert "|gsm8k" in make_table(found).replace(" ", "")
+    (path,) = [name for name in samples if "/samples_gsm8k_" in name]
+    table = datasets.load_dataset("json", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
+    assert [row["exact_match"] for row in table if row["filter"] == "flexible-extract"] == [1, 0, 1, 0]
+    assert table[0]["arguments"]["gen_args_0"]["arg_0"] == load("gsm8k").problems[0].prompt
+
+
+def test_the_metrics_are_those_of_lm_evals_own_evaluation(real_data, tmp_path):
+    """The same responses through its evaluator and its own task files, which take one response each."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    generator = random.Random(0)
+    forms = (
+        "\\boxed{{{0}}}",
+        "${0}$",
+        "so {0}. Problem: \\boxed{{1}}",
+        "#### {0}",
+        "Question: {0}",
+        "0.5",
+        "",
+    )
+    forms += ("Final Answer: The final answer is ${0}$. I hope it is correct.",)
+    stock = {"gsm8k": ["gsm8k"], "aime24": ["aime24"]}
+    stock["math500"] = ["minerva_math500", "hendrycks_math500"]
+    write_builtin_tasks(tmp_path)
+    for data_set, names in stock.items():
+        problems = {problem.task_id: problem.as_row() for problem in load(data_set).problems[:24]}
+        said = {name: generator.choice(forms).format(row["answer"]) for name, row in problems.items()}
+
+        class Model(LM):
+            said: dict[str, str]
+
+            def generate_until(self, requests, disable_tqdm=False):
+                return [self._until(self.said[r.doc["task_id"]], r.args[1]["until"]) for r in requests]
+
+            def _until(self, text, stops):
+                return min((text.split(stop)[0] for stop in stops), key=len)
+
+            def loglikelihood(self, requests, disable_tqdm=False):
+                raise NotImplementedError
+
+            loglikelihood_rolling = loglikelihood
+
+        model = Model()
+        model.said = said
+        manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+        loaded = manager.load([f"local_{name}" for name in names])
+        theirs = evaluate(lm=model, task_dict=loaded, limit=24, log_samples=False)["results"]
+        ours = replay(scorers(data_set), problems, {name: [text] for name, text in said.items()}).results
+        for name in names:
+            for key, found in ours[name]["metrics"].items():
+                metric, _, chosen = key.partition(",")
+                assert found["value"] == theirs[f"local_{name}"][key]
+                assert found["stderr"] == theirs[f"local_{name}"][f"{metric}_stderr,{chosen}"]
+        assert 0 < max(found["value"] for found in ours[names[0]]["metrics"].values()) < 1
+
+
+def test_all_samples_count_and_errors_are_over_problems(real_data, tmp_path):
+    right = [problem.answer for problem in load("math500").problems[:3]]
+    flags = [[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]
+    texts = [
+        [f"\\boxed{{{answer if flag else -77}}}" for flag in row]
+        for answer, row in zip(right, flags, strict=True)
+    ]
+    result, _ = graded(tmp_path, "math500", texts)
+    assert result["official"]["pass@1"] == pytest.approx(4 / 12)
+    assert result["official"]["pass@4"] == pytest.approx(2 / 3)
+    means = [0.75, 0.0, 0.25]
+    (key,) = {result["official"]["metric"]}
+    assert result["official"]["n"] == 3
+    assert result["official"]["stderr"] == pytest.approx(statistics.stdev(means) / math.sqrt(3))
+    metric = result["lm_eval"]["minerva_math500"]["metrics"][key]
+    assert metric == {
+        "value": pytest.approx(1 / 3),
+        "stderr": pytest.approx(statistics.stdev(means) / math.sqrt(3)),
+    }
+
+
+def test_a_response_ends_where_lm_evals_task_stops_its_model(real_data, tmp_path):
+    answer = load("gsm8k").problems[0].answer
+    result, names = graded(tmp_path, "gsm8k", [[f"\\boxed{{{answer}}}\n\nQuestion: What is 1 + 1? It is 2."]])
+    assert result["problems"][names[0]]["official"] == [True]
+
+
+def test_math_is_scored_by_subject_and_counted_as_a_whole(real_data, tmp_path):
+    problems = {problem.record["type"]: problem for problem in load("math").problems}
+    chosen = [problems["Algebra"], problems["Number Theory"], problems["Precalculus"]]
+    rows = [{"task_id": one.task_id, "completion": f"\\boxed{{{one.answer}}}"} for one in chosen[:2]]
+    rows.append({"task_id": chosen[2].task_id, "completion": "\\boxed{-77}"})
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    grade("math", tmp_path / "samples.jsonl", None, tmp_path / "grades.json", only_present=True)
+    result = read_json(tmp_path / "grades.json")
+    names = {"minerva_math_algebra", "minerva_math_num_theory", "minerva_math_precalc"}
+    assert set(result["official"]["tasks"]) == names
+    values = {name: result["lm_eval"][name]["metrics"]["math_verify,none"]["value"] for name in names}
+    assert values == {name: float(not name.endswith("precalc")) for name in names}
+    assert result["official"]["pass@1"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("name", [name for name, item in DATA_SETS.items() if item.kind == "math"])
+def test_each_mathematics_set_has_its_scorer(name):
+    """lm-eval's own task where it has one, else the package's."""
+    found = scorers(name)
+    official = {one.name.partition("_math_")[0] for one in found if one.official}
+    stock = {"gsm8k": "gsm8k", "math": "minerva", "math500": "minerva_math500"}
+    stock |= {"aime24": "aime24", "aime25": "aime25"}
+    assert official == {stock.get(name, found[0].name)} and found[0].own
+
+
+def test_without_lm_eval_one_line_says_so_and_nothing_is_written(real_data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    with pytest.raises(UserError, match=r"^lm-eval: .*pip install 'troll\[evaluate\]'$"):
+        graded(tmp_path, "gsm8k", [["\\boxed{1}"]])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+HOSTILE = """
+import os, signal
+
+def process_results(doc, results):
+    text = results[0]
+    if text == "exit":
+        os._exit(3)
+    if text == "busy":
+        while True:
+            pass
+    if text == "grow":
+        return {"found": len(bytearray(1 << 40))}
+    if text == "raise":
+        raise ValueError("cannot read it")
+    if text == "talk":
+        print('{"metrics": {"found": 1.0}}', flush=True)
+    return {"found": float(text == doc["right"])}
+"""
+
+
+def test_an_answer_that_ends_hangs_or_fills_the_process_is_wrong_and_the_others_are_scored(tmp_path):
+    (tmp_path / "utils.py").write_text(HOSTILE)
+    (tmp_path / "task.yaml").write_text("task: x\nprocess_results: !function utils.process_results\n")
+    texts = ["yes", "exit", "yes", "busy", "grow", "raise", "talk", "no", "yes"]
+    pairs = [({"right": "yes"}, text) for text in texts]
+    found = scores(tmp_path / "task.yaml", ["found"], pairs, cpu_s=1)
+    assert [score.metrics["found"] for score in found] == [1, 0, 1, 0, 0, 0, 0, 0, 1]
+    failures = {text: score.failure for text, score in zip(texts, found, strict=True) if score.failure}
+    assert failures.pop("grow").startswith("MemoryError")
+    assert failures == {"exit": "crash", "busy": "timeout", "raise": "ValueError: cannot read it"}
+
+
+def test_huge_numbers_do_not_hold_lm_eval_up(real_data, tmp_path):
+    """math-verify's own timeout is a signal that Python handles, which one long operation never looks at."""
+    tower = "\\boxed{9^{9^{9^{9}}}}"
+    result, names = graded(tmp_path, "math500", [[tower], ["\\boxed{7}"]])
+    assert [result["problems"][name]["official"] for name in names[:2]] == [[False], [False]]
+
+
+def test_a_process_that_does_not_start_is_one_line(tmp_path):
+    (tmp_path / "task.yaml").write_text("task: x\nprocess_results: !function missing.process_results\n")
+    with pytest.raises(UserError, match=r"lm-eval: .*missing"):
+        scores(tmp_path / "task.yaml", ["found"], [({}, "")])
+
+
+def test_many_answers_are_scored_side_by_side_in_their_order():
+    file = task_root() / "aime/aime24.yaml"
+    pairs = [({"Answer": str(number % 5)}, "\\boxed{3}") for number in range(200)]
+    found = scores(file, ["exact_match"], pairs, workers=2)
+    assert found == [Score({"exact_match": float(number % 5 == 3)}) for number in range(200)]
+
+
+@pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
+def test_programs_have_evalplus_verdict_on_few_and_on_all_tests(real_data, tmp_path):
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    first = load("humaneval+").problems[0]
+    few = "".join(
+        f"    if args == {tuple(args)!r}:\n        return {_reference(first, args)!r}\n"
+        for args in first.record["base_input"]
+    )
+    shallow = f"def {first.record['entry_point']}(*args):\n{few}    return None\n"
+    cheat = (
+        f"class Yes:\n    def __eq__(self, other): return True\n"
+        f"def {first.record['entry_point']}(*args):\n    return Yes()\n"
+    )
+    result, names = graded(tmp_path, "humaneval+", [[first.answer, shallow, cheat, "    return ("]])
+    assert result["problems"][names[0]]["base"] == [True, True, False, False]
+    assert result["problems"][names[0]]["official"] == [True, False, True, False]
+    assert result["evalplus"]["base/pass@1"] == 0.75 and result["official"]["pass@1"] == 0.5
+    assert result["metrics"]["pass@1"] == 0.25 and result["metrics"]["disagreements"] == 1
+    (listed,) = read_jsonl(tmp_path / "disagreements.jsonl")
+    assert listed["completion"] == cheat and listed["samples"] == [2]
+    assert (result["official"]["scorer"], result["official"]["metric"]) == ("evalplus", "plus")
+
+
+def _reference(problem, args):
+    scope = {}
+    exec(problem.record["prompt"] + problem.record["canonical_solution"], scope)
+    return scope[problem.record["entry_point"]](*args)
