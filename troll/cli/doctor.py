@@ -10,12 +10,15 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
+from troll.cli.hub_context import wheel_state
 from troll.cli.options import available_cores
 from troll.cli.rehearsal.report import last_rehearsal
 from troll.cli.versions import installed, tool
 from troll.common.errors import UserError
 from troll.common.files import nearest_existing, unwritable
 from troll.experiment.experiment import Experiment
+from troll.experiment.resources import training_request
+from troll.experiment.settings import Wheel
 
 State = Literal["ok", "note", "missing"]
 _MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
@@ -32,6 +35,8 @@ _CHECKPOINT_BYTES = 2 * 3 * 4
 _WEIGHT_BYTES = 4
 # Metrics, samples and grades of a run of the testbed, seen to be under a megabyte.
 _LOG_BYTES = 2**20
+# Pretrained models up to this size train on a processor in minutes.
+_SMALL_BILLIONS = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Needs:
         code: tasks whose programs run in the sandbox.
         math: the other tasks.
         public: tasks whose problems come from a mirror or the hub.
-        hub_models: pretrained models.
+        hub_models: models of the hub.
+        wheels: packages that hold models.
+        on_processors: whether all pretrained models are small, and no run asks for a GPU.
         chat_templates: models of which only the chat template is taken.
         memory_gib: of one job at a time, on a CPU.
         disk_gib: for its results, rough.
@@ -73,6 +80,8 @@ class Needs:
     math: tuple[str, ...] = ()
     public: tuple[str, ...] = ()
     hub_models: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    on_processors: bool = False
     chat_templates: tuple[str, ...] = ()
     memory_gib: float = 0.0
     disk_gib: float = 0.0
@@ -96,11 +105,15 @@ def needs_of(experiment: Experiment) -> Needs:
     tasks = tuple(dict.fromkeys(run.task for run in runs))
     code = tuple(task for task in tasks if get_task(task).kind == "code")
     models = {run.model: experiment.models[run.model] for run in runs}
-    scratch = [m for m in models.values() if m.hub is None]
+    scratch = [m for m in models.values() if m.pretrained is None]
+    sources = [m.pretrained for m in models.values() if m.pretrained is not None]
+    gpus = max(experiment.training_of(run).gpus for run in runs)
+    small = not gpus and all(source.billions and source.billions <= _SMALL_BILLIONS for source in sources)
+    jobs = [training_request(source, 0).memory_mb / 1024 for source in sources if small]
     suites = [name for task in tasks for name in experiment.tasks[task].evaluate_on]
     largest = max((parameters(m.layers, m.width, m.vocabulary) for m in scratch), default=0)
     disk = len(runs) * (_LOG_BYTES + _WEIGHT_BYTES * largest) + _CHECKPOINT_BYTES * largest
-    memory = [_MEMORY_GIB["runs"]] + ([_MEMORY_GIB["cost"]] if experiment.cost else [])
+    memory = [_MEMORY_GIB["runs"], *jobs] + ([_MEMORY_GIB["cost"]] if experiment.cost else [])
     return Needs(
         code=code,
         math=tuple(task for task in tasks if task not in code),
@@ -109,9 +122,11 @@ def needs_of(experiment: Experiment) -> Needs:
         chat_templates=tuple(
             m.hub.chat_template_of for m in models.values() if m.hub is not None and m.hub.chat_template_of
         ),
-        memory_gib=max(memory) if scratch else 0.0,
+        wheels=tuple(m.wheel for m in models.values() if m.wheel is not None),
+        on_processors=bool(sources) and small,
+        memory_gib=max(memory) if scratch or jobs else 0.0,
         disk_gib=(disk + 1e9 * disk_gb(experiment)) / _GIB,
-        gpus=max(experiment.training_of(run).gpus for run in runs),
+        gpus=gpus,
         tracking=experiment.tracking,
         vllm=experiment.evaluation.engine == "vllm" or any(experiment.training_of(run).vllm for run in runs),
     )
@@ -171,14 +186,17 @@ def _gpu(needs: Needs) -> Finding:
     if found:
         return Finding("GPU", "ok", "; ".join(found))
     driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    large = [] if needs.on_processors else [*needs.hub_models, *(wheel.name for wheel in needs.wheels)]
     if driver:
         fix = "this torch has no CUDA: rm -rf .venv && make env"
-        return Finding("GPU", "missing" if needs.hub_models else "note", f"{driver}, unseen by torch", fix)
-    if needs.hub_models and tool(("sbatch", "--version")):
+        return Finding("GPU", "missing" if large else "note", f"{driver}, unseen by torch", fix)
+    if large and tool(("sbatch", "--version")):
         return Finding("GPU", "note", "none here; jobs get theirs from SLURM")
-    if needs.hub_models:
+    if large:
         fix = "run it where there is a GPU: docs/troubleshooting.md, section GPU"
-        return Finding("GPU", "missing", f"none; {', '.join(needs.hub_models)} need one", fix)
+        return Finding("GPU", "missing", f"none; {', '.join(large)} need one", fix)
+    if needs.on_processors:
+        return Finding("GPU", "note", "none; the runs ask for none, and train on processors")
     return Finding("GPU", "note", "none; from-scratch models need none")
 
 
@@ -328,6 +346,14 @@ def _hub(needs: Needs) -> Finding:
     return Finding("hub", "missing", f"{problem}; needed for {', '.join(wanted)}", fix)
 
 
+def _wheels(needs: Needs) -> Iterator[Finding]:
+    for wheel in needs.wheels:
+        try:
+            yield Finding("package", *wheel_state(wheel))
+        except UserError as error:
+            yield Finding("package", "missing", str(error))
+
+
 def _tracker(needs: Needs) -> Finding | None:
     if needs.tracking == "none":
         return None
@@ -366,7 +392,8 @@ def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = Tru
     mirrored = _mirror(needs)
     if mirrored is not None:
         yield mirrored
-    if experiment is not None and needs.hub_models:
+    yield from _wheels(needs)
+    if experiment is not None and (needs.hub_models or needs.wheels):
         yield Finding("rehearsal", *last_rehearsal(experiment, results))
     if ask_hub:
         yield _hub(needs)

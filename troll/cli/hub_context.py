@@ -1,11 +1,14 @@
-"""Whether responses fit the context of the hub's models, where this machine has their configurations."""
+"""What this machine knows of pretrained models before anything runs: contexts, and where packages are."""
 
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
+from troll.common.digests import sha256_of_file
 from troll.experiment.experiment import Experiment
+from troll.experiment.settings import ModelSettings, Wheel
 from troll.experiment.shapes import context_problems
 
 
@@ -24,19 +27,50 @@ def known_context(model_id: str) -> int | None:
 
     directory = in_mirror(model_id)
     found = directory / "config.json" if directory else try_to_load_from_cache(model_id, "config.json")
-    if not isinstance(found, str | Path):
-        return None
+    return _context_in(Path(found)) if isinstance(found, str | Path) else None
+
+
+def _context_in(config: Path) -> int | None:
     try:
-        context = json.loads(Path(found).read_text(encoding="utf-8")).get("max_position_embeddings")
+        context = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
         return None
     return context if isinstance(context, int) else None
 
 
+def _context_of(model: ModelSettings) -> int | None:
+    if model.wheel is not None:
+        from troll.training.wheel_model import kept_at
+
+        kept = kept_at(model.wheel)
+        return _context_in(kept / "config.json") if kept is not None else None
+    return known_context(model.hub.id) if model.hub is not None else None
+
+
+def wheel_state(wheel: Wheel) -> tuple[Literal["ok", "note", "missing"], str, str]:
+    """Whether a package's model is kept, in the mirror, or left to pip: state, what was found, what to do.
+
+    Raises:
+        UserError: see `troll.training.wheel_model.kept_at` and `troll.training.wheel_model.in_mirror`.
+    """
+    from troll.training.wheel_model import in_mirror, kept_at, title
+
+    if (kept := kept_at(wheel)) is not None:
+        return "ok", f"{title(wheel)} is dequantised: {kept}", ""
+    mirrored = in_mirror(wheel)
+    if mirrored is None:
+        fix = "`troll fetch` does it beforehand, say where jobs cannot reach the index"
+        return "note", f"{title(wheel)} will be downloaded by pip", fix
+    if sha256_of_file(mirrored) != wheel.sha256:
+        fix = "put the right wheel there, or none, so that pip is asked for it"
+        return "missing", f"{mirrored}: its sha256 is not {wheel.sha256}", fix
+    return "ok", f"{mirrored}", ""
+
+
 def hub_context_problems(experiment: Experiment) -> Iterator[str]:
-    """Runs whose prompts and responses exceed the context of their model of the hub, a line each."""
+    """Runs whose prompts and responses exceed the context of their pretrained model, a line each."""
+    contexts = {name: _context_of(model) for name, model in experiment.models.items()}
     for run in experiment.runs():
-        hub = experiment.models[run.model].hub
-        context = known_context(hub.id) if hub is not None else None
+        context = contexts[run.model]
         if context is not None:
             yield from context_problems(run, experiment.training_of(run), context)

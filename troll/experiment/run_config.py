@@ -4,7 +4,18 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
 
-from troll.experiment.settings import Count, FromScratch, HubModel, Settings, Size, Suite, Training, Whole
+from troll.experiment.settings import (
+    Count,
+    FromScratch,
+    HubModel,
+    Settings,
+    Size,
+    Suite,
+    SupervisedSteps,
+    Training,
+    WheelModel,
+    Whole,
+)
 
 
 class ScratchModelOfRun(FromScratch):
@@ -21,20 +32,37 @@ class ScratchModelOfRun(FromScratch):
         return data if self.base_seed is not None else {k: v for k, v in data.items() if k != "base_seed"}
 
 
+# Configurations of models without them stay what they were to the last byte.
+_Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: value is None)]
+
+
 class HubModelOfRun(Settings):
     """A model of the hub: its id alone, for the sizes are its own."""
 
     name: str = Field(description="in the experiment file")
     hub: HubModel
+    supervised: _Supervised = None
+
+
+class WheelModelOfRun(Settings):
+    """A model from a package."""
+
+    name: str = Field(description="in the experiment file")
+    wheel: WheelModel
+    supervised: _Supervised = None
 
 
 def _kind_of_model(value: Any) -> str:
-    hub = value.get("hub") if isinstance(value, dict) else getattr(value, "hub", None)
-    return "from scratch" if hub is None else "of the hub"
+    for kind, name in (("hub", "of the hub"), ("wheel", "from a wheel")):
+        if (value.get(kind) if isinstance(value, dict) else getattr(value, kind, None)) is not None:
+            return name
+    return "from scratch"
 
 
 ModelOfRun = Annotated[
-    Annotated[ScratchModelOfRun, Tag("from scratch")] | Annotated[HubModelOfRun, Tag("of the hub")],
+    Annotated[ScratchModelOfRun, Tag("from scratch")]
+    | Annotated[HubModelOfRun, Tag("of the hub")]
+    | Annotated[WheelModelOfRun, Tag("from a wheel")],
     Discriminator(_kind_of_model),
 ]
 """A model with everything that defines it."""

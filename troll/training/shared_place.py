@@ -44,6 +44,11 @@ class Taken:
     entry: Path
     made: Any
 
+    @property
+    def files(self) -> Path:
+        """Where the files lie in the place."""
+        return self.entry / _FILES
+
 
 class _DamagedError(Exception):
     """An entry is not what its record says; the message says in what way."""
@@ -89,8 +94,7 @@ def take_or_make(
     if place is None:
         make()
         return None
-    identity = json.loads(json.dumps(identity))  # as a record has it
-    entry = place / f"{name}-{digest_of_json(identity)[:20]}"
+    identity, entry = _entry(place, name, identity)
     with suppress(_DamagedError):  # without the lock, for which a place would have to be writable
         if (taken := _take(entry, identity, files)) is not None:
             return taken
@@ -114,8 +118,67 @@ def take_or_make(
     return None
 
 
-def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None:
-    """Copies an entry's files, and looks at the copies; None where there is no entry."""
+def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
+    """Files that stay in the place, for whoever reads or links them there; made now if they are not there.
+
+    Args:
+        name: what entries of this kind are called, for people.
+        identity: everything that can change the files, as JSON has it.
+        make: puts the files into the directory that it gets; what it returns is kept beside them, as JSON.
+
+    Returns:
+        Where they are; None where there is no place, or none that can be written.
+
+    Raises:
+        UserError: see `shared_place`.
+    """
+    place = shared_place()
+    if place is None:
+        return None
+    identity, entry = _entry(place, name, identity)
+    with suppress(_DamagedError):
+        if (record := _whole(entry, identity)) is not None:
+            return Taken(entry, record["made"])
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_writer(entry))
+        except OSError as error:
+            say(f"{place}: cannot be written ({error.strerror}), so that nothing is kept there")
+            return None
+        try:
+            if (record := _whole(entry, identity)) is not None:
+                return Taken(entry, record["made"])
+        except _DamagedError as problem:
+            say(f"{entry}: {problem}; it is made again")
+        _clear(entry)
+        with fresh_directory(entry / _FILES) as temporary:
+            made = make(temporary)
+        return Taken(entry, _write_record(entry, identity, made)["made"])
+
+
+def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
+    """The files of an entry that is there, unread; None where there is none.
+
+    Raises:
+        UserError: see `shared_place`.
+    """
+    place = shared_place()
+    if place is None:
+        return None
+    entry = _entry(place, name, identity)[1]
+    with suppress(OSError):  # a place that cannot be reached holds nothing
+        return entry / _FILES if (entry / _RECORD).exists() else None
+    return None
+
+
+def _entry(place: Path, name: str, identity: Mapping[str, Any]) -> tuple[dict[str, Any], Path]:
+    """The identity as a record has it, and the directory of its entry."""
+    plain: dict[str, Any] = json.loads(json.dumps(identity))
+    return plain, place / f"{name}-{digest_of_json(plain)[:20]}"
+
+
+def _whole(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The record of an entry whose files are what it says; None where there is no entry."""
     try:
         if not (entry / _RECORD).exists():
             return None
@@ -129,6 +192,15 @@ def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None
         problem = f"cannot be read ({error.strerror})"
     if problem is not None:
         raise _DamagedError(problem)
+    return record
+
+
+def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None:
+    """Copies an entry's files, and looks at the copies; None where there is no entry."""
+    record = _whole(entry, identity)
+    if record is None:
+        return None
+    facts: Mapping[str, Mapping[str, Any]] = record["files"]
     with fresh_directory(files) as temporary:
         for name in facts:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -153,13 +225,23 @@ def _record(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep(entry: Path, identity: Mapping[str, Any], files: Path, made: Mapping[str, Any]) -> None:
     """Copies files into an entry, whose lock this process holds; the record comes last."""
+    _clear(entry)
+    with fresh_directory(entry / _FILES) as temporary:
+        shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    _write_record(entry, identity, made)
+
+
+def _clear(entry: Path) -> None:
     (entry / _RECORD).unlink(missing_ok=True)
     for left in entry.iterdir():  # of a maker that was killed
         if left.is_dir():
             shutil.rmtree(left)
         elif left.name != LOCK:
             left.unlink()
-    with fresh_directory(entry / _FILES) as temporary:
-        shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    record = {"identity": identity, "files": facts_of(files), "made": made}
+
+
+def _write_record(entry: Path, identity: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    record = {"identity": identity, "files": facts_of(entry / _FILES), "made": made}
+    record = json.loads(json.dumps(record))
     write_json(entry / _RECORD, record | {_DIGEST: digest_of_json(record)})
+    return record

@@ -18,7 +18,12 @@ from troll.common.errors import UserError
 from troll.experiment.files import parse_experiment, read_configuration
 from troll.experiment.looks import with_further_seeds
 from troll.experiment.experiment import BASE, resolve, resolve_base, run_seeds
-from troll.experiment.resources import FIXED, sampling_request, training_request
+from troll.experiment.resources import (
+    FIXED,
+    base_request,
+    sampling_request,
+    training_request,
+)
 from troll.common.files import unwritable
 from troll.cli.doctor import VLLM_ENVIRONMENT
 from troll.cli import progress_line
@@ -214,8 +219,12 @@ GROUPS = {
     group: [run for run in runs if run.task not in SKIPPED]
     for group, runs in EXPERIMENT.groups().items()
 }
-HUB_MODELS = [name for name, model in EXPERIMENT.models.items() if model.hub]
-if HUB_MODELS and workflow.is_main_process:
+PRETRAINED = [name for name, model in EXPERIMENT.models.items() if model.pretrained]
+# What is small enough for a processor has no budget of GPUs.
+_budgeted = any(model.hub for model in EXPERIMENT.models.values()) or any(
+    EXPERIMENT.training_of(run).gpus for run in RUNS
+)
+if _budgeted and PRETRAINED and workflow.is_main_process:
     from troll.experiment.budget import budget_lines
 
     print("\n".join(budget_lines(EXPERIMENT)), file=sys.stderr)
@@ -296,8 +305,8 @@ def gpus_of(wildcards):
 
 def training(wildcards, attempt=1):
     """What the job of a run asks for."""
-    hub = EXPERIMENT.models[wildcards.model].hub
-    return training_request(hub, gpus_of(wildcards), attempt)
+    model = EXPERIMENT.models[wildcards.model].pretrained
+    return training_request(model, gpus_of(wildcards), attempt)
 
 
 def threads_of(wildcards):

@@ -1,4 +1,4 @@
-# Base models: made from scratch, with the tokenizer that they share, or taken from the hub. A version of the numbers that
+# Base models: made from scratch, with the tokenizer that they share, or taken from the hub or a package. A version of the numbers that
 # changes them makes them, or what is sampled from them, again.
 
 from troll.common.numerics import last_change
@@ -30,7 +30,7 @@ rule base_model:
     benchmark:
         f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
     wildcard_constraints:
-        model=one_of(name for name in EXPERIMENT.models if name not in HUB_MODELS),
+        model=one_of(name for name in EXPERIMENT.models if name not in PRETRAINED),
     conda:
         "../../envs/train.yaml"
     threads: 1
@@ -48,25 +48,29 @@ rule base_model:
         "troll --log {log:q} base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
 
 
-# Links to the hub's cache, or to a mirror, with the digests of what is linked.
+# Links to the hub's cache, to a mirror, or to the shared place that keeps a package's model, with the digests of what is
+# linked; a model of its own after supervised steps.
 rule hub_model:
     output:
         manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",
     log:
         f"{ROOT}/logs/base_model/{{model}}/{{task}}.log",
+    benchmark:
+        f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
     wildcard_constraints:
-        model=one_of(HUB_MODELS),
+        model=one_of(PRETRAINED),
     conda:
         "../../envs/train.yaml"
-    threads: 1
+    threads: lambda wildcards: making(wildcards).threads
     resources:
-        mem_mb=FIXED["hub_model"].memory_mb,
-        runtime=FIXED["hub_model"].minutes,
+        gpu=lambda wildcards: making(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: making(wildcards, attempt).memory_mb,
+        runtime=lambda wildcards: making(wildcards).minutes,
     params:
         config=base_config,
         numerics=last_change(""),
         out=lambda wildcards, output: os.path.dirname(output.manifest),
     message:
-        "model {wildcards.model} of the hub for {wildcards.task}"
+        "pretrained model {wildcards.model} for {wildcards.task}"
     shell:
-        "troll --log {log:q} hub-model --config {params.config:q} --out {params.out:q}"
+        "troll --log {log:q} hub-model --config {params.config:q} --gpus {resources.gpu} --out {params.out:q}"

@@ -136,15 +136,23 @@ def files_of_group(wildcards):
     return files_of(GROUPS[wildcards.group])
 
 
-def hub_of(wildcards):
-    """The hub's model that a place is of; none for one made from scratch."""
-    return EXPERIMENT.models[wildcards.checkpoint_dir.split("/")[1]].hub
+def pretrained_of(wildcards):
+    """The pretrained model that a place is of; none for one made from scratch."""
+    return EXPERIMENT.models[wildcards.checkpoint_dir.split("/")[1]].pretrained
+
+
+def making(wildcards, attempt=1):
+    """What the job of a pretrained base model asks for."""
+    model = EXPERIMENT.models[wildcards.model]
+    gpus = most("gpus")[f"{BASE}/{wildcards.model}/{wildcards.task}"]
+    return base_request(model.pretrained, model.supervised_steps, gpus, attempt)
 
 
 def sampling_gpus(wildcards):
-    """A model of the hub that trains on GPUs is sampled on one, or on those that share it."""
+    """A pretrained model that trains on GPUs is sampled on one, or on those that share it."""
     shared = EXPERIMENT.evaluation.engine_options.get("tensor_parallel_size", 1)
-    return shared if hub_of(wildcards) and most("gpus")[wildcards.checkpoint_dir] else 0
+    on_gpus = pretrained_of(wildcards) and most("gpus")[wildcards.checkpoint_dir]
+    return shared if on_gpus else 0
 
 
 def engine_options():
@@ -162,7 +170,9 @@ def engine_options():
 
 def sampling(wildcards, attempt=1):
     """What a job that samples asks for."""
-    return sampling_request(hub_of(wildcards), sampling_gpus(wildcards), attempt)
+    return sampling_request(
+        pretrained_of(wildcards), sampling_gpus(wildcards), attempt
+    )
 
 
 def sampling_memory(wildcards, attempt):

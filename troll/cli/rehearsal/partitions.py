@@ -10,7 +10,14 @@ from troll.cli.rehearsal.checks import Check, State, verdict
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment
-from troll.experiment.resources import ATTEMPTS, FIXED, Request, sampling_request, training_request
+from troll.experiment.resources import (
+    ATTEMPTS,
+    FIXED,
+    Request,
+    base_request,
+    sampling_request,
+    training_request,
+)
 
 PROFILE = Path("workflow/profiles/slurm")
 _NAME = "partitions"
@@ -32,11 +39,14 @@ def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Requ
     found: dict[tuple[str, str], Request] = {}
     shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
     for run in experiment.runs():
-        hub, gpus = experiment.models[run.model].hub, experiment.training_of(run).gpus
+        model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
+        source = model.pretrained
         wanted = {
-            "train": training_request(hub, gpus, attempt),
-            "sample": sampling_request(hub, shared if hub and gpus else 0, attempt),
+            "train": training_request(source, gpus, attempt),
+            "sample": sampling_request(source, shared if source and gpus else 0, attempt),
         }
+        if model.wheel is not None or model.supervised_steps is not None:
+            wanted["hub_model"] = base_request(source, model.supervised_steps, gpus, attempt)
         for rule, request in wanted.items():
             key = (rule, f"models.{run.model}")
             found[key] = max(found.get(key, request), request, key=lambda item: (item.memory_mb, item.gpus))

@@ -6,6 +6,7 @@ from math import ceil, gcd, lcm
 from typing import Any
 
 from troll.cli.rehearsal.report import PREFIX
+from troll.cli.rehearsal.sources import as_hub
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.settings import CostBenchmark, StepBenchmark, Training
 
@@ -13,6 +14,7 @@ PROCESSES = "processes"
 """Ends the name of the condition under which one run keeps its number of processes."""
 
 _RESPONSE_TOKENS = 16
+_SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
 _ROLLOUT_BATCHES = 2
 _SPLITS = {"train": 24, "validation": 4, "test": 4}
 _SUITE = 2
@@ -207,10 +209,13 @@ def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict
 def _model(experiment: Experiment, name: str, scale: Scale) -> dict[str, Any]:
     model = experiment.models[name]
     training = scale.training(model.training)
-    if model.hub is not None:
-        hub = {"id": model.hub.id, "chat_template_of": model.hub.chat_template_of, "billions": 1e-4}
-        return {"hub": hub, "training": training}
-    settings = model.model_dump(exclude={"hub", "training"})
+    if (source := as_hub(model)) is not None:
+        hub = {"id": source.id, "chat_template_of": source.chat_template_of, "billions": 1e-4}
+        supervised = model.supervised_steps
+        few = {"steps": _SUPERVISED_STEPS, "batch_size": _SUPERVISED_BATCH}
+        learnt = {"supervised": supervised.model_dump() | few} if supervised is not None else {}
+        return {"hub": hub, **learnt, "training": training}
+    settings = model.model_dump(exclude={"hub", "wheel", "training"})
     settings["supervised"] |= {"steps": min(20, settings["supervised"]["steps"]), "batch_size": 16}
     return {**settings, "training": training}
 

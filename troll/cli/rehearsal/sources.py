@@ -6,6 +6,7 @@ where the hub cannot be reached, the names that are known here count.
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 from troll.cli.rehearsal.checks import Check, verdict
+from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.settings import Hub
+from troll.experiment.settings import Hub, ModelSettings, Wheel
 
-Kind = Literal["here", "hub", "known", "nowhere"]
-"""On this machine; on the hub, which was asked; known by name; none of these."""
+Kind = Literal["here", "hub", "known", "package", "nowhere"]
+"""On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
 
 _KNOWN = Path(__file__).with_name("known_models.yaml")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
@@ -111,7 +113,9 @@ def _hub_silent(answers: Callable[[], str]) -> bool:
 
 
 def source_of(model_id: str) -> Source:
-    """Where a model of the hub comes from."""
+    """Where a pretrained model comes from."""
+    if model_id in _packages:
+        return _packages[model_id]
     directory = _here(model_id)
     if directory is not None:
         return Source(model_id, "here", directory, _has_template(directory))
@@ -124,10 +128,36 @@ def source_of(model_id: str) -> Source:
 
 
 def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
-    """The models of the hub of these runs, by their name in the file."""
+    """The pretrained models of these runs, by their name in the file; a package's with an id of our own.
+
+    A rehearsal's substitutes are all models of one mirror.
+    """
     names = dict.fromkeys(run.model for run in runs)
-    found = {name: experiment.models[name].hub for name in names}
+    found = {name: as_hub(experiment.models[name]) for name in names}
     return {name: hub for name, hub in found.items() if hub is not None}
+
+
+def as_hub(model: ModelSettings) -> Hub | None:
+    """A pretrained model as one of the hub, ``wheel/<package>-<version>-<digest>`` for a package's."""
+    if model.wheel is None:
+        return model.hub
+    wheel = model.wheel
+    version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
+    name = f"{_PACKAGE}{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
+    kept = _kept(wheel)
+    _packages[name] = Source(name, "here" if kept else "package", kept, kept is None or _has_template(kept))
+    return Hub(id=name)
+
+
+_PACKAGE = "wheel/"
+_packages: dict[str, Source] = {}
+"""Sources of packages by the ids that `as_hub` gave them."""
+
+
+def _kept(wheel: Wheel) -> Path | None:
+    from troll.training.wheel_model import kept_at
+
+    return kept_at(wheel)
 
 
 def _model_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
@@ -150,6 +180,7 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
         "here": "on this machine",
         "hub": "on the hub",
         "known": "known by name, the hub was not reached",
+        "package": "in a package, which pip was not asked for",
     }
     counted = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
     return verdict("models", _model_failures(experiment, runs), ", ".join(counted))

