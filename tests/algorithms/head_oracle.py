@@ -135,3 +135,10 @@ def assert_no_worse(got: Tensor, naive: Tensor, truth: Tensor, case: Case, what:
     if got.dtype == torch.bfloat16:
         tolerance += torch.finfo(got.dtype).eps / 2 * largest
     assert error(got, truth) <= error(naive, truth) + tolerance, what
+
+
+def centred(raw: Tensor, shift: Tensor, slope: float, dtype: torch.dtype) -> Tensor:
+    """slope * raw - shift from a tile of 16 bits: raw scores are rounded about the shift, not about zero."""
+    centre = (shift / -slope).to(dtype).float()
+    tile = (raw + centre.unsqueeze(1)).to(dtype).float()
+    return tile * slope - (shift + slope * centre).unsqueeze(1)

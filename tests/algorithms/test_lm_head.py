@@ -4,6 +4,7 @@ from head_oracle import (
     OPTIONS,
     OUTPUTS,
     assert_no_worse,
+    centred,
     dense_head,
     dense_logits,
     error,
@@ -220,6 +221,36 @@ def test_no_token_at_all(keep):
     else:
         head.label_log_probs.sum().backward()
         assert (weight.grad == 0).all() and hidden.grad.shape == (0, 5)
+
+
+@pytest.mark.parametrize(("spread", "offset"), [(4.0, 0.0), (2.0, 0.0), (4.0, 20.0)])
+def test_16_bit_tiles_about_their_shift_add_half_of_a_float32_tiles_error_at_most(spread, offset):
+    """What a GPU before Hopper keeps of the logits in backward. Trained heads have an offset."""
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 64, generator=random)
+    weight = torch.randn(8192, 64, generator=random) * spread / 8
+    hidden[:, 0], weight[:, 0] = 4.0, weight[:, 0] + offset / 4
+    hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    raw, factor = hidden.float() @ weight.float().t(), torch.randn(64, 1, generator=random)
+    exact = hidden.double() @ weight.double().t()
+    shift = raw.logsumexp(-1)
+    labels = torch.distributions.Categorical(logits=raw).sample().unsqueeze(1)
+
+    def gradients_of(below):
+        logits = -(below.exp() * factor).scatter_add(1, labels, -factor.to(below.dtype))
+        logits = logits.double() if below.dtype == torch.float64 else logits.bfloat16().double()
+        return logits @ weight.double(), logits.t() @ hidden.double()
+
+    true = gradients_of(exact - exact.logsumexp(-1, keepdim=True))
+
+    def errors(below):
+        pairs = zip(gradients_of(below), true, strict=True)
+        return torch.tensor([((got - want).norm() / want.norm()).item() for got, want in pairs])
+
+    tiles = errors(raw - shift.unsqueeze(1))
+    assert (errors(centred(raw, shift, 1.0, torch.bfloat16)) <= 1.5 * tiles).all()
+    if offset:
+        assert (errors(raw.bfloat16().float() - shift.unsqueeze(1)) >= 4 * tiles).all()  # as TRL's head
 
 
 class LargestTensor(TorchDispatchMode):

@@ -41,6 +41,12 @@ class Plan:
         """What logits, sums and gradients are computed in."""
         return torch.float64 if self.operands == torch.float64 else torch.float32
 
+    @property
+    def narrow(self) -> bool:
+        """Whether gradients of logits are kept in 16 bits: `troll.algorithms.lm_head.triton_gemm`."""
+        half = self.operands in (torch.bfloat16, torch.float16)
+        return half and self.kernels is not tiles and self.shape.softcap is None
+
     def workspace(self, tokens: int, vocab: int, device: torch.device) -> Workspace:
         """Memory for one tile of this call."""
         elements = min(self.chunk_tokens, tokens) * min(self.chunk_vocab, vocab)
@@ -87,13 +93,16 @@ def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     return dtype if device == "cuda" or dtype == torch.float64 else torch.float32
 
 
-def _slices(length: int, chunk: int) -> Iterator[slice]:
+def slices(length: int, chunk: int) -> Iterator[slice]:
+    """0 to ``length`` in steps of ``chunk``."""
     for start in range(0, length, chunk):
         yield slice(start, min(start + chunk, length))
 
 
-def _matmul_(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool = False) -> None:
+def matmul_(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool = False) -> None:
     """Writes left @ right (+ out) to out, not rounding to the operands' precision on the way."""
+    if out.device.type != "cuda":
+        left, right = left.to(out.dtype), right.to(out.dtype)  # such products are for CUDA only
     if left.dtype == out.dtype:
         if accumulate:
             out.addmm_(left, right)
@@ -116,11 +125,11 @@ def _raw_tiles(
 
     The vocabulary is the outer loop, so that each block of the weight is converted once.
     """
-    for columns in _slices(weight.shape[0], plan.chunk_vocab):
+    for columns in slices(weight.shape[0], plan.chunk_vocab):
         block = weight[columns].to(plan.operands)
-        for rows in _slices(hidden.shape[0], plan.chunk_tokens):
+        for rows in slices(hidden.shape[0], plan.chunk_tokens):
             tile = workspace.tile("logits", rows.stop - rows.start, columns.stop - columns.start)
-            _matmul_(tile, hidden[rows], block.t())
+            matmul_(tile, hidden[rows], block.t())
             if bias is not None:
                 tile.add_(bias[columns]).clamp_(min=MASKED)  # -inf: a padded vocabulary
             yield rows, columns, tile, block
@@ -170,6 +179,10 @@ class Head(torch.autograd.Function):
         support: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _gemm() -> Any:
+    return importlib.import_module("troll.algorithms.lm_head.triton_gemm")
+
+
         """Folds every tile; see `troll.algorithms.lm_head.head.lm_head` for the arguments."""
         ctx.set_materialize_grads(False)
         tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
@@ -180,19 +193,24 @@ class Head(torch.autograd.Function):
         label_logits = torch.zeros(tokens, dtype=dtype, device=device)
         logits = None if support is None else torch.full_like(support, float("-inf"), dtype=dtype)
         with _without_autocast(hidden):
-            for rows, columns, tile, _ in _raw_tiles(hidden.to(plan.operands), weight, bias, plan, workspace):
-                plan.kernels.reduce_tile_(
-                    tile,
-                    columns.start,
-                    rows,
-                    labels,
-                    support,
-                    label_logits,
-                    logits,
-                    sums,
-                    plan.shape,
-                    workspace,
-                )
+            operand = hidden.to(plan.operands)
+            gemm = _gemm() if plan.narrow and tokens else None
+            if gemm is not None and gemm.fits(operand, weight):
+                gemm.forward(operand, weight, bias, labels, support, plan, label_logits, logits, sums)
+            else:
+                for rows, columns, tile, _ in _raw_tiles(operand, weight, bias, plan, workspace):
+                    plan.kernels.reduce_tile_(
+                        tile,
+                        columns.start,
+                        rows,
+                        labels,
+                        support,
+                        label_logits,
+                        logits,
+                        sums,
+                        plan.shape,
+                        workspace,
+                    )
         label_logits = _impossible(label_logits)
         outside = sums.copy()
         if logits is not None:
@@ -232,7 +250,7 @@ class Head(torch.autograd.Function):
         with _without_autocast(hidden):
             operand = hidden.to(plan.operands)
             return (
-                *_backward(operand, hidden, weight, bias, labels, support, gradients, plan, wanted),
+                *backward(operand, hidden, weight, bias, labels, support, gradients, plan, wanted),
                 *[None] * 3,
             )
 
@@ -244,6 +262,9 @@ def _row_gradients(
     tail: Tensor | None,
     label_gradient: Tensor | None,
     entropy_gradient: Tensor | None,
+            gemm = _gemm() if plan.narrow and len(hidden) else None
+            narrow = gemm is not None and gemm.serves_backward(operand, weight, gradients)
+            backward = gemm.backward if gemm is not None and narrow else _backward
     support_gradient: Tensor | None,
     tail_gradient: Tensor | None,
     *,
@@ -319,13 +340,13 @@ def _backward(
         if grad_bias is not None:
             grad_bias[columns] += gradient.sum(0, dtype=dtype)
         if grad_hidden is not None:
-            _matmul_(grad_hidden[rows], gradient, block, accumulate=True)
+            matmul_(grad_hidden[rows], gradient, block, accumulate=True)
         if grad_weight is not None:
             if rows.start == 0:
                 own = grad_weight[columns]
                 block_gradient = own if own.dtype == dtype else torch.empty_like(own, dtype=dtype)
             assert block_gradient is not None
-            _matmul_(block_gradient, gradient.t(), operand[rows], accumulate=rows.start > 0)
+            matmul_(block_gradient, gradient.t(), operand[rows], accumulate=rows.start > 0)
             if rows.stop == tokens and block_gradient.dtype != grad_weight.dtype:
                 grad_weight[columns] = block_gradient
     return (

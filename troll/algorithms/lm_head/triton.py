@@ -92,7 +92,7 @@ def _gradient_kernel(
 
 @triton.jit
 def _support_kernel(
-    out, stride, columns, start, labels, support, at_label, at_support,
+    out, stride, step, columns, start, labels, support, at_label, at_support,
     K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_LABEL: tl.constexpr,
 ):  # fmt: skip
     """One program per token: overwrites the gradient in the support's columns."""
@@ -104,7 +104,7 @@ def _support_kernel(
     gradient = tl.load(at_support + row * K + slots, mask=slots < K, other=0.0)
     if HAS_LABEL:
         gradient += tl.where(ids == tl.load(labels + row), tl.load(at_label + row), 0.0)
-    tl.store(out + row * stride + local, gradient.to(out.dtype.element_ty), mask=within)
+    tl.store(out + row * stride + local * step, gradient.to(out.dtype.element_ty), mask=within)
 
 
 def reduce_tile_(
@@ -156,14 +156,24 @@ def gradient_tile_(
         shift if gradients.slope is None else gradients.slope, shift if at_label is None else at_label,
         HAS_SLOPE=gradients.slope is not None, HAS_LABEL=at_label is not None, BLOCK=_BLOCK,
     )  # fmt: skip
-    if support is not None and at_support is not None and support.shape[1]:
-        _support_kernel[(tokens,)](
-            out, out.stride(0), columns, start, labels, support,
-            shift if at_label is None else at_label, at_support,
-            K=support.shape[1], BLOCK_K=triton.next_power_of_2(support.shape[1]),
-            HAS_LABEL=at_label is not None,
-        )  # fmt: skip
+    if support is not None and at_support is not None:
+        scatter_support_(out, start, labels, support, gradients)
     return out if damping is None else out.mul_(damping)
+
+
+def scatter_support_(
+    out: Tensor, start: int, labels: Tensor, support: Tensor, gradients: RowGradients
+) -> None:
+    """Overwrites the gradient ``out`` [n, v], of any strides, at the support's own logits."""
+    at_label, at_support = gradients.at_label, gradients.at_support
+    assert at_support is not None
+    if not support.shape[1]:
+        return
+    _support_kernel[(len(support),)](
+        out, out.stride(0), out.stride(1), out.shape[1], start, labels, support,
+        gradients.shift if at_label is None else at_label, at_support,
+        K=support.shape[1], BLOCK_K=triton.next_power_of_2(support.shape[1]), HAS_LABEL=at_label is not None,
+    )  # fmt: skip
 
 
 def _scale_(tile: Tensor, shape: Shape) -> float:
