@@ -91,9 +91,9 @@ class CountOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if self._in_kernel:
+        space, name = func._schema.name.split("::")
+        if self._in_kernel or space != "aten":
             return out
-        name = func._schema.name.split("::")[1]
         if name not in FREE:
             self.ops[name] += 1
         if name in WAITS or self._waits_by_arguments(name, args, kwargs or {}, out):

@@ -80,7 +80,8 @@ def lm_head(
         chunk_tokens: tokens per tile; the default suits the device (measured, see `CHUNK_TOKENS`).
         chunk_vocab: columns per tile; likewise.
         backend: Triton kernels or plain torch for what happens inside a tile; "auto" takes Triton on CUDA
-            where it is installed. The pass with ``keep`` is plain torch always.
+            where it is installed. With ``keep`` (up to 1,024; plain torch above) the kernels take rows of the
+            whole vocabulary, as many as fit into two tiles, and the weight is converted once, if at all.
 
     Raises:
         UserError: shapes, ids or options that cannot be meant.

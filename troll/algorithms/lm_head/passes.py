@@ -22,7 +22,7 @@ from troll.algorithms.lm_head.tiles import (
     Workspace,
     take_support_,
 )
-from troll.algorithms.lm_head.topk import RunningTopK, select
+from troll.algorithms.lm_head.topk import RunningTopK, TopK, select
 from troll.common.errors import UserError
 
 
@@ -95,6 +95,7 @@ def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 def slices(length: int, chunk: int) -> Iterator[slice]:
     """0 to ``length`` in steps of ``chunk``."""
+    """0 to ``length`` in steps of ``chunk``."""
     for start in range(0, length, chunk):
         yield slice(start, min(start + chunk, length))
 
@@ -145,20 +146,33 @@ def top(
     plan: Plan,
 ) -> tuple[Tensor, Tensor, SparseLogProbs]:
     """The pass of the old policy: label log-probs, entropy and the K most likely tokens."""
+    with _without_autocast(hidden):
+        hidden = hidden.to(plan.operands)
+        by_rows = plan.kernels is not tiles and _triton_topk().fits(weight.shape[0], keep)
+        find = _triton_topk().top_by_rows if by_rows else _top_by_tiles
+        best, label_logits, rest = find(hidden, weight, bias, labels, keep, plan)
+    return select(best, labels, _impossible(label_logits), rest, dropped_mass)
+
+
+def _triton_topk() -> Any:
+    return importlib.import_module("troll.algorithms.lm_head.triton_topk")
+
+
+def _top_by_tiles(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, keep: int, plan: Plan
+) -> tuple[TopK, Tensor, RunningSums]:
     tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
     workspace = plan.workspace(tokens, weight.shape[0], device)
     rest = RunningSums.empty(tokens, dtype, device)
     best = RunningTopK(tokens, keep, dtype, device)
     label_logits = torch.zeros(tokens, dtype=dtype, device=device)
-    with _without_autocast(hidden):
-        hidden = hidden.to(plan.operands)
-        for rows, columns, tile, _ in _raw_tiles(hidden, weight, bias, plan, workspace):
-            plan.shape.apply_(tile)
-            take_support_(tile, labels[rows].unsqueeze(1), columns.start, label_logits[rows].unsqueeze(1))
-            maxima, left = best.update_(rows, tile, columns.start)
-            rest.fold_(rows, tile, workspace.tile("scratch", *tile.shape), maxima)
-            rest.absorb_(left, rows)
-    return select(best, labels, _impossible(label_logits), rest, dropped_mass)
+    for rows, columns, tile, _ in _raw_tiles(hidden, weight, bias, plan, workspace):
+        plan.shape.apply_(tile)
+        take_support_(tile, labels[rows].unsqueeze(1), columns.start, label_logits[rows].unsqueeze(1))
+        maxima, left = best.update_(rows, tile, columns.start)
+        rest.fold_(rows, tile, workspace.tile("scratch", *tile.shape), maxima)
+        rest.absorb_(left, rows)
+    return best, label_logits, rest
 
 
 def _impossible(logits: Tensor) -> Tensor:

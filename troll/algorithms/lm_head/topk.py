@@ -1,4 +1,9 @@
-"""The exact K most likely tokens, found while the logits pass by in tiles: no sort over the vocabulary."""
+"""The exact K most likely tokens, found while the logits pass by in tiles: no sort over the vocabulary.
+
+`troll.algorithms.lm_head.triton_topk` finds the same on CUDA; `select` chooses from either.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,8 +19,16 @@ _DENSE_SHARE = 0.25
 less memory than gathering them; so it goes for the first tile, whose tokens have no K-th best yet."""
 
 
-class RunningTopK:
-    """The K largest logits of each token so far, unsorted.
+@dataclass
+class TopK:
+    """The K largest logits of each token, unsorted."""
+
+    values: Tensor  # [N, K]; -inf in empty slots
+    token_ids: Tensor  # [N, K]; -1 in empty slots
+
+
+class RunningTopK(TopK):
+    """The K largest logits of each token so far, found tile by tile in plain torch.
 
     Args:
         tokens: N.
@@ -25,8 +38,10 @@ class RunningTopK:
     """
 
     def __init__(self, tokens: int, keep: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.values = torch.full((tokens, keep), float("-inf"), dtype=dtype, device=device)
-        self.token_ids = torch.full((tokens, keep), -1, dtype=torch.int64, device=device)
+        super().__init__(
+            torch.full((tokens, keep), float("-inf"), dtype=dtype, device=device),
+            torch.full((tokens, keep), -1, dtype=torch.int64, device=device),
+        )
 
     def update_(self, rows: slice, tile: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Moves candidates out of the tile (leaving MASKED) and keeps the best K ever seen.
@@ -91,7 +106,7 @@ def _pad(rows: Tensor, values: Tensor, token_ids: Tensor, tokens: int) -> tuple[
 
 
 def select(
-    best: RunningTopK,
+    best: TopK,
     labels: Tensor,
     label_logits: Tensor,
     rest: RunningSums,

@@ -1,0 +1,300 @@
+"""The K largest logits of whole rows as Triton kernels: exact, and the host never waits for the device.
+
+A chunk of rows is multiplied with the whole vocabulary at once. Each row falls into blocks of B columns, and
+three kernels take what `troll.algorithms.lm_head.topk.select` needs, the label left out in registers:
+
+* ``_stats_kernel`` reads the row once: maximum, sum of exp and weighted sum of every block;
+* ``_choose_kernel`` takes the K blocks with the largest maxima and sums all others from their statistics;
+* ``_select_kernel`` reads those K blocks again, takes their K largest logits and sums the others.
+
+No logit outside of the chosen blocks is above the smallest chosen maximum, and the K maxima themselves are
+logits: the K largest are among the chosen blocks. Sums are only ever added to, so that a rest of e^-50 of the
+mass keeps its digits. This module imports triton, which is optional: only `passes` imports it.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from troll.algorithms.lm_head.passes import Plan, matmul_, slices
+from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RunningSums, Shape
+from troll.algorithms.lm_head.topk import TopK
+
+MOST = 1024
+"""The largest K that the kernels serve."""
+
+_WIDEST = 16384
+"""Elements that one program can hold: all block maxima of a row, or its K chosen blocks."""
+
+STATS_COLUMNS = 2048
+"""Of a program of ``_stats_kernel``; at 8,192 it needs seven times the registers."""
+
+STATS_WARPS = 8
+
+_MASKED: tl.constexpr = tl.constexpr(MASKED)
+_FLOOR: tl.constexpr = tl.constexpr(FLOOR)
+_PAD: tl.constexpr = tl.constexpr(-3e38)  # below MASKED: a column past the end never wins against a real one
+
+
+@triton.jit
+def _tanh(x):
+    """Tanh within 2 ulp; CUDA's own cannot be had in Triton's interpreter."""
+    a = tl.abs(x)
+    e = tl.exp(-2.0 * a)
+    near = tl.minimum(a, 0.25)
+    s = near * near
+    series = 62.0 / 2835.0 - s * (1382.0 / 155925.0)
+    series = 2.0 / 15.0 + s * (-17.0 / 315.0 + s * series)
+    series = near + near * s * (-1.0 / 3.0 + s * series)
+    y = tl.where(a < 0.25, series, (1.0 - e) / (1.0 + e))
+    return tl.where(x < 0.0, -y, y)
+
+
+@triton.jit
+def _logits(raw, bias, columns, real, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
+    """Logits of raw scores, MASKED for -inf; NaN stays NaN."""
+    x = raw
+    if HAS_BIAS:
+        x += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
+    x = _tanh(tl.where(x < _MASKED, _MASKED, x) * scale) * cap if HAS_CAP else x * scale
+    return tl.where(x < _MASKED, _MASKED, x)
+
+
+@triton.jit
+def _keys(x):
+    """Float32 as uint32 in the same order."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _largest(keys, real, keep):
+    """Marks the ``keep`` largest keys (all real ones if fewer), ties by place: 32 counts, no sort.
+
+    Returns the marks, the place of each marked one among them, and how many there are.
+    """
+    least = tl.zeros([], tl.uint32)
+    for bit in tl.static_range(32):
+        raised = least | (1 << (31 - bit))
+        enough = tl.sum((keys >= raised).to(tl.int32), axis=0) >= keep
+        least = tl.where(enough, raised, least)
+    above = keys > least
+    equal = (keys == least) & real
+    # Both counts in one scan: at most 16,384 of each.
+    kinds = above.to(tl.int32) + equal.to(tl.int32) * 65536
+    total = tl.sum(kinds, axis=0)
+    spare = keep - (total & 65535)
+    seen = tl.cumsum(kinds, axis=0)
+    rank = tl.minimum(seen >> 16, spare)
+    marked = above | (equal & ((seen >> 16) <= spare))
+    return marked, (seen & 65535) + rank - 1, (total & 65535) + tl.minimum(total >> 16, spare)
+
+
+@triton.jit
+def _stats_kernel(
+    scores, stride, bias, labels, label_logits, maxima, sums, weighted, vocab, blocks, scale, cap,
+    B: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """One program per row and BLOCKS blocks: m, sum exp(z - m), sum exp(z - m) (m - z) of each block."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    label = tl.load(labels + row)
+    block = part * BLOCKS + tl.arange(0, BLOCKS)
+    columns = block[:, None] * B + tl.arange(0, B)[None, :]
+    real = columns < vocab
+    x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
+    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+    x = tl.where(columns == label, _MASKED, x)
+    m = tl.max(x, axis=1)
+    below = x - m[:, None]
+    e = tl.exp(below)
+    place = row * blocks + block
+    tl.store(maxima + place, m, mask=block < blocks)
+    tl.store(sums + place, tl.sum(e, axis=1), mask=block < blocks)
+    tl.store(weighted + place, -tl.sum(e * below, axis=1), mask=block < blocks)
+    if part == 0:
+        own = tl.load(scores + row * stride + label)
+        tl.store(label_logits + row, _logits(own, bias, label, label >= 0, scale, cap, HAS_BIAS, HAS_CAP))
+
+
+@triton.jit
+def _choose_kernel(
+    maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, keep,
+    BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program per row: the ``keep`` blocks with the largest maxima, and the sums of all others."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    real = block < blocks
+    m = tl.load(maxima + row * blocks + block, mask=real, other=_PAD)
+    taken, place, count = _largest(tl.where(real, _keys(m), 0), real, keep)
+    tl.store(chosen + row * keep + place, block, mask=taken)
+    slots = tl.arange(0, BLOCK_K)
+    tl.store(chosen + row * keep + slots, blocks, mask=(slots >= count) & (slots < keep))
+    left = real & (taken == 0)
+    s = tl.load(sums + row * blocks + block, mask=left, other=0.0)
+    u = tl.load(weighted + row * blocks + block, mask=left, other=0.0)
+    top = tl.maximum(tl.max(tl.where(left, m, _PAD), axis=0), _FLOOR)
+    rise = tl.where(left, top - m, 0.0)
+    decay = tl.exp(-rise)
+    tl.store(rest_maximum + row, top)
+    tl.store(rest_total + row, tl.sum(s * decay, axis=0))
+    tl.store(rest_weighted + row, tl.sum((u + rise * s) * decay, axis=0))
+
+
+@triton.jit
+def _select_kernel(
+    scores, stride, bias, labels, chosen, values, ids, rest_maximum, rest_total, rest_weighted,
+    vocab, blocks, keep, scale, cap,
+    B: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """One program per row: the ``keep`` largest logits of the chosen blocks; the others go to the sums."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    slots = tl.arange(0, BLOCK_K)
+    block = tl.load(chosen + row * keep + slots, mask=slots < keep, other=blocks)
+    columns = tl.reshape(block[:, None] * B + tl.arange(0, B)[None, :], [BLOCK_K * B])
+    real = columns < vocab
+    x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
+    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+    x = tl.where(columns == label, _MASKED, x)
+    taken, place, count = _largest(tl.where(real, _keys(x), 0), real, keep)
+    left = real & (taken == 0)
+    before = tl.load(rest_maximum + row)
+    total = tl.load(rest_total + row)
+    top = tl.maximum(before, tl.max(tl.where(left, x, _PAD), axis=0))
+    below = tl.where(left, x - top, 0.0)
+    e = tl.where(left, tl.exp(below), 0.0)
+    decay = tl.exp(before - top)
+    tl.store(rest_maximum + row, top)
+    tl.store(rest_total + row, total * decay + tl.sum(e, axis=0))
+    u = tl.load(rest_weighted + row) + (top - before) * total
+    tl.store(rest_weighted + row, u * decay - tl.sum(e * below, axis=0))
+    tl.store(values + row * keep + place, x, mask=taken)
+    tl.store(ids + row * keep + place, columns, mask=taken)
+    empty = (slots >= count) & (slots < keep)
+    tl.store(values + row * keep + slots, tl.full([BLOCK_K], float("-inf"), tl.float32), mask=empty)
+    tl.store(ids + row * keep + slots, tl.full([BLOCK_K], -1, tl.int32), mask=empty)
+
+
+def fits(vocab: int, keep: int) -> bool:
+    """Whether the kernels serve a vocabulary and K of this size."""
+    return keep <= MOST and _block_width(vocab, keep) is not None
+
+
+def _block_width(vocab: int, keep: int) -> int | None:
+    """B, a power of two that lets one program hold all maxima of a row, another K blocks; None: none does."""
+    padded = triton.next_power_of_2(keep)
+    sizes = {
+        width: (triton.next_power_of_2(triton.cdiv(vocab, width)), padded * width)
+        for width in (64, 32, 16, 8)
+    }
+    able = [width for width, size in sizes.items() if max(size) <= _WIDEST]
+    return min(able, key=lambda width: sum(sizes[width]), default=None)
+
+
+def programs(vocab: int, keep: int, width: int | None = None) -> list[tuple[str, dict[str, int], int]]:
+    """The kernels by name, each with the sizes and the number of warps of its programs."""
+    width = width or _block_width(vocab, keep)
+    assert width is not None
+    padded, blocks = triton.next_power_of_2(keep), triton.next_power_of_2(triton.cdiv(vocab, width))
+    at_once = min(STATS_COLUMNS // width, blocks)
+    return [
+        ("_stats_kernel", {"B": width, "BLOCKS": at_once}, STATS_WARPS),
+        ("_choose_kernel", {"BLOCKS": blocks, "BLOCK_K": padded}, _warps(blocks)),
+        ("_select_kernel", {"B": width, "BLOCK_K": padded}, _warps(padded * width)),
+    ]
+
+
+def _warps(elements: int) -> int:
+    """Of a program that holds so many elements: 8 or 16 a thread, so that nothing spills up to 8,192."""
+    return min(max(elements // 256, 1), 16)
+
+
+def _rows_at_once(elements: int, vocab: int, width: int) -> int:
+    """Rows whose logits and statistics fit into so many float32 numbers, in steps of a product's tile."""
+    rows = elements // (vocab + 3 * triton.cdiv(vocab, width))
+    return max(rows // 128 * 128 or rows, 1)
+
+
+def top_by_rows(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, keep: int, plan: Plan
+) -> tuple[TopK, Tensor, RunningSums]:
+    """The K best tokens but the label of every row, the label's logits, and the sums over all others.
+
+    No more is held at a time than the two tiles (of logits and of scratch) of the pass in plain torch. The
+    weights are converted once, all of them, where they are not in the type of the product.
+
+    Args:
+        hidden: [N, D], in the type of the product.
+        weight: [V, D].
+        bias: [V], or None.
+        labels: [N].
+        keep: K; see `fits`.
+        plan: of the call.
+
+    Returns:
+        what `troll.algorithms.lm_head.topk.select` takes; label logits [N], MASKED for -inf.
+    """
+    tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
+    width = _block_width(vocab, keep)
+    assert width is not None
+    rows = min(_rows_at_once(2 * plan.chunk_tokens * plan.chunk_vocab, vocab, width), max(tokens, 1))
+    transposed = weight.to(plan.operands).t()
+    scores = torch.empty(rows, vocab, device=device)
+    statistics = torch.empty(3, rows, triton.cdiv(vocab, width), device=device)
+    chosen = torch.empty(rows, keep, dtype=torch.int32, device=device)
+    values = torch.empty(tokens, keep, device=device)
+    token_ids = torch.empty(tokens, keep, dtype=torch.int32, device=device)
+    rest = RunningSums.empty(tokens, torch.float32, device)
+    label_logits = torch.empty(tokens, device=device)
+    labels = labels.contiguous()
+    for part in slices(tokens, rows):
+        tile = scores[: part.stop - part.start]
+        matmul_(tile, hidden[part], transposed)
+        top_chunk_(
+            tile, bias, labels[part], plan.shape, width, statistics, chosen,
+            values[part], token_ids[part], label_logits[part],
+            RunningSums(rest.maximum[part], rest.total[part], rest.weighted[part]),
+        )  # fmt: skip
+    return TopK(values, token_ids.long()), label_logits, rest
+
+
+def top_chunk_(
+    scores: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    shape: Shape,
+    width: int,
+    statistics: Tensor,
+    chosen: Tensor,
+    values: Tensor,
+    token_ids: Tensor,
+    label_logits: Tensor,
+    rest: RunningSums,
+) -> None:
+    """Three launches over the raw scores [n, V], which stay as they are; fills all that follows ``width``."""
+    tokens, vocab = scores.shape
+    keep, blocks = chosen.shape[1], statistics.shape[2]
+    maxima, sums, weighted = statistics
+    scale, cap = shape.slope, 1.0
+    if shape.softcap is not None:
+        scale, cap = shape.logit_scale / shape.softcap, shape.softcap / shape.temperature
+    inputs = (scores, scores.stride(0), scores if bias is None else bias, labels)
+    options = {"HAS_BIAS": bias is not None, "HAS_CAP": shape.softcap is not None}
+    (_, stats, few), (_, choose, some), (_, select, many) = programs(vocab, keep, width)
+    _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
+        *inputs, label_logits, maxima, sums, weighted, vocab, blocks, scale, cap,
+        **stats, **options, num_warps=few,
+    )  # fmt: skip
+    _choose_kernel[(tokens,)](
+        maxima, sums, weighted, chosen, rest.maximum, rest.total, rest.weighted, blocks, keep,
+        **choose, num_warps=some,
+    )  # fmt: skip
+    _select_kernel[(tokens,)](
+        *inputs, chosen, values, token_ids, rest.maximum, rest.total, rest.weighted,
+        vocab, blocks, keep, scale, cap, **select, **options, num_warps=many,
+    )  # fmt: skip
