@@ -95,7 +95,6 @@ def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 def slices(length: int, chunk: int) -> Iterator[slice]:
     """0 to ``length`` in steps of ``chunk``."""
-    """0 to ``length`` in steps of ``chunk``."""
     for start in range(0, length, chunk):
         yield slice(start, min(start + chunk, length))
 
@@ -180,6 +179,10 @@ def _impossible(logits: Tensor) -> Tensor:
     return logits.masked_fill(logits < FLOOR, float("-inf"))
 
 
+def _gemm() -> Any:
+    return importlib.import_module("troll.algorithms.lm_head.triton_gemm")
+
+
 class Head(torch.autograd.Function):
     """Label log-probs [N], entropy [N], log-probs at the support [N, K] and tail [N]."""
 
@@ -193,10 +196,6 @@ class Head(torch.autograd.Function):
         support: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-def _gemm() -> Any:
-    return importlib.import_module("troll.algorithms.lm_head.triton_gemm")
-
-
         """Folds every tile; see `troll.algorithms.lm_head.head.lm_head` for the arguments."""
         ctx.set_materialize_grads(False)
         tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
@@ -263,6 +262,9 @@ def _gemm() -> Any:
         )
         with _without_autocast(hidden):
             operand = hidden.to(plan.operands)
+            gemm = _gemm() if plan.narrow and len(hidden) else None
+            narrow = gemm is not None and gemm.serves_backward(operand, weight, gradients)
+            backward = gemm.backward if gemm is not None and narrow else _backward
             return (
                 *backward(operand, hidden, weight, bias, labels, support, gradients, plan, wanted),
                 *[None] * 3,
@@ -276,9 +278,6 @@ def _row_gradients(
     tail: Tensor | None,
     label_gradient: Tensor | None,
     entropy_gradient: Tensor | None,
-            gemm = _gemm() if plan.narrow and len(hidden) else None
-            narrow = gemm is not None and gemm.serves_backward(operand, weight, gradients)
-            backward = gemm.backward if gemm is not None and narrow else _backward
     support_gradient: Tensor | None,
     tail_gradient: Tensor | None,
     *,
