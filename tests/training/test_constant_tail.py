@@ -1,5 +1,6 @@
 """The paper's tail: old and new policy keep their own tokens, and a dropped token has 1e-12."""
 
+import pytest
 import torch
 
 from troll.algorithms.distributions import SparseLogProbs, align, constant_tail, sparsify
@@ -68,3 +69,23 @@ def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(ma
     logged = [row["kept_mass_min"] for row in trainer.state.log_history if "kept_mass_min" in row]
     assert least < 0.9 and min(logged) <= least + 1e-5 and trainer.constraint_check.worst["kept_mass"] < 0.9
     assert moved, "no step in which the new policy keeps a token that the old one had dropped"
+
+
+@pytest.mark.parametrize("vocabulary", ["small", "wide"])
+def test_positions_at_which_all_slots_are_taken_are_counted(make, monkeypatch, vocabulary):
+    """Logged for the vocabularies of language models alone; a label that takes the last slot counts, too."""
+    if vocabulary == "wide":
+        monkeypatch.setattr("troll.training.policy_loss._WIDE", 8)
+    trainer = make(Recording, trust_region="troll", keep=5, dropped_mass=0.983)
+    trainer.seen = []
+    trainer.train()
+    logged = [row["support_full"] for row in trainer.state.log_history if "support_full" in row]
+    if vocabulary == "small":
+        assert not logged
+        return
+    taken = [
+        ((old.distribution.token_ids >= 0).sum(-1) == 5)[inputs["completion_mask"].bool()].double()
+        for _, old, inputs, _ in trainer.seen
+    ]
+    assert logged == pytest.approx([float(values.mean()) for values in taken])
+    assert 0 < min(logged) and max(logged) < 1

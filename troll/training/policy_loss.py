@@ -25,6 +25,10 @@ STEP_SEED = "rule_step_seed"
 """What a trust region that decides over a whole optimiser step finds in a part of it: its `StepTokens` (none
 where the part is the step), and the seed of random choices."""
 
+_WIDE = 4096
+"""Vocabularies from which on the share of full supports is logged: K tokens of a smaller one are no small part
+of it, and what its recorded runs log stays as it is."""
+
 
 class PolicyLoss:
     """What the policy is trained on.
@@ -37,6 +41,7 @@ class PolicyLoss:
         reference_kl: the regulariser; without one the KL is TRL's, weighted by ``args.beta``.
         entropy_bonus: TRL's.
         auxiliary: weight of the load-balancing loss of a mixture of experts; 0 for none.
+        vocabulary: V of the model.
         high_entropy: TRL's filter: entropies [B, T], mask and quantile to a mask.
         diagnostics: what every optimiser step reports.
         accelerator: the trainer's.
@@ -52,6 +57,7 @@ class PolicyLoss:
         reference_kl: ReferenceKL | None,
         entropy_bonus: EntropyBonus,
         auxiliary: float,
+        vocabulary: int,
         high_entropy: Callable[[Tensor, Tensor, float], Tensor],
         diagnostics: Diagnostics,
         accelerator: Accelerator,
@@ -61,6 +67,7 @@ class PolicyLoss:
         self._old_policy, self._reference_kl = old_policy, reference_kl
         self._entropy_bonus, self._auxiliary, self._high_entropy = entropy_bonus, auxiliary, high_entropy
         self._diagnostics, self._accelerator, self._report = diagnostics, accelerator, report
+        self._wide = vocabulary > _WIDE
 
     def __call__(self, model: Any, inputs: dict[str, Any], share: Tensor | float, *, step: int) -> Tensor:
         """The part of an optimiser step's loss that a (part of a) micro-batch of this process has.
@@ -114,6 +121,8 @@ class PolicyLoss:
             )
         if model.training:
             kept = (old.distribution.token_ids >= 0).sum(-1)
+            if self._wide:
+                metrics = metrics | {"support_full": kept >= self._args.keep}
             self._diagnostics.add({"entropy": new.entropy.detach(), "kept_tokens": kept, **metrics}, mask)
         # DDP averages gradients over processes, the normalisers already count all of them.
         loss = loss * self._accelerator.num_processes

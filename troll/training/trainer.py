@@ -145,6 +145,7 @@ class TrustRegionTrainer(ResumableTrainer):
             self.reference_kl,
             self.entropy_bonus,
             self.router_aux_loss_coef if self.aux_loss_enabled else 0.0,
+            whole.config.get_text_config().vocab_size,
             self.get_high_entropy_mask,
             self.diagnostics,
             self.accelerator,

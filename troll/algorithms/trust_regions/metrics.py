@@ -16,7 +16,16 @@ RESERVED_METRICS = (
     *("ratio_mean", "ratio_max", "kl_to_old_max", "kl_projected_max", "kl_violation_max"),
     *("solver_residual_max", "kept_mass_min"),
     # The trainer's own, and those that TRL and transformers log.
-    *("entropy", "kept_tokens", "kl", "kl_to_reference", "kl_coefficient", "policy_loss", "aux_loss"),
+    *(
+        "entropy",
+        "kept_tokens",
+        "support_full",
+        "kl",
+        "kl_to_reference",
+        "kl_coefficient",
+        "policy_loss",
+        "aux_loss",
+    ),
     *("pretraining_loss", "entropy_coef", "update_skipped", "generated_samples", "overlong_penalty"),
     *("dynamic_sampling_batches", "greedy_success", "loss", "grad_norm", "learning_rate", "epoch", "reward"),
     *("reward_std", "frac_reward_zero_std", "num_tokens", "step_time", "total_flos"),

@@ -25,7 +25,15 @@ LOGGED = (
     *("success", "response_length", "truncated", "entropy", "loss", "grad_norm", "learning_rate"),
     *("kl_to_old", "kl_to_old_max", "kl_to_old_sampled", "kl_to_reference", "log_ratio_abs"),
     *("ratio_max", "ratio_mean", "clip_fraction", "groups_without_signal", "generated_samples"),
-    *("kept_mass", "kept_mass_min", "kept_tokens", "kl_bound", "kl_projected", "kl_projected_max"),
+    *(
+        "kept_mass",
+        "kept_mass_min",
+        "kept_tokens",
+        "support_full",
+        "kl_bound",
+        "kl_projected",
+        "kl_projected_max",
+    ),
     *("kl_violation", "kl_violation_max", "multiplier", "solver_residual", "solver_residual_max"),
 )
 """What runs log whatever their rule, or with the projection; rules add their own, so these are for hints."""
