@@ -209,3 +209,182 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, keep):
     ids = ours.distribution.token_ids
     other = (ids >= 0) & (ids != labels[:, None])
     assert (scores.gather(1, ids.clamp(min=0)) >= best - 1e-4)[other].all()
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
+)
+@pytest.mark.parametrize("flags", [False, True])
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [(90, "fold_gemm"), (90, "gradient_gemm")]
+    + [
+        (capability, name)
+        for capability in (80, 90)
+        for name in ("_merge_kernel", "_mark_kernel", "_gather_kernel", "_centred_kernel")
+    ],
+)
+def test_kernels_of_16_bit_products_compile_without_spills(capability, name, flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from troll.algorithms.lm_head import triton_gemm as kernels
+
+    sizes = kernels.GRADIENT if name == "gradient_gemm" else kernels.FOLD
+    options = {key: value for key, value in sizes.items() if key.startswith("num_")}
+    rows, columns, depth = (sizes[key] for key in ("BM", "BN", "BK"))
+    types = dict.fromkeys(
+        ("tokens", "columns", "start", "parts", "bits_stride", "h_stride", "w_stride"), "i32"
+    )
+    types |= dict.fromkeys(("scale", "masked", "floor"), "fp32") | dict.fromkeys(("bits", "busy"), "*i32")
+    types |= dict.fromkeys(("labels", "support"), "*i64") | dict.fromkeys(("tile", "centre"), "*bf16")
+    if name in ("fold_gemm", "gradient_gemm"):
+        types |= {"h": f"tensordesc<bf16[{rows}, {depth}]>", "w": f"tensordesc<bf16[{columns}, {depth}]>"}
+        types |= {"out": f"tensordesc<bf16[{rows}, {columns}]>"}
+    else:
+        types, options = types | {"h": "*bf16", "w": "*bf16"}, {"num_warps": 4}
+    constants = {key: value for key, value in sizes.items() if key not in options}
+    constants |= {"D": 1024, "K": 64, "BLOCK_K": 64, "SLOTS": 16, "PARTS": 32, "TOKENS": 32, "COLUMNS": 16}
+    constants |= {"BLOCK": 1024 if name == "_centred_kernel" else 256}
+    constants |= dict.fromkeys(("HAS_BIAS", "HAS_BITS", "HAS_SLOPE", "HAS_LABEL"), flags)
+    kernel = getattr(kernels, name)
+    own = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    signature = {x: "constexpr" if x in own else types.get(x, "*fp32") for x in kernel.arg_names}
+    source = triton.compiler.ASTSource(kernel, signature, own)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert spills(compiled, capability, tmp_path) == 0
+    if name in ("fold_gemm", "gradient_gemm"):  # Hopper's own products, and a tile through its copy engine
+        assert "wgmma.mma_async" in compiled.asm["ptx"] and "cp.async.bulk.tensor" in compiled.asm["ptx"]
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def on_cuda(case, dtype):
+    """Leaves of a case on the device, and the rest of it there."""
+    leaves = [x.detach().to(dtype).cuda().requires_grad_() for x in case.leaves()]
+    return leaves, {**case.arguments(leaves), "labels": case.labels.cuda()}, case.support.cuda()
+
+
+def run_on_cuda(case, dtype, **options):
+    """The outputs, on the CPU in float64, of the head on the device, and its leaves."""
+    from head_oracle import outputs_of
+
+    from troll.algorithms.lm_head.head import lm_head
+
+    leaves, arguments, support = on_cuda(case, dtype)
+    head = lm_head(**arguments, support=support, chunk_tokens=256, chunk_vocab=1024, **options)
+    return {name: x.cpu().double() for name, x in outputs_of(head).items()}, leaves
+
+
+@pytest.fixture(params=["descriptors", "cublas"])
+def way(request, monkeypatch):
+    from troll.algorithms.lm_head import triton_gemm
+
+    device = torch.device("cuda")
+    if request.param == "descriptors" and not triton_gemm.has_descriptors(device):
+        pytest.skip("no tensor memory descriptors")
+    monkeypatch.setattr(triton_gemm, "has_descriptors", lambda device: request.param == "descriptors")
+    return request.param
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(
+    ("dtype", "options", "keep"),
+    [(torch.bfloat16, options, 37) for options in ("plain", "bias", "temperature", "scale", "softcap")]
+    + [(torch.bfloat16, "bias", 1), (torch.bfloat16, "plain", 300), (torch.float16, "bias", 37)],
+    ids=str,
+)
+def test_on_cuda_16_bit_products_equal_full_logits_in_float64(way, dtype, options, keep):
+    from head_oracle import OUTPUTS, error, gradients, make_case, run_dense
+
+    case = make_case(1100, 64, 5003, keep, options, dtype)
+    truth, true_leaves = run_dense(case, torch.float64)
+    got, leaves = run_on_cuda(case, dtype)
+    wide, wide_leaves = run_on_cuda(case, dtype, backend="torch")
+    for name in OUTPUTS:
+        assert error(got[name], truth[name]) < 2e-5, name
+    for wanted in ("label", "entropy", "tail", "all"):
+        found = gradients(got, wanted, leaves), gradients(wide, wanted, wide_leaves)
+        for ours, tiles, true in zip(*found, gradients(truth, wanted, true_leaves), strict=True):
+            assert ours.dtype == dtype
+            norms = [(x.cpu().double() - true).norm() / true.norm() for x in (ours, tiles)]
+            assert norms[0] <= 1.5 * norms[1], wanted
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_on_cuda_16_bit_products_are_repeatable_never_wait_and_leave_idle_rows_at_zero(way):
+    from head_oracle import make_case, outputs_of
+
+    from troll.algorithms.lm_head.head import lm_head
+
+    leaves, arguments, support = on_cuda(
+        make_case(1100, 64, 5003, 37, "bias", torch.bfloat16), torch.bfloat16
+    )
+    above = torch.randn(1100, device="cuda")
+    above[256:640] = 0  # blocks of rows that the product leaves out
+    above[3] = 0
+
+    def step():
+        head = lm_head(**arguments, support=support, chunk_tokens=256, chunk_vocab=1024)
+        outputs = outputs_of(head)
+        above_support = above[:, None].expand_as(support)
+        found = torch.autograd.grad(
+            [outputs["label"], outputs["tail"], outputs["log_probs"]], leaves, [above, above, above_support]
+        )
+        return [*outputs.values(), *found]
+
+    first = step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    hidden = first[len(first) - len(leaves)]
+    assert ((hidden == 0).all(1) == (above == 0)).all()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_on_cuda_float32_weights_under_autocast_are_multiplied_in_16_bits(way):
+    from head_oracle import OUTPUTS, error, gradients, make_case, run_dense
+
+    case = make_case(700, 64, 5003, 37, "temperature", torch.bfloat16)
+    truth, true_leaves = run_dense(case, torch.float64)
+    with torch.autocast("cuda", torch.bfloat16):
+        got, leaves = run_on_cuda(case, torch.float32)
+    for name in OUTPUTS:
+        assert error(got[name], truth[name]) < 2e-5, name
+    found = gradients(got, "all", leaves), gradients(truth, "all", true_leaves)
+    for ours, true in zip(*found, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours.cpu().double() - true).norm() <= 5e-3 * true.norm()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_on_cuda_16_bit_products_take_no_more_memory_than_tiles(way):
+    from troll.algorithms.lm_head.head import lm_head
+
+    hidden = torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(65_536, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(65_536, (8192,), device="cuda")
+    support = torch.arange(64, device="cuda").expand(8192, 64) + labels[:, None] // 2
+    above = torch.ones(8192, device="cuda")
+
+    def peak(backend):
+        for _ in range(2):
+            hidden.grad = weight.grad = None
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            lm_head(hidden, weight, labels, support=support, backend=backend).label_log_probs.backward(above)
+        return torch.cuda.max_memory_allocated() - before
+
+    assert peak("auto") <= peak("torch")
+    assert peak("auto") <= 1.5 * 128 * 2**20 + 40 * 2**20  # a float32 tile, and the 16 bits of it, as before
