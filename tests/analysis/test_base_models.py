@@ -165,3 +165,14 @@ def test_it_is_made_where_base_models_differ_by_their_seed() -> None:
     assert "base_models" in names({"small": {"base_seeds": [0, 1]}, "other": {}})
     assert "base_models" not in names({"small": {"base_seeds": [0]}, "other": {"base_seeds": [1]}})
     assert "base_models" not in names({"small": {}, "other": {}})
+
+
+def test_official_figures_are_means_over_settings_before_ours(known: Tidy) -> None:
+    ours = known.runs[(known.runs["source"] == "test") & (known.runs["metric"] == "pass@1")]
+    official = ours.assign(metric="official/pass@1", value=ours["value"] / 2)
+    table = base_models_table(pd.concat([known.runs, official], ignore_index=True), known.items)
+    names = list(table)
+    assert names.index("official_base") < names.index("official_method") < names.index("base")
+    for name in ("base", "baseline", "method"):
+        assert table[f"official_{name}"].tolist() == pytest.approx((table[name] / 2).tolist())
+    assert "official_base" not in base_models_table(known.runs, known.items)

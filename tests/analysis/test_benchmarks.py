@@ -5,6 +5,7 @@ import math
 import pytest
 
 from troll.analysis.render.formats import write_table
+from troll.analysis.report.page import markdown_table
 from troll.analysis.tables.benchmarks import benchmark_table, read_answers
 from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
@@ -32,6 +33,52 @@ def test_a_row_counts_problems_and_gives_wilsons_interval():
     assert row["sha256"] == "0123456789ab" and math.isnan(row["base/pass@1"])
 
 
+def scored(tmp_path, official, passed, tasks=("gsm8k",), metric="exact_match,flexible-extract", **extra):
+    """A row of the table, of answers with verdicts of lm-eval and of our judge."""
+    found = grades(passed=passed, **extra)
+    for row, flags in zip(found["problems"].values(), official, strict=True):
+        row["official"] = list(flags)
+    found["official"] = {"scorer": "lm-eval", "tasks": list(tasks), "metric": metric}
+    counted = [sum(flags) / len(flags) for flags in official]
+    pairs = [pair for a, b in zip(official, passed, strict=True) for pair in zip(a, b, strict=True)]
+    found["metrics"] |= {"official/pass@1": sum(counted) / len(counted)}
+    found["metrics"]["disagreements"] = sum(theirs != ours for theirs, ours in pairs)
+    write_json(tmp_path / "gsm8k/my model/grades.json", found)
+    write_jsonl(tmp_path / "gsm8k/my model/samples.jsonl", [{"task_id": "0"}])
+    write_jsonl(tmp_path / "gsm8k/my model/disagreements.jsonl", [])
+    files = (tmp_path / "gsm8k/my model" / name for name in ("grades.json", "samples.jsonl"))
+    return read_answers("base", *files, beside=tmp_path)
+
+
+def test_the_official_figure_stands_first_ours_beside_it_with_a_link_to_what_they_differ_on(tmp_path):
+    official, passed = ((True,), (True,), (True,), (False,)), ((True,), (False,), (False,), (False,))
+    frame = benchmark_table([scored(tmp_path, official, passed)])
+    (row,) = frame.to_dict("records")
+    assert (row["official"], row["pass@1"], row["disagreements"]) == (0.75, 0.25, 2)
+    # Wilson's interval of 3 of 4 is that of 1 of 4 seen from the other end
+    assert row["official_low"] == pytest.approx(1 - row["pass@1_high"])
+    write_table(frame, tmp_path / "benchmarks")
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "| lm-eval: gsm8k (flexible-extract) | 75.0 [30.1, 95.4] | – | 25.0 [4.6, 69.9] | – | 2 |" in text
+    assert "| [list](gsm8k/my%20model/disagreements.jsonl) |" in text
+    shown = markdown_table(text, "public")
+    assert '<a href="public/gsm8k/my%20model/disagreements.jsonl">list</a>' in shown and "[list]" not in shown
+
+
+def test_where_both_agree_there_is_no_list_and_several_tasks_have_one_name(tmp_path):
+    flags = ((True,), (True,), (False,), (False,))
+    tasks = ("minerva_math_algebra", "minerva_math_counting_and_prob")
+    frame = benchmark_table([scored(tmp_path, flags, flags, tasks, "math_verify,none")])
+    (row,) = frame.to_dict("records")
+    assert (row["disagreements"], row["list"]) == (0, "")
+    assert row["scorer"] == "lm-eval: minerva_math_* (math_verify)"
+
+
+def test_a_page_takes_no_other_link_than_to_a_file_beside_it():
+    table = "| a |\n| --- |\n| [x](https://example.org) [y](javascript:z) [1, 2](<b) |\n"
+    assert "<a" not in markdown_table(table) and "<b" not in markdown_table(table)
+
+
 def test_several_samples_are_no_problems_of_their_own():
     passed = ((True, True, False, False), (True, True, True, True), (False,) * 4)
     (row,) = benchmark_table([("base", grades(passed=passed), 6)]).to_dict("records")
@@ -47,7 +94,7 @@ def test_the_table_names_substitutes_and_what_was_left_out(tmp_path):
     skipped = {"humaneval+": "no bubblewrap", "mbpp+": "no bubblewrap"}
     write_table(benchmark_table(rows, skipped), tmp_path / "benchmarks")
     text = (tmp_path / "benchmarks.md").read_text()
-    assert "| omni-math ‡ | oracle | 4 | 6 | 1 | 50.0 [15.0, 85.0] |" in text
+    assert "| omni-math ‡ | oracle | 4 | 6 | 1 |  | – | – | 50.0 [15.0, 85.0] |" in text
     assert "| gsm8k | oracle |" in text
     assert "‡ stands in for the data set that the paper used (omni-math: a part)." in text
     assert "Not run: humaneval+, mbpp+; no bubblewrap." in text

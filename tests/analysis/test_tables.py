@@ -9,6 +9,7 @@ import synthetic
 from troll.analysis.data.runs import checked, read_directories
 from troll.analysis.data.summaries import cells, curve, method_order, per_run, variants
 from troll.analysis.data.tidy import Tidy
+from troll.analysis.render.formats import to_markdown
 from troll.analysis.tables.results import (
     ablation_table,
     comparison_table,
@@ -152,6 +153,40 @@ def test_comparison_puts_two_methods_side_by_side(known: Tidy) -> None:
     assert gentle["seeds"] == 3 and gentle["reading"] == "higher"
     unknown = comparison_table(main, method="gspo")
     assert set(unknown["status"]) == {"not run"} and unknown["difference"].isna().all()
+
+
+@pytest.fixture
+def on_public_data(known: Tidy) -> Tidy:
+    """The known runs, with figures of an official scorer: a tenth of all problems more, six samples apart."""
+    ours = known.runs[(known.runs["source"] == "test") & (known.runs["metric"] == "pass@1")]
+    official = ours.assign(metric="official/pass@1", value=ours["value"] + 0.1)
+    apart = ours.assign(metric="disagreements", value=6.0)
+    return Tidy(pd.concat([known.runs, official, apart], ignore_index=True), known.items)
+
+
+def test_official_figures_stand_before_ours_and_only_where_there_are_any(
+    known: Tidy, on_public_data: Tidy
+) -> None:
+    main = main_table(on_public_data.runs, on_public_data.items)
+    names = [name for name in main if not name.endswith("_sd")]
+    start = names.index("official/pass@1")
+    assert names[start : start + 4] == ["official/pass@1", "pass@1", "pass@8", "disagreements"]
+    troll = row(main, trust_region="troll", condition="gentle")
+    assert troll["official/pass@1"] == pytest.approx(41 / 60 + 0.1) and troll["disagreements"] == 6
+    assert any("disagreements.jsonl" in note for note in main.attrs["notes"])
+    assert "| Official pass@1 (%) | pass@1 (%) | pass@8 (%) | Disagreements |" in to_markdown(main)
+    gentle = row(comparison_table(main), condition="gentle")
+    both = [
+        gentle[f"{prefix}{name}"] for name in ("base", "baseline", "method") for prefix in ("official_", "")
+    ]
+    ours = [1 / 3, 31 / 60, 41 / 60]
+    assert both == pytest.approx([value for one in ours for value in (one + 0.1, one)])
+    tested = [name for name in status_table(on_public_data.runs) if not name.endswith("_sd")]
+    start = tested.index("official/pass@1")
+    assert tested[start : start + 4] == ["official/pass@1", "pass@1", "pass@8", "disagreements"]
+    without = main_table(known.runs, known.items)
+    for frame in (without, comparison_table(without), status_table(known.runs)):
+        assert not [name for name in frame if "official" in name or "disagreements" in name]
 
 
 def test_ablation_is_where_variants_are(tmp_path: Path, known: Tidy) -> None:

@@ -85,5 +85,8 @@ def test_oracle_and_base_models_are_graded_on_real_benchmarks(checkout, real_dat
     assert (frame["problems"] == 4).all() and (frame["data"] == "mirror").all()
     assert (frame.xs("oracle", level="answers")["pass@1"] == 1.0).all()
     assert (frame.drop("oracle", level="answers")["pass@1"] == 0.0).all()
-    assert frame.loc[("humaneval+", "oracle"), ["base/pass@1", "evalplus"]].tolist() == [1.0, 1.0]
+    both = ["official", "official_base", "base/pass@1"]
+    assert frame.loc[("humaneval+", "oracle"), both].tolist() == [1.0, 1.0, 1.0]
+    assert (frame["official"] == frame["pass@1"]).all() and (frame["disagreements"] == 0).all()
+    assert list((checkout / TABLE).parent.glob("omni-math/oracle/lm_eval/*/results_*.json"))
     assert "(omni-math: the 2,821" in (checkout / TABLE).with_suffix(".md").read_text()

@@ -162,7 +162,8 @@ def table(
         label, separator, directory = item.partition("=")
         if not separator:
             raise UserError(f"{item}: expected LABEL=DIRECTORY")
-        rows.append(read_answers(label, Path(directory, "grades.json"), Path(directory, "samples.jsonl")))
+        files = Path(directory, "grades.json"), Path(directory, "samples.jsonl")
+        rows.append(read_answers(label, *files, beside=out.parent))
     write_table(benchmark_table(rows, json_object("--skipped", skipped)), out)
 
 

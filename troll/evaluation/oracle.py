@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from troll.common.files import write_jsonl
-from troll.evaluation.audit.cases import code_reference, math_reference
-from troll.tasks.types import Task
+from troll.evaluation.audit.cases import code_reference
+from troll.tasks.types import Problem, Task
 
 
 def write_oracle(task: Task, problems: Path, out: Path) -> None:
@@ -18,9 +18,18 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
     Raises:
         UserError: the file is missing, or a line lacks a field.
     """
-    write = math_reference if task.kind == "math" else code_reference
+    write = _solution if task.kind == "math" else code_reference
     rows = [
         {"task_id": problem.task_id, "sample": 0, "completion": write(problem)}
         for problem in task.load(problems)
     ]
     write_jsonl(out, rows)
+
+
+def _solution(problem: Problem) -> str:
+    r"""The reference solution where it ends with a box, else with the reference answer in one.
+
+    The box ends the text: for lm-eval's gsm8k, the last number of ``$\boxed{18}$.`` is ``$.``.
+    """
+    solution = str(problem.record.get("solution") or "")
+    return solution if "\\boxed{" in solution else f"{solution}\n\n\\boxed{{{problem.answer}}}"

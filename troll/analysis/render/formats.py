@@ -89,6 +89,10 @@ STYLES: Mapping[str, Style] = {
     "estimator": Style("Estimator"),
     "trust_region": Style("Trust region"),
     "seeds": Style("Seeds", whole),
+    "official_base": Style("Base, official (%)", percent),
+    "official_baseline": Style("Baseline, official (%)", percent),
+    "official_method": Style("Method, official (%)", percent),
+    "disagreements": Style("Disagreements", whole),
     "base": Style("Base (%)", percent),
     "baseline": Style("Baseline (%)", percent),
     "method": Style("Method (%)", percent),
@@ -131,6 +135,8 @@ def _style(frame: pd.DataFrame, name: str) -> Style:
 def _known_style(name: str) -> Style:
     if name.startswith("status/"):
         return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
+    if name.startswith("official/pass@"):
+        return Style(f"Official {name.partition('/')[2]} (%)", percent)
     if name.startswith("base/pass@"):
         return Style(f"{name.partition('/')[2]}, few tests (%)", percent)
     if name.startswith("pass@"):

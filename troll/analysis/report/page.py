@@ -140,11 +140,20 @@ def _written(directory: Path) -> Iterator[Section]:
     """Tables that other commands have written as Markdown."""
     for path in sorted(directory.glob("*.md")):
         title = path.stem.replace("_", " ")
-        yield Section(title[:1].upper() + title[1:], markdown_table(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        yield Section(title[:1].upper() + title[1:], markdown_table(text, directory.name))
 
 
-def markdown_table(text: str) -> str:
-    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written."""
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([\w./%+-]+\.jsonl)\)")
+
+
+def markdown_table(text: str, directory: str = ".") -> str:
+    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written.
+
+    Args:
+        text: Markdown.
+        directory: where the page finds the files that cells link to.
+    """
     rows, rest = [], []
     for line in text.splitlines():
         if line.startswith("|"):
@@ -157,7 +166,8 @@ def markdown_table(text: str) -> str:
     lines = []
     for index, row in enumerate([rows[0], *rows[2:]]):
         tag = "td" if index else "th"
-        cells = (f'<{tag} class="{k}">{html.escape(c)}</{tag}>' for k, c in zip(kinds, row, strict=True))
+        shown = (_LINK.sub(rf'<a href="{directory}/\2">\1</a>', html.escape(cell)) for cell in row)
+        cells = (f'<{tag} class="{k}">{c}</{tag}>' for k, c in zip(kinds, shown, strict=True))
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table>\n<thead>{lines[0]}</thead>\n<tbody>\n" + "\n".join(lines[1:]) + "\n</tbody>\n</table>"
     notes = paragraphs("\n".join(rest)).replace("<p>", '<p class="note">')

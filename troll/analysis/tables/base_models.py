@@ -20,13 +20,16 @@ from troll.analysis.data.summaries import (
     estimator_order,
     method_order,
     paired_scores,
+    per_run,
     require_one,
     scores,
+    spread,
     variants,
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.pooling import LEAST_SETTINGS, error_covariance, pool
 from troll.analysis.render.formats import Style, percent, points, whole
+from troll.analysis.tables.results import OFFICIAL_METRIC
 from troll.experiment.base_seeds import kind_name
 
 ALL = "all"
@@ -44,20 +47,21 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     Returns:
         One row per condition, estimator, method, kind of model and task, and for all tasks and all kinds
         together: ``base_models`` and ``settings`` (a task with a base model), ``seeds`` (the least of any
-        setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings), ``difference`` with
+        setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings; on public data after
+        the official ones, by lm-eval or evalplus, ``official_base`` and so on), ``difference`` with
         ``_low`` and ``_high`` (random effects; from three settings with two seeds each on), ``further_low``
         and ``further_high`` (a further setting, cut to [-1, 1]), ``lowest`` and ``highest`` of any setting.
     """
     require_one(runs)
     kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
-    rows = []
+    summary, rows = per_run(runs), []
     for place in dict.fromkeys((one.condition, one.estimator, one.trust_region) for one in compared):
         here = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
         names = _with_all(dict.fromkeys(kinds[cell.model] for cell in here))
         tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in here)))
         for kind, task in product(names, tasks):
             chosen = [cell for cell in here if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
-            if row := _row(items, chosen, baseline):
+            if row := _row(summary, items, chosen, baseline):
                 fixed = {"condition": place[0], "estimator": place[1], "trust_region": place[2]}
                 rows.append(fixed | {"model": kind, "task": task} | row)
     frame = pd.DataFrame(rows)
@@ -65,6 +69,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         "base_models": Style("Base models", whole),
         "settings": Style("Settings", whole),
         "baseline": Style(f"{baseline} (%)", percent),
+        "official_baseline": Style(f"{baseline}, official (%)", percent),
         "further_low": Style("A further setting, from (points)", points),
         "further_high": Style("to (points)", points),
         "lowest": Style("Lowest Δ (points)", points),
@@ -125,7 +130,9 @@ def _with_all(names: dict[str, None]) -> list[str]:
     return [*names, ALL] if len(names) > 1 else list(names)
 
 
-def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str, Any] | None:
+def _row(
+    summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell], baseline: str
+) -> dict[str, Any] | None:
     """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
     pairs = {cell: paired_scores(items, cell, cell.method(baseline)) for cell in chosen}
     known = {cell: pair for cell, pair in pairs.items() if pair is not None}
@@ -140,6 +147,7 @@ def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str
         "base_models": len({cell.model for cell in known}),
         "settings": len(known),
         "seeds": least,
+        **_official(summary, list(known), baseline),
         "base": float(np.mean(bases)) if bases else np.nan,
         "baseline": float(np.mean([other.to_numpy().mean() for _, other in known.values()])),
         "method": float(np.mean([own.to_numpy().mean() for own, _ in known.values()])),
@@ -154,3 +162,15 @@ def _row(items: pd.DataFrame, chosen: Sequence[Cell], baseline: str) -> dict[str
             "further_high": min(pooled.predicted_high, 1.0),
         }
     return row | {"lowest": float(effects.min()), "highest": float(effects.max())}
+
+
+def _official(summary: pd.DataFrame, known: Sequence[Cell], baseline: str) -> dict[str, float]:
+    """pass@1 by the official scorer, means over settings; nothing where no setting is on public data."""
+    if OFFICIAL_METRIC not in summary:
+        return {}
+    of = {"base": Cell.base, "baseline": lambda cell: cell.method(baseline), "method": lambda cell: cell}
+    means = {
+        name: [spread(take(cell).of(summary)[OFFICIAL_METRIC])[0] for cell in known]
+        for name, take in of.items()
+    }
+    return {f"official_{name}": spread(values)[0] for name, values in means.items()}

@@ -1,8 +1,12 @@
 """Public benchmarks as one table: reference solutions ("oracle") beside the base models, graded alike."""
 
+import math
+import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 from scipy import stats
@@ -14,8 +18,10 @@ from troll.common.files import read_json, read_jsonl
 
 ORACLE = "oracle"
 _COLUMNS = (
-    *("task", "answers", "problems", "available", "samples", "pass@1", "pass@1_low", "pass@1_high"),
-    *("base/pass@1", "evalplus", "cut", "data", "sha256"),
+    *("task", "answers", "problems", "available", "samples"),
+    *("scorer", "official", "official_low", "official_high", "official_base"),
+    *("pass@1", "pass@1_low", "pass@1_high", "base/pass@1", "disagreements", "list"),
+    *("cut", "data", "sha256"),
 )
 _LEVEL = 0.95
 
@@ -31,10 +37,12 @@ def benchmark_table(
         skipped: why something planned was not evaluated, by its name.
 
     Returns:
-        ``task``, ``answers``, ``problems`` of ``available``, ``samples`` for each, ``pass@1`` with a 95 %
-        interval over problems (Wilson's where there is one sample for each problem, else a t-interval on the
-        problems' shares), ``base/pass@1`` (plus sets: the few tests only), ``evalplus`` (its own verdict),
-        ``cut`` (share of samples whose prompt was cut), source and digest of the data.
+        ``task``, ``answers``, ``problems`` of ``available``, ``samples`` for each; ``official``, the pass@1
+        of ``scorer`` (lm-eval or evalplus), and ``official_base`` (plus sets: the few tests only); ``pass@1``
+        and ``base/pass@1``, the same by our judge; ``disagreements``, the samples on which the two differ,
+        and a link to their ``list``; ``cut`` (share of samples whose prompt was cut), source and digest of
+        the data. Intervals are of 95 % over problems: Wilson's where there is one sample for each problem,
+        else a t-interval on the problems' shares.
     """
     entries = []
     for answers, grades, cut in rows:
@@ -42,6 +50,10 @@ def benchmark_table(
         samples = [len(item["passed"]) for item in grades["problems"].values()]
         low, high = _interval(shares, max(samples))
         metrics = grades["metrics"]
+        official = [row["official"] for row in grades["problems"].values() if "official" in row]
+        means = [sum(flags) / len(flags) for flags in official]
+        official_low, official_high = _interval(means, max(samples)) if means else (math.nan, math.nan)
+        apart = float(metrics.get("disagreements", math.nan))
         entries.append(
             {
                 "task": marked(grades["task"], bool(substitutes_of(grades))),
@@ -49,11 +61,17 @@ def benchmark_table(
                 "problems": len(shares),
                 "available": len(shares) + len(grades["missing"]),
                 "samples": max(samples),
+                "scorer": _scorer(grades),
+                "official": float(metrics.get("official/pass@1", math.nan)),
+                "official_low": official_low,
+                "official_high": official_high,
+                "official_base": float(grades.get("evalplus", {}).get("base/pass@1", math.nan)),
                 "pass@1": float(metrics["pass@1"]),
                 "pass@1_low": low,
                 "pass@1_high": high,
-                "base/pass@1": float(metrics.get("base/pass@1", float("nan"))),
-                "evalplus": float(grades.get("evalplus", {}).get("pass@1", float("nan"))),
+                "base/pass@1": float(metrics.get("base/pass@1", math.nan)),
+                "disagreements": apart,
+                "list": f"[list]({grades['listed']})" if apart > 0 and grades.get("listed") else "",
                 "cut": cut / sum(samples),
                 "data": str(grades["data"].get("source", "")),
                 "sha256": str(grades["data_sha256"])[:12],
@@ -66,7 +84,13 @@ def benchmark_table(
         "problems": Style("Problems", whole),
         "available": Style("of", whole),
         "samples": Style("Samples", whole),
-        "evalplus": Style("evalplus' own (%)", percent),
+        "scorer": Style("Official scorer"),
+        "official": Style("Its pass@1 (%)", percent),
+        "official_base": Style("few tests (%)", percent),
+        "pass@1": Style("Our pass@1 (%)", percent),
+        "base/pass@1": Style("few tests (%)", percent),
+        "disagreements": Style("Disagreements", whole),
+        "list": Style("Their list"),
         "cut": Style("Prompts cut (%)", percent),
         "data": Style("Data"),
         "sha256": Style("SHA-256"),
@@ -82,13 +106,36 @@ def benchmark_table(
     return frame
 
 
+OFFICIAL = (
+    "The official scorer is lm-eval for mathematics, by its own task and metric where it has the data set "
+    "(GSM8K, MATH, MATH-500, AIME) and by our judge in it elsewhere, and evalplus for code. Our judge is "
+    "stricter: it looks at the last box alone, and runs programs where they cannot cheat. Disagreements "
+    "are samples that one accepts and the other does not."
+)
+"""What tables say of official figures."""
 _EXPLAINED = (
     f"{ORACLE}: the reference solutions, which show what the graders accept. The intervals cover the choice "
     "of problems alone. Where fewer problems are answered than there are, they were drawn without looking "
     "at them, the same for all rows.",
+    OFFICIAL,
     "A prompt that does not fit a model's context is cut to its last tokens, as lm-eval does; such an "
     "answer is hardly ever right.",
 )
+
+
+def _scorer(grades: Mapping[str, Any]) -> str:
+    """Who gave the official verdicts, by which task and metric."""
+    official = grades.get("official")
+    if not official:
+        return ""
+    names = official["tasks"]
+    parts = takewhile(
+        lambda part: len(set(part)) == 1, zip(*(name.split("_") for name in names), strict=False)
+    )
+    name = names[0] if len(names) == 1 else "_".join([part[0] for part in parts] + ["*"])
+    metric, _, chosen = str(official["metric"]).partition(",")
+    how = metric if chosen in ("", "none", "all") else chosen
+    return f"{official['scorer']}: {name} ({how})"
 
 
 def _left_out(skipped: Mapping[str, str]) -> list[str]:
@@ -105,19 +152,22 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
         ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(_LEVEL, method="wilson")
         return float(ends.low), float(ends.high)
     if len(set(shares)) == 1:  # no spread to go by
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     mean, error = sum(shares) / len(shares), stats.sem(shares)
     low, high = stats.t.interval(_LEVEL, len(shares) - 1, loc=mean, scale=error)
     return max(0.0, float(low)), min(1.0, float(high))
 
 
-def read_answers(label: str, grades: Path, samples: Path) -> tuple[str, Mapping[str, Any], int]:
+def read_answers(
+    label: str, grades: Path, samples: Path, beside: Path | None = None
+) -> tuple[str, Mapping[str, Any], int]:
     """A row for `benchmark_table` from two files.
 
     Args:
         label: what the answers are called.
         grades: of the answers.
         samples: the answers; their lines say which prompts were cut.
+        beside: directory of the table, from which it links to the list of disagreements.
 
     Raises:
         UserError: a file is missing, or is not one of grades.
@@ -126,4 +176,7 @@ def read_answers(label: str, grades: Path, samples: Path) -> tuple[str, Mapping[
     missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
     if missing:
         raise UserError(f"{grades}: not a file of grades, it lacks {', '.join(sorted(missing))}")
+    listed = grades.with_name("disagreements.jsonl")
+    if beside is not None and listed.exists():
+        graded["listed"] = quote(Path(os.path.relpath(listed, beside)).as_posix())
     return label, graded, sum(bool(row.get("cut")) for row in read_jsonl(samples))

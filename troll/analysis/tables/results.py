@@ -28,11 +28,14 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.statistics import paired_p_value
+from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
 MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
 """Shown after pass@1 and the pass@k of the largest k that was measured."""
-ABLATION_METRICS = ("pass@1", "difference", "kl", "entropy", "final", "peak", "drop")
+ABLATION_METRICS = ("difference", "kl", "entropy", "final", "peak", "drop")
+OFFICIAL_METRIC = "official/pass@1"
+"""pass@1 by lm-eval or evalplus, of runs on public data."""
 _CONSTRAINT_CHECK: Mapping[str, str] = {
     "clip_fraction": "mean",
     "kl_to_old_max": "max",
@@ -68,8 +71,9 @@ def main_table(
             ``ablation_table``).
 
     Returns:
-        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k, and
-        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
+        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k (on public data
+        after ``official/pass@1`` and before the number of ``disagreements``), and ``MAIN_METRICS``: mean and
+        ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
         ``p`` (paired t-test over seeds; it and the reading are of this comparison alone, and
         ``comparison_family`` corrects for all). Shares are between 0 and 1, KL and entropy are in nats.
 
@@ -79,7 +83,7 @@ def main_table(
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = set(trust_regions or names - set(variants(runs, expected))) | {BASE}
-    metrics = (*_pass_metrics(runs), *MAIN_METRICS)
+    metrics = (*_of_test(runs, *_pass_metrics(runs)), *MAIN_METRICS)
     frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
     return frame
@@ -89,7 +93,8 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
     """The short form of ``main_table``: one row per setting, two methods side by side.
 
     Returns:
-        The coordinates of the setting, seeds (of the method), ``base``, ``baseline`` and ``method`` (test
+        The coordinates of the setting, seeds (of the method), on public data the official pass@1 of base
+        model and both methods, ``base``, ``baseline`` and ``method`` (test
         pass@1 with ``_sd``), ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
         ``attrs["headings"]`` says which methods they are.
     """
@@ -98,12 +103,15 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
     for _, setting in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
         here = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
         same = (main["model"] == setting["model"]) & (main["task"] == setting["task"])
-        base = main.loc[same & (main["trust_region"] == BASE), "pass@1"]
         row: dict[str, Any] = dict(setting) | {"seeds": pd.NA, "planned": pd.NA, "status": "not run"}
-        row["base"] = float(base.iloc[0]) if len(base) else math.nan
-        for column, name in (("baseline", baseline), ("method", method)):
-            for part in ("", "_sd"):
-                row[f"{column}{part}"] = here[f"pass@1{part}"].get(name, math.nan)
+        for metric, prefix in ((OFFICIAL_METRIC, "official_"), ("pass@1", "")):
+            if metric not in main:
+                continue
+            base = main.loc[same & (main["trust_region"] == BASE), metric]
+            row[f"{prefix}base"] = float(base.iloc[0]) if len(base) else math.nan
+            for column, name in (("baseline", baseline), ("method", method)):
+                for part in ("", "_sd"):
+                    row[f"{prefix}{column}{part}"] = here[f"{metric}{part}"].get(name, math.nan)
         for name in ("difference", "difference_low", "difference_high"):
             row[name] = here[name].get(method, math.nan)
         row["reading"] = here["reading"].get(method, "")
@@ -115,6 +123,8 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
     frame.attrs["headings"] = {
         "method": f"{method} (%)",
         "baseline": f"{baseline} (%)",
+        "official_method": f"{method}, official (%)",
+        "official_baseline": f"{baseline}, official (%)",
         "kl": f"Late KL, {method}",
         "baseline_kl": f"Late KL, {baseline}",
     }
@@ -138,8 +148,8 @@ def ablation_table(
         skipped: reason by task.
 
     Returns:
-        As ``main_table`` with ``ABLATION_METRICS``, rule by rule; differences are taken from the rule's own
-        default. Without rows when there are no variants.
+        As ``main_table`` with pass@1 and ``ABLATION_METRICS``, rule by rule; differences are taken from the
+        rule's own default. Without rows when there are no variants.
     """
     require_one(runs)
     known = set(cells(runs)) | set(planned_seeds(expected or ()))
@@ -149,7 +159,14 @@ def ablation_table(
         varied = {cell for cell in known if defaults.get(cell.trust_region) == default}
         chosen = {cell.trust_region for cell in varied} | {default}
         settings = {cell.method(default) for cell in varied}
-        wanted = (chosen, ABLATION_METRICS, default, expected, skipped or {}, settings)
+        wanted = (
+            chosen,
+            (*_of_test(runs, "pass@1"), *ABLATION_METRICS),
+            default,
+            expected,
+            skipped or {},
+            settings,
+        )
         parts.append(_table(runs, items, *wanted))
     if not parts:
         frame = pd.DataFrame()
@@ -209,7 +226,7 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
     """
     require_one(runs)
     summary = per_run(runs)
-    metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=lambda name: ("/" in name, name))
+    metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=_test_order)
     rows = []
     for cell in cells(runs):
         lines = cell.of(summary)
@@ -221,6 +238,19 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
             row[metric], row[f"{metric}_sd"] = spread(values)
         rows.append(row)
     return pd.DataFrame(rows).astype({"seeds": "Int64"})
+
+
+def _test_order(metric: str) -> tuple[bool, bool, bool, str]:
+    """What the official scorer says first, then by our judge, then where they differ, and all else."""
+    official = metric.startswith("official/")
+    apart = metric == "disagreements"
+    return not official, apart or "/" in metric, not apart and "/" in metric, metric
+
+
+def _of_test(runs: pd.DataFrame, *ours: str) -> list[str]:
+    """Our pass@k; on public data after what the official scorer says, and before how often it differs."""
+    tested = set(runs.loc[runs["source"] == "test", "metric"])
+    return [name for name in (OFFICIAL_METRIC, *ours, "disagreements") if name in ours or name in tested]
 
 
 def _pass_metrics(runs: pd.DataFrame) -> list[str]:
@@ -307,6 +337,8 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
         "per token.",
     ]
     notes += [ONE_SEED] if 1 in counts else []
+    if OFFICIAL_METRIC in frame:
+        notes.append(f"{OFFICIAL} `disagreements.jsonl` in each run's directory under `runs/` lists them.")
     notes += [f"Task {task}: skipped, because {reason}." for task, reason in sorted(skipped.items())]
     missing = frame[frame["status"] == "not run"]
     if len(missing):
