@@ -77,7 +77,7 @@ docs: env ## write what is generated: the JSON schema, docs/configuration.md, co
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
-	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json; do [ ! -e "$$data" ] || \
+	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json results/*/gpu_check.json; do [ ! -e "$$data" ] || \
 		"$(BIN)/troll" check-results "$$(dirname "$$data")" --release || exit 1; done
 
 # Without a rule, the package's own would be tested. Its tests are chosen by `own_rule`: pytest escapes names.

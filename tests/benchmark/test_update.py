@@ -1,4 +1,7 @@
 import json
+import math
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -196,11 +199,11 @@ def test_a_measurement_that_projects_nothing_is_refused_before_a_table_is_writte
     quiet = {"projected_share": [0.0, 0.2], "old_seconds": [1.0], "seconds": [1.0]}
     quiet |= {"processor_seconds": [1.0], "peak_bytes": 1.0}
     monkeypatch.setattr("troll.benchmark.harness.measure", lambda *_: dict(quiet))
-    message = r"a step of tiny with troll projected 0\.0 % of its tokens, must be at least 10 %"
+    message = r"a step of tiny with troll projected 0 % of its tokens, must be at least 10 %"
     with pytest.raises(UserError, match=message):
         cost_step.run_step_cost(tmp_path, shape="tiny", device="cpu")
     monkeypatch.setattr("troll.benchmark.update.measure", lambda *_: {"projected_share": 0.09})
-    with pytest.raises(UserError, match=r"an update of D = 8 projected 9\.0 % of its tokens"):
+    with pytest.raises(UserError, match=r"an update of D = 8 projected 9 % of its tokens"):
         run_cost(tmp_path, tokens=8, widths=(8,), vocab=32, keep=4)
     assert not list(tmp_path.iterdir())
 
@@ -235,3 +238,100 @@ def test_unknown_shapes_and_devices_are_refused(tmp_path):
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="'cuda' is not available"):
             cost_step.run_step_cost(tmp_path, shape="tiny", device="cuda")
+
+
+@pytest.fixture
+def gpu(repository, monkeypatch):
+    monkeypatch.syspath_prepend(repository / "workflow/benchmarks")
+    import gpu_check
+    import gpu_more_rows
+    import gpu_rows
+
+    return {"check": gpu_check, "rows": gpu_rows, "more": gpu_more_rows}
+
+
+def a_bench(gpu, tmp_path, budget=1e6):
+    return gpu["check"].Bench(tmp_path, budget, dry=True, about={})
+
+
+def test_a_row_that_projects_too_little_or_is_off_fails_and_the_others_are_written(gpu, tmp_path):
+    case, value = gpu["rows"].Case, gpu["rows"].Value
+    bench = a_bench(gpu, tmp_path)
+    left = []
+    cases = [
+        case("breaks", "auto", lambda: 1 / 0),
+        case("idle", "auto", lambda: left.append("idle"), share=lambda: 0.0999),
+        case("off", "torch", lambda: None, exact=lambda: {"dH": value(2e-3, 1e-3)}),
+        case("lost", "torch", None, exact=lambda: {"dH": value(math.nan, 1e-3)}),
+        case("good", "torch", lambda: None, share=lambda: 0.1, exact=lambda: {"dH": value(1e-3, 1e-3)}),
+    ]
+    bench.measure("Head", cases)
+    rows = json.loads((tmp_path / "gpu_check.json").read_text())["rows"]
+    assert {row["name"]: row.get("failed") for row in rows} == {
+        "breaks": "ZeroDivisionError: division by zero",
+        "idle": "9.99 % of the tokens projected, must be at least 10 %",
+        "off": "dH: 2.00e-03, must be at most 1e-03",
+        "lost": "dH: nan, must be at most 1e-03",
+        "good": None,
+    }
+    assert "ms" not in rows[0] and all("ms" in row for row in (rows[1], rows[2], rows[4]))
+
+
+def test_a_budget_that_runs_out_leaves_out_what_comes_last(gpu, tmp_path):
+    case = gpu["rows"].Case
+    bench = a_bench(gpu, tmp_path, budget=bench_age(gpu) + gpu["check"].RESERVE + 5.0)
+    bench.measure("Head", [case("long", "auto", lambda: None, seconds=60.0)])
+    bench.measure("Head", [case("short", "auto", lambda: None, seconds=0.1)])
+    assert [row["name"] for row in bench.report["rows"]] == ["short"]
+    assert bench.report["skipped"] == ["long (auto)"]
+
+
+def bench_age(gpu):
+    return gpu["check"].time.monotonic() - gpu["check"].BEGUN
+
+
+def test_goals_are_ratios_of_rows_that_worked(gpu):
+    sizes = gpu["rows"].Sizes()
+
+    def row(name, backend="auto", **more):
+        return {"name": name, "backend": backend, **more}
+
+    rows = [
+        row("label log-probs", ms=4.0),
+        row("top-K, K = 64", ms=5.0, waits=1),
+        row("top-K, K = 256", ms=9.0, failed="off"),
+        row("TROLL: head and loss, 32768 tokens", peak_mib=50.0),
+        row("TROLL: head and loss, 32768 tokens", "torch", peak_mib=100.0),
+    ]
+    found = {goal["goal"]: (goal["value"], goal["limit"]) for goal in gpu["more"].goals(sizes, rows)}
+    assert found == {
+        "time of the top-K, K = 64, over label log-probs": (1.25, 1.3),
+        "peak memory of TROLL over plain torch's, 32768 tokens": (0.5, 1.0),
+        "waits of the host: top-K, K = 64": (1, 0),
+    }
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_gpu_check_measures_every_row_and_finds_it_exact(gpu, repository, tmp_path):
+    command = [sys.executable, "workflow/benchmarks/gpu_check.py", "--dry", "--budget", "3000"]
+    done = subprocess.run(
+        [*command, "--out", tmp_path], cwd=repository, capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert not report["skipped"]
+    sizes, rows = gpu["rows"].DRY, {(row["name"], row["backend"]): row for row in report["rows"]}
+    assert len(rows) == len(report["rows"]) and {row["backend"] for row in report["rows"]} >= {
+        "torch",
+        "triton",
+    }
+    assert {row["section"] for row in report["rows"]} == {*gpu["more"].SECTIONS} - {"Matrix products"}
+    for keep in sizes.keeps:
+        for name in ("TROLL: head and loss", "step, TROLL", "rule, forward and backward"):
+            for backend in ("torch", "triton"):
+                assert rows[f"{name}, K = {keep}", backend]["projected_share"] == pytest.approx(0.1)
+    for row in report["rows"]:
+        assert not any(limit is not None and value > limit for value, limit in row.get("errors", {}).values())
+    checked = [name for name, backend in rows if backend == "triton" and rows[name, backend].get("errors")]
+    assert len(checked) >= 12
+    assert len(report["goals"]) >= 7

@@ -58,7 +58,7 @@ def check_projected(name: str, share: float) -> None:
     """
     if not share >= LEAST_PROJECTED:
         raise UserError(
-            f"cost: {name} projected {100 * share:.1f} % of its tokens, must be at least "
+            f"cost: {name} projected {100 * share:.3g} % of its tokens, must be at least "
             f"{100 * LEAST_PROJECTED:.0f} %: else the projection's cost is not in what was measured"
         )
 

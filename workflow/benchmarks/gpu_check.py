@@ -11,6 +11,7 @@ results/ is a few MB (`git clone --filter=blob:none --sparse`, then `git sparse-
 
 import argparse
 import collections
+import functools
 import gc
 import json
 import math
@@ -52,7 +53,8 @@ class Bench:
 
         self.torch, self.cuda, self.dry = torch, not dry, dry
         self.path, self.budget, self.begun = out / DATA, budget, BEGUN
-        self.report: dict[str, Any] = {"about": about, "limits": {}, "rows": [], "skipped": []}
+        self.report: dict[str, Any] = {"about": about, "limits": {}, "goals": [], "rows": [], "skipped": []}
+        self.goals: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: []
         self.own_waits = 0
         if self.cuda:
             self.own_waits = self._launches(lambda: None)["waits"]
@@ -211,7 +213,7 @@ class Bench:
         if case.share is not None:
             share = more["projected_share"] = case.share()
             if not share >= LEAST_PROJECTED:
-                more["failed"] = f"{100 * share:.1f} % of the tokens projected, must be at least 10 %"
+                more["failed"] = f"{100 * share:.3g} % of the tokens projected, must be at least 10 %"
         if case.exact is not None:
             errors = case.exact()
             more["errors"] = {
@@ -226,6 +228,7 @@ class Bench:
     def write(self) -> None:
         """Writes what is known so far."""
         self.report["about"]["seconds"] = round(time.monotonic() - self.begun, 1)
+        self.report["goals"] = self.goals(self.report["rows"])
         write_json(self.path, self.report)
 
 
@@ -290,7 +293,7 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
     from dataclasses import asdict
 
     import gpu_rows
-    from gpu_more_rows import SECTIONS
+    from gpu_more_rows import SECTIONS, goals
 
     torch.manual_seed(0)
     sizes = gpu_rows.DRY if dry else gpu_rows.Sizes()
@@ -298,6 +301,7 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
         "sizes": {name: str(value) if name == "dtype" else value for name, value in asdict(sizes).items()}
     }
     bench = Bench(out, budget, dry=dry, about=told)
+    bench.goals = functools.partial(goals, sizes)
     bench.limits(sizes.dtype)
     bench.write()
     print(json.dumps(bench.report["about"] | bench.report["limits"]), flush=True)

@@ -1,15 +1,21 @@
 """More of what `gpu_check.py` measures: whole steps, equality, memory, products, sharding; and the order."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from gpu_rows import (
     BEFORE,
+    CLIP,
     CLIP_LONG,
     CLIP_STEP,
+    HEAD,
+    LABELS,
+    RULE,
+    TOP_K,
+    TROLL,
     TROLL_LONG,
     TROLL_STEP,
     Case,
@@ -18,7 +24,6 @@ from gpu_rows import (
     Loss,
     Sizes,
     Value,
-    default_backend,
     heads,
     largest,
     losses,
@@ -26,6 +31,7 @@ from gpu_rows import (
     relative,
     rules,
     trl_head,
+    using,
 )
 
 from troll.algorithms.lm_head import lm_head
@@ -58,7 +64,7 @@ def steps(s: Sizes, data: Data) -> Groups:
 
 
 def _with_backend(backend: str, call: Callable[[], Any]) -> None:
-    with default_backend(backend):
+    with using(backend):
         call()
 
 
@@ -244,3 +250,48 @@ SECTIONS: dict[str, Callable[[Sizes, Data], Groups]] = {
     "Sharding": sharded,
 }
 """In the order of their importance: what a budget that runs out leaves out is at the end."""
+
+
+def goals(s: Sizes, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the rows so far say of every goal: a ratio or a number, and what it may be at most (None: any)."""
+    return list(_goals(s, {(row["name"], row["backend"]): row for row in rows if "failed" not in row}))
+
+
+def _goals(s: Sizes, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    fast = s.fast
+    step, k, long = CLIP_STEP, s.keeps[0], s.long
+    ratios: list[tuple[str, tuple[str, str], tuple[str, str], str, float | None]] = []
+    for keep in s.keeps:
+        top, troll, whole = (name.format(keep) for name in (TOP_K, TROLL, TROLL_STEP))
+        ratios += [
+            (f"time of the {top}, over label log-probs", (top, fast), (LABELS, fast), "ms", 1.3),
+            (
+                f"time of TROLL's head and loss over clip's, K = {keep}",
+                (troll, fast),
+                (CLIP, fast),
+                "ms",
+                1.1,
+            ),
+            (f"time of TROLL's step over clip's, K = {keep}", (whole, fast), (step, fast), "ms", 1.02),
+        ]
+    clip, troll = CLIP_LONG.format(long), TROLL_LONG.format(long)
+    ratios += [
+        ("time of clip's head over TRL's", (HEAD, fast), (HEAD, "TRL"), "ms", 1.0),
+        (
+            f"peak memory of TROLL over plain torch's, {long} tokens",
+            (troll, fast),
+            (troll, BEFORE),
+            "peak_mib",
+            1.0,
+        ),
+        (f"peak memory of TROLL over clip's, {long} tokens", (troll, fast), (clip, fast), "peak_mib", None),
+        ("peak memory of TROLL over clip's on TRL's head", (troll, fast), (clip, "TRL"), "peak_mib", None),
+    ]
+    for what, above, below, column, limit in ratios:
+        if above in rows and below in rows and rows[below].get(column):
+            value = rows[above][column] / rows[below][column]
+            yield {"goal": what, "value": value, "limit": limit}
+    for name in (TOP_K, RULE, TROLL, TROLL_STEP):
+        row = rows.get((name.format(k), fast), {})
+        if row.get("waits") is not None:
+            yield {"goal": f"waits of the host: {name.format(k)}", "value": row["waits"], "limit": 0}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import default_backend
 from troll.algorithms.lm_head import lm_head
-from troll.algorithms.projection import project
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 
 BEFORE = "torch"
@@ -94,22 +94,17 @@ Groups = Iterator[list[Case]]
 
 
 @contextlib.contextmanager
-def default_backend(backend: str) -> Iterator[None]:
-    """Rules and models take the default backend: another one is put in its place."""
-    if backend == "auto":
-        yield
-        return
-    import troll.algorithms.trust_regions.projected as projected
+def using(backend: Any) -> Iterator[None]:
+    """Gives rules and models another backend than the one they take by themselves."""
     import troll.training.head as head
 
-    places: list[tuple[Any, str, Any]] = [(projected, "project", project), (head, "lm_head", lm_head)]
     try:
-        for module, name, function in places:
-            setattr(module, name, functools.partial(function, backend=backend))
-        yield
+        if backend != "auto":
+            head.lm_head = functools.partial(lm_head, backend=backend)  # type: ignore[assignment]
+        with default_backend(backend):
+            yield
     finally:
-        for module, name, function in places:
-            setattr(module, name, function)
+        head.lm_head = lm_head
 
 
 def relative(value: Tensor, reference: Tensor) -> float:
@@ -321,7 +316,7 @@ class Loss:
 
     def update(self, new: Callable[[], TokenPolicy] | None = None) -> None:
         """Leaves the gradients."""
-        with default_backend(self.backend):
+        with using(self.backend):
             policy = self.data.new_policy(self.old, self.backend) if new is None else new()
             losses = self.rule(policy, self.old, self.data.advantages[None], self.mask)
             losses.per_token.sum().backward()  # type: ignore[no-untyped-call]
@@ -343,7 +338,8 @@ class Loss:
         output = lm_head(hidden, data.weight.detach().double(), data.labels[few], support=support)
         new, old = wide(data.policy(output.label_log_probs, output.distribution), few), wide(self.old, few)
         new = replace(new, token_ids=data.labels[None, few])
-        losses = self.rule(new, old, data.advantages[None, few].double(), self.mask[:, few])
+        with using(BEFORE):
+            losses = self.rule(new, old, data.advantages[None, few].double(), self.mask[:, few])
         losses.per_token.sum().backward()  # type: ignore[no-untyped-call]
         assert hidden.grad is not None
         return {"dH": Value(relative(gradient, hidden.grad), 1e-2)}
@@ -405,7 +401,7 @@ class _Rule:
         self.metrics: dict[str, Tensor] = {}
 
     def losses(self, new: TokenPolicy, old: TokenPolicy) -> Tensor:
-        with default_backend(self.loss.backend):
+        with using(self.loss.backend):
             losses = self.loss.rule(
                 new, old, self.loss.data.advantages[None].to(new.log_probs), self.loss.mask
             )
