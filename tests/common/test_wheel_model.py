@@ -17,10 +17,15 @@ from troll.common.errors import UserError
 from troll.common.models import load_model
 from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import parse_experiment
-from troll.training import wheel_model
-from troll.training.base_model import link_base_model, shared_base_model
+from troll.tasks.datasets.task import whole_split
+from troll.tasks.prompts import encode
+from troll.tasks.registry import get_task
+from troll.tasks.types import Demonstration, Problem
+from troll.training import base_model, supervised, wheel_model
+from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
 from troll.training.prompts import load_policy_tokenizer
 from troll.training.shared_place import VARIABLE
+from troll.training.supervised import end_of_response, micro_batches, rows_of
 
 WIDTH, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 2, 1, 96, 2, 512
 END = "<|im_end|>"
@@ -447,3 +452,188 @@ def test_another_version_of_what_reads_the_file_makes_another_model(tiny, monkey
     before = wheel_model.identity_of(wheel)
     monkeypatch.setattr(wheel_model, "_version", lambda name: "0")
     assert wheel_model.identity_of(wheel) != before
+
+
+# --- supervised steps ---------------------------------------------------------------------------------------
+
+STEPS = {"steps": 12, "batch_size": 4, "learning_rate": 5e-3}
+
+
+def taught(tiny, out, task="chains", supervised=STEPS, **changes):
+    experiment = experiment_of({"wheel": settings_of(tiny, **changes), "supervised": supervised}, task)
+    pretrained_base_model(resolve_base(experiment, "tiny", task), out)
+    return json.loads((out / "manifest.json").read_text())
+
+
+@pytest.fixture
+def mirrored(tiny, monkeypatch):
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
+    # That of a checkout whose source is committed, or else it may change while the tests run.
+    monkeypatch.setattr(base_model, "uncommitted_source", lambda: None)
+
+
+def loss_of(checkpoint):
+    """Nats per token of demonstrations of another seed."""
+    tokenizer, model = load_policy_tokenizer(checkpoint), load_model(checkpoint)
+    shown = get_task("chains").demonstrate(20, 5, get_task("chains").defaults)
+    losses = []
+    for row in rows_of(tokenizer, shown):
+        ids, labels = (torch.tensor([row[name]]) for name in ("input_ids", "labels"))
+        with torch.no_grad():
+            losses.append(model(input_ids=ids, labels=labels).loss.item())
+    return sum(losses) / len(losses)
+
+
+def weights_in(out):
+    return load_model(out / "checkpoint").state_dict()
+
+
+def test_supervised_steps_teach_the_task_and_keep_what_makes_a_checkpoint(tiny, tmp_path, mirrored):
+    manifest = taught(tiny, tmp_path / "base", supervised=STEPS | {"steps": 60})
+    before, after = tiny.expected, weights_in(tmp_path / "base")
+    linked(tiny, tmp_path / "linked")
+    untaught, learnt = (loss_of(tmp_path / name / "checkpoint") for name in ("linked", "base"))
+    assert learnt < 0.75 * untaught, "of demonstrations that it has not seen"
+    assert manifest["last_loss"] < 0.75 * untaught and manifest["wall_s"] > 0
+    assert all(values.dtype == torch.float32 for values in after.values())
+    assert manifest["wheel"]["note"] == "dequantised from Q4_1: not the hub's weights"
+    assert manifest["config"]["model"]["supervised"] == STEPS | {"steps": 60, "weight_decay": 0.01}
+    assert load_policy_tokenizer(tmp_path / "base/checkpoint").chat_template == TEMPLATE
+    assert damage(tmp_path / "base/checkpoint", manifest["checkpoint"]) is None
+    assert sorted(path.name for path in (tmp_path / "base").iterdir()) == ["checkpoint", "manifest.json"]
+    # The model that it began with is left as it was.
+    kept = next((tmp_path / "place").glob("wheel-*/files"))
+    assert torch.equal(load_model(kept).state_dict()["model.norm.weight"], before["model.norm.weight"])
+
+
+def test_they_are_done_once_for_a_model_and_a_task(tiny, tmp_path, mirrored, monkeypatch, capsys):
+    done = []
+    train = base_model.train_supervised
+    monkeypatch.setattr(base_model, "train_supervised", lambda *a, **k: done.append(1) or train(*a, **k))
+    first = taught(tiny, tmp_path / "1")
+    second = taught(tiny, tmp_path / "2")
+    assert len(done) == 1 and second["checkpoint"] == first["checkpoint"]
+    assert second.pop("made_by") == {name: first[name] for name in ("git_commit", "numerics", "hardware")}
+    assert {**second, "git_commit": first["git_commit"]} == first
+    assert "tiny/chains/base: taken from" in capsys.readouterr().err
+    taught(tiny, tmp_path / "3", supervised=STEPS | {"steps": 13})
+    taught(tiny, tmp_path / "4", task="functions")
+    assert len(done) == 3
+    write_gguf(tmp_path / "a.gguf", seed=1)
+    other = write_wheel(tmp_path / "mirror", {FILE: (tmp_path / "a.gguf").read_bytes()})
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(other.parent))
+    monkeypatch.setenv("TROLL_DATA_LOCK", str(tmp_path / "other.json"))
+    taught(SimpleNamespace(sha256=sha256_of_file(other)), tmp_path / "5")
+    assert len(done) == 4, "another model, under the same name"
+
+
+def test_a_model_of_the_hub_takes_them_too(tiny, tmp_path, mirrored, monkeypatch):
+    linked(tiny, tmp_path / "linked")
+    mirror = tmp_path / "mirror"
+    (mirror / "owner").mkdir(parents=True)
+    (mirror / "owner/tiny").symlink_to(tmp_path / "linked/checkpoint")
+    monkeypatch.setenv("TROLL_MODEL_MIRROR", str(mirror))
+    experiment = experiment_of({"hub": {"id": "owner/tiny"}, "supervised": STEPS})
+    pretrained_base_model(resolve_base(experiment, "tiny", "chains"), tmp_path / "hub")
+    manifest = json.loads((tmp_path / "hub/manifest.json").read_text())
+    assert manifest["hub"]["id"] == "owner/tiny" and manifest["config"]["model"]["supervised"]
+    assert not (tmp_path / "hub/checkpoint/model.safetensors").is_symlink()
+    plain = experiment_of({"hub": {"id": "owner/tiny"}})
+    pretrained_base_model(resolve_base(plain, "tiny", "chains"), tmp_path / "plain")
+    assert (tmp_path / "plain/checkpoint/model.safetensors").is_symlink()
+    assert "supervised" not in resolve(plain, plain.runs()[0]).model_dump()["model"]
+
+
+def test_only_completion_and_end_are_learnt_after_the_prompt_that_is_sampled_from(tiny, tmp_path, mirrored):
+    linked(tiny, tmp_path / "base")
+    tokenizer = load_policy_tokenizer(tmp_path / "base/checkpoint")
+    ((ids, labels),) = [row.values() for row in rows_of(tokenizer, [Demonstration("1+1?", "2")])]
+    (prompt,) = encode(tokenizer, ["1+1?"])
+    assert ids[: len(prompt)] == prompt and set(labels[: len(prompt)]) == {-100}
+    assert labels[len(prompt) :] == ids[len(prompt) :]
+    assert tokenizer.decode(ids) == f"<|im_start|>user\n1+1?{END}\n<|im_start|>assistant\n2{END}"
+
+
+def test_a_chat_ends_with_the_end_of_a_turn_where_sampling_knows_it(tiny, tmp_path, mirrored):
+    """Base models with a chat template end texts elsewhere than turns: Qwen's at <|endoftext|>."""
+    linked(tiny, tmp_path / "base")
+    tokenizer = load_policy_tokenizer(tmp_path / "base/checkpoint")
+    tokenizer.eos_token = "<|endoftext|>"
+    turn, text = tokenizer.convert_tokens_to_ids([END, "<|endoftext|>"])
+    knows = SimpleNamespace(eos_token_id=[text, turn])
+    assert end_of_response(tokenizer, knows) == turn
+    assert end_of_response(tokenizer, SimpleNamespace(eos_token_id=text)) == text
+    tokenizer.chat_template = None
+    assert end_of_response(tokenizer, knows) == text
+
+
+def test_a_batch_in_parts_is_the_same_batch(tiny, tmp_path, mirrored, monkeypatch):
+    taught(tiny, tmp_path / "whole", supervised=STEPS | {"steps": 3})
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "another place"))
+    monkeypatch.setattr(supervised, "_TOKENS_ON_CPU", 1)
+    asked = []
+    arguments = supervised.TrainingArguments
+    monkeypatch.setattr(
+        supervised, "TrainingArguments", lambda **given: asked.append(given) or arguments(**given)
+    )
+    taught(tiny, tmp_path / "parts", supervised=STEPS | {"steps": 3})
+    assert asked[0]["per_device_train_batch_size"] == 1 and asked[0]["gradient_accumulation_steps"] == 4
+    whole, parts = weights_in(tmp_path / "whole"), weights_in(tmp_path / "parts")
+    for name, values in whole.items():
+        moved = (values - tiny.expected.get(name, values)).abs().max()
+        assert torch.allclose(values, parts[name], atol=1e-4 + 0.01 * moved.item()), name
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "tokens", "parts"),
+    [
+        ([100], 16, 2000, 1),
+        ([100], 16, 1600, 1),
+        ([100], 16, 1599, 2),
+        ([30, 100], 6, 250, 3),
+        ([100], 4, 10, 4),
+    ],
+)
+def test_parts_hold_the_longest_rows(lengths, size, tokens, parts):
+    rows = [{"input_ids": [0] * length, "labels": [0] * length} for length in lengths]
+    assert micro_batches(rows, size, tokens) == parts
+
+
+def test_solutions_of_a_data_set_are_demonstrations(real_data):
+    task = get_task("gsm8k")
+    shown = task.demonstrate(7300, 0, {})
+    train = {problem.prompt: problem.answer for problem in whole_split("gsm8k", "train")}
+    validation = {problem.prompt for problem in whole_split("gsm8k", "validation")}
+    prompts = [one.prompt for one in shown]
+    assert not set(prompts) & validation and set(prompts) == set(train), "7,217 problems, some of them again"
+    assert len(set(prompts[: len(train)])) == len(train)
+    assert not any("<<" in one.completion for one in shown)
+    solved = task.reward(
+        [Problem("", one.prompt, train[one.prompt]) for one in shown[:200]],
+        [one.completion for one in shown[:200]],
+    )
+    assert solved == [1.0] * 200
+    assert task.demonstrate(50, 1, {}) != shown[:50] == task.demonstrate(50, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("supervised", "words"),
+    [
+        ({}, "models.tiny: supervised.steps is missing; a pretrained model has no default"),
+        ({"steps": 5, "batch_size": 4}, "supervised.learning_rate is missing"),
+        (STEPS | {"demonstrations_for_tokenizer": 5}, "is for models from scratch"),
+        (STEPS | {"epochs": 5}, "unknown key 'epochs'"),
+    ],
+)
+def test_a_pretrained_model_has_no_defaults_of_tiny_ones(tiny, supervised, words):
+    with pytest.raises(UserError) as caught:
+        experiment_of({"wheel": settings_of(tiny), "supervised": supervised})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_task_without_demonstrations_is_told_beforehand(tiny):
+    model = {"wheel": settings_of(tiny), "supervised": STEPS}
+    assert experiment_of(model, "gsm8k")
+    with pytest.raises(UserError, match=r"models\.tiny\.supervised: task dapo has no demonstrations.*gsm8k"):
+        experiment_of(model, "dapo")
+    assert experiment_of({"wheel": settings_of(tiny)}, "dapo")

@@ -222,8 +222,8 @@ def test_splits_of_a_task_do_not_overlap_and_never_change(real_data):
         task.generate("train", 8000, 0, settings)
     with pytest.raises(UserError, match="aime24 has no train problems; it has test"):
         get_task("aime24").generate("train", 1, 0, {})
-    with pytest.raises(UserError, match="gsm8k has no demonstrations"):
-        task.demonstrate(1, 0, settings)
+    with pytest.raises(UserError, match="dapo has no demonstrations"):
+        get_task("dapo").demonstrate(1, 0, settings)
 
 
 def test_written_problems_are_read_back(real_data, tmp_path):

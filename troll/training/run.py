@@ -20,7 +20,6 @@ from troll.experiment.run_config import RunConfig
 from troll.experiment.settings import Vllm
 from troll.tasks.registry import get_task
 from troll.tasks.types import Problem, Task
-from troll.training.base_model import encode
 from troll.training.callbacks import MetricsCallback, ProgressCallback
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
 from troll.training.config import PARTS, TrustRegionConfig
@@ -34,6 +33,7 @@ from troll.training.prompts import (
     read_problems,
 )
 from troll.training.stopping import StopOnSignal
+from troll.training.supervised import rows_of
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
 
@@ -95,8 +95,8 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
         eval_loss=False,
         num_generations_eval=1,
         per_device_eval_batch_size=max(1, responses // processes),
-        gradient_checkpointing=torch.cuda.is_available(),
-        bf16=torch.cuda.is_available(),
+        gradient_checkpointing=training.gradient_checkpointing and torch.cuda.is_available(),
+        bf16=training.mixed_precision and torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=False,
         chat_template_kwargs=THINKING,
@@ -170,7 +170,7 @@ def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
     if config.training.pretraining is None:
         return None
     task = get_task(config.task.name)
-    return encode(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
+    return rows_of(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
 
 
 def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: str = "none") -> None:

@@ -107,6 +107,7 @@ _SETS: Sequence[DataSet] = (
             "train": _simple("gsm8k/train.jsonl.gz", "openai/gsm8k", 7473, "train", "main"),
             "test": _simple("gsm8k/test.jsonl", "openai/gsm8k", 1319, "test", "main"),
         },
+        solutions=True,
     ),
     DataSet(
         "math",
@@ -114,6 +115,7 @@ _SETS: Sequence[DataSet] = (
         "math",
         convert.boxed,
         {"train": _math_part("train", 7500), "test": _math_part("test", 5000)},
+        solutions=True,
     ),
     DataSet(
         "math500",

@@ -1,6 +1,7 @@
 """Data sets as tasks: what experiments, sampling and grading see of them."""
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,12 +57,39 @@ def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Proble
     return [problems[number] for number in sorted(numbers)]
 
 
+def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
+    """Training problems with their solutions, in an order of the seed's; all of them before any comes again.
+
+    Problems that are kept for validation are none of them.
+    """
+    if not item.solutions:
+        raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
+    known = [
+        Demonstration(one.prompt, solution)
+        for one in whole_split(item.name, "train")
+        if (solution := _solution(one))
+    ]
+    shown: list[Demonstration] = []
+    for number in range(-(-count // len(known))):
+        stream = derive_seed(stream="demonstrations", task=item.name, seed=seed, round=number)
+        shown += random.Random(stream).sample(known, len(known))
+    return shown[:count]
+
+
+def _solution(problem: Problem) -> str:
+    """A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out."""
+    words = re.sub(r"<<[^<>]*>>", "", str(problem.record.get("solution") or "")).strip()
+    if not words or "\\boxed" in words:
+        return words
+    return f"{words}\nThe answer is $\\boxed{{{problem.answer}}}$."
+
+
 def _task(item: DataSet) -> Task:
     def generate(split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
         return _generate(item, split, count, seed)
 
-    def demonstrate(*_: Any) -> list[Demonstration]:
-        raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
+    def demonstrate(count: int, seed: int, _: Mapping[str, Any]) -> list[Demonstration]:
+        return _demonstrate(item, count, seed)
 
     return Task(
         name=item.name,

@@ -1,0 +1,148 @@
+"""Supervised training on demonstrations: what makes a base model, from random or from pretrained weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from troll.common.seeding import derive_seed
+from troll.experiment.settings import SupervisedSteps
+from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
+from troll.tasks.types import Demonstration
+from troll.training.callbacks import ProgressCallback
+from troll.training.pretraining import IGNORED
+
+Row = dict[str, list[int]]
+
+_BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
+# Tokens, padding included, that a pretrained model learns from at a time: they decide what memory it takes.
+_TOKENS_ON_CPU, _TOKENS_ON_GPU = 1024, 16384
+
+
+def rows_of(
+    tokenizer: Any, demonstrations: Sequence[Demonstration], generation_config: Any = None
+) -> list[Row]:
+    """Token ids with labels on completion and end only; prompt and completion split as in sampling.
+
+    Args:
+        tokenizer: of transformers; with a chat template, prompts are chats as in rollouts and evaluation.
+        demonstrations: what to imitate.
+        generation_config: the model's, of transformers; chat models may name the end of a turn there.
+    """
+    prompts = encode(tokenizer, [item.prompt for item in demonstrations])
+    completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
+    end = end_of_response(tokenizer, generation_config)
+    rows = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        answer = [*completion, end]
+        rows.append({"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer})
+    return rows
+
+
+def end_of_response(tokenizer: Any, generation_config: Any = None) -> int:
+    """The token that ends a response: in a chat the one that its template writes, if sampling ends there.
+
+    A base model's tokenizer may end texts at another token than the template of its chats ends a turn.
+
+    Args:
+        tokenizer: of transformers.
+        generation_config: see `rows_of`.
+    """
+    if not wants_chat(tokenizer, "auto"):
+        return int(tokenizer.eos_token_id)
+    words = "Yes."
+    turns = [*as_chat("Is it?"), {"role": "assistant", "content": words}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=False)
+    after = tokenizer(text.rpartition(words)[2], add_special_tokens=False).input_ids
+    ends = end_ids(tokenizer, generation_config) if generation_config else [tokenizer.eos_token_id]
+    return int(after[0] if after and after[0] in ends else tokenizer.eos_token_id)
+
+
+def micro_batches(rows: Sequence[Row], batch_size: int, tokens: int) -> int:
+    """Into how many equal parts a batch is cut, so that none has more tokens, padding included.
+
+    Args:
+        rows: all that batches are drawn from.
+        batch_size: rows of a batch.
+        tokens: the most that a part may have; a single longer row stands alone.
+    """
+    longest = max(len(row["input_ids"]) for row in rows)
+    parts = (count for count in range(1, batch_size + 1) if batch_size % count == 0)
+    return next((count for count in parts if batch_size // count * longest <= tokens), batch_size)
+
+
+def train_supervised(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: Sequence[Row],
+    settings: SupervisedSteps,
+    *,
+    seed: int,
+    out: Path,
+    run_id: str,
+    pretrained: bool = False,
+) -> dict[str, float]:
+    """Trains a model in place.
+
+    A pretrained model learns as reinforcement learning does: in bfloat16 with checkpointed gradients on a
+    GPU, in float32 on a CPU; its batches are cut so that memory stays bounded.
+
+    Args:
+        model: a causal language model with float32 weights.
+        tokenizer: its tokenizer, which pads.
+        rows: see `rows_of`.
+        settings: steps, batch size and rates; the learning rate rises for a twentieth of the steps and then
+            falls as a cosine.
+        seed: of the order of the rows.
+        out: directory for the trainer's own files.
+        run_id: for lines of progress.
+        pretrained: whether it is a pretrained one.
+
+    Returns:
+        ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10.
+    """
+    on_gpu = torch.cuda.is_available()
+    parts = 1
+    if pretrained:
+        parts = micro_batches(rows, settings.batch_size, _TOKENS_ON_GPU if on_gpu else _TOKENS_ON_CPU)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size // parts,
+        gradient_accumulation_steps=parts,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        adam_beta2=_BETA2,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, settings.steps // 20),
+        max_grad_norm=1.0,
+        seed=seed,
+        data_seed=derive_seed(stream="base-order", seed=seed) % 2**32,
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not on_gpu,
+        bf16=pretrained and on_gpu,
+        gradient_checkpointing=pretrained and on_gpu,
+        dataloader_pin_memory=False,
+    )
+    arguments._n_gpu = min(
+        1, arguments.n_gpu
+    )  # of several GPUs the Trainer would take all, with a batch each
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=list(rows),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
+        callbacks=[ProgressCallback(run_id, measure="loss", label="loss")],
+    )
+    result = trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "wall_s": result.metrics["train_runtime"],
+        "final_loss": result.metrics["train_loss"],
+        "last_loss": losses[-1] if losses else result.metrics["train_loss"],
+    }
