@@ -246,6 +246,7 @@ def test_kernels_of_16_bit_products_compile_without_spills(capability, name, fla
         types, options = types | {"h": "*bf16", "w": "*bf16"}, {"num_warps": 4}
     constants = {key: value for key, value in sizes.items() if key not in options}
     constants |= {"D": 1024, "K": 64, "BLOCK_K": 64, "SLOTS": 16, "PARTS": 32, "TOKENS": 32, "COLUMNS": 16}
+    constants |= {"PROGRAMS": 132}
     constants |= {"BLOCK": 1024 if name == "_centred_kernel" else 256}
     constants |= dict.fromkeys(("HAS_BIAS", "HAS_BITS", "HAS_SLOPE", "HAS_LABEL"), flags)
     kernel = getattr(kernels, name)
@@ -301,12 +302,12 @@ def test_on_cuda_16_bit_products_equal_full_logits_in_float64(way, dtype, option
     from head_oracle import OUTPUTS, error, gradients, make_case, run_dense
 
     case = make_case(1100, 64, 5003, keep, options, dtype)
-    truth, true_leaves = run_dense(case, torch.float64)
-    got, leaves = run_on_cuda(case, dtype)
-    wide, wide_leaves = run_on_cuda(case, dtype, backend="torch")
-    for name in OUTPUTS:
-        assert error(got[name], truth[name]) < 2e-5, name
     for wanted in ("label", "entropy", "tail", "all"):
+        truth, true_leaves = run_dense(case, torch.float64)
+        got, leaves = run_on_cuda(case, dtype)
+        wide, wide_leaves = run_on_cuda(case, dtype, backend="torch")
+        for name in OUTPUTS:
+            assert error(got[name], truth[name]) < 2e-5, name
         found = gradients(got, wanted, leaves), gradients(wide, wanted, wide_leaves)
         for ours, tiles, true in zip(*found, gradients(truth, wanted, true_leaves), strict=True):
             assert ours.dtype == dtype
