@@ -24,7 +24,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
         "All comparisons of the testbed at once; how reliable the intervals are",
     ),
     "graders": ("audit.md", "Can the graders be trusted?"),
-    "gpu": ("", "What an update takes on one H200; an unfinished measurement"),
+    "gpu": (PAGE, "What passes over the vocabulary, losses and whole steps take on one GPU"),
 }
 """Directories of results that are no experiment, with the file to begin with and what they answer."""
 
