@@ -88,4 +88,4 @@ def test_positions_at_which_all_slots_are_taken_are_counted(make, monkeypatch, v
         for _, old, inputs, _ in trainer.seen
     ]
     assert logged == pytest.approx([float(values.mean()) for values in taken])
-    assert 0 < min(logged) and max(logged) < 1
+    assert min(logged) > 0 and max(logged) < 1

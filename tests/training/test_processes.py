@@ -160,6 +160,9 @@ def test_the_number_of_gpus_chooses_the_configuration():
     found = launch_command_parser().parse_args(command[3:])
     assert found.config_file == str(CONFIGS / "gpus4.yaml")
     assert found.module and [found.training_script, *found.training_script_args] == ["troll.cli", *ours]
+    assert found.mixed_precision is None  # the file's
+    command = launch_command(4, ours, cuda=True, mixed_precision=False)
+    assert launch_command_parser().parse_args(command[3:]).mixed_precision == "no"
     command = launch_command(2, ours, cuda=False)
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
     found = get_args_parser().parse_args(command[3:])

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -148,3 +149,20 @@ def test_a_critic_learns_from_groups_of_one(configure, guessing_base, run_data, 
     rows = metrics(out)
     assert len(rows) == 8 and "critic/explained_variance" in rows[4]
     assert all(row["grad_norm"] > 0 for row in rows[2:])
+
+
+def test_precision_and_checkpointing_are_what_the_run_says(configure, tmp_path, monkeypatch):
+    """On GPUs alone; the defaults stay out of the configuration, and so out of its digest."""
+    from troll.experiment.files import read_run_file
+    from troll.training.run import trainer_config
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("troll.training.run.TrustRegionConfig", lambda **options: SimpleNamespace(**options))
+    config = read_run_file(configure(tmp_path / "run") / "run.yaml")
+    assert not {"mixed_precision", "gradient_checkpointing"} & config.model_dump()["training"].keys()
+    for value in (True, False):
+        of_run = config.training.model_copy(
+            update={"mixed_precision": value, "gradient_checkpointing": value, "gpus": 1}
+        )
+        found = trainer_config(config.model_copy(update={"training": of_run}), tmp_path)
+        assert (found.bf16, found.gradient_checkpointing) == (value, value)

@@ -56,7 +56,8 @@ def train(
         if gpus > 1 and rank is None:
             from troll.training.launch import run_in_processes
 
-            run_in_processes(gpus, run.parent / "manifest.json")
+            mixed = config.training.mixed_precision
+            run_in_processes(gpus, run.parent / "manifest.json", mixed_precision=mixed)
             return
         if rank is None:
             from troll.common.gpus import require_gpus

@@ -22,13 +22,16 @@ def numbers_of_gpus() -> list[int]:
     return sorted(int(path.stem.removeprefix("gpus")) for path in CONFIGS.glob("gpus*.yaml"))
 
 
-def launch_command(gpus: int, arguments: Sequence[str], *, cuda: bool) -> list[str]:
+def launch_command(
+    gpus: int, arguments: Sequence[str], *, cuda: bool, mixed_precision: bool = True
+) -> list[str]:
     """The command that runs `troll` with these arguments in ``gpus`` processes.
 
     Args:
         gpus: see `numbers_of_gpus`.
         arguments: of the command line, without the program's name.
         cuda: whether this machine has GPUs; without any, the processes share its processors (gloo).
+        mixed_precision: of the run: the configurations' bfloat16 would win against the trainer's own option.
 
     Raises:
         UserError: there is no configuration for so many.
@@ -39,25 +42,28 @@ def launch_command(gpus: int, arguments: Sequence[str], *, cuda: bool) -> list[s
         raise UserError(f"training.gpus: no configuration for {gpus} GPUs; valid: {numbers}")
     if cuda:
         start = ["-m", "accelerate.commands.launch", "--config_file", str(path)]
+        start += [] if mixed_precision else ["--mixed_precision", "no"]
     else:
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     # Behind the dashes, or else the launchers take the arguments for short forms of their own.
     return [sys.executable, *start, "-m", "--", "troll.cli", *arguments]
 
 
-def run_in_processes(gpus: int, manifest: Path) -> None:
+def run_in_processes(gpus: int, manifest: Path, *, mixed_precision: bool = True) -> None:
     """Runs this same command in several processes, and hands them the signals that come.
 
     Args:
         gpus: see `numbers_of_gpus`; more than one.
         manifest: what the processes write last.
+        mixed_precision: of the run.
 
     Raises:
         UserError: there is no configuration for so many GPUs, or this machine has fewer.
         Stopped: a signal ended them; their state is saved.
         SystemExit: they failed, and have said why.
     """
-    command = launch_command(gpus, sys.argv[1:], cuda=require_gpus(gpus, "training.gpus") > 0)
+    cuda = require_gpus(gpus, "training.gpus") > 0
+    command = launch_command(gpus, sys.argv[1:], cuda=cuda, mixed_precision=mixed_precision)
     with tempfile.TemporaryDirectory() as directory:
         note = Path(directory) / "signal"
         environment = os.environ | share_terminal() | {SIGNAL_NOTE: str(note)}

@@ -26,7 +26,7 @@ STEP_SEED = "rule_step_seed"
 where the part is the step), and the seed of random choices."""
 
 _WIDE = 4096
-"""Vocabularies from which on the share of full supports is logged: K tokens of a smaller one are no small part
+"""Vocabularies above which the share of full supports is logged: K tokens of a smaller one are no small part
 of it, and what its recorded runs log stays as it is."""
 
 

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs an experiment on one GPU that many runs share, on a machine without a network, within a time limit.
+#
+#   bash workflow/benchmarks/gpu_runs.sh EXPERIMENT.yaml FILES OUT [TARGET...]
+#
+# EXPERIMENT.yaml  such as workflow/config/smollm2-gpu.yaml
+# FILES            a directory with what the machine lacks:
+#                    wheels/*.whl     packages that its Python lacks (see below); may be empty or missing
+#                    model/NAME.whl   the package that holds the model, whole, or in parts NAME.whl.part* of any size,
+#                                     which are put together in the order of their names
+#                    data/            public data sets as TROLL_DATA_MIRROR wants them, for tasks such as gsm8k; may be missing
+#                    bin/, lib/       programs such as bwrap with their libraries, if the machine lacks them; may be missing
+# OUT              a directory; gets EXPERIMENT.tar.gz (in parts of 15 MB where it is larger) with the run.yaml, manifest.json,
+#                  metrics.jsonl, samples.jsonl and grades.json of all that has ended, and the log of the workflow
+# TARGET           targets of Snakemake, one batch after the other: groups of the experiment's matrix or files; `all` without any
+#
+# MINUTES=9        after which it stops; runs that have not ended are lost unless they wrote a checkpoint in this checkout
+# JOBS=12          processes at a time on the card: sampling a small model waits for the processor, so that they barely disturb each other
+# PYTHON=python3   has torch with CUDA and transformers
+#
+# The machine needs a checkout, which without results/ is 4 MB:
+#   git clone --depth 1 --filter=blob:none --sparse URL troll && git -C troll sparse-checkout set --no-cone '/*' '!/results/'
+# Where there is a network, the wheels that a Python VERSION on it lacks are collected by
+#   pip download --only-binary=:all: --python-version VERSION -d FILES/wheels 'troll[workflow] @ file://CHECKOUT'
+# less torch, nvidia-*, triton and others that are there.
+# To go on later: unpack EXPERIMENT.tar.gz in the checkout, and run the same command again: finished runs are not made again.
+set -euo pipefail
+[ $# -ge 3 ] || { sed -n '4,6p' "$0" | cut -c3- >&2; exit 2; }
+experiment=$1 files=$(cd "$2" && pwd) out=$3
+shift 3
+python=${PYTHON:-python3} minutes=${MINUTES:-9} jobs=${JOBS:-12}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[ -f "$experiment" ] || { echo "error: $experiment: no such experiment file" >&2; exit 2; }
+mkdir -p "$out" "$files/model"
+out=$(cd "$out" && pwd)
+end=$(($(date +%s) + minutes * 60))
+
+for first in "$files"/model/*.part*; do
+    [ -e "$first" ] || continue
+    whole=${first%.part*}
+    [ -e "$whole" ] || { cat "$whole".part* >"$whole.tmp" && mv "$whole.tmp" "$whole"; } # its hash is checked when it is read
+done
+
+site=$files/site
+if [ ! -e "$site/.ready" ] && ls "$files"/wheels/*.whl >/dev/null 2>&1; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "$files"/wheels/*.whl
+    touch "$site/.ready"
+fi
+mkdir -p "$site/bin"
+printf '#!/bin/sh\nexec "%s" -m troll.cli.app "$@"\n' "$(command -v "$python")" >"$site/bin/troll"
+chmod +x "$site/bin/troll"
+export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}" PATH="$site/bin:$files/bin:$PATH"
+export LD_LIBRARY_PATH="$files/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export TROLL_MODEL_MIRROR="$files/model" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True # many processes on one card leave each other no room for fragments
+[ ! -d "$files/data" ] || export TROLL_DATA_MIRROR="$files/data"
+
+name=$(sed -n 's/^experiment: *//p' "$experiment")
+collect() {
+    find "results/$name" -type f \( -name run.yaml -o -name manifest.json -o -name metrics.jsonl -o -name samples.jsonl \
+        -o -name grades.json -o -path '*/logs/*' -o -path '*/benchmarks/*' -o -path '*/tidy/*' \) -size -20M -print0 2>/dev/null |
+        tar --null -czf "$out/$name.tar.gz.tmp" -T - && mv "$out/$name.tar.gz.tmp" "$out/$name.tar.gz"
+    if [ "$(stat -c %s "$out/$name.tar.gz")" -gt 15000000 ]; then
+        split -b 15000000 -d "$out/$name.tar.gz" "$out/$name.tar.gz.part" && rm "$out/$name.tar.gz"
+    fi
+}
+trap collect EXIT
+
+for target in "${@:-all}"; do
+    left=$((end - $(date +%s)))
+    [ "$left" -gt 5 ] || { echo "no time left for $target"; break; }
+    echo "== $target, $left s left"
+    # Each run asks for one GPU; here so many share it. Threads would be four for each, and then cores decide.
+    timeout --signal=INT --kill-after=30 "$left" "$python" -m snakemake --configfile "$experiment" --cores "$jobs" \
+        --resources "gpu=$jobs" "mem_mb=1000000" --set-threads train=1 hub_model=1 sample=1 grade=1 --scheduler greedy \
+        --max-jobs-per-timespan 1000/3s --rerun-incomplete --rerun-triggers mtime --keep-going --quiet rules \
+        -- $target 2>&1 | tee -a "$out/$name.log" || echo "$target: not all of it has ended"
+done
