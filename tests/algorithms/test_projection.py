@@ -1,18 +1,25 @@
 """The projection against independent references: 50-digit arithmetic and a general-purpose optimiser."""
 
+import importlib.util
 import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import mpmath
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from policy_cases import log_probs_pair, reference_projection
+from policy_cases import log_probs_pair, make_case, reference_projection
 
 import troll
 from troll.algorithms import divergences
 from troll.algorithms.distributions import SparseLogProbs, on_support, sparsify
 from troll.algorithms.projection import Projection, project
+from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 from troll.common.errors import UserError
 
 INF = math.inf
@@ -378,3 +385,177 @@ def test_sparse_gradient_reaches_the_logits_through_the_tail():
 
     assert project(on_support(logits, old.token_ids), old, 0.02).active.all()
     assert torch.autograd.gradcheck(through, (logits.requires_grad_(),), eps=1e-6, atol=1e-6)
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="triton is not installed (pip install triton), or this runs in its interpreter",
+)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_kernels_in_the_interpreter():
+    cases = Path(__file__).with_name("projection_triton_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_triton
+def test_the_backend_triton_needs_a_device():
+    new, old = log_probs_pair(3, 5)
+    with pytest.raises(UserError, match="backend triton needs the package triton and a CUDA device"):
+        project(new, old, 0.05, backend="triton")
+
+
+# Types of the kernels' arguments where they are not float32.
+KERNEL_TYPES = {
+    **dict.fromkeys(("bound_stride", "rows", "width"), "i32"),
+    **{"bounds": "*fp64", "root": "*fp64", "flags": "*i8", "evaluations_out": "*i64"},
+}
+KERNELS = ("_project_kernel", "_project_backward_kernel", "_kl_kernel", "_kl_backward_kernel")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability, tmp_path, monkeypatch):
+    """No GPU is needed to compile, nor to see whether registers are spilled to memory."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from troll.algorithms import triton_projection as kernels
+
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    for name, width in [(name, width) for name in KERNELS for width in (65, 257)]:
+        kernel = getattr(kernels, name)
+        launch = kernels._kl_launch(width) if "_kl_" in name else kernels._launch(width)
+        constants = {"TOLERANCE": 2e-5, "HAS_PULL": True, "FLOOR": -100.0, "WIDTH": width, **launch}
+        constants |= {"FOR_A": True, "FOR_B": True}
+        own = {key: value for key, value in constants.items() if key in kernel.arg_names}
+        signature = {x: "constexpr" if x in own else KERNEL_TYPES.get(x, "*fp32") for x in kernel.arg_names}
+        compiled = triton.compile(
+            triton.compiler.ASTSource(kernel, signature, own),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": launch["num_warps"]},
+        )
+        code = tmp_path / f"{name}.ptx"
+        code.write_text(compiled.asm["ptx"])
+        target = re.search(r"^\.target (sm_\w+)", compiled.asm["ptx"], re.MULTILINE)[1]
+        done = subprocess.run(
+            [assembler, "-v", f"--gpu-name={target}", code, "-o", tmp_path / "kernel"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert target.startswith(f"sm_{capability}")
+        assert " 0 bytes spill stores, 0 bytes spill loads" in done.stdout + done.stderr, (name, width)
+
+
+@pytest.fixture
+def no_waits():
+    """Any wait of the host for the device is an error inside."""
+
+    class NoWaits:
+        def __enter__(self):
+            torch.cuda.set_sync_debug_mode("error")
+
+        def __exit__(self, *error):
+            torch.cuda.set_sync_debug_mode("default")
+
+    return NoWaits()
+
+
+on_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="no CUDA device"
+)
+
+
+@pytest.mark.gpu
+@on_cuda
+@pytest.mark.parametrize("atoms", [2, 65, 257, 1025])
+@pytest.mark.parametrize("bound", [0.0, 1e-4, 0.05, INF])
+def test_on_cuda_it_equals_the_cpu_and_never_waits(atoms, bound, no_waits):
+    new, old = (x.float() for x in log_probs_pair(400, atoms, 3.0, 0.5, seed=atoms))
+    upstream = torch.randn(new.shape, generator=torch.Generator().manual_seed(1))
+    leaf = new.clone().requires_grad_()
+    wanted = project(leaf, old, bound)
+    wanted.log_probs.backward(upstream)
+    ours, theirs, given = new.cuda().requires_grad_(), old.cuda(), upstream.cuda()
+    project(ours, theirs, bound).log_probs.backward(given)  # compiles
+    ours.grad = None
+    with no_waits:
+        result = project(ours, theirs, bound)
+        result.log_probs.backward(given)
+    result.check()
+    inside = ~wanted.active
+    assert torch.equal(result.active.cpu(), wanted.active)
+    assert torch.equal(result.log_probs.detach().cpu()[inside], new[inside])
+    torch.testing.assert_close(
+        result.log_probs.detach().cpu(), wanted.log_probs.detach(), rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(result.kl_after.cpu(), wanted.kl_after, rtol=3e-5, atol=1e-7)
+    scale = leaf.grad.abs().amax(-1, keepdim=True) + 0.1 * upstream.abs().amax(-1, keepdim=True)
+    assert ((ours.grad.cpu() - leaf.grad).abs() <= 3e-6 * scale).all()
+    again = project(ours, theirs, bound)
+    assert torch.equal(again.log_probs, result.log_probs)
+
+
+@pytest.mark.gpu
+@on_cuda
+def test_on_cuda_bad_rows_are_nan_and_say_why():
+    for value, policy, reason in (
+        (math.nan, 0, "NaN"),
+        (math.nan, 1, "NaN"),
+        (INF, 0, "NaN"),
+        (-INF, 1, "no prob"),
+    ):
+        pair = [x.float().cuda() for x in log_probs_pair(6, 5, 1.0, 2.0)]
+        pair[policy][4, 1 if value != -INF else slice(None)] = value
+        result = project(*pair, 0.05)
+        with pytest.raises(UserError, match=rf"project: .*{reason}.*row 4\)"):
+            result.check()
+        assert result.log_probs.isnan().any(-1).tolist() == [False] * 4 + [True, False]
+
+
+@pytest.mark.gpu
+@on_cuda
+@pytest.mark.parametrize("name", ["troll", "troll-seq", "dppo-topk-kl", "dppo-predictive", "dppo-binary-tv"])
+def test_on_cuda_rules_equal_the_cpu_and_never_wait(name, no_waits):
+    case, rule = make_case(dtype=torch.float32, shift=0.5), make_trust_region(name)
+
+    def policies(
+        device: str,
+    ) -> tuple[list[torch.Tensor], TokenPolicy, TokenPolicy, torch.Tensor, torch.Tensor]:
+        leaves = [
+            x.detach().to(device).requires_grad_()
+            for x in (
+                case.new.log_probs,
+                case.new.distribution.log_probs,
+                case.new.distribution.tail_log_prob,
+            )
+        ]
+        ids, sampled = case.support.to(device), case.token_ids.to(device)
+        new = TokenPolicy(leaves[0], SparseLogProbs(ids, *leaves[1:]), None, sampled)
+        rows = (case.old.distribution.log_probs, case.old.distribution.tail_log_prob)
+        distribution = SparseLogProbs(ids.clone(), *(x.to(device) for x in rows))
+        old = TokenPolicy(case.old.log_probs.to(device), distribution, None, sampled)
+        return leaves, new, old, case.advantages.to(device), case.mask.bool().to(device)
+
+    def outcome(device: str):
+        leaves, *batch = policies(device)
+        losses = rule(*batch)
+        losses.per_token.sum().backward()
+        return [losses.per_token, *losses.metrics.values(), *(x.grad for x in leaves if x.grad is not None)]
+
+    wanted = outcome("cpu")
+    outcome("cuda")  # compiles
+    leaves, *batch = policies("cuda")
+    with no_waits:
+        losses = rule(*batch)
+        losses.per_token.sum().backward()
+    got = [losses.per_token, *losses.metrics.values(), *(x.grad for x in leaves if x.grad is not None)]
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-5, atol=2e-6)

@@ -45,6 +45,12 @@ def _kl_terms(log_a, log_b):
 
 
 @triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """To a narrower type as torch does it, over float32: not every type has a conversion from float64."""
+    return x if dtype == tl.float64 else x.to(tl.float32).to(dtype)
+
+
+@triton.jit
 def _log_sum_exp(x):
     """Log-sum-exp of a row; -inf for a row of -inf."""
     top = tl.max(x, axis=0)
@@ -53,16 +59,16 @@ def _log_sum_exp(x):
 
 
 @triton.jit
-def _evaluate(log_p, ratio, common, step):
-    """Psi, variance and KL(pi || p) at one point of the path."""
-    x = tl.where(common, log_p + step * ratio, float("-inf"))
+def _evaluate(log_p, ratio, step):
+    """Psi, variance and KL(pi || p) at one point of the path; log_p is -inf outside the common support."""
+    x = log_p + step * ratio
     top = tl.max(x, axis=0)
     e = tl.exp(x - top)
     z = tl.sum(e, axis=0)
     psi = top + tl.log(z)
     pi = e / z
     mean = tl.sum(pi * ratio, axis=0)
-    deviation = tl.where(common, ratio - mean, 0.0)
+    deviation = ratio - mean
     variance = tl.sum(pi * deviation * deviation, axis=0)
     kl = step * mean - psi
     return psi, variance, tl.where(kl < 0, 0.0, kl)
@@ -94,13 +100,13 @@ def _project_kernel(
     row = tl.program_id(0).to(tl.int64)
     atom = tl.arange(0, BLOCK)
     real = atom < width
-    given = tl.load(log_q + row * width + atom, mask=real, other=float("-inf"))
-    new = given.to(tl.float64)
+    new = tl.load(log_q + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
     old = tl.load(log_p + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
     bound = tl.load(bounds + row * bound_stride)
     nothing = tl.full([], 0.0, tl.float64)
     one = tl.full([], 1.0, tl.float64)
     kl_before = tl.sum(_kl_terms(new, old), axis=0)
+    tl.store(report + 2 * rows + row, kl_before)
     status = tl.full([], 0, tl.int32)
     infinite = (tl.max(new, axis=0) == float("inf")) | (tl.max(old, axis=0) == float("inf"))
     status = tl.where((bound >= 0) == 0, BAD_BOUND, status)
@@ -113,7 +119,8 @@ def _project_kernel(
         old = tl.where(old < LOG_ZERO, float("-inf"), old)
         dead = tl.max(old, axis=0) == float("-inf")
         status = tl.where(dead, NO_PROBABILITY, status)
-        old = old - tl.where(dead, 0.0, _log_sum_exp(old))
+        scale = tl.where(dead, 0.0, _log_sum_exp(old))
+        old = old - scale
         possible = old > float("-inf")
         common = (new >= LOG_ZERO) & possible
         # Where nothing is common the answer is p: its own support counts as common, with ratio 0.
@@ -134,7 +141,7 @@ def _project_kernel(
         step = _first_step(restricted, ratio, target)
         # The end of the path may be inside after all where q has lost mass or had too much to begin with.
         if (whole == 0) | (tl.abs(_log_sum_exp(new)) > 1e-3):
-            _, _, kl_end = _evaluate(restricted, ratio, common, one)
+            _, _, kl_end = _evaluate(restricted, ratio, one)
             step = tl.where(kl_end <= remaining, 1.0, step)
         step = tl.where(remaining == 0, 0.0, step)
 
@@ -146,7 +153,7 @@ def _project_kernel(
         while done == 0:
             number += 1
             step = tl.where(number == MAX_EVALUATIONS, lo, step)
-            psi, variance, kl = _evaluate(restricted, ratio, common, step)
+            psi, variance, kl = _evaluate(restricted, ratio, step)
             inside = kl <= remaining
             ended = inside & ((kl >= remaining * (1.0 - slack)) | (step == 1.0))
             # With a bound of zero the step is 0, and KL, which is rounded, need not be.
@@ -163,7 +170,7 @@ def _project_kernel(
             bisected = tl.where(lo > 0, tl.sqrt(lo * hi), 0.1 * hi)
             step = tl.where(ended, step, tl.where(allowed, newton, bisected))
             done = ended.to(tl.int32)
-        log_pi = tl.where(common, restricted + step * ratio - psi, float("-inf"))
+        log_pi = restricted + step * ratio - psi
         step = tl.where(disjoint, 0.0, step)
         tight = step < 1.0
         inverse = tl.where(tight & (variance > 0), 1.0 / variance, 0.0)
@@ -171,24 +178,29 @@ def _project_kernel(
         residual = tl.where(bound > 0, distance / bound, distance)
         residual = tl.where((tight == 0) & within, 0.0, residual)
         feasible = within.to(tl.int32)
-        rounded = log_pi.to(out.dtype.element_ty)
-        rounded_wide = rounded.to(tl.float64)
-        kl_after = tl.sum(_kl_terms(rounded_wide, old), axis=0)
-        if HAS_PULL:
-            floored = tl.where(rounded_wide < FLOOR, FLOOR, rounded_wide)
-            pull = tl.sum(tl.where(real, _kl_terms(new, floored), 0.0), axis=0)
+        rounded = _rounded(log_pi, out.dtype.element_ty)
         tl.store(out + row * width + atom, rounded, mask=real)
+        log_pi = rounded.to(tl.float64)
+        # Read again: held in registers through the search, the rows would make them spill.
+        old = tl.load(log_p + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
+        old = tl.where(old < LOG_ZERO, float("-inf"), old) - scale
+        kl_after = tl.sum(_kl_terms(log_pi, old), axis=0)
+        if HAS_PULL:
+            new = tl.load(log_q + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
+            terms = _kl_terms(new, tl.where(log_pi < FLOOR, FLOOR, log_pi))
+            pull = tl.sum(tl.where(real, terms, 0.0), axis=0)
     else:
+        given = tl.load(log_q + row * width + atom, mask=real, other=0.0)
         tl.store(out + row * width + atom, given.to(out.dtype.element_ty), mask=real)
     if status != 0:
         # Nobody reads the status now: NaN keeps such a row from passing for a result.
         bad = tl.full([], float("nan"), tl.float64)
-        step, kl_before, kl_after, inverse, residual, pull = bad, bad, bad, bad, bad, bad
+        step, kl_after, inverse, residual, pull = bad, bad, bad, bad, bad
+        tl.store(report + 2 * rows + row, bad)
         active = status != 0
         tl.store(out + row * width + atom, tl.full([BLOCK], float("nan"), out.dtype.element_ty), mask=real)
     tl.store(report + row, step)
     tl.store(report + rows + row, 1.0 / step - 1.0)
-    tl.store(report + 2 * rows + row, kl_before)
     tl.store(report + 3 * rows + row, kl_after)
     tl.store(report + 4 * rows + row, residual)
     tl.store(root + row, step)
@@ -230,7 +242,7 @@ def _project_backward_kernel(
             q = tl.exp(new)
             apart = tl.where(q == 0, 0.0, new - tl.where(own < FLOOR, FLOOR, own))
             moved += tl.load(of_pull + row).to(tl.float64) * q * apart
-        tl.store(result + row * width + atom, moved.to(result.dtype.element_ty), mask=real)
+        tl.store(result + row * width + atom, _rounded(moved, result.dtype.element_ty), mask=real)
     else:
         tl.store(result + row * width + atom, given.to(result.dtype.element_ty), mask=real)
 
@@ -264,10 +276,10 @@ def _kl_backward_kernel(
     a = tl.exp(la)
     if FOR_A:
         moved = g * a * tl.where(a == 0, 0.0, la - lb)
-        tl.store(grad_a + row * WIDTH + atom, moved.to(grad_a.dtype.element_ty), mask=real)
+        tl.store(grad_a + row * WIDTH + atom, _rounded(moved, grad_a.dtype.element_ty), mask=real)
     if FOR_B:
         moved = g * (tl.exp(lb) - a)
-        tl.store(grad_b + row * WIDTH + atom, moved.to(grad_b.dtype.element_ty), mask=real)
+        tl.store(grad_b + row * WIDTH + atom, _rounded(moved, grad_b.dtype.element_ty), mask=real)
 
 
 @dataclass
