@@ -187,7 +187,7 @@ def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
     if takes_triton(log_a.device, where="kl_divergence"):
         from troll.algorithms.triton_projection import RowKL
 
-        result: Tensor = RowKL.apply(rows_a, rows_b)
+        result: Tensor = RowKL.apply(rows_a, rows_b)  # type: ignore[no-untyped-call]
     else:
         result = _RowKL.apply(rows_a, rows_b)  # type: ignore[no-untyped-call]
     return result.reshape(log_a.shape[:-1])

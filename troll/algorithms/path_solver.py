@@ -1,4 +1,7 @@
-"""Root search on the path between two policies; the mathematics is in `troll.algorithms.projection`."""
+"""Root search on the path between two policies; the mathematics is in `troll.algorithms.projection`.
+
+`troll.algorithms.triton_projection` takes the same steps for CUDA: a change here belongs there, too.
+"""
 
 from __future__ import annotations
 

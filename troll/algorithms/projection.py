@@ -376,7 +376,9 @@ def _project_atoms(
         from troll.algorithms.triton_projection import ProjectRows
 
         bound = _bound_rows_without_wait(kl_bound, shape, new)
-        rows, pull = ProjectRows.apply(*inputs, bound, tolerance, floor, box)
+        rows, pull = ProjectRows.apply(  # type: ignore[no-untyped-call]
+            *inputs, bound, tolerance, floor, box
+        )
         pull = None if floor is None else pull.reshape(shape)
     else:
         bound = _bound_rows(kl_bound, shape, new)

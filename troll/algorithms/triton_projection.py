@@ -10,7 +10,7 @@ This module imports triton, which is optional: only `troll.algorithms.projection
 kernels run on a CPU, for tests.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -348,8 +348,11 @@ class ProjectRows(torch.autograd.Function):
                 )  # fmt: skip
         ctx.save_for_backward(log_q, log_p, out, root, flags)
         ctx.set_materialize_grads(False)
+        step_size, eta, kl_before, kl_after, residual = report.unbind()
         active, feasible = (flag.view(torch.bool) for flag in flags[:2].unbind())
-        box.append(Rows(*report.unbind(), active, feasible, flags[2], evaluations))
+        box.append(
+            Rows(step_size, eta, kl_before, kl_after, residual, active, feasible, flags[2], evaluations)
+        )
         return out, pull
 
     @staticmethod
