@@ -261,6 +261,7 @@ def test_a_row_that_projects_too_little_or_is_off_fails_and_the_others_are_writt
     cases = [
         case("breaks", "auto", lambda: 1 / 0),
         case("idle", "auto", lambda: left.append("idle"), share=lambda: 0.0999),
+        case("none", "auto", None, share=lambda: math.nan),
         case("off", "torch", lambda: None, exact=lambda: {"dH": value(2e-3, 1e-3)}),
         case("lost", "torch", None, exact=lambda: {"dH": value(math.nan, 1e-3)}),
         case("good", "torch", lambda: None, share=lambda: 0.1, exact=lambda: {"dH": value(1e-3, 1e-3)}),
@@ -270,11 +271,12 @@ def test_a_row_that_projects_too_little_or_is_off_fails_and_the_others_are_writt
     assert {row["name"]: row.get("failed") for row in rows} == {
         "breaks": "ZeroDivisionError: division by zero",
         "idle": "9.99 % of the tokens projected, must be at least 10 %",
+        "none": "0 % of the tokens projected, must be at least 10 %",
         "off": "dH: 2.00e-03, must be at most 1e-03",
         "lost": "dH: nan, must be at most 1e-03",
         "good": None,
     }
-    assert "ms" not in rows[0] and all("ms" in row for row in (rows[1], rows[2], rows[4]))
+    assert "ms" not in rows[0] and all("ms" in rows[number] for number in (1, 3, 5))
 
 
 def test_a_budget_that_runs_out_leaves_out_what_comes_last(gpu, tmp_path):

@@ -139,11 +139,11 @@ class Bench:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             run()
+            self.sync()
         events = profile.events()
         device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
         launches = sum(1 for e in device if not getattr(e, "is_user_annotation", False) and "#" not in e.name)
         waits = sum(1 for e in events if e.name in _WAITS) - self.own_waits
-        self.sync()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
@@ -155,7 +155,7 @@ class Bench:
             f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchronizing CUDA" in str(w.message)
         )
         self.sync()
-        return {"launches": launches, "waits": max(waits, 0), "waits_at": dict(places)}
+        return {"launches": launches, "waits": max(waits, places.total()), "waits_at": dict(places)}
 
     def measure(self, section: str, cases: list["Case"]) -> None:
         """Measures a group of cases; one that fails is a row that says so, and the others go on."""
@@ -211,8 +211,9 @@ class Bench:
         from troll.benchmark.harness import LEAST_PROJECTED
 
         if case.share is not None:
-            share = more["projected_share"] = case.share()
-            if not share >= LEAST_PROJECTED:
+            share = case.share()
+            share = more["projected_share"] = share if math.isfinite(share) else 0.0
+            if share < LEAST_PROJECTED:
                 more["failed"] = f"{100 * share:.3g} % of the tokens projected, must be at least 10 %"
         if case.exact is not None:
             errors = case.exact()
@@ -311,12 +312,14 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
             bench.report["skipped"].append(section)
             continue
         print(f"\n== {section} ({bench.left():.0f} s left)", flush=True)
+        cases: list[Case] = []
         try:
             for cases in groups(sizes, data):
                 bench.measure(section, cases)
         except Exception as error:
             row = {"section": section, "name": section, "backend": "", "failed": bench._told(error)}
             bench.report["rows"].append(row)
+        del cases  # models and batches hang on them
         gc.collect()
         if bench.cuda:
             torch.cuda.empty_cache()
