@@ -193,7 +193,7 @@ def _reading(value: float, limit: float | None) -> str:
     return "met" if value <= limit else "missed"
 
 
-def _checked(row: Mapping[str, Any]) -> str:
+def _checked(row: Mapping[Any, Any]) -> str:
     """What failed in a row, its errors by name, and where the host waited."""
     from troll.analysis.render.formats import significant
 
