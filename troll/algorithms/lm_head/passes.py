@@ -225,13 +225,12 @@ class Head(torch.autograd.Function):
                         workspace,
                     )
         label_logits = _impossible(label_logits)
-        outside = sums.copy()
+        log_probs = tail = None
         if logits is not None:
-            logits = _impossible(logits)
+            logits, outside = _impossible(logits), sums.copy()
             sums.absorb_(logits)
+            log_probs, tail = sums.log_probs(logits), outside.log_share_in(sums)
         log_z, entropy = sums.log_sum_exp(), sums.entropy()
-        log_probs = None if logits is None else sums.log_probs(logits)
-        tail = None if logits is None else outside.log_share_in(sums)
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail)
         return sums.log_probs(label_logits), entropy, log_probs, tail

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troll.algorithms.lm_head.tiles import (
+    FLOOR,
     MASKED,
     RowGradients,
     RunningSums,
@@ -107,6 +108,45 @@ def _support_kernel(
     tl.store(out + row * stride + local * step, gradient.to(out.dtype.element_ty), mask=within)
 
 
+@triton.jit
+def _centred_kernel(
+    tile, columns, tokens, start, scale, masked, floor, bias, labels, centre, shift, offset, slope, at_label,
+    HAS_BIAS: tl.constexpr, HAS_SLOPE: tl.constexpr, HAS_LABEL: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """In place on [columns, tokens]: raw scores plus what was added to centre them become the gradient."""
+    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < tokens
+    added = tl.load(centre + rows, mask=real, other=0.0).to(tl.float32)
+    rest = tl.load(shift + rows, mask=real, other=0.0)
+    if not HAS_BIAS:
+        rest += scale * added  # small, and exact: what rounding took from the shift
+    factor = tl.load(offset + rows, mask=real, other=0.0)
+    if HAS_SLOPE:
+        steep = tl.load(slope + rows, mask=real, other=0.0)
+    if HAS_LABEL:
+        label = (tl.load(labels + rows, mask=real, other=-1) - start).to(tl.int32)
+        more = tl.load(at_label + rows, mask=real, other=0.0)
+    for index in range(COLUMNS):
+        column = tl.program_id(0) * COLUMNS + index
+        mask = real & (column < columns)
+        place = tile + column.to(tl.int64) * tokens + rows
+        raw = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            own = tl.load(bias + column, mask=column < columns, other=0.0)
+            raw += own - (own + added).to(tile.dtype.element_ty).to(tl.float32)
+            raw = tl.where(own > floor, raw, masked)
+        x = tl.maximum(raw * scale - rest, masked)
+        gradient = tl.exp(x)
+        if HAS_SLOPE:
+            gradient *= factor + x * steep
+        else:
+            gradient *= factor
+        if HAS_LABEL:
+            gradient += tl.where(label == column, more, 0.0)
+        tl.store(place, gradient.to(tile.dtype.element_ty), mask=mask)
+
+
 def reduce_tile_(
     tile: Tensor,
     start: int,
@@ -159,6 +199,26 @@ def gradient_tile_(
     if support is not None and at_support is not None:
         scatter_support_(out, start, labels, support, gradients)
     return out if damping is None else out.mul_(damping)
+
+
+def centred_gradient_(
+    tile: Tensor,
+    start: int,
+    scale: float,
+    bias: Tensor | None,
+    centre: Tensor,
+    labels: Tensor,
+    gradients: RowGradients,
+) -> None:
+    """Turns raw scores [v, n], to which ``centre`` [n] (and ``bias`` [v]) was added, into the gradient."""
+    columns, tokens = tile.shape
+    shift, slope, at_label = gradients.shift, gradients.slope, gradients.at_label
+    _centred_kernel[(triton.cdiv(columns, 16), triton.cdiv(tokens, _BLOCK))](
+        tile, columns, tokens, start, scale, MASKED, FLOOR, shift if bias is None else bias, labels, centre,
+        shift, gradients.offset, shift if slope is None else slope, shift if at_label is None else at_label,
+        HAS_BIAS=bias is not None, HAS_SLOPE=slope is not None, HAS_LABEL=at_label is not None,
+        COLUMNS=16, BLOCK=_BLOCK,
+    )  # fmt: skip
 
 
 def scatter_support_(

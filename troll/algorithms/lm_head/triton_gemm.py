@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from troll.algorithms.lm_head.passes import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums
-from troll.algorithms.lm_head.triton import scatter_support_
+from troll.algorithms.lm_head.triton import centred_gradient_, scatter_support_
 
 # The fastest of 16 and of 12 ways on an H100 at 8,192 tokens, D 1,024 and V 151,936: 3.8 ms (4.3 ms with a
 # program for each tile), and 4.5 ms where cuBLAS makes the same products, but no gradient, in 3.7 ms.
@@ -195,45 +195,6 @@ def gradient_gemm(
         out.store([pid_m * BM, pid_n * BN], gradient.to(out.dtype))
 
 
-@triton.jit
-def _centred_kernel(
-    tile, columns, tokens, start, scale, masked, floor, bias, labels, centre, shift, offset, slope, at_label,
-    HAS_BIAS: tl.constexpr, HAS_SLOPE: tl.constexpr, HAS_LABEL: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """In place on [columns, tokens]: raw scores plus what was added to centre them become the gradient."""
-    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = rows < tokens
-    added = tl.load(centre + rows, mask=real, other=0.0).to(tl.float32)
-    rest = tl.load(shift + rows, mask=real, other=0.0)
-    if not HAS_BIAS:
-        rest += scale * added  # small, and exact: what rounding took from the shift
-    factor = tl.load(offset + rows, mask=real, other=0.0)
-    if HAS_SLOPE:
-        steep = tl.load(slope + rows, mask=real, other=0.0)
-    if HAS_LABEL:
-        label = (tl.load(labels + rows, mask=real, other=-1) - start).to(tl.int32)
-        more = tl.load(at_label + rows, mask=real, other=0.0)
-    for index in range(COLUMNS):
-        column = tl.program_id(0) * COLUMNS + index
-        mask = real & (column < columns)
-        place = tile + column.to(tl.int64) * tokens + rows
-        raw = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            own = tl.load(bias + column, mask=column < columns, other=0.0)
-            raw += own - (own + added).to(tile.dtype.element_ty).to(tl.float32)
-            raw = tl.where(own > floor, raw, masked)
-        x = tl.maximum(raw * scale - rest, masked)
-        gradient = tl.exp(x)
-        if HAS_SLOPE:
-            gradient *= factor + x * steep
-        else:
-            gradient *= factor
-        if HAS_LABEL:
-            gradient += tl.where(label == column, more, 0.0)
-        tl.store(place, gradient.to(tile.dtype.element_ty), mask=mask)
-
-
 def has_descriptors(device: torch.device) -> bool:
     """Whether the kernels above can run there: Hopper, data-centre Blackwell, or the interpreter."""
     if device.type != "cuda":
@@ -374,10 +335,7 @@ def gradient_blocks(
         else:
             torch.add(own.unsqueeze(1), centre.float(), out=tile)
             tile.addmm_(block, operand.t())
-        _centred_kernel[(triton.cdiv(width, 16), triton.cdiv(tokens, 1024))](
-            tile, width, tokens, columns.start, scale, MASKED, FLOOR, shift if own is None else own, labels,
-            centre, shift, *factors, **flags, COLUMNS=16, BLOCK=1024,
-        )  # fmt: skip
+        centred_gradient_(tile, columns.start, scale, own, centre, labels, gradients)
         yield columns, tile.t(), block
 
 
