@@ -1,15 +1,17 @@
 """lm-eval scores recorded samples: its own verdicts beside ours, its own files, and nothing that hangs it."""
 
+import importlib.util
 import math
 import random
 import statistics
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from troll.common.errors import UserError
-from troll.common.files import read_json, read_jsonl, write_jsonl
+from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.evaluation.grading import grade
 from troll.evaluation.lm_eval.builtin import scorers, task_root, write_builtin_tasks
 from troll.evaluation.lm_eval.replay import replay
@@ -299,3 +301,107 @@ def _reference(problem, args):
     scope = {}
     exec(problem.record["prompt"] + problem.record["canonical_solution"], scope)
     return scope[problem.record["entry_point"]](*args)
+
+
+# --- a peer's word ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def peer():
+    """The script, as a module."""
+    path = Path(__file__).resolve().parents[2] / "workflow/benchmarks/peer.py"
+    spec = importlib.util.spec_from_file_location("peer", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["peer"] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=None):
+    """Rows of the comparison; verdicts are (ours, official), theirs (text, taken, passed), by problem."""
+    names = [str(number) for number in range(len(prompts))]
+    rows = [{"task_id": key, "prompt": text} for key, text in zip(names, prompts, strict=True)]
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    rows = [{"task_id": key, "completion": text} for key, text in zip(names, ours, strict=True)]
+    write_jsonl(tmp_path / "samples.jsonl", rows)
+    graded = {
+        key: {"passed": [own], "official": [official], "status": ["passed" if own else "wrong"]}
+        for key, (own, official) in zip(names, verdicts, strict=True)
+    }
+    write_json(tmp_path / "grades.json", {"problems": graded})
+    said = {
+        key: {"text": text, "taken": taken, "passed": passed}
+        for key, (text, taken, passed) in zip(names, theirs, strict=True)
+    }
+    return peer.compared(name, tmp_path, said, margins)
+
+
+def test_a_peer_that_says_the_same_needs_no_explanation_and_judges_are_explained(peer, tmp_path):
+    ours = ["\\boxed{18}", "It is 18.", "\\boxed{18}, of 3", "\\boxed{5}\nQuestion: more", "\\boxed{4}"]
+    verdicts = [(True, True), (False, True), (True, False), (True, True), (True, True)]
+    theirs = [("\\boxed{18}", "18", True), ("It is 18.", "18", True), ("\\boxed{18}, of 3", "3", False)]
+    theirs += [("\\boxed{5}\n", "5", True), ("\\boxed{4}", "4", False)]
+    rows = side_by_side(peer, tmp_path, "gsm8k", ["?"] * 5, ours, verdicts, theirs)
+    assert all(row["same_text"] for row in rows)
+    why = [row["explanation"] for row in rows]
+    assert why[0] == why[3] == ""
+    assert why[1] == "there is no box, which our judge asks for; lm-eval takes the last number, `18`"
+    assert why[2] == "our judge reads the box `18`; lm-eval takes the last number, `3`"
+    assert why[4].endswith(peer.UNEXPLAINED)  # one text, two verdicts of one scorer
+    text = peer.report(pd.DataFrame(rows), {"model": "m", "digest": "d", "versions": "v"}, ["a", "a", "b"])
+    assert "| gsm8k | 5 | 4 | 4 | 3 | 2 | 5 | 2 | 1 |" in text
+    assert "| gsm8k | 2 | yes | no | no | yes | our judge reads the box" in text
+    assert text.endswith("```bash\na\nb\n```\n")
+
+
+def test_texts_of_programs_are_compared_as_evalplus_cuts_them(peer, tmp_path):
+    prompts = ["def f(x):\n"] * 3
+    body = "    return 2 * x\n"
+    ours = [f"{body}\nprint(f(1))", "\treturn 2 * x\n", body]
+    theirs = [(prompts[0] + body, "code", True), (prompts[0] + body, "code", True), (prompts[0], "", False)]
+    margins = peer.Margins(tmp_path)
+    rows = side_by_side(peer, tmp_path, "humaneval+", prompts, ours, [(True, True)] * 3, theirs, margins)
+    assert [row["same_text"] for row in rows] == [True, True, False]
+    assert rows[2]["explanation"].startswith("evalplus stopped early")
+
+
+def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkpoint, monkeypatch):
+    """The margin is that of the model itself at the token where the texts part."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    margins, problem = peer.Margins(checkpoint), {"prompt": "what is"}
+    text, other = "abcd", "abxd"
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer("what isab").input_ids])
+        logits = model(ids).logits[0]
+    # The texts part at the third token of the answer, which follows "b"; or one before.
+    gaps = [float(row.topk(2).values.diff().abs()) for row in logits[-2:]]
+    said = margins.explain("gsm8k", problem, text, other)
+    assert f"part at character 2, where the two likeliest tokens are {min(gaps):.1g} nats apart" in said
+    assert said.endswith(peer.UNEXPLAINED) is (min(gaps) >= 1e-3)
+    monkeypatch.setattr(margins, "_margin", lambda *_: 5e-4)
+    assert not margins.explain("gsm8k", problem, text, other).endswith(peer.UNEXPLAINED)
+    assert margins.explain("gsm8k", problem, "ab", "abc").endswith(peer.UNEXPLAINED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--problems", "gsm8k=0"],
+            "--problems: 'gsm8k=0': expected SET=NUMBER with a set of gsm8k, math500",
+        ),
+        (["--problems", "gsm=3"], "--problems: 'gsm=3'"),
+        ([], "no saved model, it has no *.safetensors"),
+    ],
+)
+def test_a_wrong_call_of_the_peer_is_one_line(peer, tmp_path, capsys, arguments, message):
+    call = ["--checkpoint", str(tmp_path), "--out", str(tmp_path / "peer"), *arguments]
+    with pytest.raises(SystemExit):
+        peer.main(call)
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,467 @@
+"""A peer's word: one checkpoint, greedy, by this package and by lm-eval's and evalplus' own commands.
+
+    python workflow/benchmarks/peer.py --checkpoint DIR --out results/graders/peer
+
+The peer loads the checkpoint, writes its answers and judges them without any code of this package: `lm_eval
+run --model hf` with lm-eval's own task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides are
+asked the same: mathematics with this package's prompt, in the model's chat template where it has one, and
+programs with the bare prompt (`--force_base_prompt`). Problem by problem, OUT.csv has three verdicts: of our
+judge, of the official scorer on our answers, and of the peer on its own. OUT.md counts them and explains each
+difference. Nothing is downloaded where TROLL_DATA_MIRROR names the data. What the model writes runs in
+bubblewrap alone. The steps are kept in --work: the same command goes on where it was interrupted.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]  # the package need not be installed
+
+from troll.analysis.render.formats import Style, to_markdown, whole  # noqa: E402
+from troll.common.digests import sha256_of_file  # noqa: E402
+from troll.common.errors import UserError  # noqa: E402
+from troll.common.files import read_json, read_jsonl, write_jsonl, write_text  # noqa: E402
+
+_BIN = Path(sys.executable).parent
+MODEL = "model"  # a link to the checkpoint in the directory of work
+_CODE_TOKENS = 768  # evalplus' own limit, which its command line does not offer
+_NEAR = 1e-3  # nats between the two likeliest tokens, below which rounding may decide
+_TIMEOUT_S = 4 * 3600
+
+
+@dataclass(frozen=True)
+class Set:
+    """A data set: how many problems, which task and metric of lm-eval, and where that stops a model."""
+
+    problems: int
+    task: str = ""
+    metric: str = ""
+    chosen: str = ""
+    stops: tuple[str, ...] = ()
+
+
+SETS: Mapping[str, Set] = {
+    "gsm8k": Set(
+        200, "prompted_gsm8k", "exact_match", "flexible-extract", ("Question:", "</s>", "<|im_end|>")
+    ),
+    "math500": Set(100, "prompted_minerva_math500", "math_verify", "none", ("Problem:",)),
+    "humaneval+": Set(164),
+}
+
+
+class Steps:
+    """Runs commands once, in the directory of work, and remembers them as a person would type them."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        self.commands: list[str] = []
+
+    def run(
+        self,
+        made: str,
+        command: Sequence[str],
+        *,
+        lines: int = 0,
+        to: Path | None = None,
+        shown: Sequence[str] = (),
+        **environment: str,
+    ) -> Path:
+        """Runs a command that makes a file, unless that is there.
+
+        Args:
+            made: pattern of the file below the directory of work.
+            command: and its arguments.
+            lines: how many the file has when it is complete: such commands go on where they were interrupted.
+            to: gets the standard output, which otherwise belongs to the log.
+            shown: the command as a person would type it; default the command itself.
+            **environment: variables to set.
+
+        Returns:
+            The file.
+        """
+        words = [Path(word).name if word.startswith(str(_BIN)) else word for word in shown or command]
+        named = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        self.commands.append(" ".join([*named, shlex.join(words)]))
+        if (found := self._made(made, lines)) is not None:
+            return found
+        print(f"peer: {self.commands[-1]}", file=sys.stderr, flush=True)
+        log = self.work / "log.txt"
+        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment}
+        if mirror := variables.get("TROLL_DATA_MIRROR"):
+            variables |= {"TROLL_DATA_MIRROR": str(Path(mirror).resolve()), "HF_HUB_OFFLINE": "1"}
+        with log.open("ab") as errors, to.open("wb") if to else log.open("ab") as output:
+            ran = subprocess.run(
+                command,
+                stdout=output,
+                stderr=errors,
+                env=variables,
+                cwd=self.work,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        found = self._made(made, lines)
+        if ran.returncode or found is None:
+            if to is not None:
+                to.unlink(missing_ok=True)
+            raise UserError(
+                f"peer: {words[0]} ended with status {ran.returncode} and no whole {made}; see {log}"
+            )
+        return found
+
+    def _made(self, pattern: str, lines: int) -> Path | None:
+        found = sorted(self.work.glob(pattern))
+        whole = [path for path in found if not lines or len(path.read_bytes().splitlines()) == lines]
+        return whole[-1] if whole else None
+
+
+def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, int]:
+    """Samples and grades by this package; returns the directory and the number of problems."""
+    from troll.tasks.datasets.load import load
+
+    out, code = steps.work / name, not SETS[name].task
+    rows = [problem.as_row() for problem in load(name).problems[: options.limits[name]]]
+    if code:
+        write_jsonl(out / "evalplus.jsonl", rows)
+        rows = [{**row, "prompt": row["prompt"].strip() + "\n"} for row in rows]  # as evalplus asks
+    write_jsonl(out / "problems.jsonl", rows)
+    common = ["--task", name, "--problems", f"{name}/problems.jsonl"]
+    tokens = _CODE_TOKENS if code else options.max_tokens
+    asked = ["--samples", "1", "--temperature", "0", "--max-tokens", str(tokens), "--cut-prompts"]
+    asked += ["--batch-size", str(options.batch_size), "--chat", "off" if code else "auto"]
+    made = ["--checkpoint", MODEL, "--out", f"{name}/samples.jsonl"]
+    steps.run(
+        f"{name}/samples.jsonl", [str(_BIN / "troll"), "sample", *common, *asked, *made], lines=len(rows)
+    )
+    made = ["--samples", f"{name}/samples.jsonl", "--out", f"{name}/grades.json"]
+    steps.run(f"{name}/grades.json", [str(_BIN / "troll"), "grade", *common, *made])
+    return out, len(rows)
+
+
+def by_lm_eval(
+    steps: Steps, name: str, number: int, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """What lm-eval's own command says: by task_id the text, what its filter takes of it, and the verdict."""
+    from troll.tasks.prompts import wants_chat
+
+    item = SETS[name]
+    steps.run(
+        f"tasks/{item.task}.yaml",
+        [str(_BIN / "troll"), "benchmark", "lm-eval-tasks", "--out", "tasks"],
+    )
+    chat = wants_chat(_tokenizer(steps.work / MODEL), "auto")
+    model = f"pretrained={MODEL},dtype=float32" + (",enable_thinking=False" if chat else "")
+    command = [str(_BIN / "lm_eval"), "run", "--model", "hf", "--model_args", model, "--tasks", item.task]
+    command += ["--include_path", "tasks", "--limit", str(number), "--log_samples"]
+    command += ["--batch_size", str(options.batch_size), *(["--apply_chat_template"] if chat else [])]
+    command += ["--gen_kwargs", f"do_sample=False,temperature=0,max_gen_toks={options.max_tokens}"]
+    command += ["--output_path", f"{name}/peer"]
+    rows = read_jsonl(steps.run(f"{name}/peer/*/samples_*.jsonl", command))
+    return {
+        str(row["doc"]["task_id"]): {
+            "text": row["resps"][0][0],
+            "taken": str(row["filtered_resps"][0]),
+            "passed": row[item.metric] == 1.0,
+        }
+        for row in rows
+        if row["filter"] == item.chosen
+    }
+
+
+def by_evalplus(steps: Steps, name: str, number: int) -> dict[str, dict[str, Any]]:
+    """What evalplus' own commands say: by task_id the text, the code that it takes of it, and the verdict."""
+    from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
+
+    out = steps.work / name
+    data = {"HUMANEVAL_OVERRIDE_PATH": f"{name}/evalplus.jsonl"}
+    command = [sys.executable, "-m", "evalplus.codegen", "--model", MODEL, "--dataset", "humaneval"]
+    command += ["--backend", "hf", "--greedy", "--dtype", "float32", "--attn_implementation", "sdpa"]
+    command += ["--force_base_prompt", "--root", f"{name}/peer"]
+    taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, **data)
+    raw = taken.with_suffix(".raw.jsonl")
+    # evalplus' guard is no sandbox: its command runs in ours, where it has files in memory alone.
+    libraries = list(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")))
+    files = {"/troll/samples.jsonl": taken, "/troll/evalplus.jsonl": out / "evalplus.jsonl"}
+    evaluate = ["-m", "evalplus.evaluate", "--dataset", "humaneval", "--samples"]
+    shown = ["python", *evaluate, str(taken.relative_to(steps.work))]
+    inside = shlex.join([base_interpreter(), "-sB", *evaluate, "/scratch/samples.jsonl"])
+    script = f"cp /troll/samples.jsonl /scratch/ && {inside} >&2 && cat /scratch/samples_eval_results.json"
+    command = scratch_command(libraries, files)
+    command += ["--setenv", "PYTHONPATH", os.pathsep.join(map(str, libraries))]
+    command += ["--setenv", "HUMANEVAL_OVERRIDE_PATH", "/troll/evalplus.jsonl"]
+    command += ["--setenv", "XDG_CACHE_HOME", "/scratch/cache", "/bin/sh", "-c", script]
+    target = out / "peer/eval_results.json"
+    result = read_json(steps.run(f"{name}/peer/eval_results.json", command, to=target, shown=shown, **data))
+    texts = {row["task_id"]: row["solution"] for row in read_jsonl(raw)}
+    return {
+        task_id: {
+            "text": texts[task_id],
+            "taken": rows[0]["solution"],
+            "passed": rows[0]["base_status"] == rows[0]["plus_status"] == "pass",
+        }
+        for task_id, rows in result["eval"].items()
+    }
+
+
+def compared(
+    name: str, out: Path, peer: Mapping[str, Mapping[str, Any]], margins: "Margins"
+) -> list[dict[str, Any]]:
+    """A row for each problem: three verdicts, whether the texts are the same, and why verdicts differ."""
+    graded = read_json(out / "grades.json")["problems"]
+    problems = {str(row["task_id"]): row for row in read_jsonl(out / "problems.jsonl")}
+    found = {str(row["task_id"]): row for row in read_jsonl(out / "samples.jsonl")}
+    rows = []
+    for task_id, verdict in graded.items():
+        theirs, text = peer[task_id], found[task_id]["completion"]
+        ours_cut, peer_cut = _comparable(name, problems[task_id], text, theirs["text"])
+        row = {
+            "set": name,
+            "task_id": task_id,
+            "ours": verdict["passed"][0],
+            "official": verdict["official"][0],
+            "peer": theirs["passed"],
+            "same_text": ours_cut == peer_cut,
+            "explanation": "",
+        }
+        if len({row["ours"], row["official"], row["peer"]}) > 1:
+            whys = []
+            if not row["same_text"]:
+                whys.append(margins.explain(name, problems[task_id], ours_cut, peer_cut))
+            if row["ours"] != row["official"] or row["same_text"]:
+                whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"]))
+            row["explanation"] = "; ".join(whys)
+        rows.append(row)
+    return rows
+
+
+def _comparable(name: str, problem: Mapping[str, Any], text: str, other: str) -> tuple[str, str]:
+    """Both texts up to where the peer stops a model."""
+    if SETS[name].task:
+        stops = SETS[name].stops
+        return _cut(text, stops), _cut(other, stops)
+    from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
+
+    stops = (*EOS, *extra_eos_for_direct_completion("humaneval"))
+    return _cut(text, stops).replace("\t", "    "), other.removeprefix(problem["prompt"])
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    return min((text.split(stop)[0] for stop in stops), key=len)
+
+
+def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str) -> str:
+    """Why two judges say different things of one text."""
+    if not SETS[name].task:
+        if row["official"] == row["ours"]:
+            return f"evalplus takes other code of the same text than this package does: {_short(taken)}"
+        return f"evalplus and our judge say otherwise of one program (ours: {status}): {UNEXPLAINED}"
+    from troll.tasks.verifiers.math import last_boxed
+
+    box = last_boxed(text)
+    read = (
+        "there is no box, which our judge asks for"
+        if box is None
+        else f"our judge reads the box {_short(box)}"
+    )
+    if row["official"] != row["peer"] and row["same_text"]:
+        return f"lm-eval says two things of one text: {UNEXPLAINED}"
+    if SETS[name].chosen == "none":
+        return f"{read}; math-verify looks for an answer anywhere in the text"
+    return f"{read}; lm-eval takes the last number, {_short(taken)}"
+
+
+UNEXPLAINED = "unexplained"
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return f"`{line[:most]}{'…' if len(line) > most else ''}`"
+
+
+class Margins:
+    """Says where two greedy texts of one model part, and how near the two likeliest tokens were there."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._model: Any = None
+
+    def explain(self, name: str, problem: Mapping[str, Any], text: str, other: str) -> str:
+        """A sentence; one that says `UNEXPLAINED` where the tokens were not equally likely."""
+        same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
+        if same == len(other) and not SETS[name].task:
+            return "evalplus stopped early: its decoder keeps the stops of earlier, shorter prompts"
+        if same in (len(text), len(other)):
+            return f"one text is the beginning of the other: {UNEXPLAINED}"
+        margin = self._margin(problem["prompt"], text, same, "auto" if SETS[name].task else "off")
+        where = (
+            f"the texts part at character {same}, where the two likeliest tokens are {margin:.1g} nats apart"
+        )
+        return where if margin < _NEAR else f"{where}: {UNEXPLAINED}"
+
+    def _margin(self, prompt: str, text: str, same: int, chat: str) -> float:
+        """The smallest difference of the two likeliest tokens where the text parts, or one token before."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from troll.tasks.prompts import encode
+
+        tokenizer = _tokenizer(self._checkpoint)
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(self._checkpoint, dtype=torch.float32).eval()
+        before = encode(tokenizer, [prompt], chat)[0]
+        written = tokenizer(text, add_special_tokens=False).input_ids
+        place = next(
+            (k for k in range(len(written)) if len(tokenizer.decode(written[: k + 1])) > same),
+            len(written) - 1,
+        )
+        with torch.no_grad():
+            logits = self._model(torch.tensor([before + written[: place + 1]])).logits[0]
+        steps = range(max(0, place - 1), place + 1)
+        top = [logits[len(before) + k - 1].float().topk(2).values for k in steps]
+        return min(float(values[0] - values[1]) for values in top)
+
+
+def _tokenizer(checkpoint: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def report(frame: pd.DataFrame, about: Mapping[str, str], commands: Sequence[str]) -> str:
+    """OUT.md: counts by set, every difference with its explanation, and the commands."""
+    frame = frame.assign(alike=frame["explanation"] == "")
+    unexplained = frame["explanation"].str.contains(UNEXPLAINED)
+    frame = frame.assign(explained=~frame["alike"] & ~unexplained, unexplained=unexplained, problems=True)
+    counts = frame.groupby("set", sort=False)[list(_COUNTED)].sum().reset_index()
+    counts.attrs["styles"] = {name: Style(text, whole) for name, text in _COUNTED.items()}
+    counts.attrs["headings"] = {"set": "Set"}
+    apart = frame.loc[~frame["alike"], [*_HEADINGS, "explanation"]]
+    verdicts = {name: apart[name].map({True: "yes", False: "no"}) for name in _VERDICTS}
+    apart = apart.assign(**verdicts, task_id=apart["task_id"].astype(str))
+    apart.attrs["headings"] = _HEADINGS | {"explanation": "Why"}
+    apart.attrs["notes"] = [] if len(apart) else ["None: all three say the same of every problem."]
+    parts = [
+        "# A peer's word",
+        f"Model: {about['model']} ({about['digest']}), greedy, float32. {about['versions']}.",
+    ]
+    parts += [to_markdown(counts).strip(), *_HOW, "## Differences", to_markdown(apart).strip()]
+    parts += ["## Commands", _WHERE, "\n".join(["```bash", *dict.fromkeys(commands), "```"])]
+    return "\n\n".join(parts) + "\n"
+
+
+_VERDICTS = ("ours", "official", "peer", "same_text")
+_COUNTED = {
+    "problems": "Problems",
+    "ours": "Right by our judge",
+    "official": "by the official scorer, on our answers",
+    "peer": "by the peer, on its own",
+    "alike": "Verdicts alike",
+    "same_text": "Texts alike",
+    "explained": "Differences, explained",
+    "unexplained": "unexplained",
+}
+_HEADINGS = {
+    "set": "Set",
+    "task_id": "Problem",
+    "ours": "Ours",
+    "official": "Official",
+    "peer": "Peer",
+    "same_text": "Texts alike",
+}
+_HOW = (
+    "Official scorer on our answers: lm-eval's task, or evalplus' evaluator, on the samples of this package, "
+    "as `troll grade` has it. Peer: `lm_eval run --model hf`, or `evalplus.codegen` and `evalplus.evaluate`, "
+    "which load the model, write answers and judge them by themselves.",
+    "Of 200 tokens of greedy text some stand on a knife's edge: rounding decides between two tokens that are "
+    f"equally likely. A difference counts as explained by that below {_NEAR:g} nats.",
+)
+
+
+_WHERE = (
+    "`python workflow/benchmarks/peer.py` runs these in its directory of work: `model` is the checkpoint, "
+    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, and evalplus judges in "
+    "bubblewrap."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs all steps that are not done yet, and writes OUT.csv and OUT.md."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a saved model")
+    parser.add_argument("--out", type=Path, required=True, help="where to write; .csv and .md are added")
+    parser.add_argument("--name", help="what the model is called in the report; default the directory")
+    parser.add_argument("--work", type=Path, help="where the steps are kept; default OUT.work")
+    sizes = " ".join(f"{name}={item.problems}" for name, item in SETS.items())
+    parser.add_argument("--problems", nargs="+", default=sizes.split(), help=f"first of each set: {sizes}")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer in mathematics")
+    parser.add_argument("--batch-size", type=int, default=16, help="answers at a time")
+    options = parser.parse_args(arguments)
+    try:
+        options.limits = _limits(options.problems)
+        _run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _limits(items: Sequence[str]) -> dict[str, int]:
+    limits = {}
+    for item in items:
+        name, _, number = item.partition("=")
+        if name not in SETS or not number.isdecimal() or not int(number):
+            raise UserError(f"--problems: {item!r}: expected SET=NUMBER with a set of {', '.join(SETS)}")
+        limits[name] = int(number)
+    return limits
+
+
+def _run(options: argparse.Namespace) -> None:
+    checkpoint = options.checkpoint.resolve()
+    weights = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else []
+    if not weights:
+        raise UserError(f"--checkpoint: {options.checkpoint}: no saved model, it has no *.safetensors")
+    digest = sha256_of_file(weights[0])[:12]
+    settings = {"checkpoint": digest, "max_tokens": options.max_tokens, "problems": options.limits}
+    work = (options.work or options.out.with_name(f"{options.out.name}.work")).resolve()
+    known = work / "settings.json"
+    if known.exists() and read_json(known) != settings:
+        raise UserError(
+            f"{work}: has steps of another model or other settings; name another --work, or remove it"
+        )
+    write_text(known, json.dumps(settings))
+    (work / MODEL).unlink(missing_ok=True)
+    (work / MODEL).symlink_to(checkpoint)
+    steps, margins, rows = Steps(work), Margins(checkpoint), list[dict[str, Any]]()
+    for name in options.limits:
+        out, number = ours(steps, name, options)
+        lm = bool(SETS[name].task)
+        peer = by_lm_eval(steps, name, number, options) if lm else by_evalplus(steps, name, number)
+        rows += compared(name, out, peer, margins)
+    frame = pd.DataFrame(rows)
+    write_text(
+        options.out.with_name(f"{options.out.name}.csv"), frame.to_csv(index=False, lineterminator="\n")
+    )
+    from importlib.metadata import version
+
+    packages = ("lm_eval", "evalplus", "transformers", "torch")
+    about = {
+        "model": options.name or checkpoint.name,
+        "digest": f"SHA-256 of its weights {digest}",
+        "versions": ", ".join(f"{package} {version(package)}" for package in packages),
+    }
+    write_text(options.out.with_name(f"{options.out.name}.md"), report(frame, about, steps.commands))
+
+
+if __name__ == "__main__":
+    main()
