@@ -17,11 +17,16 @@ from gguf import GGMLQuantizationType as Type
 
 from troll.cli import doctor
 from troll.cli.fetch import fetch
+from troll.cli.rehearsal.shrink import shrink
+from troll.cli.rehearsal.sources import check_models
+from troll.cli.rehearsal.substitutes import write_models
 from troll.common.digests import damage, sha256_of_file
 from troll.common.errors import UserError
 from troll.common.models import load_model
 from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import parse_experiment
+from troll.experiment.resources import base_request
+from troll.tasks import testbed
 from troll.tasks.datasets.task import whole_split
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
@@ -502,6 +507,10 @@ def test_supervised_steps_teach_the_task_and_keep_what_makes_a_checkpoint(tiny, 
     assert learnt < 0.75 * untaught, "of demonstrations that it has not seen"
     assert manifest["last_loss"] < 0.75 * untaught and manifest["wall_s"] > 0
     assert all(values.dtype == torch.float32 for values in after.values())
+    configs = [
+        json.loads((tmp_path / name / "checkpoint/config.json").read_text()) for name in ("linked", "base")
+    ]
+    assert configs[0] == configs[1]
     assert manifest["wheel"]["note"] == "dequantised from Q4_1: not the hub's weights"
     assert manifest["config"]["model"]["supervised"] == STEPS | {"steps": 60, "weight_decay": 0.01}
     assert load_policy_tokenizer(tmp_path / "base/checkpoint").chat_template == TEMPLATE
@@ -643,6 +652,37 @@ def test_a_task_without_demonstrations_is_told_beforehand(tiny):
     with pytest.raises(UserError, match=r"models\.tiny\.supervised: task dapo has no demonstrations.*gsm8k"):
         experiment_of(model, "dapo")
     assert experiment_of({"wheel": settings_of(tiny)}, "dapo")
+
+
+def test_a_rehearsal_has_a_substitute_with_the_tokenizer_where_it_is_known(tiny, tmp_path, mirrored):
+    experiment = experiment_of({"wheel": settings_of(tiny, billions=2), "supervised": STEPS | {"steps": 900}})
+    runs = experiment.runs()
+
+    def rehearsed(out):
+        small = parse_experiment(shrink(experiment, runs), "small.yaml")
+        model = small.models["tiny"]
+        assert model.wheel is None and model.supervised_steps.steps == 2
+        assert model.supervised_steps.learning_rate == STEPS["learning_rate"]
+        write_models(out, experiment, runs, testbed.TOKENIZER_TASKS)
+        return load_policy_tokenizer(out / model.hub.id)
+
+    assert [check.found for check in check_models(experiment, runs)] == [
+        "1 in a package, which pip was not asked for"
+    ]
+    assert rehearsed(tmp_path / "unknown").chat_template != TEMPLATE
+    linked(tiny, tmp_path / "base")
+    assert [check.found for check in check_models(experiment, runs)] == ["1 on this machine"]
+    assert rehearsed(tmp_path / "known").chat_template == TEMPLATE
+
+
+def test_jobs_ask_for_a_gpu_only_to_learn(tiny):
+    def asked(gpus, **more):
+        model = experiment_of({"wheel": settings_of(tiny, billions=2), **more}).models["tiny"]
+        return base_request(model.pretrained, model.supervised_steps, gpus)
+
+    assert asked(4).gpus == 0 and asked(0, supervised=STEPS).gpus == 0
+    assert asked(4, supervised=STEPS).gpus == 1, "one process, whatever the runs have"
+    assert asked(0, supervised=STEPS).memory_mb >= 16 * 2000, "weights, gradients and two moments in float32"
 
 
 # --- the whole chain ----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def train_supervised(
         that were logged.
     """
     on_gpu = torch.cuda.is_available()
-    parts = 1
+    parts, cached = 1, getattr(model.config, "use_cache", None)
     if pretrained:
         parts = micro_batches(rows, settings.batch_size, _TOKENS_ON_GPU if on_gpu else _TOKENS_ON_CPU)
     arguments = TrainingArguments(
@@ -141,6 +141,8 @@ def train_supervised(
         callbacks=[ProgressCallback(run_id, measure="loss", label="loss")],
     )
     result = trainer.train()
+    if pretrained:
+        model.config.use_cache = cached  # the Trainer switches it off, and what is saved would say so
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-_LAST:]
     return {
         "wall_s": result.metrics["train_runtime"],
