@@ -248,6 +248,19 @@ def test_bad_bounds_of_rows(bound):
     assert result.log_probs.isnan().any(-1).tolist() == [False, True, False]
 
 
+def test_bounds_of_any_stride():
+    new, old = log_probs_pair(6, 7, 1.0, 1.0)
+    wanted = project(new, old, 0.1, backend="torch").log_probs
+    for bound in (
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor([0.1, 9.0] * 6, dtype=torch.float64)[::2],
+        torch.full((2, 1), 0.1, dtype=torch.float64),
+    ):
+        shape = (2, 3, 7) if bound.dim() == 2 else (6, 7)
+        got = project(new.view(shape), old.view(shape), bound).log_probs
+        torch.testing.assert_close(got.view(6, 7), wanted, rtol=0, atol=1e-11)
+
+
 def test_wide_rows_stay_with_torch():
     new, old = log_probs_pair(2, 2049, 2.0, 1.0)
     assert project(new, old, 0.05).status is None

@@ -11,6 +11,7 @@ this one is off by delta^2 / 2 and cannot.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ CHUNK_ELEMENTS = 1 << 22
 MAX_ATOMS = 2048
 
 _default_backend: ContextVar[Backend] = ContextVar("troll_projection_backend", default="auto")
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @contextmanager
@@ -64,7 +70,7 @@ def takes_triton(device: torch.device, backend: Backend = "auto", where: str = "
         raise UserError(f"{where}: backend is {backend!r}, must be auto, torch or triton")
     if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return False
-    usable = importlib.util.find_spec("triton") is not None
+    usable = _triton_installed()
     if backend == "triton" and not (
         usable and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
     ):

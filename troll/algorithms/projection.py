@@ -222,8 +222,8 @@ def _bound_rows(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Te
 
 def _bound_rows_without_wait(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Tensor:
     """The bound as [N] or, for a number, [1]. The kernel checks tensors: reading them here would wait."""
-    if isinstance(kl_bound, Tensor):
-        return _expanded(kl_bound.detach().to(like.device, torch.float64), shape)
+    if not isinstance(kl_bound, int | float):
+        return _expanded(torch.as_tensor(kl_bound).detach().to(like.device, torch.float64), shape)
     if not kl_bound >= 0:
         raise _bad_bound(kl_bound)
     return like.new_full((1,), kl_bound, dtype=torch.float64)  # a copy of a number to a device would wait

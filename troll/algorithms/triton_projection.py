@@ -343,8 +343,8 @@ class ProjectRows(torch.autograd.Function):
         if rows:
             with torch.cuda.device_of(log_q):
                 _project_kernel[(rows,)](
-                    log_q, log_p, bound, 0 if bound.numel() == 1 else 1, out, pull, report, root, flags,
-                    evaluations, rows, width, TOLERANCE=tolerance, **ctx.launch,
+                    log_q, log_p, bound, 0 if bound.numel() == 1 else bound.stride(0), out, pull, report,
+                    root, flags, evaluations, rows, width, TOLERANCE=float(tolerance), **ctx.launch,
                 )  # fmt: skip
         ctx.save_for_backward(log_q, log_p, out, root, flags)
         ctx.set_materialize_grads(False)

@@ -170,14 +170,14 @@ def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
     Rows of all positions (see `token_rows`) are taken, too.
     """
     if takes_triton(rows.device) and rows.shape[0] == mask.numel():
-        return rows.view(mask.shape).masked_fill(~mask, 0)
+        return rows.reshape(mask.shape).masked_fill(~mask, 0)
     return rows.new_zeros(mask.shape).masked_scatter(mask, rows)
 
 
 def metric_rows(rows: Tensor, mask: Tensor) -> Tensor:
     """As `scatter_rows` for metrics: masked positions may hold anything, `TrustRegion` removes it at once."""
     if takes_triton(rows.device) and rows.shape[0] == mask.numel():
-        return rows.view(mask.shape)
+        return rows.reshape(mask.shape)
     return scatter_rows(rows, mask)
 
 
