@@ -204,6 +204,18 @@ def test_math_is_scored_by_subject_and_counted_as_a_whole(real_data, tmp_path):
     assert result["official"]["pass@1"] == pytest.approx(2 / 3)
 
 
+def test_problems_whose_solution_has_no_box_are_scored_by_their_answer():
+    """Copies of MATH-500 without solutions, for one: lm-eval's own reader of documents breaks there."""
+    solutions = ["", "It is \\boxed{7", "so $\\boxed 7$", "\\boxed{7}"]
+    problems = {
+        str(number): {"task_id": str(number), "prompt": "?", "problem": "?", "solution": text, "answer": "7"}
+        for number, text in enumerate(solutions)
+    }
+    said = {name: ["\\boxed{7}", "\\boxed{8}"] for name in problems}
+    found = replay(scorers("math500"), problems, said).samples["minerva_math500"]["math_verify,none"]
+    assert found == {name: [1.0, 0.0] for name in problems}
+
+
 @pytest.mark.parametrize("name", [name for name, item in DATA_SETS.items() if item.kind == "math"])
 def test_each_mathematics_set_has_its_scorer(name):
     """lm-eval's own task where it has one, else the package's."""

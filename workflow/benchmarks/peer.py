@@ -75,7 +75,7 @@ class Steps:
         lines: int = 0,
         to: Path | None = None,
         shown: Sequence[str] = (),
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> Path:
         """Runs a command that makes a file, unless that is there.
 
@@ -85,19 +85,19 @@ class Steps:
             lines: how many the file has when it is complete: such commands go on where they were interrupted.
             to: gets the standard output, which otherwise belongs to the log.
             shown: the command as a person would type it; default the command itself.
-            **environment: variables to set.
+            environment: variables to set.
 
         Returns:
             The file.
         """
         words = [Path(word).name if word.startswith(str(_BIN)) else word for word in shown or command]
-        named = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+        named = [f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
         self.commands.append(" ".join([*named, shlex.join(words)]))
         if (found := self._made(made, lines)) is not None:
             return found
         print(f"peer: {self.commands[-1]}", file=sys.stderr, flush=True)
         log = self.work / "log.txt"
-        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment}
+        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
         if mirror := variables.get("TROLL_DATA_MIRROR"):
             variables |= {"TROLL_DATA_MIRROR": str(Path(mirror).resolve()), "HF_HUB_OFFLINE": "1"}
         with log.open("ab") as errors, to.open("wb") if to else log.open("ab") as output:
@@ -187,7 +187,7 @@ def by_evalplus(steps: Steps, name: str, number: int) -> dict[str, dict[str, Any
     command = [sys.executable, "-m", "evalplus.codegen", "--model", MODEL, "--dataset", "humaneval"]
     command += ["--backend", "hf", "--greedy", "--dtype", "float32", "--attn_implementation", "sdpa"]
     command += ["--force_base_prompt", "--root", f"{name}/peer"]
-    taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, **data)
+    taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, environment=data)
     raw = taken.with_suffix(".raw.jsonl")
     # evalplus' guard is no sandbox: its command runs in ours, where it has files in memory alone.
     libraries = list(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")))
@@ -201,7 +201,9 @@ def by_evalplus(steps: Steps, name: str, number: int) -> dict[str, dict[str, Any
     command += ["--setenv", "HUMANEVAL_OVERRIDE_PATH", "/troll/evalplus.jsonl"]
     command += ["--setenv", "XDG_CACHE_HOME", "/scratch/cache", "/bin/sh", "-c", script]
     target = out / "peer/eval_results.json"
-    result = read_json(steps.run(f"{name}/peer/eval_results.json", command, to=target, shown=shown, **data))
+    result = read_json(
+        steps.run(f"{name}/peer/eval_results.json", command, to=target, shown=shown, environment=data)
+    )
     texts = {row["task_id"]: row["solution"] for row in read_jsonl(raw)}
     return {
         task_id: {

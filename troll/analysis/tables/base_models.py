@@ -168,9 +168,13 @@ def _official(summary: pd.DataFrame, known: Sequence[Cell], baseline: str) -> di
     """pass@1 by the official scorer, means over settings; nothing where no setting is on public data."""
     if OFFICIAL_METRIC not in summary:
         return {}
-    of = {"base": Cell.base, "baseline": lambda cell: cell.method(baseline), "method": lambda cell: cell}
+    asked = {
+        "base": [cell.base() for cell in known],
+        "baseline": [cell.method(baseline) for cell in known],
+        "method": known,
+    }
     means = {
-        name: [spread(take(cell).of(summary)[OFFICIAL_METRIC])[0] for cell in known]
-        for name, take in of.items()
+        name: [spread(cell.of(summary)[OFFICIAL_METRIC])[0] for cell in cells]
+        for name, cells in asked.items()
     }
     return {f"official_{name}": spread(values)[0] for name, values in means.items()}

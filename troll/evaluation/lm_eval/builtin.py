@@ -17,6 +17,7 @@ from troll.common.errors import UserError
 from troll.common.files import write_jsonl, write_text
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 from troll.tasks.datasets.load import load
+from troll.tasks.verifiers.math import last_boxed
 
 TASKS = Path(__file__).parent / "tasks"
 _TEMPLATE = TASKS / "troll_math500.yaml"
@@ -95,7 +96,11 @@ def _gsm8k(row: Row) -> dict[str, Any]:
 
 
 def _math(row: Row) -> dict[str, Any]:
-    return {"problem": row["problem"], "solution": row["solution"], "answer": row["answer"]}
+    solution, answer = str(row["solution"]), row["answer"]
+    # lm-eval takes the answer from the solution, where it breaks without a box.
+    if last_boxed(solution) is None and "\\boxed " not in solution:
+        solution = f"{solution}\n\\boxed{{{answer}}}"
+    return {"problem": row["problem"], "solution": solution, "answer": answer}
 
 
 def _aime(row: Row) -> dict[str, Any]:
@@ -151,12 +156,13 @@ def write_tasks(out: Path) -> list[str]:
     for name in ("functions.py", _TEMPLATE.name, "troll_math_eval.yaml"):
         write_text(out / name, (TASKS / name).read_text(encoding="utf-8"))
     names = [_TEMPLATE.stem, "troll_math_eval"]
-    generation = load_template()["generation_kwargs"]
+    generation = _template()["generation_kwargs"]
     for data_set in DATA_SETS.values():
         name = own_name(data_set.name)
         if data_set.kind != "math" or name in names:
             continue
-        task = {"include": _TEMPLATE.name, "task": name, "dataset_kwargs": {"data_set": data_set.name}}
+        task: dict[str, Any] = {"include": _TEMPLATE.name, "task": name}
+        task["dataset_kwargs"] = {"data_set": data_set.name}
         task["repeats"] = MATH_EVAL.get(data_set.name, 1)
         if data_set.name in _OWN_TOKENS:
             task["generation_kwargs"] = {**generation, "max_gen_toks": _OWN_TOKENS[data_set.name]}
@@ -165,7 +171,7 @@ def write_tasks(out: Path) -> list[str]:
     return [*sorted(names), *write_builtin_tasks(out)]
 
 
-def load_template() -> dict[str, Any]:
+def _template() -> dict[str, Any]:
     """The package's task of MATH-500 without its functions."""
     text = _TEMPLATE.read_text(encoding="utf-8").replace("!function ", "")
     found: dict[str, Any] = yaml.safe_load(text)

@@ -162,7 +162,7 @@ def _score_each(task: Any, one: Scorer, completions: Mapping[str, Sequence[str]]
     def process_results(row: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
         task_id = row["task_id"]
         texts = results[0][: len(completions[task_id])]
-        found = [score(row, [[text]] if one.own else [text]) for text in texts]
+        found = [score(row, [[text]] if one.own else [text]) for text in texts]  # type: ignore[list-item]
         # lm-eval goes through the documents once for each of the task's filters, in their order.
         chosen = filters[seen[task_id]]
         seen[task_id] += 1
