@@ -12,6 +12,7 @@ this one is off by delta^2 / 2 and cannot.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -191,9 +192,8 @@ def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
     """
     rows_a, rows_b = (x.reshape(-1, x.shape[-1]) for x in (log_a, log_b))
     if takes_triton(log_a.device, where="kl_divergence"):
-        from troll.algorithms.triton_projection import RowKL
-
-        result: Tensor = RowKL.apply(rows_a, rows_b)  # type: ignore[no-untyped-call]
+        kernels = importlib.import_module("troll.algorithms.triton_projection")
+        result: Tensor = kernels.RowKL.apply(rows_a, rows_b)
     else:
         result = _RowKL.apply(rows_a, rows_b)  # type: ignore[no-untyped-call]
     return result.reshape(log_a.shape[:-1])
