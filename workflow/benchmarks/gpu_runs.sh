@@ -46,17 +46,23 @@ if [ ! -e "$site/.ready" ] && ls "$files"/wheels/*.whl >/dev/null 2>&1; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "$files"/wheels/*.whl
     touch "$site/.ready"
 fi
+# The package's own metadata: its version stands in manifests and grades.
+[ -e "$site/bin/troll" ] || "$python" -m pip install -q --no-index --no-deps --no-build-isolation --no-compile --upgrade \
+    --target "$site" . 2>/dev/null || echo "note: troll's own metadata is not installed (setuptools is missing?)"
 mkdir -p "$site/bin"
 printf '#!/bin/sh\nexec "%s" -m troll.cli.app "$@"\n' "$(command -v "$python")" >"$site/bin/troll"
 chmod +x "$site/bin/troll"
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}" PATH="$site/bin:$files/bin:$PATH"
 export LD_LIBRARY_PATH="$files/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# Processes that are forked from one that has loaded CUDA libraries cannot use the card.
+export TROLL_WARM=0
 export TROLL_MODEL_MIRROR="$files/model" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True # many processes on one card leave each other no room for fragments
 [ ! -d "$files/data" ] || export TROLL_DATA_MIRROR="$files/data"
 
 name=$(sed -n 's/^experiment: *//p' "$experiment")
 collect() {
+    [ -d "results/$name" ] || return 0
     find "results/$name" -type f \( -name run.yaml -o -name manifest.json -o -name metrics.jsonl -o -name samples.jsonl \
         -o -name grades.json -o -path '*/logs/*' -o -path '*/benchmarks/*' -o -path '*/tidy/*' \) -size -20M -print0 2>/dev/null |
         tar --null -czf "$out/$name.tar.gz.tmp" -T - && mv "$out/$name.tar.gz.tmp" "$out/$name.tar.gz"
