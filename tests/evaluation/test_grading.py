@@ -110,6 +110,14 @@ def test_replay_through_lm_eval_equals_direct_verdicts(tmp_path, chain_samples):
     assert {"lm_eval", "math-verify", "python", "troll"} <= set(result["versions"])
 
 
+def test_grades_name_only_who_judged(tmp_path):
+    """lm-eval has no task of locks, so it says nothing of them."""
+    write(tmp_path, [{**chain(1), "task_id": "locks/test/0"}], [(0, "\\boxed{6}")])
+    result = grades(tmp_path, "locks")
+    assert result["metrics"] == {"pass@1": 1.0} and "lm_eval" not in result["versions"]
+    assert not (tmp_path / "lm_eval").exists() and "official" not in result
+
+
 def test_lm_eval_sees_the_very_prompts_and_all_samples(tmp_path, chain_samples, monkeypatch):
     problems, completions = chain_samples
     write(tmp_path, problems, completions)
