@@ -107,16 +107,20 @@ def rows_of(kind, vocab):
     }[kind].contiguous()
 
 
-def top_chunk(scores, labels, keep, width, shape):
+def top_chunk(scores, labels, keep, width, shape, product=False):
     """What the three kernels say of raw scores [n, V]: values, ids, label logits and sums of the rest."""
     tokens, vocab = scores.shape
+    factors = None
+    if product:  # by unit vectors: exact
+        factors = torch.eye(tokens, 8), torch.nn.functional.pad(scores.T, (0, 8 - tokens)).contiguous()
+        scores = torch.full_like(scores, torch.nan)
     nothing = torch.full((tokens, keep), torch.nan)
     ids, own = torch.full((tokens, keep), -7, dtype=torch.int32), torch.full((tokens,), torch.nan)
     statistics = torch.full((3, tokens, -(-vocab // width)), torch.nan)
     chosen = torch.full((tokens, keep), -7, dtype=torch.int32)
     rest = RunningSums(*torch.full((3, tokens), torch.nan))
     triton_topk.top_chunk_(
-        scores, None, labels, shape, width, statistics, chosen, nothing, ids, own, rest
+        scores, None, labels, shape, width, statistics, chosen, nothing, ids, own, rest, factors
     )  # fmt: skip
     return nothing, ids.long(), own, rest
 
@@ -139,16 +143,17 @@ def check_rest(rest, logits, taken):
 @pytest.mark.parametrize("keep", [1, 17, 64, 256])
 def test_rows_equal_torch_topk(vocab, keep):
     torch.manual_seed(vocab + keep)
-    widths = {triton_topk._block_width(vocab, keep), 8}
+    widths = {triton_topk._block_width(vocab, keep): False, 8: False}
+    products = {64: True, 32: True}
     for kind in ROWS:
-        for width in widths:
+        for width, product in {**widths, **(products if kind in ("normal", "one block") else {})}.items():
             raw, labels = rows_of(kind, vocab), torch.randint(vocab, (2,))
             if kind != "few finite":  # one label among the best, one anywhere
                 labels[0] = raw[0].argmax()
             shape = Shape(temperature=1.0 if width == 8 else 1.4)
             logits = (raw * shape.slope).clamp(min=MASKED)
-            values, ids, own, rest = top_chunk(raw, labels, keep, width, shape)
-            case = f"{kind}, B {width}"
+            values, ids, own, rest = top_chunk(raw, labels, keep, width, shape, product)
+            case = f"{kind}, B {width}, product {product}"
             assert torch.equal(own, logits.gather(1, labels[:, None]).squeeze(1)), case
             logits.scatter_(1, labels[:, None], MASKED)
             best = logits.topk(min(keep, vocab)).values
@@ -195,8 +200,8 @@ def test_a_tiny_rest_keeps_its_digits():
 
 @pytest.mark.parametrize("dropped_mass", [0.0, 0.02])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_top_of_triton_equals_that_of_torch(options, dropped_mass):
-    case = make_case(4, 9, 777, 4, options, torch.float32)
+def test_top_of_triton_equals_that_of_torch(options, dropped_mass, monkeypatch):
+    case = make_case(4, 8, 777, 4, options, torch.float32)
     arguments = case.arguments(case.leaves())
     if "bias" in arguments:  # a padded vocabulary; one row's label is impossible
         arguments["bias"] = arguments["bias"].detach().clone()
@@ -205,14 +210,15 @@ def test_top_of_triton_equals_that_of_torch(options, dropped_mass):
         arguments["labels"][3] = 776
     exact = {key: x.double() if torch.is_tensor(x) else x for key, x in arguments.items() if key != "labels"}
     logits = dense_logits(**exact).detach()
-    for keep in (1, 16, 800):  # chunks: one of 4 rows, and rows one by one
-        heads = {}
-        for backend, chunks in (("triton", {}), ("triton", (1, 2)), ("torch", (4, 100))):
-            sizes = dict(zip(("chunk_tokens", "chunk_vocab"), chunks, strict=False))
-            options_ = {"keep": keep, "dropped_mass": dropped_mass, "backend": backend, **sizes}
-            heads[backend, bool(chunks)] = lm_head(**arguments, **options_)
-        want = heads.pop(("torch", True))
-        for head in heads.values():
+    for keep in (1, 16, 800):
+        asked = {**arguments, "keep": keep, "dropped_mass": dropped_mass}
+        want = lm_head(**asked, backend="torch", chunk_tokens=4, chunk_vocab=100)
+        heads = []
+        for product in (False, True):  # chunks: one of 4 rows, and rows one by one
+            monkeypatch.setattr(triton_topk, "_makes_products", lambda *_, product=product: product)
+            chunks = {"chunk_tokens": 1, "chunk_vocab": 2} if product else {}
+            heads.append(lm_head(**asked, backend="triton", **chunks))
+        for head in heads:
             ids = head.distribution.token_ids  # near ties may change places
             assert torch.equal(ids < 0, want.distribution.token_ids < 0)
             truth = dense_head(logits, arguments["labels"], ids)

@@ -19,9 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from troll.algorithms.lm_head import triton_gemm
 from troll.algorithms.lm_head.passes import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RunningSums, Shape
 from troll.algorithms.lm_head.topk import TopK
+from troll.algorithms.lm_head.triton_gemm import _place
 
 MOST = 1024
 """The largest K that the kernels serve."""
@@ -33,6 +35,9 @@ STATS_COLUMNS = 2048
 """Of a program of ``_stats_kernel``; at 8,192 it needs seven times the registers."""
 
 STATS_WARPS = 8
+
+PRODUCT = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 64, "num_warps": 8, "num_stages": 3}
+"""Of ``_product_kernel``: 208 KiB of a processor's 227 KiB of shared memory, and all of its registers."""
 
 _MASKED: tl.constexpr = tl.constexpr(MASKED)
 _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
@@ -55,7 +60,7 @@ def _tanh(x):
 
 @triton.jit
 def _logits(raw, bias, columns, real, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits of raw scores, MASKED for -inf; NaN stays NaN."""
+    """Logits of raw scores whose columns broadcast to them, MASKED for -inf; NaN stays NaN."""
     x = raw
     if HAS_BIAS:
         x += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
@@ -71,16 +76,21 @@ def _keys(x):
 
 
 @triton.jit
-def _largest(keys, real, keep):
-    """Marks the ``keep`` largest keys (all real ones if fewer), ties by place: 32 counts, no sort.
+def _largest(keys, real, keep, floor):
+    """Marks the ``keep`` largest keys (all real ones if fewer), ties by place: bisection, no sort.
 
-    Returns the marks, the place of each marked one among them, and how many there are.
+    At least ``keep`` keys must lie at ``floor`` or above, unless it is 0. Returns the marks, the place of
+    each marked one among them, and how many there are.
     """
-    least = tl.zeros([], tl.uint32)
-    for bit in tl.static_range(32):
-        raised = least | (1 << (31 - bit))
-        enough = tl.sum((keys >= raised).to(tl.int32), axis=0) >= keep
-        least = tl.where(enough, raised, least)
+    least, most = floor, tl.max(keys, axis=0)
+    count = tl.sum((keys >= least).to(tl.int32), axis=0)
+    while (least < most) & (count > keep):
+        middle = least + ((most - least) >> 1) + ((most - least) & 1)
+        inside = tl.sum((keys >= middle).to(tl.int32), axis=0)
+        enough = inside >= keep
+        least = tl.where(enough, middle, least)
+        most = tl.where(enough, most, middle - 1)
+        count = tl.where(enough, inside, count)
     above = keys > least
     equal = (keys == least) & real
     # Both counts in one scan: at most 16,384 of each.
@@ -95,7 +105,7 @@ def _largest(keys, real, keep):
 
 @triton.jit
 def _stats_kernel(
-    scores, stride, bias, labels, label_logits, maxima, sums, weighted, vocab, blocks, scale, cap,
+    scores, stride, bias, labels, maxima, sums, weighted, vocab, blocks, scale, cap,
     B: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """One program per row and BLOCKS blocks: m, sum exp(z - m), sum exp(z - m) (m - z) of each block."""
@@ -115,9 +125,36 @@ def _stats_kernel(
     tl.store(maxima + place, m, mask=block < blocks)
     tl.store(sums + place, tl.sum(e, axis=1), mask=block < blocks)
     tl.store(weighted + place, -tl.sum(e * below, axis=1), mask=block < blocks)
-    if part == 0:
-        own = tl.load(scores + row * stride + label)
-        tl.store(label_logits + row, _logits(own, bias, label, label >= 0, scale, cap, HAS_BIAS, HAS_CAP))
+
+
+@triton.jit
+def _product_kernel(
+    h, w, scores, stride, bias, labels, maxima, sums, weighted, tokens, vocab, blocks, scale, cap,
+    D: tl.constexpr, B: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PROGRAMS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Makes the raw scores, and does what ``_stats_kernel`` does before they leave the chip."""
+    nm, nn = tl.cdiv(tokens, BM), tl.cdiv(vocab, BN)
+    for tile in tl.range(tl.program_id(0), nm * nn, PROGRAMS, flatten=True):
+        pid_m, pid_n = _place(tile, nm, nn, GROUP)
+        x = tl.zeros([BM, BN], tl.float32)
+        for k in range(0, D, BK):
+            x = tl.dot(h.load([pid_m * BM, k]), w.load([pid_n * BN, k]).T, x, input_precision="ieee")
+        rows = pid_m * BM + tl.arange(0, BM)
+        columns = pid_n * BN + tl.arange(0, BN)[None, :]
+        real, inside = columns < vocab, (rows < tokens)[:, None]
+        tl.store(scores + rows.to(tl.int64)[:, None] * stride + columns, x, mask=inside & real)
+        label = tl.load(labels + rows, mask=rows < tokens, other=-1).to(tl.int32)
+        x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+        x = tl.reshape(tl.where(columns == label[:, None], _MASKED, x), [BM, BN // B, B])
+        m = tl.max(x, axis=2)
+        x -= m[:, :, None]
+        e = tl.exp(x)
+        block = (pid_n * (BN // B) + tl.arange(0, BN // B))[None, :]
+        place = rows.to(tl.int64)[:, None] * blocks + block
+        tl.store(maxima + place, m, mask=inside & (block < blocks))
+        tl.store(sums + place, tl.sum(e, axis=2), mask=inside & (block < blocks))
+        tl.store(weighted + place, -tl.sum(e * x, axis=2), mask=inside & (block < blocks))
 
 
 @triton.jit
@@ -130,7 +167,13 @@ def _choose_kernel(
     block = tl.arange(0, BLOCKS)
     real = block < blocks
     m = tl.load(maxima + row * blocks + block, mask=real, other=_PAD)
-    taken, place, count = _largest(tl.where(real, _keys(m), 0), real, keep)
+    keys = tl.where(real, _keys(m), 0)
+    floor = tl.zeros([], tl.uint32)
+    if (
+        BLOCKS > BLOCK_K
+    ):  # the largest key of each of BLOCK_K groups: so many lie at the least of them or above
+        floor = tl.min(tl.max(tl.reshape(keys, [BLOCKS // BLOCK_K, BLOCK_K]), axis=0), axis=0)
+    taken, place, count = _largest(keys, real, keep, floor)
     tl.store(chosen + row * keep + place, block, mask=taken)
     slots = tl.arange(0, BLOCK_K)
     tl.store(chosen + row * keep + slots, blocks, mask=(slots >= count) & (slots < keep))
@@ -147,21 +190,29 @@ def _choose_kernel(
 
 @triton.jit
 def _select_kernel(
-    scores, stride, bias, labels, chosen, values, ids, rest_maximum, rest_total, rest_weighted,
+    scores, stride, bias, labels, label_logits, chosen, values, ids, rest_maximum, rest_total, rest_weighted,
     vocab, blocks, keep, scale, cap,
     B: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """One program per row: the ``keep`` largest logits of the chosen blocks; the others go to the sums."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
+    own = tl.load(scores + row * stride + label)
+    tl.store(label_logits + row, _logits(own, bias, label, label >= 0, scale, cap, HAS_BIAS, HAS_CAP))
     slots = tl.arange(0, BLOCK_K)
     block = tl.load(chosen + row * keep + slots, mask=slots < keep, other=blocks)
-    columns = tl.reshape(block[:, None] * B + tl.arange(0, B)[None, :], [BLOCK_K * B])
+    columns = block[:, None] * B + tl.arange(0, B)[None, :]
     real = columns < vocab
     x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
     x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
     x = tl.where(columns == label, _MASKED, x)
-    taken, place, count = _largest(tl.where(real, _keys(x), 0), real, keep)
+    keys = tl.where(real, _keys(x), 0)
+    # Each of the blocks has a logit at the least of their maxima or above.
+    floor = tl.min(tl.where(slots < keep, tl.max(keys, axis=1), 4294967295), axis=0)
+    columns = tl.reshape(columns, [BLOCK_K * B])
+    real = tl.reshape(real, [BLOCK_K * B])
+    x = tl.reshape(x, [BLOCK_K * B])
+    taken, place, count = _largest(tl.reshape(keys, [BLOCK_K * B]), real, keep, floor)
     left = real & (taken == 0)
     before = tl.load(rest_maximum + row)
     total = tl.load(rest_total + row)
@@ -209,9 +260,20 @@ def programs(vocab: int, keep: int, width: int | None = None) -> list[tuple[str,
     ]
 
 
+def product_tile(plain: bool) -> dict[str, int]:
+    """Sizes of ``_product_kernel``: smaller tiles with a bias or a softcap, whose registers would not fit."""
+    return {**PRODUCT, "BM": 256 if plain else 128}
+
+
 def _warps(elements: int) -> int:
-    """Of a program that holds so many elements: 8 or 16 a thread, so that nothing spills up to 8,192."""
-    return min(max(elements // 256, 1), 16)
+    """Of a program that holds so many elements (measured on an H100 at 4,096 and at 8,192)."""
+    return 16 if elements > 4096 else min(max(elements // 256, 1), 4)
+
+
+def _makes_products(hidden: Tensor, weight: Tensor, width: int) -> bool:
+    """Whether ``_product_kernel`` makes the raw scores (B not below 32: registers), or cuBLAS."""
+    half = hidden.dtype in (torch.bfloat16, torch.float16)
+    return half and width >= 32 and triton_gemm.fits(hidden, weight)
 
 
 def _rows_at_once(elements: int, vocab: int, width: int) -> int:
@@ -225,8 +287,9 @@ def top_by_rows(
 ) -> tuple[TopK, Tensor, RunningSums]:
     """The K best tokens but the label of every row, the label's logits, and the sums over all others.
 
-    No more is held at a time than the two tiles (of logits and of scratch) of the pass in plain torch. The
-    weights are converted once, all of them, where they are not in the type of the product.
+    No more is held at a time than three tiles in float32; the pass in plain torch has two, and takes more for
+    what it gathers from them. The weights are converted once, all of them, where they are not in the type of
+    the product.
 
     Args:
         hidden: [N, D], in the type of the product.
@@ -242,8 +305,10 @@ def top_by_rows(
     tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
     width = _block_width(vocab, keep)
     assert width is not None
-    rows = min(_rows_at_once(2 * plan.chunk_tokens * plan.chunk_vocab, vocab, width), max(tokens, 1))
-    transposed = weight.to(plan.operands).t()
+    rows = min(_rows_at_once(3 * plan.chunk_tokens * plan.chunk_vocab, vocab, width), max(tokens, 1))
+    weight = weight.to(plan.operands)
+    fused = _makes_products(hidden, weight, width)
+    hidden = triton_gemm._rows(hidden) if fused else hidden
     scores = torch.empty(rows, vocab, device=device)
     statistics = torch.empty(3, rows, triton.cdiv(vocab, width), device=device)
     chosen = torch.empty(rows, keep, dtype=torch.int32, device=device)
@@ -254,11 +319,13 @@ def top_by_rows(
     labels = labels.contiguous()
     for part in slices(tokens, rows):
         tile = scores[: part.stop - part.start]
-        matmul_(tile, hidden[part], transposed)
+        if not fused:
+            matmul_(tile, hidden[part], weight.t())
         top_chunk_(
             tile, bias, labels[part], plan.shape, width, statistics, chosen,
             values[part], token_ids[part], label_logits[part],
             RunningSums(rest.maximum[part], rest.total[part], rest.weighted[part]),
+            (hidden[part], weight) if fused else None,
         )  # fmt: skip
     return TopK(values, token_ids.long()), label_logits, rest
 
@@ -275,8 +342,12 @@ def top_chunk_(
     token_ids: Tensor,
     label_logits: Tensor,
     rest: RunningSums,
+    factors: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Three launches over the raw scores [n, V], which stay as they are; fills all that follows ``width``."""
+    """Three launches over the raw scores [n, V]; fills all that is between ``width`` and ``factors``.
+
+    With ``factors``, hidden states [n, D] and weight [V, D], the scores are their product, and made here.
+    """
     tokens, vocab = scores.shape
     keep, blocks = chosen.shape[1], statistics.shape[2]
     maxima, sums, weighted = statistics
@@ -286,15 +357,26 @@ def top_chunk_(
     inputs = (scores, scores.stride(0), scores if bias is None else bias, labels)
     options = {"HAS_BIAS": bias is not None, "HAS_CAP": shape.softcap is not None}
     (_, stats, few), (_, choose, some), (_, select, many) = programs(vocab, keep, width)
-    _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
-        *inputs, label_logits, maxima, sums, weighted, vocab, blocks, scale, cap,
-        **stats, **options, num_warps=few,
-    )  # fmt: skip
+    if factors is None:
+        _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
+            *inputs, maxima, sums, weighted, vocab, blocks, scale, cap, **stats, **options, num_warps=few
+        )  # fmt: skip
+    else:
+        hidden, weight = factors
+        on_cuda = hidden.device.type == "cuda"
+        count = torch.cuda.get_device_properties(hidden.device).multi_processor_count if on_cuda else 3
+        size = product_tile(not any(options.values()))
+        _product_kernel[(count,)](
+            triton_gemm._descriptor(hidden, size["BM"], size["BK"]),
+            triton_gemm._descriptor(weight, size["BN"], size["BK"]),
+            *inputs, maxima, sums, weighted, tokens, vocab, blocks, scale, cap,
+            D=hidden.shape[1], B=width, PROGRAMS=count, **options, **size,
+        )  # fmt: skip
     _choose_kernel[(tokens,)](
         maxima, sums, weighted, chosen, rest.maximum, rest.total, rest.weighted, blocks, keep,
         **choose, num_warps=some,
     )  # fmt: skip
     _select_kernel[(tokens,)](
-        *inputs, chosen, values, token_ids, rest.maximum, rest.total, rest.weighted,
+        *inputs, label_logits, chosen, values, token_ids, rest.maximum, rest.total, rest.weighted,
         vocab, blocks, keep, scale, cap, **select, **options, num_warps=many,
     )  # fmt: skip
