@@ -68,6 +68,7 @@ class PolicyLoss:
         self._entropy_bonus, self._auxiliary, self._high_entropy = entropy_bonus, auxiliary, high_entropy
         self._diagnostics, self._accelerator, self._report = diagnostics, accelerator, report
         self._wide = vocabulary > _WIDE
+        self._unread: list[Tensor] = []
 
     def __call__(self, model: Any, inputs: dict[str, Any], share: Tensor | float, *, step: int) -> Tensor:
         """The part of an optimiser step's loss that a (part of a) micro-batch of this process has.
@@ -114,11 +115,9 @@ class PolicyLoss:
             responses=inputs["step_responses"],
             max_response_tokens=self._args.max_completion_length,
         )
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"loss is {loss.item()} at optimiser step {step}; training stopped, "
-                "the last checkpoint is intact. A smaller learning_rate may help"
-            )
+        self._unread.append(loss.detach())
+        if not (model.training and loss.is_cuda):  # there, reading it would make the host wait for each part
+            self.check_finite(step)
         if model.training:
             kept = (old.distribution.token_ids >= 0).sum(-1)
             if self._wide:
@@ -135,6 +134,23 @@ class PolicyLoss:
                 self._report("aux_loss", auxiliary.detach())
             loss = loss + share * self._auxiliary * auxiliary
         return loss
+
+    def check_finite(self, step: int) -> None:
+        """Refuses a step of which a part's loss is not finite, before its update.
+
+        Args:
+            step: number of the optimiser step, from 1.
+
+        Raises:
+            UserError: one is not.
+        """
+        losses, self._unread = self._unread, []
+        wrong = [value for value in losses if not torch.isfinite(value)]
+        if wrong:
+            raise UserError(
+                f"loss is {wrong[0].item()} at optimiser step {step}; training stopped, "
+                "the last checkpoint is intact. A smaller learning_rate may help"
+            )
 
     @torch.no_grad()
     def tokens(self, model: Any, inputs: dict[str, Any]) -> StepTokens:

@@ -334,6 +334,7 @@ class TrustRegionTrainer(ResumableTrainer):
 
     def _finish_step(self) -> None:
         """Reports the optimiser step, and lets what adapts and the constraint check see it."""
+        self.policy_loss.check_finite(self.state.global_step + 1)
         summary = self.diagnostics.summary()
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
