@@ -215,6 +215,10 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     again = lm_head(hidden, weight, labels, **options, dropped_mass=1e-5)
+    broken = hidden.clone()
+    broken[7, 0] = torch.nan
+    lost = lm_head(broken, weight, labels, **options).label_log_probs.isnan()
+    assert lost.nonzero().flatten().tolist() == [7]
     theirs = lm_head(hidden, weight, labels, **options, dropped_mass=1e-5, backend="torch")
     for name, values in outputs_of(ours).items():
         assert torch.equal(values, outputs_of(again)[name]), name

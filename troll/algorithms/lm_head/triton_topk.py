@@ -3,7 +3,8 @@
 A chunk of rows is multiplied with the whole vocabulary at once. Each row falls into blocks of B columns, and
 three kernels take what `troll.algorithms.lm_head.topk.select` needs, the label left out in registers:
 
-* ``_stats_kernel`` reads the row once: maximum, sum of exp and weighted sum of every block;
+* ``_stats_kernel`` reads the row once: maximum, sum of exp and weighted sum of every block (on Hopper, with
+  16-bit operands, ``_product_kernel`` takes them from the accumulators of the product);
 * ``_choose_kernel`` takes the K blocks with the largest maxima and sums all others from their statistics;
 * ``_select_kernel`` reads those K blocks again, takes their K largest logits and sums the others.
 
@@ -41,7 +42,6 @@ PRODUCT = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 64, "num_warps": 8, "num_sta
 
 _MASKED: tl.constexpr = tl.constexpr(MASKED)
 _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
-_PAD: tl.constexpr = tl.constexpr(-3e38)  # below MASKED: a column past the end never wins against a real one
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _stats_kernel(
     columns = block[:, None] * B + tl.arange(0, B)[None, :]
     real = columns < vocab
     x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
-    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _MASKED)
     x = tl.where(columns == label, _MASKED, x)
     m = tl.max(x, axis=1)
     below = x - m[:, None]
@@ -145,7 +145,7 @@ def _product_kernel(
         real, inside = columns < vocab, (rows < tokens)[:, None]
         tl.store(scores + rows.to(tl.int64)[:, None] * stride + columns, x, mask=inside & real)
         label = tl.load(labels + rows, mask=rows < tokens, other=-1).to(tl.int32)
-        x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+        x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _MASKED)
         x = tl.reshape(tl.where(columns == label[:, None], _MASKED, x), [BM, BN // B, B])
         m = tl.max(x, axis=2)
         x -= m[:, :, None]
@@ -166,7 +166,7 @@ def _choose_kernel(
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     real = block < blocks
-    m = tl.load(maxima + row * blocks + block, mask=real, other=_PAD)
+    m = tl.load(maxima + row * blocks + block, mask=real, other=_MASKED)
     keys = tl.where(real, _keys(m), 0)
     floor = tl.zeros([], tl.uint32)
     if (
@@ -180,7 +180,7 @@ def _choose_kernel(
     left = real & (taken == 0)
     s = tl.load(sums + row * blocks + block, mask=left, other=0.0)
     u = tl.load(weighted + row * blocks + block, mask=left, other=0.0)
-    top = tl.maximum(tl.max(tl.where(left, m, _PAD), axis=0), _FLOOR)
+    top = tl.maximum(tl.max(tl.where(left, m, _MASKED), axis=0), _FLOOR)
     rise = tl.where(left, top - m, 0.0)
     decay = tl.exp(-rise)
     tl.store(rest_maximum + row, top)
@@ -204,7 +204,7 @@ def _select_kernel(
     columns = block[:, None] * B + tl.arange(0, B)[None, :]
     real = columns < vocab
     x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
-    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _PAD)
+    x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _MASKED)
     x = tl.where(columns == label, _MASKED, x)
     keys = tl.where(real, _keys(x), 0)
     # Each of the blocks has a logit at the least of their maxima or above.
@@ -216,7 +216,7 @@ def _select_kernel(
     left = real & (taken == 0)
     before = tl.load(rest_maximum + row)
     total = tl.load(rest_total + row)
-    top = tl.maximum(before, tl.max(tl.where(left, x, _PAD), axis=0))
+    top = tl.maximum(before, tl.max(tl.where(left, x, _MASKED), axis=0))
     below = tl.where(left, x - top, 0.0)
     e = tl.where(left, tl.exp(below), 0.0)
     decay = tl.exp(before - top)
