@@ -84,14 +84,18 @@ def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, mode
         manifest = json.loads((run / "manifest.json").read_text())
         assert 0 < manifest["overlong_train"] < 20, "some prompts have more than 300 tokens"
         assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+        for kind in ("results_*.json", "samples_gsm8k_*.jsonl"):
+            assert len(list((run / "lm_eval").glob(f"*/{kind}"))) == 1
         suites = json.loads((run / "suites/graded.json").read_text())
         assert [len(problem["passed"]) for problem in suites["amc23"]["problems"].values()] == [2] * 4
 
     group = root / "groups/smoke"
     runs = read_tidy(group).runs
     assert set(runs["trust_region"]) == {"base", "clip", "troll"}
-    assert "amc23/pass@1" in set(runs.loc[runs["source"] == "test", "metric"])
-    assert "gsm8k" in (group / "tables/main.md").read_text()
+    tested = set(runs.loc[runs["source"] == "test", "metric"])
+    assert {"amc23/pass@1", "amc23/official/pass@1", "official/pass@1", "disagreements"} <= tested
+    main = (group / "tables/main.md").read_text()
+    assert "gsm8k" in main and "| Official pass@1 (%) | pass@1 (%) |" in main
     assert not (root / "tidy").exists(), "the group is a part of the experiment"
 
     again = snakemake(checkout, "-n", "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
