@@ -134,12 +134,17 @@ class SparseLogProbs:
         batch = len(self.batch_shape)
         return self._each(lambda values, _: values.reshape(-1, *values.shape[batch:]))
 
-    def scatter(self, mask: Tensor) -> SparseLogProbs:
+    def scatter(self, mask: Tensor, places: Tensor | None = None) -> SparseLogProbs:
         """Rows [N, K] at the N places that mask [B, T] marks, padding (see `BATCH_PADDING`) elsewhere.
 
         Differentiable even where N is 0.
+
+        Args:
+            mask: [B, T].
+            places: [N] where the flattened mask is true, if known: to find them a GPU makes the host wait.
         """
-        places = mask.reshape(-1).nonzero().squeeze(-1)
+        if places is None:
+            places = mask.reshape(-1).nonzero().squeeze(-1)
 
         def spread(values: Tensor, fill: float) -> Tensor:
             full = values.new_full((mask.numel(), *values.shape[1:]), fill)

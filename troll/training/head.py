@@ -60,9 +60,8 @@ def logit_scale_of(config: Any) -> float:
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
 
 
-def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+def _scatter(values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
     """Puts values [N] to the N places that mask [B, T] marks, 0 elsewhere; differentiable even at N = 0."""
-    places = mask.reshape(-1).nonzero().squeeze(-1)
     return values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape)
 
 
@@ -120,17 +119,20 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         weight, bias = head.weight, head.bias
         if isinstance(weight, DTensor):
             weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
+        # On a GPU the host waits for their number once here, and for nothing else.
+        places = mask.reshape(-1).nonzero().squeeze(-1)
         reduce = functools.partial(
             lm_head,
-            hidden[mask],
+            hidden.reshape(-1, hidden.shape[-1]).index_select(0, places),
             weight,
-            labels[mask],
+            labels.reshape(-1).index_select(0, places),
             bias=bias,
             temperature=temperature,
             logit_softcap=softcap,
             logit_scale=scale,
         )
-        support = None if support is None else support[mask]
+        if support is not None:
+            support = support.reshape(-1, support.shape[-1]).index_select(0, places)
         with torch.autocast(hidden.device.type, enabled=False) if fp32 else nullcontext():
             if keep is not None and torch.is_grad_enabled():
                 chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
@@ -138,10 +140,11 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
                 support, keep = chosen.token_ids, None
             output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
         result = SparseHeadOutput(
-            log_probs=_scatter(output.label_log_probs, mask), entropy=_scatter(output.entropy, mask)
+            log_probs=_scatter(output.label_log_probs, mask, places),
+            entropy=_scatter(output.entropy, mask, places),
         )
         if output.distribution is not None:
-            for name, value in output.distribution.scatter(mask).to_batch().items():
+            for name, value in output.distribution.scatter(mask, places).to_batch().items():
                 result[name] = value
         if kwargs.get("output_router_logits"):
             # The one that every family of mixtures of experts has (TRL, add_fused_lm_head).

@@ -33,7 +33,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [ -f "$experiment" ] || { echo "error: $experiment: no such experiment file" >&2; exit 2; }
 mkdir -p "$out" "$files/model"
 out=$(cd "$out" && pwd)
-end=$(($(date +%s) + minutes * 60))
+end=$(($(date +%s) + $(awk "BEGIN {printf \"%d\", 60 * $minutes}")))
 
 for first in "$files"/model/*.part*; do
     [ -e "$first" ] || continue
