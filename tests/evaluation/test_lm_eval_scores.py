@@ -1,6 +1,8 @@
 """lm-eval scores recorded samples: its own verdicts beside ours, its own files, and nothing that hangs it."""
 
+import argparse
 import importlib.util
+import inspect
 import math
 import random
 import statistics
@@ -333,9 +335,9 @@ def side_by_side(peer, tmp_path, name, prompts, ours, verdicts, theirs, margins=
     """Rows of the comparison; verdicts are (ours, official), theirs (text, taken, passed), by problem."""
     names = [str(number) for number in range(len(prompts))]
     rows = [{"task_id": key, "prompt": text} for key, text in zip(names, prompts, strict=True)]
-    write_jsonl(tmp_path / "problems.jsonl", rows)
+    write_jsonl(tmp_path / "asked.jsonl", rows)
     rows = [{"task_id": key, "completion": text} for key, text in zip(names, ours, strict=True)]
-    write_jsonl(tmp_path / "samples.jsonl", rows)
+    write_jsonl(tmp_path / "written.jsonl", rows)
     graded = {
         key: {"passed": [own], "official": [official], "status": ["passed" if own else "wrong"]}
         for key, (own, official) in zip(names, verdicts, strict=True)
@@ -375,6 +377,34 @@ def test_texts_of_programs_are_compared_as_evalplus_cuts_them(peer, tmp_path):
     rows = side_by_side(peer, tmp_path, "humaneval+", prompts, ours, [(True, True)] * 3, theirs, margins)
     assert [row["same_text"] for row in rows] == [True, True, False]
     assert rows[2]["explanation"].startswith("evalplus stopped early")
+    chat = side_by_side(
+        peer,
+        tmp_path,
+        "humaneval+",
+        ["<user>..."],
+        [f"def f(x):\n{body}\ndef g(x):\n    pass\n```\nThis is right."],
+        [(True, True)],
+        [(f"def f(x):\n{body}\ndef g(x):\n    pass", "code", True)],
+    )
+    assert chat[0]["same_text"], "in a chat evalplus stops at the end of the block alone"
+
+
+def test_programs_are_asked_for_with_the_very_text_of_evalplus_decoder(peer, tmp_path, checkpoint):
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    from evalplus import codegen
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / peer.MODEL)
+    source = inspect.getsource(codegen.run_codegen)
+    assert f'"{peer._INSTRUCTION}"' in source and f'"{peer._RESPONSE}"' in source
+    prompt = "\ndef f(x):\n    pass\n"
+    steps, options = peer.Steps(tmp_path), argparse.Namespace(bare=False)
+    asked = peer.as_evalplus_asks(prompt, steps, options)
+    assert asked.startswith("<user>Please provide") and "```\ndef f(x):\n    pass\n```" in asked
+    assert asked.endswith(f"<assistant>{peer._RESPONSE}\n```python\n")
+    assert peer.as_evalplus_asks(prompt, steps, argparse.Namespace(bare=True)) == prompt[1:]
 
 
 def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkpoint, monkeypatch):
@@ -384,7 +414,7 @@ def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkp
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    margins, problem = peer.Margins(checkpoint), {"prompt": "what is"}
+    margins, problem = peer.Margins(checkpoint), "what is"
     text, other = "abcd", "abxd"
     with torch.no_grad():
         ids = torch.tensor([tokenizer("what isab").input_ids])

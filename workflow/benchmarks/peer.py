@@ -4,11 +4,11 @@
 
 The peer loads the checkpoint, writes its answers and judges them without any code of this package: `lm_eval
 run --model hf` with lm-eval's own task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides are
-asked the same: mathematics with this package's prompt, in the model's chat template where it has one, and
-programs with the bare prompt (`--force_base_prompt`). Problem by problem, OUT.csv has three verdicts: of our
-judge, of the official scorer on our answers, and of the peer on its own. OUT.md counts them and explains each
-difference. Nothing is downloaded where TROLL_DATA_MIRROR names the data. What the model writes runs in
-bubblewrap alone. The steps are kept in --work: the same command goes on where it was interrupted.
+asked the same, in the model's chat template where it has one: mathematics as this package asks, programs as
+evalplus does. Problem by problem, OUT.csv has three verdicts: of our judge, of the official scorer on our
+answers, and of the peer on its own. OUT.md counts them and explains each difference. Nothing is downloaded
+where TROLL_DATA_MIRROR names the data. What the model writes runs in bubblewrap alone. The steps are kept in
+--work: the same command goes on where it was interrupted.
 """
 
 import argparse
@@ -131,21 +131,53 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
 
     out, code = steps.work / name, not SETS[name].task
     rows = [problem.as_row() for problem in load(name).problems[: options.limits[name]]]
+    asked = rows
     if code:
         write_jsonl(out / "evalplus.jsonl", rows)
-        rows = [{**row, "prompt": row["prompt"].strip() + "\n"} for row in rows]  # as evalplus asks
+        asked = [{**row, "prompt": as_evalplus_asks(row["prompt"], steps, options)} for row in rows]
     write_jsonl(out / "problems.jsonl", rows)
-    common = ["--task", name, "--problems", f"{name}/problems.jsonl"]
-    tokens = _CODE_TOKENS if code else options.max_tokens
-    asked = ["--samples", "1", "--temperature", "0", "--max-tokens", str(tokens), "--cut-prompts"]
-    asked += ["--batch-size", str(options.batch_size), "--chat", "off" if code else "auto"]
-    made = ["--checkpoint", MODEL, "--out", f"{name}/samples.jsonl"]
-    steps.run(
-        f"{name}/samples.jsonl", [str(_BIN / "troll"), "sample", *common, *asked, *made], lines=len(rows)
-    )
-    made = ["--samples", f"{name}/samples.jsonl", "--out", f"{name}/grades.json"]
-    steps.run(f"{name}/grades.json", [str(_BIN / "troll"), "grade", *common, *made])
+    write_jsonl(out / "asked.jsonl", asked)
+    troll, tokens = str(_BIN / "troll"), _CODE_TOKENS if code else options.max_tokens
+    command = [troll, "sample", "--task", name, "--checkpoint", MODEL, "--problems", f"{name}/asked.jsonl"]
+    command += ["--samples", "1", "--temperature", "0", "--max-tokens", str(tokens), "--cut-prompts"]
+    command += ["--batch-size", str(options.batch_size), "--chat", "off" if code else "auto"]
+    command += ["--out", f"{name}/written.jsonl"]
+    written = read_jsonl(steps.run(f"{name}/written.jsonl", command, lines=len(rows)))
+    # evalplus begins the answer of a chat model, with the fence of a block: it belongs to the answer.
+    begun = _FENCE if code and _in_chat(steps, options) else ""
+    write_jsonl(out / "samples.jsonl", ({**row, "completion": begun + row["completion"]} for row in written))
+    command = [troll, "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
+    command += ["--samples", f"{name}/samples.jsonl", "--out", f"{name}/grades.json"]
+    steps.run(f"{name}/grades.json", command)
     return out, len(rows)
+
+
+def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> str:
+    """The very text that evalplus' decoder gives to a model, in its chat template or bare."""
+    from evalplus.provider.utility import make_raw_chat_prompt
+
+    prompt = prompt.strip() + "\n"
+    if not _in_chat(steps, options):
+        return prompt
+    return str(make_raw_chat_prompt(prompt, _INSTRUCTION, _RESPONSE, _tokenizer(steps.work / MODEL)))
+
+
+def _in_chat(steps: Steps, options: argparse.Namespace) -> bool:
+    from troll.tasks.prompts import wants_chat
+
+    return not options.bare and wants_chat(_tokenizer(steps.work / MODEL), "auto")
+
+
+# Of evalplus.codegen.run_codegen, which does not export them.
+_INSTRUCTION = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown code "
+    "block:"
+)
+_RESPONSE = (
+    "Below is a Python script with a self-contained function that solves the problem and passes "
+    "corresponding tests:"
+)
+_FENCE = "```python\n"
 
 
 def by_lm_eval(
@@ -178,7 +210,9 @@ def by_lm_eval(
     }
 
 
-def by_evalplus(steps: Steps, name: str, number: int) -> dict[str, dict[str, Any]]:
+def by_evalplus(
+    steps: Steps, name: str, number: int, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
     """What evalplus' own commands say: by task_id the text, the code that it takes of it, and the verdict."""
     from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
@@ -186,7 +220,7 @@ def by_evalplus(steps: Steps, name: str, number: int) -> dict[str, dict[str, Any
     data = {"HUMANEVAL_OVERRIDE_PATH": f"{name}/evalplus.jsonl"}
     command = [sys.executable, "-m", "evalplus.codegen", "--model", MODEL, "--dataset", "humaneval"]
     command += ["--backend", "hf", "--greedy", "--dtype", "float32", "--attn_implementation", "sdpa"]
-    command += ["--force_base_prompt", "--root", f"{name}/peer"]
+    command += [*(["--force_base_prompt"] if options.bare else []), "--root", f"{name}/peer"]
     taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, environment=data)
     raw = taken.with_suffix(".raw.jsonl")
     # evalplus' guard is no sandbox: its command runs in ours, where it has files in memory alone.
@@ -220,12 +254,12 @@ def compared(
 ) -> list[dict[str, Any]]:
     """A row for each problem: three verdicts, whether the texts are the same, and why verdicts differ."""
     graded = read_json(out / "grades.json")["problems"]
-    problems = {str(row["task_id"]): row for row in read_jsonl(out / "problems.jsonl")}
-    found = {str(row["task_id"]): row for row in read_jsonl(out / "samples.jsonl")}
+    asked = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
+    found = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
     rows = []
     for task_id, verdict in graded.items():
-        theirs, text = peer[task_id], found[task_id]["completion"]
-        ours_cut, peer_cut = _comparable(name, problems[task_id], text, theirs["text"])
+        theirs, text = peer[task_id], found[task_id]
+        ours_cut, peer_cut = _comparable(name, asked[task_id], text, theirs["text"])
         row = {
             "set": name,
             "task_id": task_id,
@@ -238,7 +272,7 @@ def compared(
         if len({row["ours"], row["official"], row["peer"]}) > 1:
             whys = []
             if not row["same_text"]:
-                whys.append(margins.explain(name, problems[task_id], ours_cut, peer_cut))
+                whys.append(margins.explain(name, asked[task_id], ours_cut, peer_cut))
             if row["ours"] != row["official"] or row["same_text"]:
                 whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"]))
             row["explanation"] = "; ".join(whys)
@@ -246,15 +280,16 @@ def compared(
     return rows
 
 
-def _comparable(name: str, problem: Mapping[str, Any], text: str, other: str) -> tuple[str, str]:
+def _comparable(name: str, prompt: str, text: str, other: str) -> tuple[str, str]:
     """Both texts up to where the peer stops a model."""
     if SETS[name].task:
         stops = SETS[name].stops
         return _cut(text, stops), _cut(other, stops)
     from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
 
-    stops = (*EOS, *extra_eos_for_direct_completion("humaneval"))
-    return _cut(text, stops).replace("\t", "    "), other.removeprefix(problem["prompt"])
+    bare = other.startswith(prompt)  # then evalplus has put it before the answer
+    stops = (*EOS, *(extra_eos_for_direct_completion("humaneval") if bare else ["\n```\n"]))
+    return _cut(text, stops).replace("\t", "    "), other.removeprefix(prompt)
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:
@@ -297,14 +332,14 @@ class Margins:
         self._checkpoint = checkpoint
         self._model: Any = None
 
-    def explain(self, name: str, problem: Mapping[str, Any], text: str, other: str) -> str:
+    def explain(self, name: str, prompt: str, text: str, other: str) -> str:
         """A sentence; one that says `UNEXPLAINED` where the tokens were not equally likely."""
         same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
         if same == len(other) and not SETS[name].task:
             return "evalplus stopped early: its decoder keeps the stops of earlier, shorter prompts"
         if same in (len(text), len(other)):
             return f"one text is the beginning of the other: {UNEXPLAINED}"
-        margin = self._margin(problem["prompt"], text, same, "auto" if SETS[name].task else "off")
+        margin = self._margin(prompt, text, same, "auto" if SETS[name].task else "off")
         where = (
             f"the texts part at character {same}, where the two likeliest tokens are {margin:.1g} nats apart"
         )
@@ -391,8 +426,8 @@ _HOW = (
 
 _WHERE = (
     "`python workflow/benchmarks/peer.py` runs these in its directory of work: `model` is the checkpoint, "
-    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, and evalplus judges in "
-    "bubblewrap."
+    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has their prompts "
+    "as both sides are asked, and evalplus judges in bubblewrap."
 )
 
 
@@ -407,6 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="where the steps are kept; default OUT.work")
     sizes = " ".join(f"{name}={item.problems}" for name, item in SETS.items())
     parser.add_argument("--problems", nargs="+", default=sizes.split(), help=f"first of each set: {sizes}")
+    parser.add_argument("--bare", action="store_true", help="ask for programs without the chat template")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer in mathematics")
     parser.add_argument("--batch-size", type=int, default=16, help="answers at a time")
     options = parser.parse_args(arguments)
@@ -435,6 +471,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UserError(f"--checkpoint: {options.checkpoint}: no saved model, it has no *.safetensors")
     digest = sha256_of_file(weights[0])[:12]
     settings = {"checkpoint": digest, "max_tokens": options.max_tokens, "problems": options.limits}
+    settings["bare"] = options.bare
     work = (options.work or options.out.with_name(f"{options.out.name}.work")).resolve()
     known = work / "settings.json"
     if known.exists() and read_json(known) != settings:
@@ -448,7 +485,7 @@ def _run(options: argparse.Namespace) -> None:
     for name in options.limits:
         out, number = ours(steps, name, options)
         lm = bool(SETS[name].task)
-        peer = by_lm_eval(steps, name, number, options) if lm else by_evalplus(steps, name, number)
+        peer = by_lm_eval(steps, name, number, options) if lm else by_evalplus(steps, name, number, options)
         rows += compared(name, out, peer, margins)
     frame = pd.DataFrame(rows)
     write_text(
