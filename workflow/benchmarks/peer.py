@@ -426,8 +426,8 @@ _HOW = (
 
 _WHERE = (
     "`python workflow/benchmarks/peer.py` runs these in its directory of work: `model` is the checkpoint, "
-    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has their prompts "
-    "as both sides are asked, and evalplus judges in bubblewrap."
+    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has their "
+    "prompts as both sides are asked, and evalplus judges in bubblewrap."
 )
 
 
