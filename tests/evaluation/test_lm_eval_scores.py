@@ -376,7 +376,7 @@ def test_texts_of_programs_are_compared_as_evalplus_cuts_them(peer, tmp_path):
     margins = peer.Margins(tmp_path)
     rows = side_by_side(peer, tmp_path, "humaneval+", prompts, ours, [(True, True)] * 3, theirs, margins)
     assert [row["same_text"] for row in rows] == [True, True, False]
-    assert rows[2]["explanation"].startswith("evalplus stopped early")
+    assert rows[2]["explanation"] == f"one text is the beginning of the other: {peer.UNEXPLAINED}"
     chat = side_by_side(
         peer,
         tmp_path,
@@ -405,6 +405,29 @@ def test_programs_are_asked_for_with_the_very_text_of_evalplus_decoder(peer, tmp
     assert asked.startswith("<user>Please provide") and "```\ndef f(x):\n    pass\n```" in asked
     assert asked.endswith(f"<assistant>{peer._RESPONSE}\n```python\n")
     assert peer.as_evalplus_asks(prompt, steps, argparse.Namespace(bare=True)) == prompt[1:]
+
+
+def test_evalplus_decoder_gets_problems_in_an_order_in_which_no_prompt_ends_an_answer(peer, checkpoint):
+    """Its stop criteria of one problem stay for the next, and look at the tokens after the earlier prompt."""
+    pytest.importorskip("evalplus", reason="evalplus is not installed")
+    from transformers import AutoTokenizer
+
+    decoder = pytest.importorskip("evalplus.provider.hf").HuggingFaceDecoder(
+        name=str(checkpoint),
+        dataset="humaneval",
+        dtype="float32",
+        temperature=0,
+        max_new_tokens=12,
+        force_base_prompt=True,
+    )
+    decoder.eos = ["stop"]
+    prompts = ["ask", "ask more and stop here", "ask more"]
+    rows = [{"prompt": prompt} for prompt in prompts]
+    ordered = peer.longest_first(rows, rows, AutoTokenizer.from_pretrained(checkpoint))
+    assert [row["prompt"] for row in ordered] == [prompts[1], prompts[2], prompts[0]]
+    lengths = {row["prompt"]: len(decoder.codegen(row["prompt"], False, 1)[0]) for row in ordered}
+    assert lengths[prompts[1]] > 1
+    assert len(decoder.codegen(prompts[1], False, 1)[0]) <= 1, "if it does not, the order is no longer needed"
 
 
 def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkpoint, monkeypatch):

@@ -37,6 +37,7 @@ _BIN = Path(sys.executable).parent
 MODEL = "model"  # a link to the checkpoint in the directory of work
 _CODE_TOKENS = 768  # evalplus' own limit, which its command line does not offer
 _NEAR = 1e-3  # nats between the two likeliest tokens, below which rounding may decide
+_EXPECTED_BYTES = 4 * 2**30
 _TIMEOUT_S = 4 * 3600
 
 
@@ -133,8 +134,8 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
     rows = [problem.as_row() for problem in load(name).problems[: options.limits[name]]]
     asked = rows
     if code:
-        write_jsonl(out / "evalplus.jsonl", rows)
         asked = [{**row, "prompt": as_evalplus_asks(row["prompt"], steps, options)} for row in rows]
+        write_jsonl(out / "evalplus.jsonl", longest_first(rows, asked, _tokenizer(steps.work / MODEL)))
     write_jsonl(out / "problems.jsonl", rows)
     write_jsonl(out / "asked.jsonl", asked)
     troll, tokens = str(_BIN / "troll"), _CODE_TOKENS if code else options.max_tokens
@@ -160,6 +161,18 @@ def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> 
     if not _in_chat(steps, options):
         return prompt
     return str(make_raw_chat_prompt(prompt, _INSTRUCTION, _RESPONSE, _tokenizer(steps.work / MODEL)))
+
+
+def longest_first(
+    rows: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]], tokenizer: Any
+) -> list[Mapping[str, Any]]:
+    """Problems in the order in which evalplus' decoder does not disturb itself.
+
+    It watches for its stop texts from the end of the prompt on, and goes on doing so from where earlier,
+    shorter prompts ended: within a longer one such texts stand, and the answer ends after one token.
+    """
+    lengths = [len(tokenizer(row["prompt"]).input_ids) for row in asked]
+    return [row for _, row in sorted(zip(lengths, rows, strict=True), key=lambda item: -item[0])]
 
 
 def _in_chat(steps: Steps, options: argparse.Namespace) -> bool:
@@ -231,6 +244,12 @@ def by_evalplus(
     inside = shlex.join([base_interpreter(), "-sB", *evaluate, "/scratch/samples.jsonl"])
     script = f"cp /troll/samples.jsonl /scratch/ && {inside} >&2 && cat /scratch/samples_eval_results.json"
     command = scratch_command(libraries, files)
+    command += [
+        "--size",
+        str(_EXPECTED_BYTES),
+        "--tmpfs",
+        "/scratch/cache",
+    ]  # where it keeps expected outputs
     command += ["--setenv", "PYTHONPATH", os.pathsep.join(map(str, libraries))]
     command += ["--setenv", "HUMANEVAL_OVERRIDE_PATH", "/troll/evalplus.jsonl"]
     command += ["--setenv", "XDG_CACHE_HOME", "/scratch/cache", "/bin/sh", "-c", script]
@@ -335,8 +354,6 @@ class Margins:
     def explain(self, name: str, prompt: str, text: str, other: str) -> str:
         """A sentence; one that says `UNEXPLAINED` where the tokens were not equally likely."""
         same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
-        if same == len(other) and not SETS[name].task:
-            return "evalplus stopped early: its decoder keeps the stops of earlier, shorter prompts"
         if same in (len(text), len(other)):
             return f"one text is the beginning of the other: {UNEXPLAINED}"
         margin = self._margin(prompt, text, same, "auto" if SETS[name].task else "off")
@@ -418,7 +435,8 @@ _HEADINGS = {
 _HOW = (
     "Official scorer on our answers: lm-eval's task, or evalplus' evaluator, on the samples of this package, "
     "as `troll grade` has it. Peer: `lm_eval run --model hf`, or `evalplus.codegen` and `evalplus.evaluate`, "
-    "which load the model, write answers and judge them by themselves.",
+    "which load the model, write answers and judge them by themselves. evalplus gets the problems with long "
+    "prompts first: in another order its decoder stops within the prompt of the next problem.",
     "Of 200 tokens of greedy text some stand on a knife's edge: rounding decides between two tokens that are "
     f"equally likely. A difference counts as explained by that below {_NEAR:g} nats.",
 )
