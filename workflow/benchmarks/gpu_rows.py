@@ -122,7 +122,8 @@ class Data:
 
     def __init__(self, sizes: Sizes, weight: Tensor | None = None) -> None:
         self.sizes = sizes
-        generator = torch.Generator(sizes.device).manual_seed(0)
+        # With the weight of another one, numbers of its own: hidden states would repeat rows of it.
+        generator = torch.Generator(sizes.device).manual_seed(0 if weight is None else 1)
         self.normal = functools.partial(
             torch.randn, generator=generator, device=sizes.device, dtype=sizes.dtype
         )

@@ -260,9 +260,13 @@ def programs(vocab: int, keep: int, width: int | None = None) -> list[tuple[str,
     ]
 
 
-def product_tile(plain: bool) -> dict[str, int]:
-    """Sizes of ``_product_kernel``: smaller tiles with a bias or a softcap, whose registers would not fit."""
-    return {**PRODUCT, "BM": 256 if plain else 128}
+def product_tile(plain: bool, vocab: int) -> dict[str, int]:
+    """Sizes of ``_product_kernel``: smaller tiles where the large ones would not fit into a processor.
+
+    With a bias or a softcap they lack registers; where V is no multiple of 16, so that scores are stored one
+    by one, shared memory (272 KiB).
+    """
+    return {**PRODUCT, "BM": 256 if plain and vocab % 16 == 0 else 128}
 
 
 def _warps(elements: int) -> int:
@@ -365,7 +369,7 @@ def top_chunk_(
         hidden, weight = factors
         on_cuda = hidden.device.type == "cuda"
         count = torch.cuda.get_device_properties(hidden.device).multi_processor_count if on_cuda else 3
-        size = product_tile(not any(options.values()))
+        size = product_tile(not any(options.values()), vocab)
         _product_kernel[(count,)](
             triton_gemm._descriptor(hidden, size["BM"], size["BK"]),
             triton_gemm._descriptor(weight, size["BN"], size["BK"]),
