@@ -154,7 +154,7 @@ def real_data(monkeypatch):
 @pytest.fixture(scope="session")
 def tiny_base(tmp_path_factory):
     """A random one-layer model with the testbed's tokenizer, saved as a base model is."""
-    from troll.experiment.settings import ModelSettings
+    from troll.experiment.model_settings import ModelSettings
     from troll.training.base_model import new_model
     from troll.training.outputs import save_model
     from troll.training.tokenizer import load_tokenizer, make_tokenizer

@@ -8,7 +8,7 @@ import torch
 from troll.benchmark.difficulty import run_difficulty, tail_shares
 from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
-from troll.experiment.settings import FromScratch
+from troll.experiment.model_settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.write import write_problems
 from troll.training.base_model import new_model

@@ -18,7 +18,7 @@ TEMPLATE = "{% for m in messages %}<user>{{ m.content }}</user>{% endfor %}<answ
 @pytest.fixture(scope="module")
 def models(tiny_base, tmp_path_factory):
     """A mirror with a random model that has no chat template, and another's tokenizer that has one."""
-    from troll.experiment.settings import ModelSettings
+    from troll.experiment.model_settings import ModelSettings
     from troll.training.base_model import new_model
     from troll.training.outputs import save_model
     from troll.training.tokenizer import load_tokenizer

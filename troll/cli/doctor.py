@@ -17,8 +17,8 @@ from troll.cli.versions import installed, tool
 from troll.common.errors import UserError
 from troll.common.files import nearest_existing, unwritable
 from troll.experiment.experiment import Experiment
+from troll.experiment.model_settings import Wheel
 from troll.experiment.resources import training_request
-from troll.experiment.settings import Wheel
 
 State = Literal["ok", "note", "missing"]
 _MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}

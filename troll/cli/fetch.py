@@ -9,7 +9,7 @@ from troll.common.lock_file import lock_path
 from troll.common.progress import say
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.groups import runs_of
-from troll.experiment.settings import Wheel
+from troll.experiment.model_settings import Wheel
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load

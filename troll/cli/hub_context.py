@@ -8,7 +8,7 @@ from typing import Literal
 
 from troll.common.digests import sha256_of_file
 from troll.experiment.experiment import Experiment
-from troll.experiment.settings import ModelSettings, Wheel
+from troll.experiment.model_settings import ModelSettings, Wheel
 from troll.experiment.shapes import context_problems
 
 

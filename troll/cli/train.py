@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from troll.experiment.run_config import RunConfig
 
 
+NOT_FINITE_VARIABLE = "TROLL_NOT_FINITE"
+"""Set by the workflow from the experiment file's `not_finite`, which is no part of a run."""
+
+
 def register_train(app: typer.Typer) -> None:
     """Adds the command to the application."""
     app.command()(train)
@@ -26,6 +30,13 @@ def train(
     tracking: Annotated[
         str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
     ] = "none",
+    not_finite: Annotated[
+        Literal["stop", "zero"],
+        typer.Option(
+            envvar=NOT_FINITE_VARIABLE,
+            help="a loss that is not finite: an error, or a finished run that solves nothing",
+        ),
+    ] = "stop",
     on_limit: Annotated[
         Literal["exit", "requeue"],
         typer.Option(help="after SIGUSR1: exit with status 75, or have SLURM requeue the job first"),
@@ -69,7 +80,7 @@ def train(
                 return  # the attempt that was waited for finished the run
             from troll.training.run import train_run
 
-            train_run(config, base, data, run.parent, tracking)
+            train_run(config, base, data, run.parent, tracking, not_finite)
     except Stopped as stopped:
         if rank in (None, "0"):
             say(str(stopped))

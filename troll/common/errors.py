@@ -12,6 +12,14 @@ class UserError(Exception):
     """
 
 
+NOT_FINITE = "not_finite"
+"""In the manifest of a run that stopped for it: the optimiser step. In metrics.jsonl: 1 in that step's line."""
+
+
+class NotFinite(UserError):
+    """A loss, or a value of the critic, is not finite, and training cannot go on."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The end of a message: "; did you mean 'clip'?" with the valid name most like this one, or nothing."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from troll.common.errors import UserError
+from troll.common.errors import NOT_FINITE, UserError
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.common.seeding import derive_seed
 from troll.evaluation.engines.transformers import load_engine
@@ -72,6 +72,9 @@ def sample(
             that do not fit the context.
     """
     _check_arguments(problems, samples_per_problem, max_new_tokens, batch_size, temperature)
+    if _stopped(checkpoint):
+        write_jsonl(out, _no_answers(problems, samples_per_problem))
+        return
     settings = {
         "checkpoint": _fingerprint(checkpoint),
         "seed": seed,
@@ -134,6 +137,22 @@ def _check_arguments(
                 f"sampling: task_id {problem.task_id!r} occurs twice; samples could not be told apart"
             )
         seen.add(problem.task_id)
+
+
+def _stopped(checkpoint: Path) -> bool:
+    """Whether the run of a checkpoint stopped at a loss that is not finite, which left no model."""
+    manifest = checkpoint.parent / "manifest.json"
+    if checkpoint.exists() or not manifest.is_file():
+        return False
+    found = read_json(manifest)
+    return isinstance(found, dict) and NOT_FINITE in found
+
+
+def _no_answers(problems: Sequence[Problem], samples: int) -> Iterator[dict[str, Any]]:
+    """Samples of a run that has no model: empty ones, which are graded like any others."""
+    for problem in problems:
+        for number in range(samples):
+            yield {"task_id": problem.task_id, "sample": number, "completion": "", "tokens": 0}
 
 
 def _fingerprint(checkpoint: Path) -> str:

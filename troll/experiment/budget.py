@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from troll.common.errors import UserError
 from troll.common.hub import in_mirror
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.model_settings import Hub, Wheel
 from troll.experiment.published import read_published
-from troll.experiment.settings import Hub, Training, Wheel
+from troll.experiment.settings import Training
 
 # What the published step times were measured on: Qwen3-4B and the paper's batch, on its four GPUs.
 _BILLIONS = 4.0

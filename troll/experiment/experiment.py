@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
 from troll.experiment.base_seeds import with_base_models_apart
+from troll.experiment.model_settings import HubModel, ModelSettings, WheelModel
 from troll.experiment.recipes import recipe_of
 from troll.experiment.run_config import (
     BaseConfig,
@@ -31,15 +32,12 @@ from troll.experiment.run_config import (
 from troll.experiment.settings import (
     CostBenchmark,
     Evaluation,
-    HubModel,
-    ModelSettings,
     MoreSeeds,
     PublicData,
     Rule,
     Settings,
     TaskSettings,
     Training,
-    WheelModel,
     Whole,
 )
 from troll.tasks.registry import check_settings, get_task
@@ -117,6 +115,11 @@ class Experiment(Settings):
     allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
     archive: bool = Field(
         False, description="keep finished runs as rows of results/<experiment>/tidy, where they count as made"
+    )
+    not_finite: Literal["stop", "zero"] = Field(
+        "stop",
+        description="a run whose loss is not finite: `stop` is an error; `zero` counts it as a finished run "
+        "that solves no test problem (boards whose protocol says so)",
     )
     rehearsal: bool = Field(
         False,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from troll.experiment.settings import Hub, SupervisedSteps, Wheel
+from troll.experiment.model_settings import Hub, SupervisedSteps, Wheel
 
 ATTEMPTS = 3
 """From the third attempt on a job asks for no more than before."""

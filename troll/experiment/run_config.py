@@ -4,18 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
 
-from troll.experiment.settings import (
-    Count,
-    FromScratch,
-    HubModel,
-    Settings,
-    Size,
-    Suite,
-    SupervisedSteps,
-    Training,
-    WheelModel,
-    Whole,
-)
+from troll.experiment.model_settings import FromScratch, HubModel, SupervisedSteps, WheelModel
+from troll.experiment.settings import Count, Settings, Size, Suite, Training, Whole
 
 
 class ScratchModelOfRun(FromScratch):

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from troll.experiment.experiment import Run
-from troll.experiment.settings import ModelSettings, Training
+from troll.experiment.model_settings import ModelSettings
+from troll.experiment.settings import Training
 
 LEAST_VOCABULARY = 256 + 2
 """The tokenizer's bytes, end and padding: `troll.training.tokenizer`, which is slow to import."""

@@ -22,8 +22,8 @@ from troll.common.models import load_model
 from troll.common.numerics import last_change
 from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
+from troll.experiment.model_settings import FromScratch
 from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelOfRun, WheelModelOfRun
-from troll.experiment.settings import FromScratch
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
@@ -46,7 +46,7 @@ def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: i
     """A Qwen3 model with random weights.
 
     Args:
-        settings: see `troll.experiment.settings.FromScratch`.
+        settings: see `troll.experiment.model_settings.FromScratch`.
         tokenizer: gives the ids of end and padding.
         seed: of the weights.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from troll.common.errors import NOT_FINITE
 from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
 
@@ -164,6 +165,13 @@ class MetricsCallback(TrainerCallback):
         timings = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
         timings |= {key: logs[key] for key in ("step_time",) if key in logs}
         row["time"] = timings
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+    def stopped_at(self, step: int) -> None:
+        """Appends the line of a step whose loss was not finite, which would never come."""
+        row = {"step": step, "rollout_batch": (step - 1) // self._steps_per_batch, NOT_FINITE: 1.0}
+        row |= self._pending | {"time": {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}}
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 

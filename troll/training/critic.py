@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from troll.algorithms.aggregation import aggregate
-from troll.common.errors import UserError
+from troll.common.errors import NotFinite, UserError
 from troll.common.files import atomic_path
 from troll.experiment.settings import Critic as CriticSettings
 
@@ -161,7 +161,7 @@ class Critic:
             mask: [B, T], 1 at tokens that are learnt from.
 
         Raises:
-            UserError: a value is not finite.
+            NotFinite: a value is not finite.
         """
         self.model.eval()
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
@@ -170,7 +170,7 @@ class Critic:
         # Where the mask is 0 nothing is learnt, so what a padded position gives does not matter.
         values = torch.where(mask.bool(), torch.cat(parts), 0.0) * mask
         if not torch.isfinite(values).all():
-            raise UserError(
+            raise NotFinite(
                 "the critic's values are not finite; training stopped, the last checkpoint is intact. A "
                 "smaller critic.learning_rate may help"
             )
@@ -189,7 +189,7 @@ class Critic:
             After the last micro-batch: mean loss, share of clipped tokens, gradient norm. Else nothing.
 
         Raises:
-            UserError: the loss is not finite.
+            NotFinite: the loss is not finite.
         """
         accelerator, mask = self._accelerator, mask.float()
         self.model.train()
@@ -200,7 +200,7 @@ class Critic:
             )
             loss = aggregate(losses, mask, "token-mean", tokens=inputs["step_tokens"])
             if not torch.isfinite(loss):
-                raise UserError(
+                raise NotFinite(
                     f"the critic's loss is {loss.item()}; training stopped, the last checkpoint is intact. A "
                     "smaller critic.learning_rate may help"
                 )

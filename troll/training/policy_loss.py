@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.distributions import SparseLogProbs, align, constant_tail
 from troll.algorithms.trust_regions import GroupContext, StepTokens, TokenPolicy, TrustRegion
-from troll.common.errors import UserError
+from troll.common.errors import NotFinite
 from troll.training.batches import loss_mask
 from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics, Report
@@ -81,7 +81,7 @@ class PolicyLoss:
             step: number of the optimiser step, from 1, for messages.
 
         Raises:
-            UserError: the loss is not finite.
+            NotFinite: the loss is not finite.
         """
         mask = loss_mask(inputs).float()
         old = self._old_policy.read(inputs)
@@ -142,12 +142,12 @@ class PolicyLoss:
             step: number of the optimiser step, from 1.
 
         Raises:
-            UserError: one is not.
+            NotFinite: one is not.
         """
         losses, self._unread = self._unread, []
         wrong = [value for value in losses if not torch.isfinite(value)]
         if wrong:
-            raise UserError(
+            raise NotFinite(
                 f"loss is {wrong[0].item()} at optimiser step {step}; training stopped, "
                 "the last checkpoint is intact. A smaller learning_rate may help"
             )

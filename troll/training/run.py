@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from troll.algorithms.advantages import ESTIMATORS
 from troll.common.digests import digest_of_json, facts_of
-from troll.common.errors import UserError
+from troll.common.errors import NOT_FINITE, NotFinite, UserError
 from troll.common.files import write_json
 from troll.common.models import check_checkpoint, load_model
 from troll.common.seeding import derive_seed
@@ -173,7 +173,14 @@ def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
     return rows_of(tokenizer, task.demonstrate(PRETRAINING_ROWS, 0, config.task.settings))
 
 
-def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: str = "none") -> None:
+def train_run(
+    config: RunConfig,
+    base: Path,
+    data: Path,
+    out: Path,
+    tracking: str = "none",
+    not_finite: Literal["stop", "zero"] = "stop",
+) -> None:
     """Trains one run; goes on from its newest checkpoint if it was interrupted.
 
     Args:
@@ -182,6 +189,9 @@ def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: st
         data: directory with train.jsonl and validation.jsonl of the task.
         out: the run's directory: gets metrics.jsonl, checkpoint/ and, last, manifest.json.
         tracking: where else the metrics go: see `troll.training.tracking`.
+        not_finite: what a loss that is not finite means: ``stop``, an error; ``zero``, that the run is over
+            and its manifest says so (`NOT_FINITE`), without a checkpoint. In several processes always an
+            error.
 
     Raises:
         UserError: a file is missing or broken, the loss is not finite, or the constraint check is breached.
@@ -225,13 +235,25 @@ def train_run(config: RunConfig, base: Path, data: Path, out: Path, tracking: st
     if resume:
         expect_tied_weights(trainer.model)
         trainer.args.eval_on_start = False  # its result is in the metrics, or waits in the checkpoint
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
+    try:
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    except NotFinite as error:
+        if not_finite == "stop" or trainer.accelerator.num_processes > 1:
+            raise
+        step = trainer.state.global_step + 1
+        say(f"[train] {config.run_id}: {error}; the run counts with a success of 0")
+        metrics.stopped_at(step)
+        shutil.rmtree(out / "checkpoint", ignore_errors=True)
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=read) | {NOT_FINITE: step}
+        write_json(out / "manifest.json", manifest)
+        shutil.rmtree(trainer_directory, ignore_errors=True)
+        return
     stop.stop_if_asked()
     state = whole_state(trainer)
     if trainer.accelerator.is_main_process:
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model, tokenizer, out / "checkpoint", state)
-        read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
         manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
         manifest |= overlong if training.max_prompt_tokens is not None else {}
         manifest |= {"constraint_check": trainer.constraint_check.summary()}

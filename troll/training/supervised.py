@@ -8,7 +8,7 @@ import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from troll.common.seeding import derive_seed
-from troll.experiment.settings import SupervisedSteps
+from troll.experiment.model_settings import SupervisedSteps
 from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
 from troll.tasks.types import Demonstration
 from troll.training.callbacks import ProgressCallback

@@ -28,7 +28,7 @@ from troll.common.errors import UserError
 from troll.common.hub import MIRROR, Snapshot, mirror
 from troll.common.models import load_model
 from troll.common.progress import say
-from troll.experiment.settings import WheelModel
+from troll.experiment.model_settings import WheelModel
 from troll.training.outputs import save_model
 from troll.training.shared_place import entry_of, keep
 

@@ -120,6 +120,8 @@ CLAIMS_DIGESTS = [
 
 # Not a parameter of the rule: where metrics are followed is no reason to train a run again.
 _prefix = f"set -euo pipefail; export TROLL_TRACKING={EXPERIMENT.tracking}; "
+# Nor is this: it decides what becomes of a run that could not go on.
+_prefix += f"export TROLL_NOT_FINITE={EXPERIMENT.not_finite}; "
 if (
     _source.exists()
 ):  # for the manifests, and no parameter either: a comment in the file repeats nothing

