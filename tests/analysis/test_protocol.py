@@ -179,6 +179,29 @@ def test_a_run_that_a_round_lacks_is_named():
     assert len(trial_scores(lost, protocol, rounds=0)) == 24, "the first round is whole"
 
 
+def test_a_trial_that_stopped_at_a_loss_that_is_not_finite_counts_0():
+    protocol = Protocol.model_validate(PROTOCOL | compared())
+    runs = validation(protocol, lambda task, trial, seed: 0.8)
+    lost = runs["run_id"] == "tiny/chains/clip.1/grpo/tuned/seed100"
+    stop = runs[lost].tail(1).assign(step=9, source="manifest", metric="not_finite", value=9.0)
+    runs = pd.concat([runs[~(lost & (runs["step"] == 12))], stop], ignore_index=True)
+    scores = trial_scores(runs, protocol).set_index(["task", "rule", "trial"])
+    assert scores.loc[("chains", "clip", 1), "score"] == pytest.approx(0.4)
+    assert scores["score"].drop(("chains", "clip", 1)).eq(0.8).all() and scores["after"].eq(1).all()
+    assert choose(trial_scores(runs, protocol), protocol)["chains", "clip"].number == 2
+
+
+def test_runs_that_cannot_go_on_count_where_contrasts_are_fixed_or_the_protocol_says_so():
+    fixed = Protocol.model_validate(PROTOCOL | compared())
+    assert trials_experiment(fixed)["not_finite"] == "zero"
+    assert trials_experiment(among(fixed, ["clip", "none"]))["not_finite"] == "zero", "without all contrasts"
+    assert "not_finite" not in trials_experiment(Protocol.model_validate(PROTOCOL))
+    said = Protocol.model_validate(PROTOCOL | {"not_finite": "zero"})
+    assert parse_experiment(trials_experiment(said), "said").not_finite == "zero"
+    best = {(task, name): said.trials_of(name)[0] for task in ("chains", "functions") for name in said.rules}
+    assert {one["not_finite"] for one in final_experiments(said, best).values()} == {"zero"}
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(3e-5, "3e-5"), (4.13e-5, "4.13e-5"), (1e-3, "1e-3"), (0.1, "1e-1"), (9.999e-4, "1e-3")],

@@ -11,8 +11,13 @@ import pytest
 import yaml
 from run_cases import command, metrics, weights
 
+from troll.analysis.data.runs import read_directories
+from troll.analysis.data.summaries import per_run, stopped_runs
 from troll.common.digests import digest_of_json
 from troll.common.files import write_json
+from troll.evaluation.grading import grade
+from troll.evaluation.sampling import sample
+from troll.tasks.registry import get_task
 
 pytestmark = pytest.mark.slow
 
@@ -166,3 +171,54 @@ def test_precision_and_checkpointing_are_what_the_run_says(configure, tmp_path, 
         )
         found = trainer_config(config.model_copy(update={"training": of_run}), tmp_path)
         assert (found.bf16, found.gradient_checkpointing) == (value, value)
+
+
+DIVERGES = """
+from troll.algorithms.trust_regions import TokenLosses, log_ratio
+
+CALLS = []
+
+
+def diverges(new, old, advantages, mask, *, good={good}):
+    CALLS.append(1)
+    scale = 1.0 if len(CALLS) <= good else float("nan")
+    return TokenLosses(-advantages * log_ratio(new, old).exp() * scale)
+"""
+
+
+@pytest.mark.parametrize("good", [0, 6])
+def test_a_loss_that_is_not_finite_is_an_error_or_a_run_that_solves_nothing(
+    configure, guessing_base, run_data, tmp_path, good
+):
+    rule = tmp_path / "mine.py"
+    rule.write_text(DIVERGES.replace("{good}", str(good)))
+    outs = [configure(tmp_path / name) for name in ("stop", "zero")]
+    for out in outs:
+        run = yaml.safe_load((out / "run.yaml").read_text())
+        run["trust_region"] |= {"rule": f"{rule}:diverges", "settings": {}}
+        (out / "run.yaml").write_text(yaml.safe_dump(run))
+    if good:
+        stopped = subprocess.run(command(outs[0], guessing_base, run_data), capture_output=True, text=True)
+        assert stopped.returncode == 1 and "loss is nan at optimiser step" in stopped.stderr
+        assert not (outs[0] / "manifest.json").exists()
+
+    counted = outs[1]
+    subprocess.run([*command(counted, guessing_base, run_data), "--not-finite", "zero"], check=True)
+    manifest = json.loads((counted / "manifest.json").read_text())
+    lines = metrics(counted)
+    assert manifest["not_finite"] == lines[-1]["step"] == len(lines) < 8 * 4
+    assert not (counted / "checkpoint").exists() and not (counted / "trainer").exists()
+    problems = get_task("chains").load(run_data / "test.jsonl")
+    sample(
+        counted / "checkpoint",
+        problems,
+        samples_per_problem=2,
+        max_new_tokens=4,
+        out=counted / "samples.jsonl",
+    )
+    grade("chains", counted / "samples.jsonl", run_data / "test.jsonl", counted / "grades.json")
+    tidy = read_directories([counted])
+    assert len(tidy.items) == len(problems) and (tidy.items["n"] == 2).all()
+    assert (tidy.items["c"] == 0).all()
+    assert stopped_runs(tidy.runs) == {manifest["run_id"]}
+    assert per_run(tidy.runs)[["area", "final"]].to_numpy().tolist() == [[0.0, 0.0]]

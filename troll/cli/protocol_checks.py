@@ -12,7 +12,7 @@ from troll.experiment.files import parse_experiment
 if TYPE_CHECKING:
     import pandas as pd
 
-_OWN_KEYS = ("experiment", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
+_OWN_KEYS = ("experiment", "not_finite", "seeds", "more_seeds", "further_seeds", "trust_regions", "matrix")
 """Of an experiment file: what the protocol decides."""
 
 

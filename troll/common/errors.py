@@ -13,10 +13,10 @@ class UserError(Exception):
 
 
 NOT_FINITE = "not_finite"
-"""In the manifest of a run that stopped for it: the optimiser step. In metrics.jsonl: 1 in that step's line."""
+"""In the manifest of a run that stopped for it: the optimiser step; in metrics.jsonl: 1 in that line."""
 
 
-class NotFinite(UserError):
+class NotFinite(UserError):  # noqa: N818 - as Stopped, it says what happened
     """A loss, or a value of the critic, is not finite, and training cannot go on."""
 
 

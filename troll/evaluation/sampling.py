@@ -67,6 +67,9 @@ def sample(
         engine_options: arguments of ``vllm.LLM``.
         device: for transformers; default CUDA if there is a device, else CPU.
 
+    A run that stopped at a loss that is not finite, and counts as one that solves nothing, has no checkpoint:
+    all of its samples are empty.
+
     Raises:
         UserError: no such checkpoint, engine or chat template, no problems, duplicate task ids, or prompts
             that do not fit the context.
@@ -148,11 +151,17 @@ def _stopped(checkpoint: Path) -> bool:
     return isinstance(found, dict) and NOT_FINITE in found
 
 
-def _no_answers(problems: Sequence[Problem], samples: int) -> Iterator[dict[str, Any]]:
+def _no_answers(problems: Sequence[_HasPrompt], samples: int) -> Iterator[dict[str, Any]]:
     """Samples of a run that has no model: empty ones, which are graded like any others."""
     for problem in problems:
         for number in range(samples):
-            yield {"task_id": problem.task_id, "sample": number, "completion": "", "tokens": 0}
+            yield {
+                "task_id": problem.task_id,
+                "sample": number,
+                "completion": "",
+                "tokens": 0,
+                "finished": True,
+            }
 
 
 def _fingerprint(checkpoint: Path) -> str:

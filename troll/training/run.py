@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -15,6 +15,7 @@ from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import NOT_FINITE, NotFinite, UserError
 from troll.common.files import write_json
 from troll.common.models import check_checkpoint, load_model
+from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.run_config import RunConfig
 from troll.experiment.settings import Vllm

@@ -19,7 +19,7 @@ from troll.analysis.statistics import (
     pass_at_k,
     seed_interval,
 )
-from troll.common.errors import UserError
+from troll.common.errors import NOT_FINITE, UserError
 from troll.common.seeding import derive_seed
 
 BASELINE = "clip"
@@ -146,9 +146,16 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of
         training), ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with
         its updates) in place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory).
+        Of `stopped_runs`, ``area`` and ``final`` are 0.
         The same table is summarised once: many tables and figures of a page ask for it.
     """
     return _summaries(runs).copy()
+
+
+def stopped_runs(runs: pd.DataFrame) -> set[str]:
+    """The runs that stopped at a loss that was not finite, and count with a success of 0, by run id."""
+    rows = (runs["source"] == "manifest") & (runs["metric"] == NOT_FINITE)
+    return set(runs.loc[rows, "run_id"].astype(str))
 
 
 @once
@@ -166,6 +173,8 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     summaries = runs.loc[runs["source"] == SUMMARY, ["run_id", "metric", "value"]]
     for run, metric, value in summaries.itertuples(index=False):
         records[run][metric.removeprefix(f"{SUMMARY}/")] = value
+    for run in stopped_runs(runs):  # whatever it had learnt until then
+        records[run] |= {"area": 0.0, "final": 0.0}
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
     if "batches" in table:

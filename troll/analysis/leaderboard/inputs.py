@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import comb
 
 from troll.analysis.data.results import Results
-from troll.analysis.data.summaries import Cell, cells
+from troll.analysis.data.summaries import Cell, cells, stopped_runs
 from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
 from troll.analysis.leaderboard.contrasts import Tuning
 from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
@@ -60,8 +60,8 @@ def trial_scores(
         seeds of its rounds, and models), runs (how many) and after: the share of a trial's optimiser steps
         that lie before the last validation, 1 unless that after the last step is missing. Where the protocol
         has rounds, also first (its score after the first) and rounds (in how many it was). A run that
-        collapsed counts with the success that it ended with. One that stopped at a loss that is not finite
-        leaves no results: its trial counts as unfinished.
+        collapsed counts with the success that it ended with, one that stopped at a loss that is not finite
+        with 0, where the protocol lets it count; else it leaves no results, and its trial is unfinished.
 
     Raises:
         UserError: a trial has fewer or more runs than the protocol; the message says how many.
@@ -92,7 +92,10 @@ def trial_scores(
 
 def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
     validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
-    return validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+    last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
+    stopped = last["run_id"].astype(str).isin(stopped_runs(runs))
+    steps = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
+    return last.assign(value=last["value"].mask(stopped, 0.0), step=last["step"].mask(stopped, steps))
 
 
 def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) -> Tuning:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
@@ -72,6 +72,9 @@ class Protocol(Settings):
         experiment: what all runs share: tasks, models, estimators, training, evaluation, as in an experiment
             file.
         comparison: what is compared; none: every rule with the baseline, on the board alone.
+        not_finite: what a run counts whose loss is not finite: ``zero``, a success of 0 in tuning and at
+            every endpoint; ``stop``, nothing: the board cannot be made. By default ``zero`` where
+            `comparison` says what is compared.
     """
 
     name: str
@@ -85,6 +88,13 @@ class Protocol(Settings):
     rules: dict[str, Candidate] = Field(min_length=1)
     experiment: dict[str, Any]
     comparison: Comparison | None = None
+    not_finite: Literal["stop", "zero"] = "stop"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counting_all_runs(cls, data: Any) -> Any:
+        fixed = isinstance(data, Mapping) and data.get("comparison") is not None
+        return {"not_finite": "zero", **data} if fixed else data
 
     @model_validator(mode="after")
     def _fair(self) -> "Protocol":
@@ -342,6 +352,7 @@ def _experiment(
         "experiment": f"{protocol.name}-{part}",
         "summary": f"{what} (the {protocol.name})",
         **shared,
+        **({"not_finite": protocol.not_finite} if protocol.not_finite != "stop" else {}),
         "seeds": list(seeds),
         "trust_regions": dict(regions),
     }
