@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from gguf import GGMLQuantizationType as Type
+from trl import GRPOConfig, GRPOTrainer
 
 from troll.cli import doctor
 from troll.cli.fetch import fetch
@@ -23,18 +25,22 @@ from troll.cli.rehearsal.substitutes import write_models
 from troll.common.digests import damage, sha256_of_file
 from troll.common.errors import UserError
 from troll.common.models import load_model
-from troll.experiment.experiment import resolve, resolve_base
+from troll.common.seeding import derive_seed
+from troll.experiment.experiment import merged, resolve, resolve_base
 from troll.experiment.files import parse_experiment
 from troll.experiment.resources import base_request
+from troll.experiment.run_config import RunConfig
 from troll.tasks import testbed
 from troll.tasks.datasets.task import whole_split
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration, Problem
+from troll.tasks.write import write_problems
 from troll.training import base_model, supervised, wheel_model
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
 from troll.training.manifest import digest_of_path
 from troll.training.prompts import load_policy_tokenizer
+from troll.training.run import coin, train_run
 from troll.training.shared_place import VARIABLE
 from troll.training.supervised import end_of_response, micro_batches, rows_of
 
@@ -686,6 +692,89 @@ def test_jobs_ask_for_a_gpu_only_to_learn(tiny):
 
 
 # --- the whole chain ----------------------------------------------------------------------------------------
+
+
+# --- reinforcement learning ---------------------------------------------------------------------------------
+
+
+class PlainTrainer(GRPOTrainer):
+    """TRL's own trainer; only the seed of each batch of rollouts is ours."""
+
+    def _prepare_inputs(self, batch):
+        every = self.args.steps_per_generation * self.num_iterations
+        if self.model.training and self._step % every == 0:
+            seed = derive_seed(stream="rollout", batch=self._step // every, seed=self.args.seed, process=0)
+            torch.manual_seed(seed % 2**63)
+        return super()._prepare_inputs(batch)
+
+
+@pytest.mark.slow
+def test_clip_on_its_chats_is_what_trls_own_trainer_does_with_them(tiny, tmp_path, mirrored):
+    """From run.yaml to the checkpoint, beside a script that knows TRL and nothing of this package."""
+    taught(tiny, tmp_path / "base")  # else nothing but noise would be sampled
+    base = tmp_path / "base/checkpoint"
+    experiment = experiment_of({"wheel": settings_of(tiny), "supervised": STEPS})
+    config = resolve(experiment, experiment.runs()[0])
+    estimator = {"settings": {"epsilon": 1e-4}}  # as TRL's
+    shape = {"rollout_batches": 2, "prompts_per_batch": 4, "responses_per_prompt": 4, "num_iterations": 2}
+    shape |= {"learning_rate": 1e-3, "max_response_tokens": 24, "validate_every": 0}
+    config = merged(config.model_dump(), {"training": shape, "estimator": estimator, "rehearsal": True})
+    config = RunConfig.model_validate(config)
+    (tmp_path / "data").mkdir()
+    write_problems(config.task.model_dump(), tmp_path / "data")
+    train_run(config, base, tmp_path / "data", tmp_path / "ours")
+    ours = [json.loads(line) for line in (tmp_path / "ours/metrics.jsonl").read_text().splitlines()]
+
+    problems = get_task("chains").load(tmp_path / "data/train.jsonl")
+    rows = [
+        {"prompt": [{"role": "user", "content": item.prompt}], "task_id": item.task_id} for item in problems
+    ]
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path / "theirs"),
+        seed=config.seeds.training,
+        data_seed=config.seeds.training,
+        max_steps=8,
+        per_device_train_batch_size=8,
+        steps_per_generation=2,
+        num_iterations=2,
+        num_generations=4,
+        max_completion_length=24,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        weight_decay=config.training.weight_decay,
+        max_grad_norm=config.training.gradient_clipping,
+        loss_type="bnpo",  # each step's mean over its tokens; with dapo, TRL takes the rollout batch's number
+        top_k=0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+    )
+    theirs = PlainTrainer(
+        load_model(base, dtype=torch.float32),
+        lambda completions, task_id, **_: [
+            coin(name, completion[0]["content"])
+            for name, completion in zip(task_id, completions, strict=True)
+        ],
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=load_policy_tokenizer(base),
+    )
+    theirs.train()
+    logged = [row for row in theirs.state.log_history if "loss" in row]
+    assert len(ours) == len(logged) == 8
+    first, expected = ours[0], logged[0]
+    assert first["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert first["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4) and first["grad_norm"] > 0.01
+    before, learnt = weights_in(tmp_path / "base"), weights_in(tmp_path / "ours")
+    moved = 0.0
+    for name, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(learnt[name], value, rtol=0, atol=1e-4)
+        moved = max(moved, (value - before[name]).abs().max().item())
+    assert moved > 3e-3
 
 
 @pytest.mark.slow
