@@ -13,7 +13,7 @@ from troll.cli.app import app
 from troll.cli.protocol_checks import checked_protocol
 from troll.common.errors import UserError
 
-CONFIGURED = ("workflow/config/leaderboard.yaml", "workflow/config/duel.yaml")
+CONFIGURED = tuple(f"workflow/config/{name}.yaml" for name in ("leaderboard", "duel", "ranking"))
 
 
 def _set(data, path, value):
@@ -142,6 +142,21 @@ def test_the_duel_has_the_size_that_it_says(repository):
     cells = len(duel.rules) * len(duel.experiment["tasks"])
     assert cells * (duel.tuning_runs - duel.trials * len(duel.tuning_seeds)) == 72
     assert cells * len(duel.seeds) == 180
+
+
+def test_rules_are_ranked_on_seeds_that_no_board_has_with_the_settings_of_the_first(repository):
+    ranked, board = (
+        read_protocol(repository / f"workflow/config/{name}.yaml") for name in ("ranking", "leaderboard")
+    )
+    assert all(ranked.rules[name] == board.rules[name] for name in ranked.rules)
+    assert ranked.experiment == {key: value for key, value in board.experiment.items() if key != "summary"}
+    assert ranked.not_finite == "zero" and ranked.tuning_runs == board.tuning_runs
+    own = {*ranked.seeds, *(seed for stage in ranked.stages for seed in stage)}
+    assert len(own) == len(ranked.seeds) + 5, "each round has seeds of its own"
+    for path in (repository / "workflow/config").glob("*.yaml"):
+        known = yaml.safe_load(path.read_text())
+        if path.stem != "ranking" and isinstance(known, dict):
+            assert not own & {*known.get("seeds", []), *known.get("tuning_seeds", [])}, path
 
 
 def test_nobody_has_seen_the_seeds_of_the_duel(repository):

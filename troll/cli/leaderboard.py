@@ -56,7 +56,7 @@ def run(
     --rule troll
     """
     from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.protocol import among, final_experiments
+    from troll.analysis.leaderboard.protocol import among
     from troll.cli.protocol_checks import checked_protocol
     from troll.cli.workflow import in_checkout
     from troll.common.files import write_text
@@ -68,10 +68,7 @@ def run(
     files = out / "experiments"
     tried = run_rounds(known, files, count, protocol)
     best = choose(trial_scores(read_rounds(tried, known), known), known)
-    finals = [
-        run_experiment(experiment, files, count, protocol)
-        for experiment in final_experiments(known, best).values()
-    ]
+    finals = run_fresh(known, best, files, count, protocol)
     outcome = make_board(protocol, tried, finals, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
     say(f"the board: {out / 'board.md'}")
@@ -124,23 +121,35 @@ def final(
     ],
     out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
     rule: TriedRules = None,
+    fresh: Annotated[
+        list[Path] | None,
+        typer.Option(help="results/<experiment> of fresh seeds so far, once for each task: the next look's"),
+    ] = None,
 ) -> None:
     r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
 
-    Reads tidy/ of RESULTS; writes OUT/TASK.yaml.
+    Reads tidy/ of RESULTS; writes OUT/TASK.yaml. Where the protocol ranks each
+    rule for itself, rules get the seeds of the first look, and with FRESH those
+    of the next one, where they go on.
 
     Example: troll leaderboard final workflow/config/leaderboard.yaml \
     --results results/leaderboard-trials --out final
     """
+    from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.inputs import choose, trial_scores, tried_in
     from troll.analysis.leaderboard.protocol import among, final_experiments
+    from troll.analysis.leaderboard.ranking import seeds_of_rules, seeds_there
     from troll.cli.protocol_checks import checked_protocol
 
     known = checked_protocol(protocol)
     runs = read_rounds(results, known)
     there = tried_in(runs, known, results[0])
     known = among(known, rule or there)
-    experiments = final_experiments(known, choose(trial_scores(runs, known), known))
+    finals = [read_results(path) for path in fresh or []]
+    counts = seeds_of_rules(known, finals)
+    if finals and all(count == seeds_there(known, finals, name) for name, count in counts.items()):
+        raise UserError(f"{protocol}: every rule has its fresh seeds; `troll leaderboard board` goes on")
+    experiments = final_experiments(known, choose(trial_scores(runs, known), known), counts=counts)
     files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
     write_experiments(files, protocol)
 
@@ -204,6 +213,52 @@ def run_rounds(
     return done
 
 
+def run_fresh(
+    known: "Protocol",
+    best: Mapping[tuple[str, str], Any],
+    files: Path,
+    cores: int,
+    protocol: Path,
+    only: str | None = None,
+) -> list[Path]:
+    """Runs the fresh seeds, look by look where the protocol ranks rules; returns where their results are.
+
+    Args:
+        known: the protocol, with the rules that are meant.
+        best: the trial that each rule goes on with, by task and name.
+        files: directory of the experiment files.
+        cores: of this machine.
+        protocol: the file.
+        only: a rule of one's own that alone is run, in experiments of its own; it is compared with the
+            baseline in ``results/<name>-<task>``.
+
+    Raises:
+        UserError: an experiment failed, or what it left does not fit the protocol.
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.own_rule import beside, read_finals
+    from troll.analysis.leaderboard.protocol import final_experiments
+    from troll.analysis.leaderboard.ranking import seeds_of_rules
+
+    counts = seeds_of_rules(known, [])
+    while True:
+        experiments = final_experiments(known, best, only, counts).values()
+        done = [run_experiment(experiment, files, cores, protocol) for experiment in experiments]
+        if known.ranking is None:
+            return done
+        if only is None:
+            finals = [read_results(path) for path in done]
+        else:
+            pairs = read_finals(Path("results"), known, only, list(known.experiment["tasks"]))
+            finals = [beside(*pair, only) for pair in pairs.values()]
+        before, counts = counts, seeds_of_rules(known, finals)
+        more = [name for name in known.rules if counts[name] > before[name] and only in (None, name)]
+        if not more:
+            return done
+        for name in more:
+            say(f"{name}: goes on to {counts[name]} fresh seeds")
+
+
 def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":
     """The runs of all rounds of tuning that are done, as one tidy table.
 
@@ -230,7 +285,8 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
 
     The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table. Where
-    the protocol has contrasts, there are also a table and a figure ``contrasts``.
+    the protocol has contrasts, there are also a table and a figure ``contrasts``; where it ranks rules, a
+    table ``ranking``.
 
     Args:
         protocol: of the leaderboard.
@@ -267,6 +323,7 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     )
     from troll.analysis.leaderboard.levels import levels_table
     from troll.analysis.leaderboard.protocol import among, read_protocol
+    from troll.analysis.leaderboard.ranking import ranking_table
     from troll.analysis.render.formats import listed, write_table
     from troll.analysis.render.style import write_figure
 
@@ -284,6 +341,8 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     table.attrs["notes"][1:1] = tuned_elsewhere(runs, [*finals.values()], known)
     levels = levels_table([*finals.values()], known)
     tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
+    if known.ranking is not None:
+        tables["ranking"] = ranking_table([*finals.values()], known)
     figures = {
         "differences": differences_figure(table),
         "budget": budget_figure(scores, table),

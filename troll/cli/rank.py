@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from troll.cli.leaderboard import read_rounds, run_experiment, run_rounds
+from troll.cli.leaderboard import read_rounds, run_fresh, run_rounds
 from troll.cli.options import AROUND_A_RUN, available_cores
 from troll.common.errors import UserError, nearest
 from troll.common.strict_yaml import parse_yaml
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from troll.analysis.leaderboard.protocol import Protocol
 
-_PROTOCOL = Path("workflow/config/leaderboard.yaml")
+_PROTOCOL = Path("workflow/config/ranking.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
 _OWN = "own_rule"
 """In the names of its tests of the rule in TROLL_CONTRACT, whose own name pytest may escape."""
@@ -42,17 +44,20 @@ def rank(
         list[str] | None,
         typer.Option(help="values of a setting to try, name=1,2,3; may be repeated"),
     ] = None,
-    protocol: Annotated[Path, typer.Option(help="of the leaderboard")] = _PROTOCOL,
-    board: Annotated[Path | None, typer.Option(help="results/NAME with the released board")] = None,
+    protocol: Annotated[Path, typer.Option(help="of the board")] = _PROTOCOL,
+    board: Annotated[
+        Path | None, typer.Option(help="results/NAME with a board that the same protocol made")
+    ] = None,
     cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
 ) -> None:
-    """Rank a trust region of your own among the released ones.
+    """Rank a trust region of your own beside the tuned baseline.
 
-    It gets what every rule got: the contract tests, the same number of trials, fresh seeds at the best of
-    them. Its rows stand between the released ones, which are not made again. Interrupt it when you like: the
-    same command goes on.
+    It gets what every rule of the protocol gets: the contract tests, the same number of trials, fresh seeds
+    at the best of them, until they can hardly show a difference any more. The baseline's runs are made once,
+    and rules that were run by the same protocol are not made again. Interrupt it when you like: the same
+    command goes on.
 
-    Reads results/leaderboard*; writes results/leaderboard-NAME*, the whole table as board.md there.
+    Reads results/ranking*; writes results/ranking-NAME*, the whole table as board.md there.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """
@@ -60,14 +65,17 @@ def rank(
 
     from troll.analysis.leaderboard.inputs import choose, trial_scores
     from troll.analysis.leaderboard.own_rule import (
+        beside,
         check_release,
+        check_same_protocol,
         own_board,
         places,
         read_finals,
+        readings,
         released_trials,
         with_rule,
     )
-    from troll.analysis.leaderboard.protocol import final_experiments, trials_experiment
+    from troll.analysis.leaderboard.protocol import trials_experiment
     from troll.analysis.render.formats import shown, write_table
     from troll.cli.protocol_checks import checked_protocol, rule_problems
     from troll.cli.workflow import in_checkout
@@ -83,30 +91,48 @@ def rank(
     for problem in rule_problems(known, name):
         raise UserError(f"rank: {rule}: {problem}")
     parse_experiment(trials_experiment(known, name), f"rank: {rule}")
-    scores = released_trials((board or Path("results", released.name)) / "trials.csv", released)
-    check_release(Path("results"), released)
+    place, count = board or Path("results", released.name), cores or available_cores()
+    check_same_protocol(place, protocol, released)
+    scores = None
+    if released.ranking is None or board or (place / "trials.csv").exists():
+        scores = released_trials(place / "trials.csv", released)
+        check_release(Path("results"), released)
     _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: keeps the contract")
     root = Path("results", f"{released.name}-{name}")
-    count = cores or available_cores()
+    if scores is None:
+        scores = _baseline(released, place, count, protocol)
 
     own = trial_scores(read_rounds(run_rounds(known, root, count, protocol, name), known), known, name)
     best = choose(own, known)
     for (task, _), trial in best.items():
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
-    for experiment in final_experiments(known, best, name).values():
-        run_experiment(experiment, root, count, protocol)
+    run_fresh(known, best, root, count, protocol, name)
     finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
     table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
     write_table(table, root / "board")
+    told = readings([beside(*pair, name) for pair in finals.values()], known, name)
     narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
     narrow.attrs = table.attrs
     headings, rows = shown(narrow)
     for cells in (headings, *rows):
         typer.echo(" | ".join(cells))
-    for line in (*table.attrs["notes"], *places(table, name), f"the whole table: {root / 'board.md'}"):
+    for line in (*table.attrs["notes"], *places(table, name), *told, f"the whole table: {root / 'board.md'}"):
         typer.echo(line)
+
+
+def _baseline(known: "Protocol", place: Path, cores: int, protocol: Path) -> "pd.DataFrame":
+    """Runs trials and fresh seeds of the baseline, where no board has them; returns the trials' scores."""
+    from troll.analysis.leaderboard.inputs import choose, trial_scores
+    from troll.analysis.leaderboard.protocol import among
+    from troll.common.progress import say
+
+    say(f"{known.baseline}: runs that all rules of {protocol} are compared with, made once")
+    alone, files = among(known, [known.baseline]), place / "experiments"
+    scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
+    run_fresh(alone, choose(scores, alone), files, cores, protocol)
+    return scores
 
 
 def _name_of(rule: str) -> str:

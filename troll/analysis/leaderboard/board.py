@@ -22,6 +22,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
+from troll.analysis.leaderboard.ranking import notes_of, ranking_table
 from troll.analysis.render.formats import Style, listed, percent
 from troll.analysis.statistics import (
     holm,
@@ -90,9 +91,12 @@ def board_table(
                 )
     _check_baseline(rows, final, protocol)
     frame = pd.DataFrame(rows)
-    known = frame["p"].notna()
     frame["p_holm"] = np.nan
-    frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
+    if protocol.ranking is not None:
+        _put_readings(frame, ranking_table(final, protocol))
+    else:
+        known = frame["p"].notna()
+        frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
     there = set(frame["trust_region"])
@@ -116,6 +120,19 @@ def board_table(
             f"Reconstructed from secondary sources, without the paper's exact objective: {listed([*read])}."
         )
     return frame.drop(columns="p")
+
+
+def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
+    """Differences of tasks as `ranking_table` has them: a family for each rule, and none where it stopped."""
+    names = {"difference": "difference", "difference_low": "difference_low"}
+    names |= {"difference_high": "difference_high", "p": "p_holm"}
+    read = ranking.set_index(["trust_region", "analysis"])
+    for index, row in frame.iterrows():
+        for label in (f"{row['task']} ({row['model']}) alone", f"{row['task']} alone"):
+            if (row["trust_region"], label) in read.index:
+                for source, column in names.items():
+                    frame.loc[index, column] = read.loc[(row["trust_region"], label), source]
+                break
 
 
 def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
@@ -170,6 +187,8 @@ def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
     Raises:
         UserError: a seed of the protocol is missing.
     """
+    if protocol.ranking is not None and cell.trust_region != protocol.baseline:
+        return  # how many a rule gets is decided at the looks: `ranking_table` checks it
     if missing := sorted(set(protocol.seeds) - set(table.index.astype(int))):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: no fresh run with seed {', '.join(map(str, missing))}; "
@@ -312,6 +331,9 @@ def _further_rounds(protocol: Protocol) -> str:
     )
 
 
+_INTERVALS = ", with Student's 95 % interval; p of a paired t-test, corrected by Holm over the whole table."
+
+
 def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:
     if edges:
         outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
@@ -319,9 +341,9 @@ def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
         f"{tasks} tasks, {_further_rounds(protocol)}the best by validation success went on to "
-        f"{len(protocol.seeds)} fresh seeds. "
-        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed, with Student's 95 % "
-        "interval; p of a paired t-test, corrected by Holm over the whole table.",
+        f"{len(protocol.seeds)} fresh seeds{' at most' if protocol.ranking else ''}. "
+        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed"
+        f"{_INTERVALS if protocol.ranking is None else f'. {notes_of(protocol)}'}",
         f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
         "rule's final success, median over seeds; never where half of them or more do not get there. "
         f"Collapsed: runs that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: "

@@ -238,6 +238,15 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
             f"{list(tables)[-1]}: is one directory too many; {protocol.name} has "
             f"{_rounds(len(protocol.stages))} of tuning"
         )
+    for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
+        mine = table[table["trust_region"].isin(protocol.trials_by_variant)]
+        there = sorted({int(seed) for seed in mine["seed"].dropna()})
+        if there and not set(there) & set(seeds):
+            raise UserError(
+                f"{path}: its trials have the seeds {listed([*map(str, there)])}, and those of "
+                f"{protocol.name} have {listed([*map(str, seeds)])} in this round: they are another "
+                "protocol's, with which they are not mixed"
+            )
     return concatenated([*tables.values()], RUN_COLUMNS) if len(tables) > 1 else next(iter(tables.values()))
 
 

@@ -13,8 +13,16 @@ from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose
-from troll.analysis.leaderboard.protocol import TRIALS, Candidate, Protocol, explained, round_name
-from troll.analysis.render.formats import listed, percent
+from troll.analysis.leaderboard.protocol import (
+    TRIALS,
+    Candidate,
+    Protocol,
+    explained,
+    read_protocol,
+    round_name,
+)
+from troll.analysis.leaderboard.ranking import ranking_table
+from troll.analysis.render.formats import listed, percent, points, probability
 from troll.common.errors import UserError
 from troll.common.numerics import changed_since
 
@@ -84,6 +92,52 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
                 f"{protocol.trials}; it belongs to another board"
             )
     return scores
+
+
+def check_same_protocol(board: Path, protocol: Path, known: Protocol) -> None:
+    """Makes sure that a rule is not ranked among rules that another protocol tuned and compared.
+
+    Args:
+        board: directory of the board, with the protocol that it was made by; it may be missing.
+        protocol: the file.
+        known: its contents.
+
+    Raises:
+        UserError: rules of the board had other trials, tuning seeds, rounds, fresh seeds or looks.
+    """
+    path = board / "protocol.yaml"
+    if not path.exists():
+        return
+    made = read_protocol(path)
+    for key in ("trials", "tuning_seeds", "rounds", "seeds", "ranking", "baseline"):
+        if getattr(made, key) != getattr(known, key):
+            raise UserError(
+                f"{board}: its rules were tuned and compared by another protocol ({key} is not that of "
+                f"{protocol}); rules of both never stand in one table: leave --board out, or name the "
+                f"protocol of that board (--protocol)"
+            )
+
+
+def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[str]:
+    """What is read of a rule, in a line, where the protocol ranks each rule for itself.
+
+    Args:
+        final: results of fresh seeds by task, the rule's beside the others'.
+        protocol: with the rule.
+        name: of the rule.
+    """
+    if protocol.ranking is None:
+        return []
+    table = ranking_table(final, protocol)
+    row = table[table["trust_region"] == name].iloc[0]
+    ends = (
+        "" if np.isnan(row["p"]) else f" [{points(row['difference_low'])}, {points(row['difference_high'])}]"
+    )
+    p_value = "" if np.isnan(row["p"]) else f" (p = {probability(row['p'])})"
+    return [
+        f"{name} against {protocol.baseline}, mean of the tasks: {points(row['difference'])} points{ends} "
+        f"over {row['seeds']} seeds, {row['reading']}{p_value}"
+    ]
 
 
 def check_release(root: Path, protocol: Protocol) -> None:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.contrasts import Comparison, compared
+from troll.analysis.leaderboard.ranking import Ranking
 from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
@@ -75,6 +76,8 @@ class Protocol(Settings):
         not_finite: what a run counts whose loss is not finite: ``zero``, a success of 0 in tuning and at
             every endpoint; ``stop``, nothing: the board cannot be made. By default ``zero`` where
             `comparison` says what is compared.
+        ranking: each rule is compared with the baseline for itself, with looks at which it may stop; none:
+            all have all fresh seeds, and Holm's correction is over the whole board.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Protocol(Settings):
     experiment: dict[str, Any]
     comparison: Comparison | None = None
     not_finite: Literal["stop", "zero"] = "stop"
+    ranking: Ranking | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -113,6 +117,7 @@ class Protocol(Settings):
                 )
         self._check_rounds()
         self._check_contrasts()
+        self._check_ranking()
         return self
 
     def _check_rounds(self) -> None:
@@ -134,6 +139,24 @@ class Protocol(Settings):
         if unknown := sorted(set(compared(self)) - set(self.rules)):
             raise ValueError(f"comparison.contrasts: {unknown[0]!r} is none of the rules")
 
+    def _check_ranking(self) -> None:
+        if self.ranking is None:
+            return
+        if self.comparison is not None:
+            raise ValueError(
+                "ranking: there are contrasts in `comparison`, which have all seeds; leave one out"
+            )
+        looks = self.ranking.looks
+        if looks != sorted(set(looks)) or not 2 <= looks[0] <= looks[-1] < len(self.seeds):
+            raise ValueError(
+                f"ranking.looks: is {looks}, must be growing numbers of seeds from 2 to {len(self.seeds) - 1}"
+            )
+
+    @property
+    def kept(self) -> list[int]:
+        """How many trials of each rule and task are in each round."""
+        return [self.trials, *(one.keep for one in self.rounds)]
+
     @property
     def stages(self) -> list[list[int]]:
         """The seeds that each round adds, the first round's first."""
@@ -142,8 +165,7 @@ class Protocol(Settings):
     @property
     def tuning_runs(self) -> int:
         """Runs of a rule in all rounds, for each task and model."""
-        kept = [self.trials, *(one.keep for one in self.rounds)]
-        return sum(count * len(seeds) for count, seeds in zip(kept, self.stages, strict=True))
+        return sum(count * len(seeds) for count, seeds in zip(self.kept, self.stages, strict=True))
 
     @property
     def tuning_experiments(self) -> list[str]:
@@ -297,7 +319,10 @@ def round_experiment(
 
 
 def final_experiments(
-    protocol: Protocol, best: Mapping[tuple[str, str], Trial], only: str | None = None
+    protocol: Protocol,
+    best: Mapping[tuple[str, str], Trial],
+    only: str | None = None,
+    counts: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Experiment files of fresh seeds by task, each rule at its best.
 
@@ -305,19 +330,31 @@ def final_experiments(
         protocol: of the leaderboard.
         best: by task and name of the rule, as `choose` gives it.
         only: a rule that alone is meant, in experiments of its own.
+        counts: how many of the protocol's seeds each rule gets; by default all.
     """
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
-    return {
-        task: _experiment(
+    wanted = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
+    least = min(wanted.values())
+    experiments = {}
+    for task in protocol.experiment["tasks"]:
+        experiments[task] = _experiment(
             protocol,
             _part(task, only),
-            protocol.seeds,
+            protocol.seeds[:least],
             {name: region(rule, best[task, name]) for name, rule in rules.items()},
             f"Every rule, tuned, on fresh seeds: {task}",
             task,
         )
-        for task in protocol.experiment["tasks"]
-    }
+        further = {
+            f"{model}/{task}/{name}/{estimator}/{condition}": protocol.seeds[least:count]
+            for name, count in wanted.items()
+            if count > least
+            for model in protocol.experiment["models"]
+            for estimator in protocol.experiment["estimators"]
+            for condition in protocol.experiment["conditions"]
+        }
+        experiments[task] |= {"further_seeds": further} if further else {}
+    return experiments
 
 
 def _part(part: str, only: str | None) -> str:

@@ -1,0 +1,158 @@
+"""Error rate and power of a protocol that ranks rules, by simulation of all of it: tuning, looks, test."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from troll.analysis.leaderboard.ranking import Ranked, goes_on
+from troll.analysis.render.formats import Style, percent
+from troll.analysis.statistics import LEVEL, Array
+
+WORKING, TRIAL_SPREAD, TUNING_NOISE, FRESH_NOISE = 2 / 3, 0.07, 0.10, 0.13
+"""The model behind `simulated`: the share of a rule's trials that learn, the standard deviation of their
+expected success, and those of a seed about it in tuning and on fresh seeds. They are like those of the board
+of leaderboard.yaml, and give what was found of its tuning: 3 points lost, a spread of 4."""
+
+
+class Tuned(Ranked, Protocol):
+    """What a simulation needs of a protocol beside that."""
+
+    @property
+    def trials(self) -> int:
+        """Of each rule."""
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """Tuning seeds of each round."""
+
+    @property
+    def kept(self) -> list[int]:
+        """Trials in each round."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a protocol finds of a rule that is better by some effect than the baseline, on every task.
+
+    Attributes:
+        above: how often it reads the rule above the baseline.
+        below: how often below.
+        runs: of the rule, on average, tuning included.
+        regret: what the chosen trials lack to the best ones, mean.
+        choice: standard deviation of the chosen trial's expected success.
+    """
+
+    above: float
+    below: float
+    runs: float
+    regret: float
+    choice: float
+
+
+def simulated(
+    protocol: Tuned, effect: float, *, draws: int = 10_000, seed: int = 0, seeds: int | None = None
+) -> Rates:
+    """Error rate and power of a protocol by simulation; both rules are tuned, and all is repeated.
+
+    Args:
+        protocol: with a ranking; without one each task is tested by itself, as the first of a family of all
+            rules on all tasks.
+        effect: by which every trial of the rule is better, as a share of test problems.
+        draws: of everything.
+        seed: of the random numbers.
+        seeds: fresh ones, in place of the protocol's.
+    """
+    random, tasks = np.random.default_rng(seed), len(protocol.experiment["tasks"])
+    learns = round(WORKING * protocol.trials)
+    means = np.full((draws, 2, tasks, protocol.trials), -1.0)  # those that learn nothing are never chosen
+    means[..., :learns] = TRIAL_SPREAD * random.standard_normal((draws, 2, tasks, learns))
+    means[..., :learns] -= means[..., :learns].max(axis=-1, keepdims=True)
+    chosen = np.take_along_axis(means, _chosen(means, protocol, random)[..., None], axis=-1)[..., 0]
+    count = seeds or len(protocol.seeds)
+    noise = FRESH_NOISE * random.standard_normal((draws, 2, tasks, count))
+    fresh = chosen[..., None] + noise
+    differences = effect + fresh[:, 0] - fresh[:, 1]  # [draws, tasks, seeds]
+    used = np.full(draws, count)
+    if protocol.ranking is not None and seeds is None:
+        spread = protocol.ranking.spread_of_difference(tasks)
+        own = differences.mean(axis=1)
+        for look in reversed(protocol.ranking.looks):  # the first look at which it stops counts
+            used[~goes_on(own[:, :look], count, protocol.ranking, spread)] = look
+        above, below = _sides(own, spread, 1 - LEVEL)
+        above, below = above & (used == count), below & (used == count)
+    else:
+        family = tasks * (len(protocol.rules) - 1)
+        sides = _sides(differences, 0.0, (1 - LEVEL) / family)
+        above, below = (one.any(axis=1) for one in sides)
+    tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
+    return Rates(
+        above=float(above.mean()),
+        below=float(below.mean()),
+        runs=float(tasks * (tuning + used.mean())),
+        regret=float(-chosen.mean()),
+        choice=float(chosen.std()),
+    )
+
+
+def _chosen(means: Array, protocol: Tuned, random: np.random.Generator) -> Array:
+    """The trial that tuning chooses, round by round: the best by the mean over all its seeds."""
+    total, runs = np.zeros(means.shape), 0
+    for kept, stage in zip(protocol.kept, protocol.stages, strict=True):
+        if runs:
+            least = np.sort(total, axis=-1)[..., -kept][..., None]
+            total = np.where(total >= least, total, -np.inf)
+        noise = TUNING_NOISE * np.sqrt(len(stage)) * random.standard_normal(means.shape)
+        total, runs = total + len(stage) * means + noise, runs + len(stage)
+    return np.asarray(total.argmax(axis=-1))
+
+
+def _sides(differences: Array, spread: float, level: float) -> tuple[Array, Array]:
+    """Which differences [..., S] are tested above 0, and which below; see `student`."""
+    count = differences.shape[-1]
+    sampled = differences.var(axis=-1, ddof=1) / count
+    whole = sampled + spread**2
+    needed = stats.t.ppf(1 - level / 2, (count - 1) * (whole / sampled) ** 2) * np.sqrt(whole)
+    mean = differences.mean(axis=-1)
+    return mean > needed, mean < -needed
+
+
+EFFECTS = (0.0, 0.05, 0.10, 0.15, 0.20)
+
+
+def rates_table(protocol: Tuned, other: Tuned | None = None, *, draws: int = 10_000) -> pd.DataFrame:
+    """`simulated` for several effects, in a table.
+
+    Args:
+        protocol: with a ranking.
+        other: without one; it gets as many fresh seeds as make the same number of runs.
+        draws: of each.
+    """
+    tasks, rows = len(protocol.experiment["tasks"]), []
+    for effect in EFFECTS:
+        rates = simulated(protocol, effect, draws=draws)
+        row = {"effect": effect, **vars(rates)}
+        if other is not None:
+            row["other"] = simulated(
+                other, effect, draws=draws, seeds=_seeds_for(other, rates.runs / tasks)
+            ).above
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["styles"] = {
+        "effect": Style("Better by (points)", percent),
+        "above": Style("Read above (%)", percent),
+        "below": Style("Read below (%)", percent),
+        "runs": Style("Runs", lambda value: f"{value:.1f}"),
+        "regret": Style("Lost by tuning (points)", percent),
+        "choice": Style("Spread of tuning (points)", percent),
+        "other": Style("The other, as many runs: read above (%)", percent),
+    }
+    return frame
+
+
+def _seeds_for(protocol: Tuned, runs: float) -> int:
+    """Fresh seeds that with the tuning make so many runs of a rule on a task, rounded up."""
+    tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
+    return max(2, int(np.ceil(runs - tuning)))

@@ -1,0 +1,328 @@
+"""Rules compared with the baseline one by one: a family for each rule, and looks at which it may stop.
+
+A rule's fresh seeds are looked at after a few of them. Where the predictive power is low, as the seeds that
+are left would hardly show a difference (Spiegelhalter, Freedman and Blackburn 1986, "Monitoring clinical
+trials: conditional or predictive power?"), it stops, and is read as undecided: stopping for futility alone
+adds no false positives. The others go on to the last seed, and are tested there once. The uncertainty of the
+tuning is part of interval and test.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from pydantic import Field
+from scipy import stats
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.summaries import Cell, cells, paired_scores
+from troll.analysis.render.formats import Style, listed, points
+from troll.analysis.statistics import LEVEL, Array, holm
+from troll.common.errors import UserError
+from troll.experiment.settings import Positive, Settings
+
+UNDECIDED = "no difference shown"
+
+
+class Ranking(Settings):
+    """How each rule is compared with the baseline.
+
+    Attributes:
+        looks: numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are no look.
+        power: predictive power below which it does.
+        tuning_spread: standard deviation of the expected success of the trial that tuning chooses, of a rule
+            on a task, as a share of test problems: part of every interval and test.
+    """
+
+    looks: list[int] = Field(min_length=1)
+    power: float = Field(gt=0, lt=1)
+    tuning_spread: Positive
+
+    def spread_of_difference(self, tasks: int) -> float:
+        """What tuning adds to a difference of two rules, mean of so many tasks: a standard deviation."""
+        return float(self.tuning_spread * np.sqrt(2 / tasks))
+
+
+class Ranked(Protocol):
+    """What this needs of a protocol (`troll.analysis.leaderboard.protocol.Protocol`)."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The fresh ones, in the order in which they are run."""
+
+    @property
+    def baseline(self) -> str:
+        """The rule that others are compared with."""
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """What all runs share."""
+
+    @property
+    def rules(self) -> Mapping[str, Any]:
+        """By name."""
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """How rules are compared."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A difference with its interval, in which the tuning's uncertainty is.
+
+    Attributes:
+        difference: mean over seeds.
+        low: end of the interval.
+        high: the other one.
+        p: of the test against 0.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> Outcome:
+    """Student's test of a mean whose expectation has itself a known spread.
+
+    Args:
+        differences: paired, one for each seed [S], S at least 2.
+        spread: standard deviation of what tuning adds (`Ranking.spread_of_difference`).
+        level: of the interval.
+
+    Returns:
+        With Welch's and Satterthwaite's degrees of freedom; a known variance has infinitely many.
+    """
+    values = np.asarray(differences, dtype=float)
+    sampled = values.var(ddof=1) / len(values)
+    whole = sampled + spread**2
+    if whole == 0:
+        mean = float(values.mean())
+        return Outcome(mean, mean, mean, float(mean == 0))
+    freedom = (len(values) - 1) * (whole / sampled) ** 2 if sampled else np.inf
+    known = stats.t(freedom) if np.isfinite(freedom) else stats.norm
+    half = known.ppf((1 + level) / 2) * np.sqrt(whole)
+    mean = values.mean()
+    return Outcome(
+        float(mean), float(mean - half), float(mean + half), 2 * float(known.sf(abs(mean) / whole**0.5))
+    )
+
+
+def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) -> Array:
+    """How likely the test at the last seed shows a difference, as the seeds so far predict it.
+
+    The expectation has a flat prior, and the standard deviation stays as it is.
+
+    Args:
+        differences: of the seeds so far [..., S], S at least 2.
+        seeds: at the end.
+        spread: of `student`.
+    """
+    values = np.asarray(differences, dtype=float)
+    now, mean, deviation = values.shape[-1], values.mean(axis=-1), values.std(axis=-1, ddof=1)
+    sampled = np.maximum(deviation**2, 1e-12) / seeds
+    whole = sampled + spread**2
+    needed = stats.t.ppf((1 + LEVEL) / 2, (seeds - 1) * (whole / sampled) ** 2) * np.sqrt(whole)
+    step = np.sqrt(sampled * seeds * (seeds - now) / (seeds * now))  # of the final mean about that so far
+    above, below = ((needed - mean) / step, (-needed - mean) / step)
+    return np.asarray(stats.t.sf(above, now - 1) + stats.t.cdf(below, now - 1))
+
+
+def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float) -> Array:
+    """Whether a rule with these differences [..., S] goes on to further seeds."""
+    return predictive_power(differences, seeds, spread) >= ranking.power
+
+
+def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:
+    """How many of the protocol's seeds a rule gets, as far as its differences tell.
+
+    Args:
+        differences: from the baseline, mean over the tasks, by seed: the first of the protocol's seeds.
+        protocol: with a ranking.
+    """
+    ranking = protocol.ranking
+    assert ranking is not None
+    spread = ranking.spread_of_difference(len(protocol.experiment["tasks"]))
+    for look in ranking.looks:
+        if len(differences) < look:
+            return look
+        if not goes_on(differences.loc[protocol.seeds[:look]], len(protocol.seeds), ranking, spread):
+            return look
+    return len(protocol.seeds)
+
+
+def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]:
+    """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look.
+
+    Args:
+        protocol: of the board.
+        final: results of the fresh seeds that were run; empty before the first of them.
+
+    Raises:
+        UserError: the seeds there are not those of the protocol.
+    """
+    counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
+    if protocol.ranking is not None:
+        for name in (one for one in counts if one != protocol.baseline):
+            differences = differences_of(final, protocol, name)
+            counts[name] = seeds_wanted(differences.mean(axis=1), protocol)
+    return counts
+
+
+def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
+    """How many fresh seeds a rule has on the task where it has fewest."""
+    counts = [
+        one.of(results.items)["seed"].nunique()
+        for results in final
+        for one in cells(results.items)
+        if one.trust_region == name
+    ]
+    return min(counts, default=0)
+
+
+def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.DataFrame:
+    """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds.
+
+    Args:
+        final: results of fresh seeds.
+        protocol: theirs.
+        name: of the rule.
+
+    Raises:
+        UserError: its seeds are not the first of the protocol's, or other ones on another task, or the
+            baseline lacks one of them.
+    """
+    found: dict[str, pd.Series] = {}
+    for results in final:
+        for cell in (one for one in cells(results.items) if one.trust_region == name):
+            values = _paired(results, cell, protocol)
+            found[cell.task if cell.task not in found else f"{cell.task} ({cell.model})"] = values
+    counts = {label: len(values) for label, values in found.items()}
+    if len(set(counts.values())) > 1:
+        told = listed([f"{count} on {label}" for label, count in counts.items()])
+        raise UserError(f"{name}: has {told} fresh seeds; finish them on all tasks first")
+    return pd.DataFrame(found)
+
+
+def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
+    own, other = (
+        {int(seed) for seed in one.of(results.items)["seed"].dropna()}
+        for one in (cell, cell.method(protocol.baseline))
+    )
+    wanted = protocol.seeds[: len(own)]
+    if unlike := sorted(own ^ set(wanted)):
+        raise UserError(
+            f"{cell.trust_region}: {cell.task}: its fresh seeds are not the first of the protocol's "
+            f"({'no' if unlike[0] in wanted else 'has'} seed {unlike[0]}); finish them in their order"
+        )
+    if lacking := sorted(own - other):
+        raise UserError(
+            f"{protocol.baseline}: {cell.task}: no fresh run with seed {lacking[0]}, which "
+            f"{cell.trust_region} has; finish those of the baseline first"
+        )
+    pair = paired_scores(results.items, cell, cell.method(protocol.baseline))
+    assert pair is not None
+    values = (pair[0] - pair[1]).mean(axis=1)
+    return values.set_axis(values.index.astype(int)).loc[wanted]
+
+
+def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
+    """What is read of each rule: a family of its own.
+
+    Args:
+        final: results of fresh seeds.
+        protocol: with a ranking.
+
+    Returns:
+        A row for each rule with fresh seeds but the baseline, and analysis: the mean of the tasks, which is
+        read, and each task alone, corrected by Holm over the tasks of this rule. Columns ``trust_region``,
+        ``analysis``, ``seeds``, ``difference`` with its interval, ``p`` and ``reading``. A rule that stopped
+        has no interval and no p.
+
+    Raises:
+        UserError: a rule has other seeds than the looks give it.
+    """
+    ranking = protocol.ranking
+    assert ranking is not None
+    rows: list[dict[str, Any]] = []
+    there = {cell.trust_region for results in final for cell in cells(results.items)}
+    for name in (one for one in protocol.rules if one in there and one != protocol.baseline):
+        by_task = differences_of(final, protocol, name)
+        mean = by_task.mean(axis=1)
+        wanted = seeds_wanted(mean, protocol)
+        if wanted != len(mean):
+            raise UserError(
+                f"{name}: has {len(mean)} fresh seeds, and gets {wanted} by the looks of the protocol; "
+                f"{'finish them first' if wanted > len(mean) else 'it stopped there'}"
+            )
+        whole = wanted == len(protocol.seeds)
+        about = {"trust_region": name, "seeds": wanted}
+        rows.append(
+            about | {"analysis": "mean of the tasks"} | _read(mean, ranking, by_task.shape[1], whole=whole)
+        )
+        own = {
+            task: _read(values, ranking, 1, whole=whole, family=by_task.shape[1])
+            for task, values in by_task.items()
+        }
+        corrected = holm([one["p"] for one in own.values()]) if whole else [np.nan] * len(own)
+        for (task, row), p_value in zip(own.items(), corrected, strict=True):
+            rows.append(
+                about | {"analysis": f"{task} alone"} | row | _reading(row["difference"], float(p_value))
+            )
+    frame = pd.DataFrame(rows, columns=[*_COLUMNS])
+    frame.attrs["styles"] = {
+        "analysis": Style("Analysis"),
+        "difference": Style("Δ (points)", points),
+        "reading": Style("Outcome"),
+    }
+    frame.attrs["notes"] = [notes_of(protocol)]
+    return frame
+
+
+_COLUMNS = (
+    "trust_region",
+    "analysis",
+    "seeds",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p",
+    "reading",
+)
+
+
+def _read(values: pd.Series, ranking: Ranking, tasks: int, *, whole: bool, family: int = 1) -> dict[str, Any]:
+    """A row: of several in a family, intervals hold together (Bonferroni)."""
+    if not whole:
+        ends = dict.fromkeys(("difference_low", "difference_high", "p"), np.nan)
+        said = f"{UNDECIDED}; stopped after {len(values)} seeds"
+        return {"difference": float(values.mean())} | ends | {"reading": said}
+    test = student(values, ranking.spread_of_difference(tasks), level=1 - (1 - LEVEL) / family)
+    ends = {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
+    return ends | _reading(test.difference, test.p)
+
+
+def _reading(difference: float, p_value: float) -> dict[str, Any]:
+    if np.isnan(p_value):
+        return {}
+    side = "above" if difference > 0 else "below"
+    return {"p": p_value, "reading": side if p_value < 1 - LEVEL else UNDECIDED}
+
+
+def notes_of(protocol: Ranked) -> str:
+    """How rules are read, in words."""
+    ranking = protocol.ranking
+    assert ranking is not None
+    looks = ", ".join(map(str, ranking.looks))
+    return (
+        f"Each rule is compared with {protocol.baseline} for itself. After {looks} fresh seeds it stops "
+        f"where the predictive power is below {100 * ranking.power:g} %; else it is tested once, at "
+        f"{len(protocol.seeds)}. Intervals and p include the uncertainty of the tuning (a standard deviation "
+        f"of {100 * ranking.tuning_spread:g} points of each rule on each task). Tasks alone: Holm over the "
+        "tasks of the rule, intervals that hold together."
+    )
