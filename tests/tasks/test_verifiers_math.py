@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from troll.common.errors import UserError
 from troll.tasks.verifiers import math as verifier
+from troll.tasks.verifiers.equality import equal_answers
 from troll.tasks.verifiers.math import judge_math, last_boxed, math_rewards
 from troll.tasks.verifiers.notation import contradicts, is_scientific, respelled, same_number
 
@@ -361,6 +362,8 @@ x>3 ✓ x>3\text{ or }x>4 ✗ x<1 \text{ or } x>3
 x\le -1\text{ or }x\ge1 ✓ (-\infty,-1]\cup[1,\infty) ✓ |x|\ge1
 (-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\cup[1,\infty) ✓ x\in(-\infty,-1]\text{ or }x\in[1,\infty)
 a<x<b ✓ b>x>a ✗ a>x>b
+{n\leq k\leq\lceil\tfrac32n\rceil} ✓ n\leq k\leq\left\lceil\frac{3n}{2}\right\rceil ✗ n\leq k\leq\frac{2n}{3}
+n\le k\le\frac{3}{2}n ✓ n\leq k\leq\frac{3n}{2} ✓ \frac{3n}{2}\ge k\ge n ✗ k\le n\le\frac{3n}{2}
 """,
     "products": r"""
 7 ✗ (3)(4) ✗ 3(4) ✗ 3{4}
@@ -405,6 +408,7 @@ i ✓ \mathrm i
 3/4 ✓ `3/4` ✓ \frac{\textcolor{red}{3}}{4}
 x+1 ✓ \textcolor{red}{x}+\textcolor{blue}{1}
 1011_2 ✓ 1011_{\text{ two}} ✓ (1011)_{\text{two}} ✓ 1011_{\text{base }2} ✓ 1011 ✗ 1011_{10} ✗ 11
+{11111001110_8} ✓ \displaystyle {11111001110_8} ✗ \displaystyle {11111001110_2}
 52_8 ✓ n=52_8 ✓ n=52_{\text{eight}} ✗ n=52_9
 -1./3 ✓ x=-1./3
 e^{23110} ✗ e^{23110}+1
@@ -427,6 +431,14 @@ def test_rewards_tell_right_answers_from_wrong_ones(kind):
     )
     found = [status == "passed" for status in statuses]
     assert [row for row, passed in zip(rows, found, strict=True) if passed != row[2]] == []
+
+
+def test_no_verdict_depends_on_what_was_judged_before():
+    """sympy has one object for relations that are equal, whichever comes first."""
+    chain, other, turned = r"n\le k\le\frac{3}{2}n", r"n\le k\le\frac{3n}{2}", r"\frac{3n}{2}\ge k\ge n"
+    for answer in (other, turned, other, other, turned, turned):
+        assert equal_answers(chain, answer), answer
+        assert equal_answers(answer, chain), answer
 
 
 @pytest.mark.parametrize("standard", ["evaluation", "reward"])

@@ -8,7 +8,7 @@ constants agree to 45 significant digits. Runs within the limits of ``math_worke
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -128,7 +128,20 @@ def _readings(text: str, like: str) -> list[Quantity]:
 
 def _turned(parsed: Any) -> list[Any]:
     """A relation such as 3 > x > 2, which is compared part by part, also from its other end."""
-    return [parsed, And(*reversed(parsed._unsorted_args))] if isinstance(parsed, And) else [parsed]
+    return (
+        [parsed, _in_order(parsed, reversed(parsed._unsorted_args))] if isinstance(parsed, And) else [parsed]
+    )
+
+
+def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
+    """A chain of relations with its parts in an order of its own.
+
+    sympy gives equal chains as one object, on which the last one written leaves its order: what was parsed
+    before would change, and verdicts with it.
+    """
+    own = sympy.Basic.__new__(And, *chain.args)
+    own._argset, own._unsorted_args = chain._argset, list(parts)
+    return own
 
 
 def _angles(reference: str, answer: str) -> list[bool]:
@@ -186,6 +199,8 @@ def parse(text: str, is_complex: bool) -> Any | None:
         found = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
     except Exception:  # it has no type of its own for what it cannot read
         return None
+    if isinstance(found, And):
+        return _in_order(found, found._unsorted_args)
     if is_complex and isinstance(found, (sympy.Expr, sympy.Set, sympy.Tuple, sympy.MatrixBase)):
         letters = [letter for letter in found.free_symbols if letter.name == "i"]
         found = found.subs(dict.fromkeys(letters, sympy.I)) if letters else found

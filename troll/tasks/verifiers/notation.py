@@ -154,7 +154,7 @@ def respelled(text: str) -> str:
     text = _BIG_OPERATORS.sub(r"\\\1 ", text)
     text = _RM_GROUP.sub(r"\\mathrm{\1}", text)
     text = _BOLD.sub(lambda bold: _plain(bold[1]), _COLOUR.sub("", text))
-    text = _unwrapped(_WRAPPER.sub("", text.replace(r"\textnormal", r"\text")))
+    text = _unwrapped(_WRAPPER.sub("", text.replace(r"\textnormal", r"\text")).strip())
     text = _BASE_BRACKETS.sub(r"\1_", _BASE_WORD.sub(_in_base, text))
     text = _NUMBER_AS_TEXT.sub(r"\1\\text{ \2}", text) if _NUMBER_AS_TEXT.fullmatch(text) else text
     text = _MATHEMATICS_AS_TEXT.sub(r" \1 ", _RAISED_UNIT.sub(r"\1^\2\3", text))
