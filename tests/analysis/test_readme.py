@@ -154,11 +154,12 @@ def test_three_findings_are_taken_by_rule(
     text = blocks(main, items, judged=judge(claims, runs, items))["findings"]
     lines = text.splitlines()
     # What speaks against a claim is told in its turn.
-    assert [line.split(":")[0] for line in lines[:3]] == ["- lost", "- won0", "- won1"]
-    assert "**contradicted**" in lines[0] and "**supported everywhere**" in lines[1]
-    assert "nats on average" in lines[1] and lines[1].endswith("settings).")
-    assert lines[4] == (
-        "Of 4 claims with runs: 3 supported everywhere, 1 contradicted. 1 further claim has no runs yet."
+    assert [line.split(":")[0] for line in lines[:4]] == ["- won0", "- lost", "- won1", "- won2"]
+    assert "**the contrary holds: below by " in lines[1] and "**supported everywhere**" in lines[0]
+    assert "nats on average" in lines[0] and lines[0].endswith("settings).")
+    assert lines[5] == (
+        "Of 4 claims with runs: 3 supported everywhere, 1 where the contrary holds. "
+        "1 further claim has no runs yet."
     )
     nothing = blocks(main, items, judged=judge(claims[-1:], runs, items))["findings"]
     assert nothing == "None of 1 claim has runs.\n"
@@ -185,6 +186,12 @@ def test_the_top_of_the_board(main: pd.DataFrame, items: pd.DataFrame) -> None:
     assert "wait" not in text
     last = board.assign(trust_region=board["trust_region"].replace("rule8", "troll"), p_holm=1.0)
     text = blocks(main, items, board=last)["board"]
+    ranged = blocks(
+        main, items, board=last, places={("programs", "troll"): (7, 9), ("locks", "rule0"): (1, 1)}
+    )
+    assert "| programs | 9 (7 to 9) | troll |" in ranged["board"] and "| 1 (1) | rule0 |" in ranged["board"]
+    assert "10,000 draws of the seeds" in ranged["board"] and "10,000" not in text
+    assert "| p (Holm) |" in text and "| 1.000 |" in text, "p stands beside each difference"
     assert "| programs | 9 | troll |" in text and "rules, troll and rule7 in any case" in text
 
 
@@ -216,7 +223,7 @@ def test_what_tuned_rules_differ_by_is_told(
     assert line.startswith("- Both tuned, on locks: troll ends at ")
     assert line.endswith(f"; {reading}{corrected}.")
     assert f"clip at 40.0 %, {'+' if difference > 0 else '−'}5.0 points" in line and "over 10 seeds" in line
-    assert "All 2 rules so far" in text and "3 further rules wait for runs" in text
+    assert "All 2 rules that have results" in text and "2 of 5 rules of the protocol have results" in text
 
 
 def test_verdicts_of_the_benchmark_are_a_block_of_their_own(

@@ -10,6 +10,7 @@ import synthetic
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.rule import Decision, Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.wording import label, why
 from troll.analysis.pooling import clears
 from troll.analysis.statistics import paired_power
 
@@ -55,12 +56,12 @@ def test_settings_that_share_their_baseline_are_less_sure_on_average() -> None:
     assert list(named.first(2).by_seed) == [3.0, 5.0]
 
 
-def test_an_average_on_the_other_side_contradicts() -> None:
+def test_of_an_average_on_the_other_side_the_contrary_holds() -> None:
     found = judged(-0.02, -0.03, -0.01, -0.02, -0.025)
-    assert found.label == "contradicted" and not any(found.held)
+    assert found.label == "the contrary holds" and not any(found.held)
     assert judged(0.01, 0.02, 0.0, 0.01, side=Side("equivalent", 0.03)).verdict == "supported on average"
-    assert judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)).verdict == "contradicted"
-    assert judged(0.05, 0.06, 0.05, side=Side("higher", 0.1)).verdict == "contradicted"
+    assert judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)).verdict == "the contrary holds"
+    assert judged(0.05, 0.06, 0.05, side=Side("higher", 0.1)).verdict == "the contrary holds"
 
 
 def test_a_sign_that_differs_by_task_is_no_average() -> None:
@@ -79,12 +80,13 @@ def test_single_settings_that_show_both_depend_on_what_separates_them() -> None:
     assert mixed.label == "depends on setting"
 
 
-def test_two_clear_exceptions_without_any_support_contradict_and_one_of_many_does_not() -> None:
+def test_with_two_clear_exceptions_and_no_support_a_claim_is_not_shown_and_one_of_many_says_nothing() -> None:
     two = judged(-0.3, -0.28, 0.01, 0.02, 0.015, spread=0.15, seeds=9)
-    assert two.label == "contradicted" and sum(two.wrong) == 2
+    assert two.label == "not shown" and sum(two.wrong) == 2
     one = judged(-0.3, 0.01, 0.02, 0.015)
     assert one.label == "inconclusive" and sum(one.wrong) == 1
-    assert judged(-0.3, 0.01).label == "contradicted", "no average is taken of two"
+    assert judged(-0.3, 0.01).label == "not shown", "no average is taken of two"
+    assert judged(-0.3, -0.2).label == "the contrary holds", "in every setting"
 
 
 def test_the_seeds_that_would_contradict_are_those_of_two_settings() -> None:
@@ -119,24 +121,76 @@ def test_one_setting_that_shows_the_contrary_decides_and_its_seeds_are_foreseen(
     assert any(later.wrong) and later.label.startswith("depends on")
 
 
-def test_what_a_setting_shows_is_not_contradicted_by_another_alone() -> None:
+def test_what_a_setting_shows_is_not_refuted_by_another_alone() -> None:
     """One is clearly wrong, one shows the claim at 95 % and not at the strict level, five say nothing."""
     known = [*settings(-0.3), *settings(0.05, spread=0.035), *settings(*[0.0] * 5, spread=0.5)]
     decision = decide(ABOVE, known, 3)
     assert decision.held[1] and decision.wrong[0] and sum(decision.held) == sum(decision.wrong) == 1
     assert decision.label == "inconclusive"
     two = [known[0], replace(known[0], name="another"), *known[2:]]
-    assert decide(ABOVE, two, 3).label == "contradicted"
+    assert decide(ABOVE, two, 3).label == "the contrary holds", "the average says so, too"
 
 
-def test_a_sentence_about_a_contradicted_claim_says_what_contradicts_it() -> None:
+def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it() -> None:
     """The average is undecided: single settings show the contrary."""
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
-    assert decision.label == "contradicted" and not decision.pooled.high < 0
+    assert decision.label == "not shown" and not decision.pooled.high < 0
     judgement = Judged(Claim.model_validate(synthetic.CLAIM), decision)
     (line, *_) = findings([judgement])
     assert line.startswith(
-        "- S: **contradicted** (the contrary is shown in 2 of 5 settings, the claim in none; "
+        "- S: **not shown** (the contrary is shown in 2 of 5 settings, the claim in none; "
     )
     (line, *_) = findings([replace(judgement, decision=judged(-0.02, -0.03, -0.01, -0.02, -0.025))])
-    assert "(−2.1 [" in line and "5 settings)" in line
+    assert "**the contrary holds: below by 2.1 points** (−2.1 [" in line and "5 settings)" in line
+    # Where methods are claimed to be within a margin: on which side they are outside of it.
+    within = Judged(
+        Claim.model_validate(synthetic.CLAIM | {"direction": "equivalent", "margin": 0.03}),
+        judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)),
+    )
+    assert label(within) == "the contrary holds: above by 6.5 points"
+    assert "outside the margin in 2 (above)" in why(within)
+    little = Judged(
+        Claim.model_validate(synthetic.CLAIM | {"margin": 0.1}),
+        judged(0.05, 0.06, 0.055, side=Side("higher", 0.1)),
+    )
+    assert label(little) == "the contrary holds: above by only 5.5 points"
+
+
+def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_models_tell() -> None:
+    """Settings that show the contrary where the baseline has collapsed, and a lead below the base model."""
+    claim = Claim.model_validate(synthetic.CLAIM)
+    decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
+    fallen = Judged(claim, decision, fallen=(True, True, False, False, False))
+    assert f"where {claim.baseline} has fallen below its base model" in findings([fallen])[0]
+    assert "the contrary in 2, where" in why(fallen)
+    assert "fallen" not in why(replace(fallen, fallen=(True, False, True, True, True)))
+    better = judged(0.3, 0.31, 0.29, task=["a", "a", "b"], spread=0.05)
+    ahead = Judged(claim, better, below_base=(True, True, False))
+    assert findings([ahead])[0].endswith("it ends below its own base model in all 2 settings on a).")
+    assert "its own base model in 1 of 2 settings on a and all 1 settings on b" in why(
+        replace(ahead, below_base=(False, True, True))
+    )
+    assert "base model" not in why(replace(ahead, below_base=(False, False, False)))
+
+
+def test_no_kind_of_verdict_is_left_out_of_the_front_page() -> None:
+    """In turn: supported, the contrary, not shown, depends; then the second of each."""
+    kinds = {
+        "for": judged(0.3, 0.31, 0.29),
+        "against": judged(-0.02, -0.03, -0.01, -0.02, -0.025),
+        "unclear": judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60),
+        "open": judged(0.3, 0.3, 0.3, seeds=2),
+    }
+    every = [
+        Judged(
+            Claim.model_validate(synthetic.CLAIM | {"id": f"{name}{n}", "sentence": f"{name}{n}"}), decision
+        )
+        for n in (1, 2)
+        for name, decision in reversed(kinds.items())
+    ]
+    lines = findings(every, most=5)
+    told = [line.partition(":")[0].removeprefix("- ") for line in lines[:5]]
+    assert told == ["for1", "against1", "unclear1", "for2", "against2"]
+    tally = "Of 8 claims with runs: 2 supported everywhere, 2 where the contrary holds, 2 not "
+    assert lines[-1].startswith(tally)
+    assert findings(every[:4], also=every[4:])[-1] == lines[-1], "all that were judged are counted"

@@ -159,9 +159,9 @@ def test_verdicts_stay_when_they_become_firm(tmp_path, clock):
     plan(handler, claims=2, train=1)
     begin(handler, 0, "claims")
     assert "decided" not in screen.shown()[-1], "those that were there may be a release's"
-    claims(tmp_path, a="contradicted", b="supported everywhere", c="inconclusive", d="not run")
+    claims(tmp_path, a="not shown", b="supported everywhere", c="inconclusive", d="not run")
     end(handler, 0)
-    assert screen.shown()[0] == "verdict: contradicted: S a"
+    assert screen.shown()[0] == "verdict: not shown: S a"
     assert "2 of 3 claims decided" in screen.shown()[1]
     (tmp_path / "claims.json").write_text("{")
     begin(handler, 1, "claims")

@@ -151,6 +151,7 @@ def test_what_training_sets_itself_may_stand_in_the_models_own_file(make, tiny_b
 
 def test_the_settings_of_vllm_reach_trl(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options = vllm_options(Vllm(correction="token-truncate", memory=0.4))
     assert options["use_vllm"] and options["vllm_enable_sleep_mode"]
     assert options["vllm_importance_sampling_mode"] == "token_truncate"
@@ -164,3 +165,12 @@ def test_without_vllm_its_settings_are_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"training\.vllm: vllm is not installed here"):
         vllm_options(Vllm())
+
+
+@pytest.mark.parametrize("setting", [{}, {"mode": "server", "server": "http://host:8000"}], ids=str)
+def test_without_a_gpu_vllm_is_refused_before_anything_is_loaded(monkeypatch, setting):
+    """Its layers keep packed weights there, and TRL's first push ends in an AttributeError."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"training\.vllm: no GPU that torch sees.*leave training\.vllm out"):
+        vllm_options(Vllm(**setting))

@@ -6,12 +6,16 @@ import json
 import pytest
 import torch
 from accelerate import Accelerator
-from trainer_cases import PROMPTS, SeededGRPOTrainer, parameters
+from datasets import Dataset
+from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
+from transformers import AutoModelForCausalLM, ProcessorMixin
 
 from troll.algorithms.trust_regions import ConstraintBreach, Thresholds
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic
+from troll.training.config import TrustRegionConfig
 from troll.training.diagnostics import Diagnostics
+from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
 
 
@@ -300,3 +304,20 @@ def test_unknown_names_are_refused(make):
         make(TrustRegionTrainer, trust_region="clipp")
     with pytest.raises(UserError, match="grpo"):
         make(TrustRegionTrainer, estimator="gpro")
+
+
+class Pictures(ProcessorMixin):
+    """Of a tokenizer alone, as the real ones need torchvision."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+
+
+def test_a_processor_of_images_is_refused_with_a_remedy_that_works(tiny_base, tmp_path):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_base), load_tokenizer(tiny_base)
+    model.config.image_token_id = 5  # TRL never samples it, which is not what its user has set
+    args = TrustRegionConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    data = {"train_dataset": Dataset.from_dict({"prompt": PROMPTS})}
+    with pytest.raises(UserError, match=r"^processing_class is a Pictures.*text alone.*tokenizer"):
+        TrustRegionTrainer(model, digits, args, processing_class=Pictures(tokenizer), **data)
+    TrustRegionTrainer(model, digits, args, processing_class=tokenizer, **data)

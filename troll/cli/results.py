@@ -1,7 +1,7 @@
 """Commands that read finished runs: the tidy table, and everything that is made from it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,8 +154,8 @@ def claims(
 ) -> None:
     """Judge claims by the finished runs.
 
-    A claim is supported everywhere or on average, depends on a coordinate, is contradicted or inconclusive,
-    or was not run.
+    A claim is supported everywhere or on average, or depends on a coordinate; or its contrary holds, or it is
+    not shown; or it is inconclusive, or was not run.
 
     Reads the claims, and tidy/ and plan.json of RESULTS; writes OUT.md and OUT.json.
 
@@ -249,6 +249,7 @@ def readme(
         runs=all_runs,
         **_board_of(board),
         benchmark=asked,
+        places=_places_of(board, named),
     )
     generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
     for path in pages or [Path("README.md")]:
@@ -256,6 +257,21 @@ def readme(
             text.update(path, generated)
         elif difference := text.check(path, generated):
             raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+
+
+def _places_of(directory: Path, results: Mapping[str, "Known"]) -> dict[tuple[str, str], tuple[int, int]]:
+    """The ranges of the places of the released leaderboard, where its fresh seeds are there."""
+    import pandas as pd
+
+    from troll.analysis.leaderboard.board import place_ranges
+    from troll.analysis.leaderboard.protocol import read_protocol
+
+    path = directory / "board.csv"
+    if not path.exists():
+        return {}
+    protocol, board = read_protocol(directory / "protocol.yaml"), pd.read_csv(path)
+    final = [results.get(f"{protocol.name}-{task}") for task in dict.fromkeys(board["task"])]
+    return place_ranges([one for one in final if one is not None], list(dict.fromkeys(board["trust_region"])))
 
 
 def _board_of(directory: Path) -> dict[str, Any]:

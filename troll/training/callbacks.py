@@ -170,8 +170,9 @@ class MetricsCallback(TrainerCallback):
 
     def stopped_at(self, step: int) -> None:
         """Appends the line of a step whose loss was not finite, which would never come."""
-        row = {"step": step, "rollout_batch": (step - 1) // self._steps_per_batch, NOT_FINITE: 1.0}
-        row |= self._pending | {"time": {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}}
+        row: dict[str, Any] = {"step": step, "rollout_batch": (step - 1) // self._steps_per_batch}
+        row |= {NOT_FINITE: 1.0, **self._pending}
+        row["time"] = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 

@@ -113,13 +113,18 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
     """TRL's options for rollouts by vLLM.
 
     Raises:
-        UserError: vLLM is not installed.
+        UserError: vLLM is not installed, or there is no GPU.
     """
     if vllm is None:
         return {}
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             "training.vllm: vllm is not installed here; `make vllm` installs it, or leave training.vllm out"
+        )
+    if not torch.cuda.is_available():
+        raise UserError(
+            "training.vllm: no GPU that torch sees, and vLLM on a processor cannot take the new weights of a "
+            "policy; leave training.vllm out"
         )
     corrected = vllm.correction != "none"
     options = {

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
+from transformers import ProcessorMixin
 
 from troll.algorithms.trust_regions import ConstraintCheck
 from troll.common.errors import UserError
@@ -86,6 +87,11 @@ class TrustRegionTrainer(ResumableTrainer):
                 parts.regulariser.coefficient
             )  # not 0: TRL then loads the reference and scores with it
         super().__init__(model, reward_funcs, args=args, **kwargs)
+        if isinstance(self.processing_class, ProcessorMixin):
+            raise UserError(
+                f"processing_class is a {type(self.processing_class).__name__}, and this trainer trains on "
+                "text alone; give the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
+            )
         whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
         check_model(args, whole, None if self.use_vllm else self.generation_config)
         end_rollouts(self, whole)

@@ -35,7 +35,7 @@ class Across(Settings):
         """What the statistic is per, behind the metric's own unit; "decades" stands alone."""
         if self.statistic == "usable":
             return "decades"
-        return f"per {'doubling' if self.doubling else 'batch of policy lag'}"
+        return f"per {'doubling' if self.doubling else 'batch behind'}"
 
     @property
     def doubling(self) -> bool:

@@ -1,47 +1,56 @@
 """The claims that are decided, in a sentence each: what a reader who has one minute is told."""
 
+import itertools
 from collections.abc import Sequence
 
 from troll.analysis.claims.rule import VERDICTS
 from troll.analysis.claims.verdicts import Judged
-from troll.analysis.claims.wording import average, span
+from troll.analysis.claims.wording import average, both_below, collapsed, label, levels, span
 
 
-def findings(judged: Sequence[Judged], most: int = 3) -> list[str]:
+def findings(judged: Sequence[Judged], most: int = 6, also: Sequence[Judged] = ()) -> list[str]:
     """The first decided claims, and how many claims have which verdict.
 
-    They are taken by rule, whatever they say: first the claims that every setting shows and those that are
-    contradicted, then the other decided ones, both in the order of the ledger.
+    They are taken by rule, whatever they say: of the claims that are supported, whose contrary holds, that
+    are not shown, and that depend on something, in turn the first one, then the second, each in the order of
+    the ledger. So none of these kinds is left out for another.
 
     Args:
         judged: the verdicts.
         most: sentences.
+        also: further claims that the closing sentence counts.
 
     Returns:
         A Markdown list, an empty line and a closing sentence; only the latter where nothing is decided.
     """
     known = [one for one in judged if one.verdict != "not run"]
-    sure = [one for one in known if one.verdict in ("supported everywhere", "contradicted")]
-    rest = [one for one in known if one.verdict in ("supported on average", "depends")]
-    lines = [
-        f"- {one.claim.sentence}: **{one.decision.label}** ({_evidence(one)})."
-        for one in [*sure, *rest][:most]
-    ]
-    return [*lines, *([""] if lines else []), _closing(len(judged), known)]
+    kinds = [[one for one in known if one.verdict.startswith(kind)] for kind in _KINDS]
+    chosen = [one for turn in itertools.zip_longest(*kinds) for one in turn if one is not None]
+    lines = [f"- {one.claim.sentence}: **{label(one)}** ({_evidence(one)})." for one in chosen[:most]]
+    counted = [*judged, *also]
+    told = [one for one in counted if one.verdict != "not run"]
+    return [*lines, *([""] if lines else []), _closing(len(counted), told)]
+
+
+_KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
 def _evidence(one: Judged) -> str:
     """The average with its interval, or the span where there is no average; and of how many settings.
 
-    Settings that show the contrary come first: they may be all that a contradicted claim rests on.
+    Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
     """
     count, wrong = len(one.decision.settings), sum(one.decision.wrong)
     told = average(one).partition(", a further setting")[0] or span(one)
+    told = levels(one, most=3) if one.verdict == "depends" else told
     settings = f"{count} setting{'' if count == 1 else 's'}"
-    if not wrong:
-        return f"{told}, {settings}"
-    held = sum(one.decision.held)
-    return f"the contrary is shown in {wrong} of {settings}, the claim in {held or 'none'}; {told}"
+    base = f"; {both_below(one)}" if both_below(one) else ""
+    if not wrong or one.verdict != "not shown":
+        return f"{told}, {settings}{base}"
+    held, there = sum(one.decision.held), f", {collapsed(one)}" if collapsed(one) else ""
+    return (
+        f"the contrary is shown in {wrong} of {settings}{there}, the claim in {held or 'none'}; {told}{base}"
+    )
 
 
 def _closing(count: int, known: Sequence[Judged]) -> str:
@@ -51,6 +60,7 @@ def _closing(count: int, known: Sequence[Judged]) -> str:
     told = []
     for name, number in there.items():
         word = "depend" + "s" * (number == 1) + " on the setting" if name == "depends" else name
+        word = "where the contrary holds" if name == "the contrary holds" else word
         if number:
             told.append(f"{number} {word}")
     left = count - len(known)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from troll.analysis.claims.rule import VERDICTS, Setting
 from troll.analysis.claims.verdicts import Claim, Judged
-from troll.analysis.claims.wording import average, looks_of, measure, show_difference, why
+from troll.analysis.claims.wording import average, label, looks_of, measure, show_difference, why
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.statistics import LEVEL
 from troll.common.files import atomic_path, write_json
@@ -21,7 +21,8 @@ _MARKS = {
     "supported everywhere": "✓",
     "supported on average": "✓",
     "depends": "◐",
-    "contradicted": "✗",
+    "the contrary holds": "✗",
+    "not shown": "✗",
     "inconclusive": "?",
     "not run": "–",
 }
@@ -39,6 +40,8 @@ def _tallies(judged: Sequence[Judged]) -> dict[str, str]:
 
 
 def _told(verdict: str, number: int) -> str:
+    if verdict == "the contrary holds":
+        return "where the contrary holds"
     return "depend" if verdict == "depends" and number != 1 else verdict
 
 
@@ -58,7 +61,7 @@ def to_markdown(judged: Sequence[Judged]) -> str:
     lines = [counts(judged), "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for one in ordered(judged):
         claim = one.claim
-        row = [f"{claim.sentence} (`{claim.id}`)", f"**{one.decision.label}**", why(one)]
+        row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(one)}**", why(one)]
         row += [looks_of(one)] if looked else []
         lines.append(f"| {' | '.join(map(_cell, [*row, claim.source]))} |")
     for one in judged:
@@ -105,9 +108,7 @@ def to_short_markdown(judged: Sequence[Judged]) -> str:
     """The verdicts of a README: claims that were judged, and how many others were not run."""
     known = [one for one in judged if one.verdict != "not run"]
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
-    lines += [
-        f"| {_cell(one.claim.sentence)} | **{one.decision.label}** | {_cell(why(one))} |" for one in known
-    ]
+    lines += [f"| {_cell(one.claim.sentence)} | **{label(one)}** | {_cell(why(one))} |" for one in known]
     left = len(judged) - len(known)
     others = f"{left} further claim{'' if left == 1 else 's'}: **not run**."
     return "\n".join([*lines, "", *([others] if left else [])] if known else [others]) + "\n"
@@ -143,7 +144,7 @@ def _row(one: Judged) -> str:
     lines += [*(f"History: {text}" for text in _history(claim))]
     parts = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
     note = f"<p>{html.escape(claim.note)}</p>" if claim.note else ""
-    word = f"{_MARKS[one.verdict]} {one.decision.label}"
+    word = f"{_MARKS[one.verdict]} {label(one)}"
     return (
         f'<tr><td><span class="verdict {_css(one.verdict)}">{word}</span></td>'
         f"<td><strong>{html.escape(claim.sentence)}.</strong> {html.escape(_sentence(why(one)))}\n"

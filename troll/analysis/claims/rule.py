@@ -11,11 +11,13 @@ In this order:
   coordinates). Only levels that two settings have count.
 - supported on average: the interval of the average over settings lies on the claimed side of the margin.
   Settings where the claim is not shown by itself are named.
-- contradicted: the interval of the average lies wholly on the other side of the margin.
+- the contrary holds: the interval of the average lies wholly on the other side of the margin; where methods
+  are claimed to be within a margin, outside of it on one side. Or every setting shows it.
 - depends on a coordinate, also: single settings show the claim and others its contrary, each at level
   1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
-- contradicted, also: two settings show the contrary (at that level), or one where no average is taken, and
-  none shows the claim, not at 95 % either. One of many settings contradicts nothing by itself.
+- not shown: two settings show the contrary (at that level), or one where no average is taken, and none shows
+  the claim, not at 95 % either; the average, if there is one, does not decide. One of many settings says
+  nothing against a claim by itself.
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
 The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
@@ -45,13 +47,20 @@ from troll.analysis.statistics import LEVEL, Array, Interval, holm, seed_interva
 
 Direction = Literal["higher", "lower", "equivalent"]
 Verdict = Literal[
-    "supported everywhere", "supported on average", "depends", "contradicted", "inconclusive", "not run"
+    "supported everywhere",
+    "supported on average",
+    "depends",
+    "the contrary holds",
+    "not shown",
+    "inconclusive",
+    "not run",
 ]
 VERDICTS: tuple[Verdict, ...] = (
     "supported everywhere",
     "supported on average",
     "depends",
-    "contradicted",
+    "the contrary holds",
+    "not shown",
     "inconclusive",
     "not run",
 )
@@ -213,13 +222,13 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     if pooled and side.shown(pooled.low, pooled.high):
         return Decision("supported on average", *evidence)
     if pooled and side.refuted(pooled.low, pooled.high):
-        return Decision("contradicted", *evidence)
+        return Decision("the contrary holds", *evidence)
     holds = tuple(_shown(side, one, one.strict(len(known))) for one in known)
     if any(wrong) and any(holds):
         name = _separates(known, holds, wrong)
         return Decision("depends", *evidence, name, _levels(known, name))
     if sum(wrong) >= _least_wrong(known) and not any(held):
-        return Decision("contradicted", *evidence)
+        return Decision("the contrary holds" if all(wrong) else "not shown", *evidence)
     return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
 
 
@@ -298,7 +307,7 @@ def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
 
 
 def _least_wrong(settings: Sequence[Setting]) -> int:
-    """How many settings have to show the contrary before they contradict a claim."""
+    """How many settings have to show the contrary before they speak against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 

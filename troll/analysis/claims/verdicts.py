@@ -24,7 +24,7 @@ from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decid
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
 from troll.analysis.data.identity import first_experiments, made_first
-from troll.analysis.data.summaries import Cell, cells, paired_scores, per_run, values_by_seed
+from troll.analysis.data.summaries import Cell, cells, difference, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
@@ -123,6 +123,9 @@ class Judged:
         seen: how far its looks have come; None where the seeds were fixed beforehand.
         looks: the plan of the looks.
         lacking: why no setting counts although there are runs of the method; empty otherwise.
+        below_base: by setting, whether the method itself ends below its base model; only where the claim is
+            about pass@1 of two trust regions.
+        fallen: by setting, whether the baseline does, at every condition of it; likewise.
     """
 
     claim: Claim
@@ -130,6 +133,8 @@ class Judged:
     seen: Seen | None = None
     looks: Looks | None = None
     lacking: str = ""
+    below_base: tuple[bool, ...] = ()
+    fallen: tuple[bool, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -213,9 +218,21 @@ def _judge(
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
     why = next(filter(None, lacking), "") if not settings else ""
+    below: tuple[bool, ...] = ()
+    fallen: tuple[bool, ...] = ()
+    if claim.metric == "pass@1" and isinstance(claim.baseline, str) and claim.baseline != BASE:
+        known = measured.values()
+        below = tuple(_falls(parts[experiment], line) for experiment, line, *_ in known)
+        fallen = tuple(_falls(parts[experiment], others) for experiment, _, others, *_ in known)
     if looks is None:
-        return Judged(claim, decide(side, settings, claim.least_seeds), lacking=why)
-    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks, why)
+        return Judged(claim, decide(side, settings, claim.least_seeds), None, None, why, below, fallen)
+    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks, why, below, fallen)
+
+
+def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
+    """Whether all of these cells end below their base models, by the mean over seeds."""
+    found = [difference(items, cell, cell.base()) for cell in line]
+    return bool(found) and all(one is not None and one.estimate < 0 for one in found)
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:

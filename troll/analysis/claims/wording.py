@@ -38,6 +38,19 @@ def span(one: Judged) -> str:
     return " to ".join(ends) + unit
 
 
+def label(one: Judged) -> str:
+    """The verdict as people read it; of a contrary that holds, also which: "above by 20.7 points"."""
+    decision = one.decision
+    if decision.verdict != "the contrary holds":
+        return decision.label
+    show, unit = _shown(one.claim)
+    effects = [setting.effect for setting in decision.settings]
+    estimate = decision.pooled.estimate if decision.pooled else sum(effects) / len(effects)
+    size = show(abs(estimate)).lstrip("+")
+    only = "only " if one.claim.margin and one.claim.direction != "equivalent" else ""
+    return f"the contrary holds: {'above' if estimate > 0 else 'below'} by {only}{size}{unit}"
+
+
 def why(one: Judged) -> str:
     """The reason of a verdict: the average and what settings say, or what is missing."""
     claim, decision = one.claim, one.decision
@@ -53,7 +66,7 @@ def why(one: Judged) -> str:
         where = f"{_of(len(few), len(decision.settings))}, the claim asks for {claim.least_seeds}"
         return f"{least} seed{'' if least == 1 else 's'} in {where}; {span(one)}"
     parts = [average(one), levels(one)] if decision.verdict == "depends" else [average(one)]
-    parts += [_holding(one)]
+    parts += [_holding(one), both_below(one)]
     alone = decision.pooled is None and decision.verdict != "depends"
     parts += [span(one)] if alone or decision.verdict == "supported everywhere" else []
     parts += [_missing(one)] if decision.verdict == "inconclusive" else []
@@ -72,10 +85,16 @@ def average(one: Judged) -> str:
     )
 
 
-def levels(one: Judged) -> str:
-    """The means at the levels that a verdict depends on."""
+def levels(one: Judged, *, most: int | None = None) -> str:
+    """The means at the levels that a verdict depends on; of more than so many the least and the largest."""
     show, unit = _shown(one.claim)
-    means = [f"{name} {show(mean)}" for name, mean in (one.decision.levels or {}).items()]
+    known = one.decision.levels or {}
+    if most is not None and len(known) > most:
+        known = {
+            name: known[name]
+            for name in (min(known, key=known.__getitem__), max(known, key=known.__getitem__))
+        }
+    means = [f"{name} {show(mean)}" for name, mean in known.items()]
     chance = "" if math.isnan(one.decision.p) else f" (p {_below(probability(one.decision.p))})"
     return f"{', '.join(means)}{unit}{chance}"
 
@@ -91,10 +110,41 @@ def _holding(one: Judged) -> str:
     if len(settings) == 1:
         return "holds in its one setting" if held else "does not hold in its one setting"
     text = f"holds in {'all ' if held == len(settings) else ''}{_of(held, len(settings))}"
-    text += f", shown wrong in {wrong}" if wrong else ""
+    text += f", {_contrary(one)}" if wrong else ""
+    text += f", {collapsed(one)}" if collapsed(one) else ""
     if decision.verdict == "supported on average" and held:
         text += f", not shown in {_without(one)}"
     return text
+
+
+def both_below(one: Judged) -> str:
+    """Where a method is said to end above another: in which settings it ends below its base model itself."""
+    if one.claim.direction != "higher" or not any(one.below_base):
+        return ""
+    tasks = [setting.coordinates["task"] for setting in one.decision.settings]
+    below = [task for task, flag in zip(tasks, one.below_base, strict=True) if flag]
+    told = [_of(below.count(task), tasks.count(task), f" on {task}") for task in dict.fromkeys(below)]
+    return f"on average over seeds it ends below its own base model in {' and '.join(told)}"
+
+
+def collapsed(one: Judged) -> str:
+    """That the baseline had collapsed in every setting that shows the contrary; empty where it had not."""
+    wrong = one.decision.wrong
+    if not any(wrong) or not one.fallen:
+        return ""
+    if not all(fallen for fallen, flag in zip(one.fallen, wrong, strict=True) if flag):
+        return ""
+    return f"where {_name(one.claim).rstrip('*')} has fallen below its base model"
+
+
+def _contrary(one: Judged) -> str:
+    """In how many settings the contrary is shown: of a margin, on which side of it they lie."""
+    decision = one.decision
+    wrong = [own for own, flag in zip(decision.settings, decision.wrong, strict=True) if flag]
+    if one.claim.direction != "equivalent":
+        return f"the contrary in {len(wrong)}"
+    sides = sorted({"above" if own.effect > 0 else "below" for own in wrong})
+    return f"outside the margin in {len(wrong)} ({' or '.join(sides)})"
 
 
 def _without(one: Judged) -> str:
@@ -147,7 +197,9 @@ def _missing(one: Judged) -> str:
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
 
-def _of(held: int, settings: int) -> str:
+def _of(held: int, settings: int, where: str = "") -> str:
+    if where:
+        return f"{'all ' if held == settings else f'{held} of '}{settings} settings{where}"
     if held == settings:
         return f"{settings} setting{'' if settings == 1 else 's'}"
     return f"{held or 'none'} of {settings} setting{'' if settings == 1 else 's'}"

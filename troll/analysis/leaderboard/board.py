@@ -32,9 +32,12 @@ from troll.analysis.statistics import (
     steps_to,
 )
 from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
 
 TARGET = 0.9
 """Share of the best rule's final success that rollouts are counted to."""
+DRAWS = 10_000
+"""Of the seeds, for the ranges of places."""
 FEW_TRIALS = 4
 """Trials of the column that says what a smaller budget would have found."""
 RECONSTRUCTED = "-recon-"
@@ -120,6 +123,31 @@ def board_table(
             f"Reconstructed from secondary sources, without the paper's exact objective: {listed([*read])}."
         )
     return frame.drop(columns="p")
+
+
+def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    """How sure the places of a board are: the range of each rule's place when seeds are drawn again.
+
+    Args:
+        final: results of fresh seeds, one for each task, with one model.
+        names: the rules of the board.
+
+    Returns:
+        By task and rule: from the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS`
+        draws of the seeds with replacement, the same for all rules.
+    """
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for results in final:
+        own = [cell for cell in cells(results.items) if cell.trust_region in names]
+        means = pd.DataFrame({cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in own})
+        task = own[0].task
+        random = np.random.default_rng(derive_seed(purpose="places", task=task))
+        drawn = random.integers(len(means), size=(DRAWS, len(means)))
+        again = means.to_numpy()[drawn].mean(axis=1)  # [draws, rules]
+        places = 1 + (again[:, None, :] > again[:, :, None]).sum(axis=2)
+        low, high = np.quantile(places, [0.025, 0.975], axis=0, method="inverted_cdf")
+        found |= {(task, str(name)): (int(low[n]), int(high[n])) for n, name in enumerate(means)}
+    return found
 
 
 def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:

@@ -5,11 +5,14 @@ from typing import Protocol
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats
 
 from troll.analysis.leaderboard.ranking import Ranked, goes_on
 from troll.analysis.render.formats import Style, percent
 from troll.analysis.statistics import LEVEL, Array
+
+Flags = NDArray[np.bool_]
 
 WORKING, TRIAL_SPREAD, TUNING_NOISE, FRESH_NOISE = 2 / 3, 0.07, 0.10, 0.13
 """The model behind `simulated`: the share of a rule's trials that learn, the standard deviation of their
@@ -86,7 +89,7 @@ def simulated(
     else:
         family = tasks * (len(protocol.rules) - 1)
         sides = _sides(differences, 0.0, (1 - LEVEL) / family)
-        above, below = (one.any(axis=1) for one in sides)
+        above, below = (np.asarray(one.any(axis=1)) for one in sides)
     tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
     return Rates(
         above=float(above.mean()),
@@ -97,7 +100,7 @@ def simulated(
     )
 
 
-def _chosen(means: Array, protocol: Tuned, random: np.random.Generator) -> Array:
+def _chosen(means: Array, protocol: Tuned, random: np.random.Generator) -> NDArray[np.intp]:
     """The trial that tuning chooses, round by round: the best by the mean over all its seeds."""
     total, runs = np.zeros(means.shape), 0
     for kept, stage in zip(protocol.kept, protocol.stages, strict=True):
@@ -109,7 +112,7 @@ def _chosen(means: Array, protocol: Tuned, random: np.random.Generator) -> Array
     return np.asarray(total.argmax(axis=-1))
 
 
-def _sides(differences: Array, spread: float, level: float) -> tuple[Array, Array]:
+def _sides(differences: Array, spread: float, level: float) -> tuple[Flags, Flags]:
     """Which differences [..., S] are tested above 0, and which below; see `student`."""
     count = differences.shape[-1]
     sampled = differences.var(axis=-1, ddof=1) / count

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy import stats
 
@@ -133,9 +133,9 @@ def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) ->
     return np.asarray(stats.t.sf(above, now - 1) + stats.t.cdf(below, now - 1))
 
 
-def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float) -> Array:
+def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float) -> NDArray[np.bool_]:
     """Whether a rule with these differences [..., S] goes on to further seeds."""
-    return predictive_power(differences, seeds, spread) >= ranking.power
+    return np.asarray(predictive_power(differences, seeds, spread) >= ranking.power)
 
 
 def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:

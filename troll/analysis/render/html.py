@@ -35,7 +35,8 @@ details { margin: .4rem 0; } summary { cursor: pointer; color: #0b4f8a; }
 .verdict { border-radius: .3rem; border: 1px solid; padding: .05rem .5rem; font-weight: 600; }
 .verdict { white-space: nowrap; display: inline-block; }
 .supported-everywhere, .supported-on-average { color: #0b4f8a; background: #e3eef8; }
-.depends { color: #5b4300; background: #f6edd2; } .contradicted { color: #8f3a00; background: #fdeadb; }
+.depends { color: #5b4300; background: #f6edd2; }
+.the-contrary-holds, .not-shown { color: #8f3a00; background: #fdeadb; }
 .inconclusive { color: #4a4a4a; background: #f0f0f0; } .not-run { color: #6b6b6b; background: #fff; }
 .tiles { display: flex; flex-wrap: wrap; gap: .4rem; }
 table.ledger { font-size: .95rem; } .ledger td { white-space: normal; vertical-align: top; padding: .4rem; }

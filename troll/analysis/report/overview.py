@@ -123,5 +123,6 @@ def _counted(path: Path) -> str:
     if not path.exists():
         return ""
     labels = [claim["verdict"] for claim in read_json(path)["claims"] if claim["verdict"] != "not run"]
+    labels = ["where the contrary holds" if label == "the contrary holds" else label for label in labels]
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     return ", ".join(f"{count} {label}" for label, count in counts.items())

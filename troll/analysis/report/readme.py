@@ -20,7 +20,7 @@ from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import early_in_words
-from troll.analysis.render.formats import Style, listed, percent, points, significant, to_markdown, whole
+from troll.analysis.render.formats import Style, listed, percent, points, significant, to_markdown
 from troll.analysis.statistics import Interval
 from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.comparisons import read_in_family
@@ -33,6 +33,9 @@ _CLOSE = "<!-- /generated -->"
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
 _SIGNIFICANT = 0.05
+_FINDINGS = 4
+"""Claims of the testbed that a README tells; of the benchmark more, which asks more."""
+_P = {"p_holm"}
 _TOP = 5
 """Rules of each task that a README shows of the leaderboard."""
 
@@ -48,6 +51,7 @@ def blocks(
     waiting: int = 0,
     early: Mapping[str, float] | None = None,
     benchmark: Sequence[Judged] = (),
+    places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     method: str = "troll",
     baseline: str = BASELINE,
 ) -> dict[str, str]:
@@ -63,6 +67,7 @@ def blocks(
         waiting: rules of its protocol that have no runs yet.
         early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
         benchmark: the verdicts on the benchmark's claims.
+        places: of `troll.analysis.leaderboard.board.place_ranges`.
         method: whose results are told.
         baseline: what it is compared with.
 
@@ -74,8 +79,8 @@ def blocks(
     if family is not None:
         main = read_in_family(main, family)
     return {
-        "findings": "\n".join(findings(judged)) + "\n",
-        "board": top_of(board, waiting, early, benchmark, method) if board is not None else "",
+        "findings": "\n".join(findings(judged, _FINDINGS, benchmark)) + "\n",
+        "board": top_of(board, waiting, early, benchmark, method, places) if board is not None else "",
         "verdicts": to_short_markdown(judged),
         "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
@@ -91,6 +96,7 @@ def top_of(
     early: Mapping[str, float] | None = None,
     benchmark: Sequence[Judged] = (),
     method: str = "troll",
+    places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
 ) -> str:
     """What the leaderboard says of a method, and the best rules of each task beside it and the baseline.
 
@@ -100,18 +106,19 @@ def top_of(
         early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
         benchmark: the verdicts on the benchmark's claims.
         method: whose difference from the baseline is told.
+        places: the range of each rule's place, by task and rule.
     """
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
     decided = [line for line in findings(benchmark)[:-1] if line]
-    parts = [_best_of(task, rows, method) for task, rows in tasks]
+    parts = [_best_of(task, rows, method, places or {}) for task, rows in tasks]
     there = board["trust_region"].nunique()
-    which = f"All {there} rules so far"
+    which = f"All {there} rules that have results"
     if there > _TOP:
         always = board["difference"].isna() | (board["trust_region"] == method)
         named = listed(sorted(board.loc[always, "trust_region"].unique(), key=lambda name: name != method))
         which = f"The first {_TOP} of {there} rules, {named} in any case"
-    others = f" {_count(waiting, 'further rule')} wait{'s' * (waiting == 1)} for runs." if waiting else ""
+    others = f" {there} of {there + waiting} rules of the protocol have results." if waiting else ""
     early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
         f" **{early_in_words(early, there)}, by mistake** "
@@ -119,9 +126,11 @@ def top_of(
         if early
         else ""
     )
+    ranges = " Places in brackets: 95 % of 10,000 draws of the seeds with replacement." if places else ""
     note = (
         f"{which}; each was tuned with the same number of trials and then run on fresh seeds. "
-        f"Δ is the difference from the tuned baseline, paired by seed.{mistake}{others} The whole board: "
+        "Δ is the difference from the tuned baseline, paired by seed, with an interval of its own; p is "
+        f"corrected by Holm for all differences of the board.{ranges}{mistake}{others} The whole board: "
         "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
     )
     return "\n".join([*told, *decided, "", *parts, note]) + "\n"
@@ -145,18 +154,28 @@ def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
     )
 
 
-def _best_of(task: str, rows: pd.DataFrame, method: str) -> str:
+def _best_of(
+    task: str, rows: pd.DataFrame, method: str, places: Mapping[tuple[str, str], tuple[int, int]]
+) -> str:
     """The best rules of a task; a method and the baseline are there with their places, however low."""
     rows = rows.reset_index(drop=True)
     # The baseline is the row that is compared with none.
     always = rows["difference"].isna() | (rows["trust_region"] == method)
     top = rows[(rows.index < _TOP) | always].copy()
-    top.insert(0, "place", top.index + 1)
+    told = [
+        f"{place} ({_to(*places[task, name])})" if (task, name) in places else str(place)
+        for place, name in zip(top.index + 1, top["trust_region"], strict=True)
+    ]
+    top.insert(0, "place", told)
     top["task"] = task
     ends = [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
-    found = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends]]
-    found.attrs["styles"] = {"place": Style("Place", whole), "pass@1": Style("Test pass@1 (%)", percent)}
+    found = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends, *_P & set(top)]]
+    found.attrs["styles"] = {"place": Style("Place"), "pass@1": Style("Test pass@1 (%)", percent)}
     return to_markdown(found)
+
+
+def _to(low: int, high: int) -> str:
+    return f"{low} to {high}" if high > low else str(low)
 
 
 def provenance(runs: pd.DataFrame) -> list[str]:

@@ -28,7 +28,8 @@ _VERDICTS = {
     "supported everywhere": "good",
     "supported on average": "good",
     "depends on": "mixed",
-    "contradicted": "bad",
+    "the contrary holds": "bad",
+    "not shown": "bad",
     "inconclusive": "open",
     "not run": "open",
 }
