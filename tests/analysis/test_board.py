@@ -12,7 +12,7 @@ from scipy import stats
 from synthetic_board import IN_ROUNDS, PROTOCOL, SENTENCES, compared, fresh_seeds, trial_score, validation
 
 from troll.analysis.data.results import Results, tables_of
-from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.board import board_table, place_ranges
 from troll.analysis.leaderboard.contrasts import MEAN, contrasts_table, outcome, sentence
 from troll.analysis.leaderboard.figures import (
     budget_figure,
@@ -453,3 +453,15 @@ def test_contrasts_are_drawn_with_every_seed_and_a_diamond():
     corners = panels[0].patches[-1].get_xy()
     assert corners[:, 0].min() == pytest.approx(100 * row["difference_low"])
     assert corners[:, 0].max() == pytest.approx(100 * row["difference_high"])
+
+
+def test_places_have_a_range_from_the_seeds():
+    """Two rules that alternate share both places, a third far below keeps its own."""
+    rates = {"troll": lambda seed: 0.6 + 0.1 * (seed % 2), "clip": lambda seed: 0.7 - 0.1 * (seed % 2)}
+    final = fresh_seeds(DUEL, lambda rule, task, seed: rates.get(rule, lambda _: 0.2)(seed))
+    ranges = place_ranges(final, [*DUEL.rules])
+    for task in ("chains", "functions"):
+        assert ranges[task, "troll"] == ranges[task, "clip"] == (1, 2)
+        assert ranges[task, "none"] == (3, 3)
+    sure = fresh_seeds(DUEL, lambda rule, task, seed: {"troll": 0.5, "clip": 0.4}.get(rule, 0.3))
+    assert place_ranges(sure, [*DUEL.rules])["chains", "clip"] == (2, 2)
