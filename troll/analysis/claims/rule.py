@@ -29,7 +29,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -55,15 +55,7 @@ Verdict = Literal[
     "inconclusive",
     "not run",
 ]
-VERDICTS: tuple[Verdict, ...] = (
-    "supported everywhere",
-    "supported on average",
-    "depends",
-    "the contrary holds",
-    "not shown",
-    "inconclusive",
-    "not run",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MODERATORS = ("task", "estimator", "model", "method")
 _POWER = 0.8
 MOST_SEEDS = 1000
