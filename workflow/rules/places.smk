@@ -170,9 +170,7 @@ def engine_options():
 
 def sampling(wildcards, attempt=1):
     """What a job that samples asks for."""
-    return sampling_request(
-        pretrained_of(wildcards), sampling_gpus(wildcards), attempt
-    )
+    return sampling_request(pretrained_of(wildcards), sampling_gpus(wildcards), attempt)
 
 
 def sampling_memory(wildcards, attempt):
