@@ -60,8 +60,8 @@ rehearsal: env ## run paper.yaml small, on random models, and say what would fai
 test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
-readme: env ## write the generated parts of README.md, docs/findings.md and results/README.md from the tracked tidy tables
-	@"$(BIN)/troll" readme README.md docs/findings.md results/README.md --results results/testbed \
+readme: env ## write the generated parts of README.md, docs and results/README.md from the tracked tidy tables
+	@"$(BIN)/troll" readme README.md docs/findings.md docs/leaderboard.md results/README.md --results results/testbed \
 		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone

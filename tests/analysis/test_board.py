@@ -465,3 +465,13 @@ def test_places_have_a_range_from_the_seeds():
         assert ranges[task, "none"] == (3, 3)
     sure = fresh_seeds(DUEL, lambda rule, task, seed: {"troll": 0.5, "clip": 0.4}.get(rule, 0.3))
     assert place_ranges(sure, [*DUEL.rules])["chains", "clip"] == (2, 2)
+    # A rule that was stopped early has fewer seeds: only those that all have are drawn.
+    early = [replace(one, items=one.items[~_last_seeds(one.items, "clip")]) for one in final]
+    ranges = place_ranges(early, [*DUEL.rules])
+    assert ranges["chains", "troll"] == ranges["chains", "clip"] == (1, 2)
+    single = [replace(one, items=one.items[one.items["seed"] == one.items["seed"].max()]) for one in final]
+    assert place_ranges(single, [*DUEL.rules]) == {}
+
+
+def _last_seeds(items, rule):
+    return (items["trust_region"] == rule) & (items["seed"] > items["seed"].median())

@@ -12,11 +12,12 @@ from synthetic_board import PROTOCOL, at_no_trial, compared, fresh_seeds, trial_
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
-from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.board import board_table, place_ranges
 from troll.analysis.leaderboard.error_rates import rates_table, simulated
 from troll.analysis.leaderboard.figures import differences_figure
 from troll.analysis.leaderboard.inputs import choose, trial_scores, tuning_table
 from troll.analysis.leaderboard.own_rule import (
+    beside,
     check_release,
     check_same_protocol,
     own_board,
@@ -104,13 +105,16 @@ def test_what_the_own_runs_were_made_from_is_compared_with_the_release(board, ra
     assert not any("other numerics" in note for note in notes), "what changed concerns no released run"
 
 
-def test_the_place_of_the_own_rule_is_told_for_each_task(ranked):
-    table, _ = ranked
-    for line, (task, group) in zip(
-        places(table, "soft-wall"), table.groupby("task", sort=False), strict=True
-    ):
+def test_the_place_of_the_own_rule_has_its_range_on_each_task(board, ranked):
+    table, own = ranked
+    together = [beside(final, mine, "soft-wall") for final, mine in zip(board[1], own, strict=True)]
+    ranges = place_ranges(together, list(table["trust_region"].unique()))
+    lines = places(table, "soft-wall", together)
+    for line, (task, group) in zip(lines, table.groupby("task", sort=False), strict=True):
         number = list(group["trust_region"]).index("soft-wall") + 1
-        assert line.startswith(f"{task} (tiny): soft-wall is number {number} of 4, test pass@1 ")
+        low, high = ranges[task, "soft-wall"]
+        sure = "" if low == high else f" ({low} to {high} in 95 % of draws of the seeds)"
+        assert line.startswith(f"{task} (tiny): soft-wall is number {number} of 4{sure}, test pass@1 ")
 
 
 def test_the_own_rule_gets_the_same_number_of_trials():

@@ -112,13 +112,15 @@ def rank(
     finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
     table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
     write_table(table, root / "board")
-    told = readings([beside(*pair, name) for pair in finals.values()], known, name)
+    together = [beside(*pair, name) for pair in finals.values()]
+    told = readings(together, known, name)
     narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
     narrow.attrs = table.attrs
     headings, rows = shown(narrow)
     for cells in (headings, *rows):
         typer.echo(" | ".join(cells))
-    for line in (*table.attrs["notes"], *places(table, name), *told, f"the whole table: {root / 'board.md'}"):
+    ranked = places(table, name, together)
+    for line in (*table.attrs["notes"], *ranked, *told, f"the whole table: {root / 'board.md'}"):
         typer.echo(line)
 
 

@@ -226,7 +226,7 @@ def readme(
     from troll.analysis.registry import entries
     from troll.analysis.report import readme as text
     from troll.analysis.report.make import make
-    from troll.analysis.report.overview import index
+    from troll.analysis.report.overview import contrasts, index
     from troll.analysis.tables.comparisons import comparison_family
 
     known, others = read_results(results), [read_results(path) for path in also or []]
@@ -251,6 +251,7 @@ def readme(
         benchmark=asked,
         places=_places_of(board, named),
     )
+    generated["contrasts"] = contrasts(results.parent)
     generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
     for path in pages or [Path("README.md")]:
         if not check:

@@ -134,12 +134,16 @@ def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[s
 
     Returns:
         By task and rule: from the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS`
-        draws of the seeds with replacement, the same for all rules.
+        draws of the seeds with replacement, the same for all rules. Only seeds that every rule has are drawn;
+        a task with fewer than two of them has no ranges.
     """
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for results in final:
         own = [cell for cell in cells(results.items) if cell.trust_region in names]
         means = pd.DataFrame({cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in own})
+        means = means.dropna()
+        if len(means) < 2:
+            continue
         task = own[0].task
         random = np.random.default_rng(derive_seed(purpose="places", task=task))
         drawn = random.integers(len(means), size=(DRAWS, len(means)))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.board import board_table, place_ranges
 from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose
 from troll.analysis.leaderboard.protocol import (
     TRIALS,
@@ -253,16 +253,25 @@ def _base_rate(results: Results) -> float:
     return float((base["c"] / base["n"]).mean())
 
 
-def places(table: pd.DataFrame, name: str) -> list[str]:
-    """The place of the own rule on each task, in a line each."""
+def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[str]:
+    """The place of the own rule on each task with its range, in a line each.
+
+    Args:
+        table: of `own_board`.
+        name: of the own rule.
+        finals: of `beside`, one for each task.
+    """
+    ranges = place_ranges(finals, [str(rule) for rule in table["trust_region"].unique()])
     lines = []
     for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
         order = list(group["trust_region"])
         row = group[group["trust_region"] == name].iloc[0]
         above = order[order.index(name) - 1] if order[0] != name else None
+        low, high = ranges.get((str(task), name), (0, 0))
+        range_ = f" ({low} to {high} in 95 % of draws of the seeds)" if high > low else ""
         lines.append(
-            f"{task} ({model}): {name} is number {order.index(name) + 1} of {len(order)}, test pass@1 "
-            f"{percent(row['pass@1'])} %{f', below {above}' if above else ''}"
+            f"{task} ({model}): {name} is number {order.index(name) + 1} of {len(order)}{range_}, "
+            f"test pass@1 {percent(row['pass@1'])} %{f', below {above}' if above else ''}"
         )
     return lines
 
