@@ -39,7 +39,7 @@ _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 _TABLES_S = 60.0
 """Kept for tables, figures and page, of the minutes in which further seeds are trained."""
 _UNKNOWN_S = 60.0
-"""A run's time where no earlier one tells it."""
+"""A run's time where no earlier run gives an estimate."""
 
 
 def _cores(text: str) -> int:
@@ -48,14 +48,16 @@ def _cores(text: str) -> int:
     with contextlib.suppress(ValueError):
         if (count := int(text)) > 0:
             return count
-    raise UserError(f"--cores: {text!r} is no whole number above 0, nor all (`make results CORES=2`)")
+    raise UserError(
+        f"--cores: must be a positive integer or all, as in `make results CORES=2` (got {text!r})"
+    )
 
 
 def _minutes(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < (count := float(text)) < math.inf:
             return count
-    raise UserError(f"--minutes: {text} is no number above 0 (`make results MINUTES=60`)")
+    raise UserError(f"--minutes: must be a positive number, as in `make results MINUTES=60` (got {text!r})")
 
 
 def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -119,7 +121,7 @@ def locked(directory: Path) -> int:
         sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
     except OSError as error:
         if os.path.lexists(directory) and not directory.is_dir():
-            sys.exit(f"error: {directory} is no directory; move it away: Snakemake keeps its logs there")
+            sys.exit(f"error: {directory} is not a directory; move it away: Snakemake keeps its logs there")
         sys.exit(f"error: {directory} cannot be written ({error.strerror}); {remedy}")
     if not os.access(directory, os.W_OK):  # the lock may be there from before
         sys.exit(f"error: {directory} cannot be written; {remedy}")
@@ -174,7 +176,7 @@ def in_stages(
         chosen, ended = following(experiment, judged, left)
         new = [(setting, seed) for setting, seed in chosen if seed not in planned[setting]]
         if chosen and not new:
-            ended = "the seeds that are missing have been run, and have no value to compare"
+            ended = "the missing seeds have been run, but have no value to compare"
         for setting, seed in new:
             further[setting] = sorted({*further.get(setting, []), seed})
         write_looks(root, further, looks, ended)
@@ -203,7 +205,7 @@ def following(
     wants = wanted(judged, experiment.seeds)
     if not wants:
         decided = all(one.seen is None or one.seen.decided or not one.decision.settings for one in judged)
-        return [], "every claim is decided" if decided else "all planned seeds are there"
+        return [], "every claim is decided" if decided else "all planned seeds have been run"
     seen = list(earlier_runs(Path("results")))
     by_setting = {run.setting: run for run in experiment.runs()}
     seconds = {}
@@ -212,7 +214,7 @@ def following(
         known = estimate(experiment, run, experiment.training_of(run), seen)
         seconds[setting, seed] = _UNKNOWN_S if known is None else known
     chosen = affordable(wants, seconds, left)
-    return chosen, "" if chosen else "the minutes are spent; the same command goes on"
+    return chosen, "" if chosen else "the minutes are used up; the same command continues from here"
 
 
 def spread_of(experiment: Experiment, root: Path) -> str:

@@ -88,7 +88,7 @@ def test_the_ledger_tells_looks_only_where_there_are_some() -> None:
     one, other = judged(setting("a", CLEAR[:3])), judged(setting("b", NOISY[:3]), id="d")
     text = to_markdown([one, other])
     assert "| Claim | Verdict | Why | Decided | Source |" in text
-    assert "| at 3 seeds |" in text and "| not by 3 seeds, lacks a seed more in 1 setting |" in text
+    assert "| at 3 seeds |" in text and "| not by 3 seeds, needs one more seed in 1 setting |" in text
     assert "(interval of 96.9 %: one of several looks)" in text
     assert "Decided: at 3 seeds" in to_html([one])
     fixed = to_markdown([Judged(one.claim, decide(HIGHER, [setting("a", CLEAR)], 3))])

@@ -504,7 +504,10 @@ def test_the_steps_can_be_taken_one_by_one(rounds):
     assert (third.experiment, third.seeds, len(third.runs())) == ("board-round-3", [104], 6)
     for words, said in (
         ([], "protocol.yaml: the first round is that of results/other-trials, which is not run again; "),
-        (results(*tables), "protocol.yaml: no round is left after 3; `troll leaderboard final` goes on"),
+        (
+            results(*tables),
+            "protocol.yaml: no round is left after 3; continue with `troll leaderboard final`",
+        ),
         (results("other-trials", "other-trials"), "--results: results/other-trials is given twice; "),
         (results("board-round-2"), "results/board-round-2: run tiny/chains/"),
         (results("other-trials", "other-trials/"), "--results: results/other-trials is given twice"),

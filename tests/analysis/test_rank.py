@@ -161,7 +161,7 @@ def own_rules(tmp_path, repository, monkeypatch):
             "unknown function 'sot_wall'; valid: soft_wall, two, careless; did you mean",
         ),
         ("{rules}:soft_wall", ["coefficient"], "rank: --space 'coefficient': expected name=1,2,3"),
-        ("{rules}:soft_wall", ["coefficient=[,1"], "rank: --space 'coefficient=[,1': '[' is no value ("),
+        ("{rules}:soft_wall", ["coefficient=[,1"], "rank: --space 'coefficient=[,1': '[' is not a value ("),
         (
             "{rules}:soft_wall",
             ["coef=1,2,3"],

@@ -112,7 +112,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(troll, arguments, message, tmp
         (
             ["check", "FILE"],
             130,
-            "interrupted; the same command goes on from the last checkpoint, if it has any\n",
+            "interrupted; the same command continues from the last checkpoint, if there is one\n",
         ),
         (["status", "FILE", "--watch"], 0, ""),
     ],

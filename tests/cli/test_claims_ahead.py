@@ -75,14 +75,36 @@ def test_a_claim_that_no_run_is_about_is_named(write, change):
     claims = claims_of(experiment)
     assert [claim.id for claim in without_runs(claims, experiment)] == ["claim1"]
     shown = CliRunner().invoke(app, ["check", str(path)]).stdout.splitlines()[-1]
-    assert shown == "1 of 2 claims has runs here; not claim1"
+    assert shown == "claims about this experiment: claim0; without runs here: 1, of your own: claim1"
+
+
+def test_claims_of_the_package_about_other_experiments_are_only_counted(write):
+    path = write({})
+    experiment = parse_experiment(
+        yaml.safe_load(path.read_text()) | {"claims": ["default", "mine.yaml"]}, "x"
+    )
+    claims = claims_of(experiment)
+    others = without_runs(claims, experiment)
+    (line,) = claims_in_words(claims, experiment).splitlines()
+    assert len(others) > 10 and line.endswith(f"claim0; without runs here: {len(others)}")
+    assert not any(claim.id in line for claim in others)
+
+
+def test_many_claims_are_named_in_part(write):
+    path = write(*[{}] * 10, *[{"method": "soft-wall"}] * 10)
+    experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
+    (line,) = claims_in_words(claims_of(experiment), experiment).splitlines()
+    assert "claim6, claim7 and 2 more; without runs here: 10, of your own: claim10, claim11, " in line
+    assert line.endswith("claim16, claim17 and 2 more")
 
 
 def test_claims_with_runs_are_none_of_these(write):
     equal = {"baseline": "cl*", "at_equal_kl": True}
     path = write({}, {"method": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal)
     experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
-    assert claims_in_words(claims_of(experiment), experiment) == "5 of 5 claims have runs here"
+    assert claims_in_words(claims_of(experiment), experiment) == (
+        "claims about this experiment: claim0, claim1, claim2, claim3, claim4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +141,7 @@ def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
     result = CliRunner().invoke(app, ["check", str(path)])
     assert result.exit_code == 0
     counted, *doubts = result.stdout.splitlines()[-2:]
-    assert counted.endswith(" runs here; not claim1" if "metric" not in change else " runs here")
+    assert counted.endswith("of your own: claim1" if "metric" not in change else "claim0, claim1")
     assert doubts == [f"mine.yaml: claim claim1: {said}"]
 
 

@@ -236,7 +236,7 @@ def test_an_interruption_is_no_failure(tmp_path, clock):
     send(handler, message=failed, level=logging.ERROR)
     send(handler, message=f"Complete log(s): {tmp_path}/x.log")
     assert screen.getvalue().splitlines() == [
-        "interrupted: ending what runs; the same command goes on from there",
+        "interrupted: stopping the running jobs; the same command continues from there",
         f"full log: {tmp_path}/x.log",
     ]
 

@@ -174,7 +174,7 @@ def test_it_needs_no_torch_and_takes_other_seeds(repository, tmp_path):
 def test_a_wrong_list_of_seeds_is_one_line(seeds, repository, tmp_path, troll):
     result = troll("status", repository / "tests/workflow/reduced.yaml", "--seeds", seeds, cwd=tmp_path)
     assert result.returncode == 1
-    expected = f"error: --seeds: {seeds!r} is no list of different whole numbers; write for instance 0,1,2\n"
+    expected = f"error: --seeds: must be a list of distinct integers, such as 0,1,2 (got {seeds!r})\n"
     assert result.stderr == expected
 
 

@@ -234,7 +234,7 @@ def test_an_interrupted_fetch_has_pinned_what_it_had(experiment, fake_hub, fake_
 def test_a_gated_model_does_not_hold_up_the_others(experiment, fake_hub, fake_data, lock):
     response = SimpleNamespace(status_code=403, headers={}, request=None)
     fake_hub.refuses["owner/a"] = GatedRepoError("accept its terms first", response=response)
-    with pytest.raises(UserError, match=r"1 of 6 could not be had \(model owner/a\)"):
+    with pytest.raises(UserError, match=r"1 of 6 downloads failed \(model owner/a\)"):
         fetch(experiment, ["first"])
     assert {"models/owner/b", "openai/gsm8k"} <= set(json.loads(lock.read_text()))
 
@@ -245,7 +245,7 @@ def test_without_the_hub_fetch_tries_all_and_ends_with_one_line(
     fake_hub.offline = True
     with pytest.raises(UserError) as caught:
         fetch(experiment)
-    assert "10 of 10 could not be had (model owner/a, " in str(caught.value)
+    assert "10 of 10 downloads failed (model owner/a, " in str(caught.value)
     assert "\n" not in str(caught.value) and not lock.exists()
     table = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[fetch] missing")]
     assert len(table) == 10 and "owner/a cannot be read (no route to host)" in table[0]

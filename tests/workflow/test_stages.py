@@ -76,7 +76,7 @@ def test_the_minutes_end_it_and_missing_seeds_are_named(stages, capsys):
     make(stages, "--minutes", "1.5")  # a run of unknown length is taken for one minute
     assert stages.asked == ["claims", "all"]
     said = capsys.readouterr().err
-    assert "0 of 1 claims decided; 48 runs, 3 seeds in a setting; the minutes are spent" in said
+    assert "0 of 1 claims decided; 48 runs, 3 seeds in a setting; the minutes are used up" in said
     assert f"missing for c: seed3 of 2 runs ({', '.join(PATHS)})" in said
 
 
@@ -114,7 +114,7 @@ def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
     monkeypatch.setattr(stages, "verdicts", lambda *_: [one])
     make(stages)
     assert stages.asked == ["claims", "all"]
-    assert "the seeds that are missing have been run, and have no value to compare" in capsys.readouterr().err
+    assert "the missing seeds have been run, but have no value to compare" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -176,7 +176,7 @@ def test_caches_lie_here_where_no_home_can_be_written(stages, tmp_path, monkeypa
 
 @pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "abc"])
 def test_minutes_that_are_none_are_refused(stages, minutes):
-    with pytest.raises(SystemExit, match=f"error: --minutes: {minutes} is no number above 0 .*MINUTES=60"):
+    with pytest.raises(SystemExit, match=f"error: --minutes: must be .*MINUTES=60. .got '{minutes}'"):
         make(stages, "--minutes", minutes)
 
 
@@ -184,15 +184,15 @@ def test_minutes_that_are_none_are_refused(stages, minutes):
 def test_cores_that_are_none_are_refused(stages, cores):
     with pytest.raises(SystemExit) as ended:
         stages.main(["--cores", cores, "--configfile", "testbed.yaml", "--", "all"])
-    said = "is no whole number above 0, nor all (`make results CORES=2`)"
-    assert ended.value.code == f"error: --cores: {cores!r} {said}"
+    said = "must be a positive integer or all, as in `make results CORES=2`"
+    assert ended.value.code == f"error: --cores: {said} (got {cores!r})"
     assert not Path(".snakemake").exists() and not stages.asked
 
 
 def test_a_place_where_snakemake_cannot_write_is_one_line(stages, monkeypatch):
     Path(".snakemake").touch()
     with pytest.raises(
-        SystemExit, match=r"^error: \.snakemake is no directory; move it away: Snakemake [^\n]*$"
+        SystemExit, match=r"^error: \.snakemake is not a directory; move it away: Snakemake [^\n]*$"
     ):
         make(stages)
     Path(".snakemake").unlink()

@@ -166,7 +166,7 @@ def main() -> None:
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == _INTERRUPTED:
-            say("interrupted; the same command goes on from the last checkpoint, if it has any")
+            say("interrupted; the same command continues from the last checkpoint, if there is one")
         raise
     except Exception as error:
         machine = in_a_line(error) if isinstance(error, OSError) else None

@@ -16,6 +16,9 @@ from troll.experiment.experiment import Experiment
 from troll.experiment.settings import TaskSettings
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
 
+_NAMED = 8
+"""Claims that a line names; the others are counted."""
+
 
 def claims_of(experiment: Experiment) -> list[Claim]:
     """The claims that an experiment names, read and checked.
@@ -67,18 +70,28 @@ def _has_baseline(claim: Claim, cell: Cell, cells: Collection[Cell]) -> bool:
 
 
 def claims_in_words(claims: Sequence[Claim], experiment: Experiment) -> str:
-    """For people: how many claims have runs, and what is probably wrong with single ones, a line for each.
+    """For people: which claims this experiment can judge, and what is probably wrong with the user's own.
 
-    The first line names the claims with runs or the others: the fewer.
+    The package's claims without runs are only counted. The user's own are named: they may be a mistake.
     """
-    lacking = [claim.id for claim in without_runs(claims, experiment)]
+    lacking = {claim.id for claim in without_runs(claims, experiment)}
     having = [claim.id for claim in claims if claim.id not in lacking]
-    line = f"{len(having)} of {len(claims)} claims {'has' if len(having) == 1 else 'have'} runs here"
-    if lacking and having and len(having) < len(lacking):
-        line += f": {', '.join(having)}"
-    elif lacking:
-        line += f"; not {', '.join(lacking)}"
+    line = f"claims about this experiment: {_some(having) or 'none'}"
+    if lacking:
+        own = [name for name in _own(experiment) if name in lacking]
+        line += f"; without runs here: {len(lacking)}" + (f", of your own: {_some(own)}" if own else "")
     return "\n".join([line, *_doubts(claims, experiment)])
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _own(experiment: Experiment) -> dict[str, str]:
+    """The user's own claims: the file that each stands in, by id."""
+    files = [name for name in experiment.claims if name != DEFAULT and Path(name).exists()]
+    return {claim.id: name for name in files for claim in read_claims([Path(name)])}
 
 
 def _doubts(claims: Sequence[Claim], experiment: Experiment) -> Iterator[str]:
@@ -86,8 +99,7 @@ def _doubts(claims: Sequence[Claim], experiment: Experiment) -> Iterator[str]:
 
     These are no errors: a claim may be about other experiments too, and the package's claims mostly are.
     """
-    files = [name for name in experiment.claims if name != DEFAULT and Path(name).exists()]
-    own = {claim.id: name for name in files for claim in read_claims([Path(name)])}
+    own = _own(experiment)
     cells = _cells(experiment)
     for claim in claims:
         if claim.id in own:

@@ -61,14 +61,14 @@ def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[s
 def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
     """Downloads models and data, and pins both in the lock file; what is there is checked, not fetched again.
 
-    Every part is tried, whatever becomes of the others; a table at the end says what could not be had.
+    Every part is tried, whatever becomes of the others; a table at the end says which downloads failed.
 
     Args:
         experiment: checked.
         groups: of its runs; none for all.
 
     Raises:
-        UserError: no such group, or something could not be had.
+        UserError: no such group, or a download failed.
     """
     runs = runs_of(experiment, list(groups))
     models, data = needed_models(experiment, runs), needed_data(experiment, runs)
@@ -98,8 +98,8 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
         for what, why in failed.items():
             say(f"[fetch] missing  {what.ljust(width)}  {why}")
         raise UserError(
-            f"fetch: {len(failed)} of {len(work)} could not be had ({', '.join(failed)}); mend that, and run "
-            "this again: what is there is not fetched twice"
+            f"fetch: {len(failed)} of {len(work)} downloads failed ({', '.join(failed)}). Fix the cause and "
+            "rerun; finished downloads are kept."
         )
     lock = lock_path()
     pinned = f"pinned in {lock}" if lock.exists() else "all from mirrors, so that nothing had to be pinned"

@@ -108,7 +108,7 @@ def trials(
         write_experiment(out, trials_experiment(known), protocol)
         return
     if done > len(known.rounds):
-        raise UserError(f"{protocol}: no round is left after {done}; `troll leaderboard final` goes on")
+        raise UserError(f"{protocol}: no round is left after {done}; continue with `troll leaderboard final`")
     scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
     write_experiment(out, round_experiment(known, done, kept_for(scores, known, done)), protocol)
 
@@ -148,7 +148,9 @@ def final(
     finals = [read_results(path) for path in fresh or []]
     counts = seeds_of_rules(known, finals)
     if finals and all(count == seeds_there(known, finals, name) for name, count in counts.items()):
-        raise UserError(f"{protocol}: every rule has its fresh seeds; `troll leaderboard board` goes on")
+        raise UserError(
+            f"{protocol}: every rule has its fresh seeds; continue with `troll leaderboard board`"
+        )
     experiments = final_experiments(known, choose(trial_scores(runs, known), known), counts=counts)
     files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
     write_experiments(files, protocol)

@@ -49,7 +49,7 @@ def check(
 def _seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) < len(parts):
-        raise UserError(f"--seeds: {text!r} is no list of different whole numbers; write for instance 0,1,2")
+        raise UserError(f"--seeds: must be a list of distinct integers, such as 0,1,2 (got {text!r})")
     return [int(part) for part in parts]
 
 

@@ -233,7 +233,7 @@ def _value(text: str, entry: str) -> Any:
     try:
         value = parse_yaml(text)
     except ValueError as error:
-        raise UserError(f"rank: --space {entry!r}: {text!r} is no value ({error})") from None
+        raise UserError(f"rank: --space {entry!r}: {text!r} is not a value ({error})") from None
     with contextlib.suppress(TypeError, ValueError):
         value = float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
     return value

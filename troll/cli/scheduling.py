@@ -47,6 +47,6 @@ def check_interpreter(executable: str) -> None:
     """
     if quote(executable) != executable:
         raise UserError(
-            f"{executable}: jobs of a cluster cannot start a Python in whose path a shell minds something; "
-            "keep the environment elsewhere: make env VENV=~/troll-env"
+            f"{executable}: jobs of a cluster cannot start a Python if its path has characters that a shell "
+            "interprets; keep the environment elsewhere: make env VENV=~/troll-env"
         )

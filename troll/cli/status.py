@@ -24,7 +24,7 @@ State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
 STATES: dict[State, str] = {
     "running": "a process is training it",
     "failed": "its last attempt ended with an error",
-    "stopped": "its last attempt was interrupted; the same command goes on from the last checkpoint",
+    "stopped": "its last attempt was interrupted; the same command continues from the last checkpoint",
     "trained": "the model is ready, its samples or grades are not",
     "missing": "nothing was done yet",
     "done": "trained, sampled and graded",
@@ -137,6 +137,22 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     if began is None or ended is None or last["step"] == first["step"]:
         return None
     return (ended - began) / (last["step"] - first["step"])
+
+
+def pace_of(metrics: Path) -> tuple[int, float | None]:
+    """The optimiser steps that a run has written, and seconds of one; of a first step alone, of that one.
+
+    Args:
+        metrics: its metrics.jsonl, which may not be there yet.
+    """
+    rows = _last_rows(metrics)
+    if not rows:
+        return 0, None
+    step, pace = rows[-1]["step"], _pace(rows)
+    since = _wall_s(rows[-1])
+    if pace is None and since is not None and step:
+        pace = since / step
+    return step, pace
 
 
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:

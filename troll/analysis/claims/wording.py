@@ -262,5 +262,5 @@ def looks_of(one: Judged) -> str:
         return f"at {seen.seeds} seeds"
     if seen.last:
         return f"not by {looks.most} seeds"
-    lacking = f"lacks a seed more in {_of(len(seen.missing), len(one.decision.settings))}"
+    lacking = f"needs one more seed in {_of(len(seen.missing), len(one.decision.settings))}"
     return f"not by {seen.seeds} seeds, {lacking}" if seen.seeds else lacking

@@ -18,10 +18,13 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.cli.progress_line.expected import expected_seconds
 from troll.cli.progress_line.state import State
+from troll.cli.progress_line.steps import read_all, totals
 from troll.cli.progress_line.words import decided, failure, line_of, news, read_stage, taken, verdicts_in
 from troll.experiment.experiment import Experiment
 
 _REPAINT_S = 1.0
+_READ_S = 5.0
+"""Between two looks at the steps of running jobs."""
 _STEP = 0.1
 """Without a terminal: a line for each tenth of the work, ..."""
 _GAP_S = 120.0
@@ -82,6 +85,8 @@ class LogHandler(LogHandlerBase):
         self._shown = 0.0  # the share that the last plain line told
         self._spoke = self._began = time.monotonic()
         self._bases: dict[int, list[str]] = {}  # logs of base models that are being made, by job
+        self._totals: dict[str, int] = {}  # optimiser steps of whole runs
+        self._read = -_READ_S  # when steps were read last
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -119,7 +124,9 @@ class LogHandler(LogHandlerBase):
                 self._state.plan(told.stats)
                 self._start()
             case LogEvent.JOB_INFO:
-                self._state.start(told.jobid, told.rule_name, str(told.rule_msg or told.rule_name))
+                self._state.start(
+                    told.jobid, told.rule_name, str(told.rule_msg or told.rule_name), self._trains(told)
+                )
                 if told.rule_name == "base_model":
                     self._bases[told.jobid] = list(told.log or ())
                 self._paint()
@@ -144,13 +151,21 @@ class LogHandler(LogHandlerBase):
             case None | LogEvent.GROUP_ERROR:
                 self._message(record)
 
+    def _trains(self, told: Any) -> str:
+        """The id of the run that a job trains; empty for other jobs."""
+        if told.rule_name != "train":
+            return ""
+        directory = Path(next(iter(getattr(told, "output", None) or ()), "")).parent
+        runs = self.settings.root / "runs"
+        return str(directory.relative_to(runs)) if directory.is_relative_to(runs) else ""
+
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if self._interrupted and _JOBS_FAILED in text:
             return
         if text.startswith(_INTERRUPTED):
             if not self._interrupted:
-                self._say(["interrupted: ending what runs; the same command goes on from there"])
+                self._say(["interrupted: stopping the running jobs; the same command continues from there"])
             self._interrupted = True
         elif complete := _COMPLETE.match(text):
             self.end()
@@ -177,17 +192,29 @@ class LogHandler(LogHandlerBase):
         """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""
         with suppress(Exception):
             if self.settings.experiment is not None:
+                self._totals = totals(self.settings.experiment, self.settings.root)
                 self._state.expected = expected_seconds(self.settings.experiment, self.settings.root)
         while not self._stop.wait(_REPAINT_S):
             self.acquire()
             try:
                 if not self._stop.is_set():
+                    self._read_steps()
                     self._paint() if self._terminal else self._progress()
             except Exception as error:
                 self._give_up(error)
                 return
             finally:
                 self.release()
+
+    def _read_steps(self) -> None:
+        """Every few seconds: what running jobs have written of their steps."""
+        now = time.monotonic()
+        if now - self._read < _READ_S:
+            return
+        self._read, running = now, self._state.running
+        jobs = {number: (job.run, now - job.started) for number, job in running.items() if job.run}
+        for number, steps in read_all(jobs, self._totals, self.settings.root).items():
+            running[number].steps = steps
 
     def _progress(self) -> None:
         """After a job: the line, or, without a terminal, a plain one where enough has changed."""

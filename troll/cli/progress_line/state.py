@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from troll.cli.progress_line.steps import Steps
+
 _USUAL_S = 3.0
 """A job's time where neither this run nor an earlier one tells it: tables, figures, files."""
 _LONG_S = {"train": 60.0, "base_model": 120.0}
@@ -21,11 +23,31 @@ class Job:
         rule: its rule's name.
         name: what it does, for people.
         started: when, in seconds of the clock.
+        run: id of the run that it trains; empty for other jobs.
+        steps: the optimiser steps that it has written; None where there are none yet.
     """
 
     rule: str
     name: str
     started: float
+    run: str = ""
+    steps: Steps | None = None
+
+    def seconds(self, now: float) -> float | None:
+        """What the whole job takes by the pace of its steps; None where that is not known yet.
+
+        A resumed run has its earlier steps for nothing: then this is what it would take from its start.
+        """
+        if self.steps is None or self.steps.pace_s is None:
+            return None
+        pace, total = self.steps.pace_s, self.steps.total
+        return max(now - self.started + pace * (total - self.steps.done), pace * total)
+
+    def left(self, now: float, usual: float) -> float:
+        """Seconds that it still takes: by its steps, or else what is left of a usual job's time."""
+        if self.steps is None or self.steps.pace_s is None:
+            return max(usual - (now - self.started), 0.0)
+        return self.steps.pace_s * (self.steps.total - self.steps.done)
 
 
 @dataclass
@@ -65,12 +87,12 @@ class State:
         """Takes the number of jobs of each rule, those that are done included."""
         self.jobs = Counter({rule: count for rule, count in jobs.items() if rule != "total"})
 
-    def start(self, number: int, rule: str, name: str) -> None:
+    def start(self, number: int, rule: str, name: str, run: str = "") -> None:
         """A job has started, for the first time or again."""
         now = self.clock()
         self._begun = now if self._begun is None else self._begun
         self.failed.pop(number, None)
-        self.running[number] = Job(rule, name, now)
+        self.running[number] = Job(rule, name, now, run)
         if self.done[rule] + sum(job.rule == rule for job in self.running.values()) > self.jobs[rule]:
             self.jobs[rule] += 1  # of a checkpoint, or planned later
 
@@ -92,6 +114,7 @@ class State:
     def seconds(self, rule: str) -> float | None:
         """What a job of a rule takes: the mean of this run's jobs, an earlier run counted as one of them.
 
+        Where none is done and no earlier run is known, running jobs tell it by the pace of their steps.
         Of a rule without any, the mean of those that begin with the same word: one table is like another.
         """
         alike = [rule] if self.done[rule] or rule in self.expected else self._family(rule)
@@ -99,7 +122,12 @@ class State:
         total = sum(self._spent.get(one, 0.0) for one in alike)
         if rule in self.expected:
             count, total = count + 1, total + self.expected[rule]
-        return total / count if count else None
+        if count:
+            return total / count
+        now = self.clock()
+        paces = [job.seconds(now) for job in self.running.values() if job.rule == rule]
+        measured = [seconds for seconds in paces if seconds is not None]
+        return sum(measured) / len(measured) if measured else None
 
     def _family(self, rule: str) -> list[str]:
         word = rule.split("_")[0]
@@ -123,7 +151,11 @@ class State:
         for rule, count in self.done.items():
             done += self._weight(rule) * count
         for job in self.running.values():
-            done += min(now - job.started, 0.9 * self._weight(job.rule))
+            weight = self._weight(job.rule)
+            if job.steps is not None:
+                done += 0.99 * weight * job.steps.done / job.steps.total
+            else:
+                done += min(now - job.started, 0.9 * weight)
         # All of it only when the last job is done.
         self._most = max(self._most, min(done / every, 1.0 if self.finished >= self.total else 0.99))
         return self._most
@@ -138,8 +170,9 @@ class State:
         work = sum(self._weight(rule) * max(count, 0) for rule, count in waiting.items())
         for job in self.running.values():
             weight = self._weight(job.rule)
-            work -= min(now - job.started, weight)
-            longest = max(longest, weight - (now - job.started))
+            left = job.left(now, weight)
+            work += left - weight
+            longest = max(longest, left)
         return max(work / self._pace(now), longest, 0.0)
 
     def _pace(self, now: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from troll.cli.progress_line.state import State
+from troll.cli.progress_line.state import Job, State
 
 _UNDECIDED = ("not run", "inconclusive")
 _TAKEN = re.compile(r"\[base\] .+: taken from ")
@@ -67,10 +67,15 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
     if claims:
         text += f"; {claims}"
     # Last, because a narrow terminal cuts it off.
-    names = [job.name for job in sorted(state.running.values(), key=lambda job: job.started)]
+    names = [_named(job) for job in sorted(state.running.values(), key=lambda job: job.started)]
     if names:
         text += f"; now: {', '.join(names[:2])}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
     return text
+
+
+def _named(job: Job) -> str:
+    steps = job.steps
+    return job.name if steps is None else f"{job.name} (step {steps.done:,} of {steps.total:,})"
 
 
 def roughly(seconds: float) -> str:

@@ -174,7 +174,7 @@ def not_covered(
         found.append(f"real rows of {', '.join(absent)}")
     if len(runs) < len(planned) and not plan_only:
         found.append(
-            f"{len(planned) - len(runs)} of {len(planned)} runs, each of whose pairs another one has"
+            f"{len(planned) - len(runs)} of {len(planned)} runs, because other runs cover all their pairs"
         )
     if experiment.tracking not in ("none", "tensorboard"):
         found.append(experiment.tracking)

@@ -168,7 +168,7 @@ def _model_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Che
 
 def _nowhere(model_id: str) -> str:
     hint = nearest(model_id, list(known_models()))
-    return f"{model_id!r} is neither here nor on the hub, as far as can be told{hint}"
+    return f"{model_id!r} was found neither on this machine nor on the hub{hint}"
 
 
 def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
