@@ -27,7 +27,7 @@ RELEASES = {
     "testbed-estimators": ("tiny/chains/troll/grpo/stale/seed0", "tiny/chains/troll-seq/grpo/gentle/seed0"),
 }
 LIBRARIES = ("torch", "numpy")
-"""What computes; transformers and trl may be newer than those of the release, as long as no number changes."""
+"""What computes; transformers and trl may be newer than the release's, as long as no number changes."""
 
 
 @pytest.mark.parametrize("experiment", RELEASES)
