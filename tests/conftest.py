@@ -35,7 +35,7 @@ _UNTIL = float(os.environ.get("TROLL_TEST_UNTIL") or "inf")
 _TOO_MUCH_STOLEN = 0.25
 _BEFORE = pytest.StashKey[tuple[float, float]]()
 
-# Tests that want a mirror set it themselves. Processes of pytest-xdist begin with what is left of the environment.
+# Tests that want a mirror set it themselves. Workers of pytest-xdist inherit what is left of the environment.
 _MIRROR = os.environ.pop("TROLL_DATA_MIRROR", None) or os.environ.get("TROLL_TEST_MIRROR")
 if _MIRROR:
     os.environ["TROLL_TEST_MIRROR"] = _MIRROR

@@ -93,7 +93,7 @@ def far(name, recorded, found):
 
 
 ROUNDING = ("capability", "maker", "torch", "numpy")
-"""What rounds. A number that a newer version of any other package changes has to be noticed, not tolerated."""
+"""What rounds. A number that a newer version of another package changes has to be noticed, not tolerated."""
 
 
 def elsewhere(recorded, found):
