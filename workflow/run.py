@@ -23,10 +23,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from troll.analysis.claims.further import affordable, closing_lines, look_record, wanted
+from troll.analysis.claims.further import affordable, look_record, wanted
 from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.verdicts import Judged, judge, read_claims
+from troll.analysis.data.replication import replication_of
 from troll.analysis.data.results import read_results
+from troll.cli.last_screen import concerning, last_screen
 from troll.cli.options import available_cores
 from troll.cli.plan import earlier_runs, estimate
 from troll.cli.progress_line import STAGE
@@ -185,10 +187,15 @@ def in_stages(
         say(f"undecided claims get {len(new)} further runs")
     snakemake(rest, handle, {"title": "tables and figures", "last": False, "first": False})
     say("")
-    for line in closing_lines(judged, experiment.seeds, f"{spread_of(experiment, root)}; {ended}"):
-        say(line)
     logs = [path for path in sorted(Path(".snakemake/log").glob("*.log")) if path.stat().st_mtime >= begun]
-    say(f"full log of each stage: {', '.join(map(str, logs))}")
+    for line in last_screen(
+        concerning(judged, experiment),
+        replication_of(root),
+        page=root / "page.html",
+        ended=f"{spread_of(experiment, root)}; {ended}",
+        log=f"full logs: {logs[-1]} and those of {len(logs) - 1} earlier stages beside it" if logs else "",
+    ):
+        say(line)
 
 
 def verdicts(experiment: Experiment, root: Path) -> list[Judged]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from troll.analysis.claims.further import Wanted, affordable, closing_lines, look_record, nth_seed, wanted
+from troll.analysis.claims.further import Wanted, affordable, look_record, nth_seed, wanted
 from troll.analysis.claims.ledger import to_html, to_markdown
 from troll.analysis.claims.looks import Seen, look_again
 from troll.analysis.claims.rule import Setting, Side, decide
@@ -103,16 +103,6 @@ def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
     (alone,) = wanted([judged(setting("b", NOISY[:3]), baseline="base")], [0, 1, 2])
     assert [path for path, _ in alone.runs] == ["tiny/b/troll/grpo/stale"]
     assert [nth_seed([5, 1, 2], number) for number in (1, 3, 4, 5)] == [1, 5, 6, 7]
-    lines = closing_lines(known, [0, 1, 2], "48 runs; the minutes are spent")
-    assert lines[0].startswith("supported everywhere   c (at 3 seeds)")
-    assert lines[2] == "1 of 2 claims decided; 48 runs; the minutes are spent"
-    assert lines[3].startswith(
-        "missing for d: seed3 of 2 runs (tiny/b/troll/grpo/stale, tiny/b/clip/grpo/stale)"
-    )
-    several = [judged(setting("b", NOISY[:3]), setting("c", NOISY[:3]), id="e")]
-    assert "seed3 of 4 runs (tiny/b/troll/grpo/stale, tiny/b/clip/grpo/stale and 2 more)" in "".join(
-        closing_lines(several, [0, 1, 2], "the minutes are spent")
-    )
     record = look_record(known, 12.34, 48)
     assert record["minutes"] == 12.3 and record["claims"]["c"]["decided"] is True
 

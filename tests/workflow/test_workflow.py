@@ -236,8 +236,7 @@ def test_the_whole_chain(whole):
     arguments = ("--configfile", "tests/workflow/reduced.yaml")
     root = whole.directory / "results/reduced"
     check_what_is_shown(whole.directory, whole.said)
-    verdicts = (root / "claims.md").read_text().splitlines()[0]
-    assert f"results/reduced/claims.md: {verdicts}" in whole.said
+    assert re.search(r"^\d+ of \d+ claims decided$", whole.said, re.MULTILINE)
     assert "everything on one page: results/reduced/page.html" in whole.said
     check_outputs(root)
 

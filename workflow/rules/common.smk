@@ -1,6 +1,7 @@
 # The one place where the experiment file becomes targets.
 
 import json
+import os
 import re
 import sys
 import time
@@ -256,25 +257,31 @@ _STARTED = time.time()
 
 
 def closing_words():
-    """For people: the verdicts that this invocation has written, and where everything is to be seen."""
-    claims = [Path(ROOT, "claims.md"), *sorted(Path(ROOT).glob("groups/*/claims.md"))]
-    words = [
-        f"{path}: {path.read_text(encoding='utf-8').splitlines()[0]}\n"
-        for path in claims
-        if _new(path)
-    ]
-    if words:
-        words = [*_replication(), *words]
-    if _new(page := Path(ROOT, "page.html")):
-        words.append(f"everything on one page: {page}\n")
-    return "".join(words)
+    """For people: the verdicts that this invocation has written, and where everything is to be seen.
 
+    Of several stages, workflow/run.py says it after the last.
+    """
+    if progress_line.STAGE in os.environ:
+        return ""
+    from troll.cli.last_screen import LINES, last_screen_of
+    from troll.cli.progress_line.words import decided, verdicts_in
 
-def _replication():
-    """Whether new results are as git's release of the same experiment predicts; nothing where there is none."""
-    from troll.analysis.data.replication import replication_of
-
-    return [f"{line}\n" for line in replication_of(Path(ROOT))]
+    root, page = Path(ROOT), Path(ROOT, "page.html")
+    page = page if _new(page) else None
+    words = []
+    for path in sorted(root.glob("groups/*/claims.json")):
+        if _new(path):
+            known = decided(verdicts_in(path)) or "no claim has runs"
+            words.append(f"{path.with_suffix('.md')}: {known}")
+    if _new(root / "claims.json"):
+        words = words[:3]
+        # Snakemake's log is named after these lines.
+        words += last_screen_of(
+            EXPERIMENT, root, page=page, lines=LINES - len(words) - 1
+        )
+    elif page:
+        words.append(f"everything on one page: {page}")
+    return "".join(f"{line}\n" for line in words)
 
 
 def _new(path):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from troll.analysis.claims.rule import VERDICTS
 from troll.analysis.claims.verdicts import Judged
-from troll.analysis.claims.wording import average, both_below, collapsed, label, levels, span
+from troll.analysis.claims.wording import both_below, collapsed, label, levels, on_average, span
 
 
 def findings(judged: Sequence[Judged], most: int = 6, also: Sequence[Judged] = ()) -> list[str]:
@@ -41,7 +41,7 @@ def _evidence(one: Judged) -> str:
     Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
     """
     count, wrong = len(one.decision.settings), sum(one.decision.wrong)
-    told = average(one).partition(", a further setting")[0] or span(one)
+    told = on_average(one) or span(one)
     told = levels(one, most=3) if one.verdict == "depends" else told
     settings = f"{count} setting{'' if count == 1 else 's'}"
     base = f"; {both_below(one)}" if both_below(one) else ""

@@ -1,4 +1,4 @@
-"""Which seeds would decide: the runs that undecided claims wait for, and what is told of them."""
+"""Which seeds would decide: the runs that undecided claims wait for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,7 @@ from typing import Any
 
 from troll.analysis.claims.rule import Setting
 from troll.analysis.claims.verdicts import Judged
-from troll.analysis.claims.wording import looks_of, why
 from troll.analysis.data.tidy import BASE
-
-_NAMED = 2  # runs of a claim that the terminal names
 
 
 @dataclass(frozen=True)
@@ -110,32 +107,3 @@ def look_record(judged: Sequence[Judged], minutes: float, runs: int) -> dict[str
         if one.seen is not None and one.verdict != "not run"
     }
     return {"minutes": round(minutes, 1), "runs": runs, "claims": claims}
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of many names: all of them fill the terminal."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def closing_lines(judged: Sequence[Judged], seeds: Sequence[int], ended: str) -> list[str]:
-    """What the terminal says at the end: verdicts, the seeds that they took, and the seeds that are missing.
-
-    Args:
-        judged: verdicts with looks.
-        seeds: those of the experiment file.
-        ended: why no further seeds were begun.
-    """
-    known = [one for one in judged if one.seen is not None and one.verdict != "not run"]
-    lines = [f"{one.decision.label:<22} {one.claim.id} ({looks_of(one)})" for one in known]
-    decided = sum(one.seen is not None and one.seen.decided for one in known)
-    lines.append(f"{decided} of {len(known)} claims decided; {ended}")
-    by_claim = {want.claim: want for want in wanted(judged, seeds)}
-    for one in known:
-        if want := by_claim.get(one.claim.id):
-            names = dict.fromkeys(f"seed{seed}" for _, seed in want.runs)
-            lines.append(
-                f"missing for {one.claim.id}: {', '.join(names)} of {len(want.runs)} runs "
-                f"({_some([path for path, _ in want.runs])}); {why(one)}"
-            )
-    return lines

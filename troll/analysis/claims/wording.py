@@ -73,16 +73,32 @@ def why(one: Judged) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def on_average(one: Judged) -> str:
+    """The average over settings with its interval; empty where there is none."""
+    pooled = one.decision.pooled
+    if pooled is None:
+        return ""
+    show, unit = _shown(one.claim)
+    return f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average"
+
+
 def average(one: Judged) -> str:
     """The average over settings with its interval and the prediction interval."""
     pooled = one.decision.pooled
     if pooled is None:
         return ""
-    show, unit = _shown(one.claim)
-    return (
-        f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average, "
-        f"a further setting within [{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
-    )
+    show, _ = _shown(one.claim)
+    further = f"[{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
+    return f"{on_average(one)}, a further setting within {further}"
+
+
+def short(one: Judged) -> str:
+    """The difference with its interval where one number tells it; else from the least to the largest."""
+    settings = one.decision.settings
+    if len(settings) == 1:
+        return show_difference(one.claim, settings[0].interval())
+    count = f"{len(settings)} settings"
+    return f"{on_average(one)} over {count}" if one.decision.pooled else f"{span(one)} in {count}"
 
 
 def levels(one: Judged, *, most: int | None = None) -> str:
