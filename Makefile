@@ -61,7 +61,7 @@ test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
 readme: env ## write the generated parts of README.md, docs and results/README.md from the tracked tidy tables
-	@"$(BIN)/troll" readme README.md docs/findings.md docs/leaderboard.md results/README.md --results results/testbed \
+	@"$(BIN)/troll" readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
 		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone

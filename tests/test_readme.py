@@ -68,7 +68,10 @@ def test_links_to_files_lead_somewhere(readme, repository):
 
 def test_the_generated_blocks_are_those_of_the_tracked_table(repository, troll):
     root = repository / "results/testbed"
-    names = ("README.md", "docs/findings.md", "docs/leaderboard.md", "results/README.md")
+    names = (
+        *("README.md", "docs/findings.md", "docs/leaderboard.md", "docs/results.md"),
+        "results/README.md",
+    )
     pages = [repository / name for name in names]
     arguments = ["--check", *pages, "--results", root, "--board", repository / "results/leaderboard"]
     others = sorted(path.parent for path in repository.glob("results/*/plan.json"))

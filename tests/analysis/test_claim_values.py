@@ -7,13 +7,14 @@ import pytest
 import synthetic
 import yaml
 
-from troll.analysis.claims.fields import MATH_EVAL_MEAN, SUMMARIES
+from troll.analysis.claims.fields import MATH_EVAL_MEAN
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.rule import Decision, Setting, Side, decide
 from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import per_run
 from troll.analysis.data.tidy import GROUP, Tidy
+from troll.analysis.metrics import SUMMARIES
 from troll.common.errors import UserError
 
 

@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from troll.analysis.claims.fields import LOGGED, MATH_EVAL_MEAN, pass_at
+from troll.analysis.claims.fields import MATH_EVAL_MEAN, pass_at
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.analysis.claims.verdicts import Claim, read_claims
 from troll.analysis.data.summaries import Cell
 from troll.analysis.data.tidy import BASE
+from troll.analysis.metrics import METRICS
 from troll.common.errors import nearest
 from troll.evaluation.pass_at_k import reported_ks
 from troll.experiment.experiment import Experiment
@@ -141,8 +142,8 @@ def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) ->
 def _misspelt(metric: str) -> Iterator[str]:
     """A logged metric that is nearly the name of a usual one."""
     source, _, name = metric.partition("/")
-    close = difflib.get_close_matches(name, LOGGED, n=1, cutoff=0.8) if source == "mean" else []
-    if close and name not in LOGGED:
+    close = difflib.get_close_matches(name, [*METRICS], n=1, cutoff=0.8) if source == "mean" else []
+    if close and name not in METRICS:
         yield f"metric: {name!r} is none of the usual logged metrics; did you mean 'mean/{close[0]}'?"
 
 

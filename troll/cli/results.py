@@ -223,6 +223,7 @@ def readme(
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results, tables_of
+    from troll.analysis.metrics import METRICS, SUMMARIES, markdown
     from troll.analysis.registry import entries
     from troll.analysis.report import readme as text
     from troll.analysis.report.make import make
@@ -252,6 +253,7 @@ def readme(
         places=_places_of(board, named),
     )
     generated["contrasts"] = contrasts(results.parent)
+    generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
     generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
     for path in pages or [Path("README.md")]:
         if not check:

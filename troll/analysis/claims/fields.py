@@ -10,33 +10,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator
 
+from troll.analysis.metrics import METRICS, SUMMARIES
 from troll.common.errors import nearest
 from troll.tasks.datasets.catalogue import DATA_SETS
 
-SUMMARIES = (
-    *("kl", "kl_max", "entropy", "entropy_start", "final", "peak", "drop", "area", "response_length"),
-    *("steps", "hours", "batch_s", "batch_cpu_s", "peak_gib"),
-)
-"""Numbers of a run that `troll.analysis.data.summaries.per_run` makes, those with a name of their own."""
-WALL_CLOCK = ("hours", "batch_s")
-"""Of them, those that a busy machine makes longer, unless each run has a GPU for itself."""
+WALL_CLOCK = tuple(name for name, summary in SUMMARIES.items() if summary.wall_clock)
+"""Numbers of a run that a busy machine makes longer, unless each run has a GPU for itself."""
 MATH_EVAL_MEAN = "math-eval/pass@1"
-LOGGED = (
-    *("success", "response_length", "truncated", "entropy", "loss", "grad_norm", "learning_rate"),
-    *("kl_to_old", "kl_to_old_max", "kl_to_old_sampled", "kl_to_reference", "log_ratio_abs"),
-    *("ratio_max", "ratio_mean", "clip_fraction", "groups_without_signal", "generated_samples"),
-    *(
-        "kept_mass",
-        "kept_mass_min",
-        "kept_tokens",
-        "support_full",
-        "kl_bound",
-        "kl_projected",
-        "kl_projected_max",
-    ),
-    *("kl_violation", "kl_violation_max", "multiplier", "solver_residual", "solver_residual_max"),
-)
-"""What runs log whatever their rule, or with the projection; rules add their own, so these are for hints."""
 _PASS = re.compile(r"(?:(?P<data>\S+)/)?pass@(?P<k>[1-9][0-9]{0,5})")
 _OPEN = re.compile(r"(mean|status)/\S+")  # rules and graders add names of their own
 _LARGEST = 2**31
@@ -69,7 +49,7 @@ def _alike(metric: str) -> list[str]:
     """What a name with a typo may have been meant to be, with its own k and logged metric."""
     given = re.search(r"[1-9][0-9]{0,5}", metric.rpartition("/")[2])
     k = given[0] if given else "1"
-    logged = [*LOGGED, *filter(None, [metric.partition("/")[2]])]
+    logged = [*METRICS, *filter(None, [metric.partition("/")[2]])]
     names = ["pass@" + k, *(f"{name}/pass@{k}" for name in DATA_SETS), MATH_EVAL_MEAN, *SUMMARIES]
     return [*names, *(f"mean/{name}" for name in logged)]
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from troll.analysis.claims.rule import MOST_SEEDS, Setting
 from troll.analysis.claims.verdicts import Claim, Judged
 from troll.analysis.data.divergence import WITHIN
+from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
 from troll.analysis.render.formats import MINUS, points, probability, significant
 from troll.analysis.statistics import Interval
 
-_SHARES = ("drop", "area", "final", "peak", "mean/success", "mean/clip_fraction")
-"""Metrics that are shares, as pass@k is: their differences are told in percentage points."""
-_UNITS = {"kl": " nats", "entropy": " nats", "hours": " h", "peak_gib": " GiB"}
+_IN_POINTS = {name for name, summary in SUMMARIES.items() if summary.unit == SHARE} | {
+    f"mean/{name}" for name, metric in METRICS.items() if metric.in_points
+}
+"""Metrics whose differences are written in percentage points, as those of pass@k are."""
 _NAMED = 4
 """Settings that a reason names one by one; the numbers below have all of them."""
 
@@ -24,8 +26,12 @@ def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
     return (points if claim.relative or _is_share(claim.metric) else _signed), _unit(claim)
 
 
+def _suffix(metric: str) -> str:
+    return SUMMARIES[metric].suffix if metric in SUMMARIES else ""
+
+
 def _is_share(metric: str) -> bool:
-    return metric in _SHARES or metric.rpartition("/")[2].startswith("pass@")
+    return metric in _IN_POINTS or metric.rpartition("/")[2].startswith("pass@")
 
 
 def span(one: Judged) -> str:
@@ -263,7 +269,7 @@ def _unit(claim: Claim) -> str:
     """The unit of a claim's differences, with the space before it."""
     if claim.relative:
         return " %"
-    unit = " points" if _is_share(claim.metric) else _UNITS.get(claim.metric, "")
+    unit = " points" if _is_share(claim.metric) else _suffix(claim.metric)
     if claim.across is None:
         return unit
     return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"

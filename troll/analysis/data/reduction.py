@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from troll.analysis.metrics import SUMMARIES, Over
 from troll.analysis.statistics import Array, area_under_curve, largest_drop
 
 FINAL_SHARE = 0.1
@@ -143,25 +144,25 @@ def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
         summary["cpu_s"] = float(np.fmax.reduce(curves[_CLOCK].value))
     for metric, curve in curves.items():
         summary[f"mean/{metric}"] = curve.mean(np.ones(len(curve.step), dtype=bool), 0)
-    for metric, name, share in (
-        ("kl_to_old", "kl", LATE_SHARE),
-        ("entropy", "entropy", FINAL_SHARE),
-        ("response_length", "response_length", FINAL_SHARE),
-        ("success", "final", FINAL_SHARE),
-    ):
-        if metric in curves:
-            summary[name] = curves[metric].mean(curves[metric].step > last - share * span, -1)
-    if "entropy" in curves:
-        batch = curves["entropy"].rollout_batch
-        summary["entropy_start"] = curves["entropy"].mean(batch == np.fmin.reduce(batch), 0)
-    if "kl_to_old_max" in curves:
-        summary["kl_max"] = float(np.fmax.reduce(curves["kl_to_old_max"].value))
-    if "success" in curves:
-        values = curves["success"].value
-        summary["peak"] = float(np.fmax.reduce(values))
-        summary["drop"] = largest_drop(values)
-        summary["area"] = area_under_curve(curves["success"].step, values)
+    for name, entry in SUMMARIES.items():
+        if entry.of in curves:
+            summary[name] = _summarised(curves[entry.of], entry.over, last, span)
     return summary
+
+
+def _summarised(curve: Curve, over: Over, last: int, span: int) -> float:
+    """A curve as one number; ``last`` and ``span`` are the run's last step and its number of steps."""
+    match over:
+        case "late" | "final":
+            share = LATE_SHARE if over == "late" else FINAL_SHARE
+            return curve.mean(curve.step > last - share * span, -1)
+        case "first batch":
+            return curve.mean(curve.rollout_batch == np.fmin.reduce(curve.rollout_batch), 0)
+        case "drop":
+            return largest_drop(curve.value)
+        case "area":
+            return area_under_curve(curve.step, curve.value)
+    return float(np.fmax.reduce(curve.value))
 
 
 def digest_of_log(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -13,10 +13,11 @@ from troll.analysis.data.divergence import late_divergences
 from troll.analysis.data.summaries import Cell, cell_order, interval, per_run, require_one, variants
 from troll.analysis.data.tidy import BASE
 from troll.analysis.figures.sensitivity import measured
-from troll.analysis.render.panels import Quantity, grid, limits, wrapped
+from troll.analysis.metrics import SUMMARIES
+from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
 from troll.analysis.render.style import Look, empty, legend, styled
 
-KL = Quantity("kl", "late KL to old policy (nats)", "log")
+KL = quantity(SUMMARIES["kl"])
 SUCCESS = Quantity("pass@1", "test pass@1 (%)")
 _COLUMNS = 3
 _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))

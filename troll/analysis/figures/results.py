@@ -22,6 +22,7 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import BASE
+from troll.analysis.metrics import METRICS
 from troll.analysis.render.panels import (
     STEPS,
     Across,
@@ -33,27 +34,18 @@ from troll.analysis.render.panels import (
     grid,
     limits,
     panel,
+    quantity,
     rows_of,
     time_axis,
     wrapped,
 )
 from troll.analysis.render.style import Look, beside, dose_families, empty, legend, styled
 
-SUCCESS = Quantity("success", "training success (%)", "share")
-LEARNING = (
-    SUCCESS,
-    Quantity("validation_success", "validation success (%)", "share"),
-    Quantity("kl_to_old", "KL to old policy (nats)", "log"),
-    Quantity("entropy", "entropy (nats)"),
-    Quantity("response_length", "response length (tokens)"),
-)
-PROJECTION = (
-    Quantity("clip_fraction", "tokens clipped or projected (%)", "share"),
-    Quantity("kl_to_old_max", "largest KL before (nats)", "log", axis="kl", bound=True),
-    Quantity("kl_projected_max", "largest KL after (nats)", "log", axis="kl", bound=True),
-    Quantity("step_size", "mean step β"),
-    Quantity("kept_mass", "mass left out", "log", complement=True),
-)
+SUCCESS = quantity(METRICS["success"])
+_LEARNING = ("validation_success", "kl_to_old", "entropy", "response_length")
+LEARNING = (SUCCESS, *(quantity(METRICS[name]) for name in _LEARNING))
+_PROJECTION = ("clip_fraction", "kl_to_old_max", "kl_projected_max", "step_size", "kept_mass")
+PROJECTION = tuple(quantity(METRICS[name]) for name in _PROJECTION)
 
 _MOST_COLUMNS, _MOST_BASES = 6, 5
 _PANEL = 2.15, 1.75

@@ -13,7 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from troll.analysis.data.axes import AXES, Axis, Line, lines
 from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run, require_one
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.panels import Quantity, grid, limits
+from troll.analysis.metrics import SUMMARIES
+from troll.analysis.render.panels import Quantity, grid, limits, quantity
 from troll.analysis.render.style import Look, empty, legend, styled
 from troll.analysis.statistics import seed_interval
 
@@ -22,9 +23,7 @@ _DIGIT = 0.03
 """Width of a label's digit, as a share of a panel's."""
 MEASURES = (
     Quantity("pass@1", "test pass@1 (%)", "share"),
-    Quantity("drop", "largest drop (points)", "share"),
-    Quantity("kl", "late KL to old policy (nats)", "log"),
-    Quantity("entropy", "final entropy (nats)"),
+    *(quantity(SUMMARIES[name]) for name in ("drop", "kl", "entropy")),
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from troll.analysis.metrics import METRICS, SUMMARIES, Show
 from troll.common.errors import check_known
 from troll.common.files import write_text
 
@@ -82,6 +83,12 @@ class Style:
     show: Callable[[float], str] = significant
 
 
+_SHOW: Mapping[Show, Callable[[float], str]] = {
+    "number": significant,
+    "percent": percent,
+    "whole": whole,
+    "five decimals": lambda value: f"{value:.5f}",
+}
 STYLES: Mapping[str, Style] = {
     "model": Style("Model"),
     "task": Style("Task"),
@@ -100,23 +107,8 @@ STYLES: Mapping[str, Style] = {
     "reading": Style("Reading"),
     "p": Style("p", probability),
     "p_holm": Style("p (Holm)", probability),
-    "kl": Style("Late KL (nats)"),
-    "entropy": Style("Entropy, final (nats)"),
-    "final": Style("Training success, final (%)", percent),
-    "peak": Style("Training success, peak (%)", percent),
-    "drop": Style("Largest drop (points)", percent),
-    "area": Style("Mean height of curve (%)", percent),
-    "response_length": Style("Response length (tokens)", whole),
-    "clip_fraction": Style("Clipped or projected (%)", percent),
-    "kl_to_old_max": Style("Largest KL before"),
-    "kl_projected_max": Style("Largest KL after"),
-    "kl_violation_max": Style("Worst bound violation"),
-    "solver_residual_max": Style("Worst solver residual"),
-    "solver_evaluations": Style("Solver evaluations"),
-    "kept_mass_min": Style("Least kept mass", lambda value: f"{value:.5f}"),
-    "ratio_max": Style("Largest ratio"),
-    "steps": Style("Steps", whole),
-    "hours": Style("Hours"),
+    **{name: Style(entry.heading, _SHOW[entry.show]) for name, entry in METRICS.items() if entry.heading},
+    **{name: Style(entry.heading, _SHOW[entry.show]) for name, entry in SUMMARIES.items() if entry.heading},
 }
 
 

@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, curve
+from troll.analysis.metrics import Metric, Summary
 from troll.analysis.render.style import Look, empty
 
 Share = Literal["none", "row", "col"]
@@ -46,6 +47,13 @@ class Quantity:
     complement: bool = False
     axis: str = ""
     bound: bool = False
+
+
+def quantity(entry: Metric | Summary) -> Quantity:
+    """A metric or summary as its panel shows it."""
+    if isinstance(entry, Summary):
+        return Quantity(entry.name, entry.label, entry.scale)
+    return Quantity(entry.name, entry.label, entry.scale, entry.complement, entry.axis, entry.bound)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
     frame = pd.DataFrame(rows, columns=columns)
     frame.attrs["styles"] = {
         "against": Style("Against"),
-        "kl": Style("Late KL (nats)"),
         "kl_against": Style("Late KL of baseline (nats)"),
         "ratio": Style("Ratio"),
     }

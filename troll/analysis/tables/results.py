@@ -27,6 +27,7 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.metrics import DIAGNOSTICS, METRICS
 from troll.analysis.statistics import paired_p_value
 from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
@@ -36,16 +37,7 @@ MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
 ABLATION_METRICS = ("difference", "kl", "entropy", "final", "peak", "drop")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
-_CONSTRAINT_CHECK: Mapping[str, str] = {
-    "clip_fraction": "mean",
-    "kl_to_old_max": "max",
-    "kl_projected_max": "max",
-    "kl_violation_max": "max",
-    "solver_residual_max": "max",
-    "solver_evaluations": "mean",
-    "kept_mass_min": "min",
-    "ratio_max": "max",
-}
+_CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].worst for name in DIAGNOSTICS}
 """Diagnostics of a run and which of its values over all steps and seeds a table shows."""
 
 

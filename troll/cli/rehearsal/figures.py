@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
+from troll.analysis.metrics import METRICS
 from troll.analysis.registry import stems
 from troll.cli.outputs import entries_of
 from troll.cli.rehearsal.checks import Check, State, verdict
@@ -16,15 +17,8 @@ from troll.experiment.experiment import Experiment
 if TYPE_CHECKING:
     import pandas as pd
 
-_METRICS = (
-    "success",
-    "kl_to_old",
-    "entropy",
-    "response_length",
-    "clip_fraction",
-    "kl_to_old_max",
-    "kept_mass",
-)
+_METRICS = tuple(name for name, metric in METRICS.items() if metric.label)
+"""Those that figures show."""
 _STEPS, _PROBLEMS = (1, 2, 3), 5
 SECONDS = 30.0
 """What a figure of a whole plan may take."""

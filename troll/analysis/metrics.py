@@ -1,0 +1,308 @@
+"""Every metric that runs log and every number that summarises a run: name, unit, meaning, how it is shown.
+
+Tables, figures, claims and the tables of docs/results.md read from here. To add a metric, log it, and add one
+entry to `METRICS`; to see it in a table or a claim by a name of its own, add one to `SUMMARIES`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Scale = Literal["linear", "share", "log"]
+"""How a figure draws it: as it is, in percent, or on a logarithmic axis."""
+Show = Literal["number", "percent", "whole", "five decimals"]
+"""How a table writes it."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a run logs.
+
+    Attributes:
+        name: in ``metrics.jsonl`` and in the tidy table.
+        unit: of its values; empty where there is none.
+        meaning: in Markdown, for docs/results.md.
+        label: of an axis, with the unit as it is shown.
+        scale: of that axis.
+        complement: a figure shows one minus the value, such as the mass left out for the mass kept.
+        axis: panels of one axis share their limits.
+        bound: a figure draws the rule's KL bound beside it.
+        heading: of a table's column.
+        show: how a table writes it.
+        worst: which of a run's values the table of diagnostics shows; empty where it is not there.
+        in_points: differences of its mean are written in percentage points in verdicts.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    label: str = ""
+    scale: Scale = "linear"
+    complement: bool = False
+    axis: str = ""
+    bound: bool = False
+    heading: str = ""
+    show: Show = "number"
+    worst: Literal["", "mean", "max", "min"] = ""
+    in_points: bool = False
+
+
+Over = Literal["", "late", "final", "first batch", "largest", "best", "drop", "area"]
+"""How a metric becomes a number of the run: mean of the last third or tenth of the steps, or of the first
+batch, largest value, largest fall below the best so far, mean height of the curve."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A number of a whole run.
+
+    Attributes:
+        name: in tables and claims.
+        unit: of its values.
+        meaning: in Markdown, for docs/results.md.
+        of: the metric it is computed from; empty where it comes from elsewhere, such as the manifest.
+        over: how it is computed from that metric.
+        suffix: what follows a difference in a verdict; shares are written in points.
+        heading: of a table's column.
+        show: how a table writes it.
+        label: of an axis.
+        scale: of that axis.
+        wall_clock: a busy machine makes it longer, unless each run has a GPU for itself.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    of: str = ""
+    over: Over = ""
+    suffix: str = ""
+    heading: str = ""
+    show: Show = "number"
+    label: str = ""
+    scale: Scale = "linear"
+    wall_clock: bool = False
+
+
+SHARE, NATS = "share", "nats per token"
+
+
+def _metrics(*metrics: Metric) -> Mapping[str, Metric]:
+    return {metric.name: metric for metric in metrics}
+
+
+METRICS = _metrics(
+    Metric(
+        *("success", SHARE, "responses of the rollout batch that were right"),
+        label="training success (%)",
+        scale="share",
+        in_points=True,
+    ),
+    Metric(
+        *("validation_success", SHARE, "the same on the validation split"),
+        label="validation success (%)",
+        scale="share",
+    ),
+    Metric("response_length", "tokens", "mean length of responses", label="response length (tokens)"),
+    Metric("truncated", SHARE, "responses cut at the limit"),
+    Metric("groups_without_signal", SHARE, "prompts whose responses were all right or all wrong"),
+    Metric("generated_samples", "responses", "sampled so far"),
+    Metric("loss", "", "of the optimiser step"),
+    Metric("grad_norm", "", "norm of the gradient, before it is clipped"),
+    Metric("learning_rate", "", "of the optimiser step"),
+    Metric(
+        "not_finite",
+        "",
+        "1 in the last line of a run whose loss was not finite and that counts with a success of 0 "
+        "([`not_finite`](configuration.md)); the manifest has the step",
+    ),
+    Metric("entropy", NATS, "of the new policy", label="entropy (nats)"),
+    Metric(
+        *("kl_to_old", NATS, "KL(new \\|\\| old) on kept tokens and tail, mean over tokens"),
+        label="KL to old policy (nats)",
+        scale="log",
+    ),
+    Metric(
+        *("kl_to_old_max", NATS, "the same, largest of any token"),
+        label="largest KL before (nats)",
+        scale="log",
+        axis="kl",
+        bound=True,
+        heading="Largest KL before",
+        worst="max",
+    ),
+    Metric("kl_to_old_sampled", NATS, "an estimate of `kl_to_old` from the sampled tokens alone"),
+    Metric("ratio_mean", "", "new / old of the sampled tokens, mean"),
+    Metric("ratio_max", "", "the same, largest", heading="Largest ratio", worst="max"),
+    Metric("log_ratio_abs", "", "its absolute logarithm, mean"),
+    Metric(
+        *("clip_fraction", SHARE, "tokens that the rule clipped, masked or projected"),
+        label="tokens clipped or projected (%)",
+        scale="share",
+        heading="Clipped or projected (%)",
+        show="percent",
+        worst="mean",
+        in_points=True,
+    ),
+    Metric(
+        *("clipped_up", SHARE, "of rules that clip: tokens of positive advantage whose gradient is cut off"),
+    ),
+    Metric("clipped_down", SHARE, "the same of negative advantage"),
+    Metric("kept_tokens", "tokens", "kept of the old distribution, mean"),
+    Metric(
+        "support_full",
+        SHARE,
+        "tokens at which all K are kept, so that more than `dropped_mass` may be left out; for vocabularies "
+        "above 4,096",
+    ),
+    Metric(
+        *("kept_mass", SHARE, "mass of the kept tokens under the old policy, mean"),
+        label="mass left out",
+        scale="log",
+        complement=True,
+    ),
+    Metric(
+        *("kept_mass_min", SHARE, "the same, smallest"),
+        heading="Least kept mass",
+        show="five decimals",
+        worst="min",
+    ),
+    Metric("kl_projected", NATS, "TROLL: KL(projected \\|\\| old), mean"),
+    Metric(
+        *("kl_projected_max", NATS, "the same, largest"),
+        label="largest KL after (nats)",
+        scale="log",
+        axis="kl",
+        bound=True,
+        heading="Largest KL after",
+        worst="max",
+    ),
+    Metric("kl_violation", NATS, "TROLL: excess of `kl_projected` over the bound, mean"),
+    Metric("kl_violation_max", NATS, "the same, largest", heading="Worst bound violation", worst="max"),
+    Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the ball", label="mean step β"),
+    Metric("regression", NATS, "TROLL: second term of the loss before its weight"),
+    Metric(
+        *("solver_residual", "", "TROLL: of projected tokens \\|KL − bound\\| / bound, mean"),
+    ),
+    Metric("solver_residual_max", "", "the same, largest", heading="Worst solver residual", worst="max"),
+    Metric(
+        "solver_evaluations",
+        "",
+        "TROLL: how often the solver evaluated the KL, mean over all tokens, of which those that are not "
+        "projected need none",
+        heading="Solver evaluations",
+        worst="mean",
+    ),
+    Metric("kl_bound", "nats", "`troll-adaptive`: the bound of the step"),
+    Metric("penalty_kl", NATS, "`kl-penalty`: KL(old \\|\\| new), which it weighs"),
+    Metric("multiplier", "", "`quatro-recon-*`: the dual variable λ of the prompt"),
+    Metric(
+        "effective_advantage",
+        "",
+        "`quatro-recon-*`: A − λ (log w + log Z), which takes the place of the advantage",
+    ),
+    Metric("update_skipped", "0 or 1", "`kl-stop`: whether the step made no update"),
+    Metric(
+        *(
+            "kl_to_reference",
+            NATS,
+            "with a `regulariser`: estimated KL of the rollout batch to the base",
+        ),
+    ),
+    Metric("kl_coefficient", "", "with a `regulariser`: the weight of that KL"),
+    Metric("critic/loss", "", "with a critic: its loss"),
+    Metric("critic/clipped", SHARE, "with a critic: tokens whose gradient the value clip cuts off"),
+    Metric("critic/grad_norm", "", "with a critic: norm of its gradient"),
+    Metric(
+        *("critic/explained_variance", SHARE, "1 − Var(return − value) / Var(return) over the rollout batch"),
+    ),
+    Metric(
+        "sampling/sampling_logp_difference/mean",
+        "nats",
+        "\\|log old − log sampler\\| of the sampled tokens, where vLLM or a lagging policy sampled",
+    ),
+    Metric("sampling/sampling_logp_difference/max", "nats", "the same, largest"),
+    Metric("pretraining_loss", "", "with `pretraining`: the loss on its texts"),
+    Metric("overlong_penalty", "", "with `overlong_penalty`: mean over responses"),
+    Metric("dynamic_sampling_batches", "", "with `dynamic_sampling`: batches sampled for this one"),
+    Metric("greedy_success", SHARE, "with `remax`: success of the greedy responses"),
+    Metric(
+        "time/wall_s",
+        "seconds",
+        "wall-clock since the start of training, time before an interruption included",
+    ),
+    Metric("time/cpu_s", "seconds", "the same of the process's processors"),
+    Metric("time/step_time", "seconds", "of the step as TRL measures it, sampling included"),
+)
+"""What runs log, by name, in the order of docs/results.md. Rules may log further names of their own."""
+DIAGNOSTICS = (
+    *("clip_fraction", "kl_to_old_max", "kl_projected_max", "kl_violation_max", "solver_residual_max"),
+    *("solver_evaluations", "kept_mass_min", "ratio_max"),
+)
+"""Columns of the table of diagnostics, in their order."""
+
+
+def _summaries(*summaries: Summary) -> Mapping[str, Summary]:
+    return {summary.name: summary for summary in summaries}
+
+
+SUMMARIES = _summaries(
+    Summary(
+        *("kl", NATS, "late KL to the old policy", "kl_to_old", "late", " nats"),
+        heading="Late KL (nats)",
+        label="late KL to old policy (nats)",
+        scale="log",
+    ),
+    Summary("kl_max", NATS, "the largest KL of any token in any step", "kl_to_old_max", "largest", " nats"),
+    Summary(
+        *("entropy", NATS, "mean over the last tenth of the steps", "entropy", "final", " nats"),
+        heading="Entropy, final (nats)",
+        label="final entropy (nats)",
+    ),
+    Summary("entropy_start", NATS, "mean over the first rollout batch", "entropy", "first batch", " nats"),
+    Summary(
+        *("final", SHARE, "success in training, mean over the last tenth of the steps", "success", "final"),
+        heading="Training success, final (%)",
+        show="percent",
+    ),
+    Summary(
+        *("peak", SHARE, "success of the best rollout batch", "success", "best"),
+        heading="Training success, peak (%)",
+        show="percent",
+    ),
+    Summary(
+        *("drop", SHARE, "largest fall of success below its best so far", "success", "drop"),
+        heading="Largest drop (points)",
+        show="percent",
+        label="largest drop (points)",
+        scale="share",
+    ),
+    Summary(
+        *("area", SHARE, "mean height of the curve of success over steps (trapezoid rule)"),
+        of="success",
+        over="area",
+        heading="Mean height of curve (%)",
+        show="percent",
+    ),
+    Summary(
+        *("response_length", "tokens", "of responses in training, mean over the last tenth of the steps"),
+        of="response_length",
+        over="final",
+        heading="Response length (tokens)",
+        show="whole",
+    ),
+    Summary("steps", "steps", "optimiser steps", heading="Steps", show="whole"),
+    Summary("hours", "hours", "wall-clock of training", suffix=" h", heading="Hours", wall_clock=True),
+    Summary(
+        *("batch_s", "seconds", "of the clock, for a rollout batch with its updates"),
+        wall_clock=True,
+    ),
+    Summary("batch_cpu_s", "seconds", "of the processors, for a rollout batch with its updates"),
+    Summary("peak_gib", "GiB", "largest memory of the process", suffix=" GiB"),
+)
+"""What claims may name beside pass@k, in the order of messages."""
+
+
+def markdown(entries: Iterable[Metric | Summary]) -> str:
+    """A table for docs/results.md: name, unit and meaning."""
+    rows = [f"| `{entry.name}` | {entry.unit} | {entry.meaning} |" for entry in entries]
+    return "\n".join(["| name | unit | what it is |", "| --- | --- | --- |", *rows]) + "\n"
