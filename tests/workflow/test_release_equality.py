@@ -67,4 +67,6 @@ def test_base_models_and_runs_equal_the_release(repository, tmp_path, experiment
     assert wrong.empty, (
         f"other numbers than the release: {wrong[['step', 'metric', 'here', 'there']].to_dict()}"
     )
-    assert "base_model" not in {name for names in compared["digests"] for name in names}
+    # A checkpoint's config.json names the version of transformers, so with another one its digest differs.
+    if json.loads(row["versions"])["transformers"] == versions()["transformers"]:
+        assert "base_model" not in {name for names in compared["digests"] for name in names}
