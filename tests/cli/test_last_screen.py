@@ -93,3 +93,8 @@ def test_claims_about_other_experiments_are_left_out(repository):
     assert [one.claim.id for one in found] == ["about", "known"]
     lines = last_screen(found, [], page=None)
     assert lines[1].startswith("not run") and "about: no runs of troll and clip" in lines[1]
+
+
+def test_where_no_claim_concerns_the_runs_that_is_said():
+    lines = last_screen([], [], page=PAGE, ended="12 runs, 3 seeds in a setting; every claim is decided")
+    assert lines[0] == "no claim concerns these runs; 12 runs, 3 seeds in a setting"

@@ -45,7 +45,9 @@ def last_screen(
     """
     head = [line for line in replication if not line.startswith(" ")][:2]
     decided = sum(map(is_decided, judged))
-    tail = [f"{decided} of {len(judged)} claims decided" + (f"; {ended}" if ended else "")]
+    count = f"{decided} of {len(judged)} claims decided" if judged else "no claim concerns these runs"
+    told = ended if judged else ended.partition("; ")[0]  # nothing was waited for
+    tail = [count + (f"; {told}" if told else "")]
     tail += further(judged)
     tail += [f"everything on one page: {page}"] if page else []
     tail += [log] if log else []
