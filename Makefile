@@ -33,7 +33,7 @@ ADDRESS ?=
 
 REHEARSED ?= workflow/config/paper.yaml
 
-.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden check-results contract userns \
+.PHONY: help env vllm results rehearsal test fast slow lint readme docs coverage golden audit check-results contract userns \
 	actionlint 	site-env site dist publish clean
 
 help: ## show this help
@@ -75,6 +75,9 @@ docs: env ## write what is generated: the JSON schema, docs/configuration.md, co
 	@"$(BIN)/python" envs/write_conda.py
 	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file" || exit 1; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
+
+audit: env ## audit the graders anew, on all data sets and hostile programs, in results/graders
+	@"$(BIN)/python" workflow/graders/audit.py --full --out results/graders/audit
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
 	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json results/*/gpu_check.json; do [ ! -e "$$data" ] || \

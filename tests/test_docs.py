@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
-PROGRAMS = ("troll", "snakemake", "make", "pytest")
+PROGRAMS = ("troll", "snakemake", "make", "pytest", "python", "python3")
 # Run as they stand, in a fresh directory with a copy of the workflow; nothing of this takes long.
 CHEAP = ("check", "status", "--version", "schema", "problems", "doctor")
 
@@ -67,6 +67,38 @@ def test_troll_commands_exist_with_their_options(page, words):
     command, given, known = our_options(words)
     assert not hasattr(command, "commands") or words[1].startswith("--"), f"{page}: no such command"
     assert given <= known | {"--help"}, page
+
+
+def scripts():
+    """What pages, Makefile and rules have Python run: scripts, with their commands and options."""
+    written = [
+        words[1:] for _, words in ALL if words[0].startswith("python") and not words[1].startswith("-")
+    ]
+    for path in (ROOT / "Makefile", *(ROOT / "workflow/rules").glob("*.smk")):
+        text = path.read_text().replace("$TROLL_WORKFLOW/", "workflow/")
+        text = re.sub(r"[\"']\n +[\"']", "", text)  # a command in several strings
+        found = re.findall(r"python\)?\"? \"?(workflow/(?:graders|benchmarks)/[^\n]+)", text)
+        written += [re.sub(r"[\"']|\{.*?\}", "", line).split() for line in found]
+    asked = {}
+    for script, *words in written:
+        command = tuple(word for word in words[:1] if re.fullmatch("[a-z][a-z-]*", word))
+        options = {word.split("=")[0] for word in words if word.startswith("--")} - {"--log"}
+        asked.setdefault((script, *command), set()).update(options)
+    return sorted(asked.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "options"), scripts(), ids=lambda part: " ".join(sorted(part)))
+def test_scripts_exist_with_their_options(words, options):
+    ran = subprocess.run(
+        [sys.executable, *words, "--help"],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert options <= set(re.findall(r"--[a-z-]+", ran.stdout))
 
 
 def test_make_targets_exist():

@@ -5,14 +5,12 @@ import inspect
 
 import pytest
 
-from troll.analysis.tables.audit import audit_tables, code_judges_table, write_audit
-from troll.common.errors import UserError
-from troll.common.files import write_json
-from troll.evaluation.audit import audit as auditing
-from troll.evaluation.audit import code_judges as judging
-from troll.evaluation.audit import pairs, paraphrases
-from troll.evaluation.audit.audit import audit, audit_hostile, require_passed
-from troll.evaluation.audit.cases import (
+import audit as auditing
+import code_judges as judging
+import pairs
+import paraphrases
+from audit import audit, audit_hostile, require_passed
+from cases import (
     EXPLANATIONS,
     MATH_CASES,
     SHAPES,
@@ -24,12 +22,15 @@ from troll.evaluation.audit.cases import (
     math_unboxed,
     math_wrong,
 )
-from troll.evaluation.audit.code_judges import code_judges
-from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
-from troll.evaluation.audit.notations import audit_forms, audit_pairs, disagreement_table, verdicts
-from troll.evaluation.audit.pairs import PAIRS
-from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
-from troll.evaluation.audit.speed import speed
+from code_judges import code_judges
+from honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
+from notations import audit_forms, audit_pairs, disagreement_table, verdicts
+from pairs import PAIRS
+from paraphrases import right_forms, wrong_forms
+from speed import speed
+from troll.analysis.tables.audit import audit_tables, code_judges_table, write_audit
+from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
 from troll.evaluation.evalplus.check import EvalplusVerdict
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.sandbox.extraction import extract_code
@@ -149,6 +150,18 @@ def test_the_audit_lists_what_there_is_and_what_is_not(small):
     assert all(row["evaluation"] == row["rate"] for row in same)
     assert result["absent"]["math"] == "math: not here"
     require_passed(result)
+
+
+@needs_sandbox
+def test_the_script_writes_the_audit_or_a_part_of_it(small, monkeypatch, tmp_path):
+    auditing.command(tmp_path / "audit")
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.csv", "audit.json", "audit.md"}
+    held = {"set": "gsm8k", "problems": 4, "exact": 1, "near": 0, "train_problems": 9}
+    held |= {"substitute": False, "train_substitute": False}
+    monkeypatch.setattr(auditing, "dapo_contamination", lambda data: [held])
+    auditing.command(tmp_path / "part", only="contamination")
+    assert read_json(tmp_path / "part.json") == [held]
+    assert (tmp_path / "part.csv").read_text().splitlines()[1] == "gsm8k,4,1,0,0.25"
 
 
 @needs_sandbox

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.verifiers.code import verify_code
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from troll.evaluation.audit.hostile_neighbours import NEIGHBOURS
-from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS
+from hostile_neighbours import NEIGHBOURS
+from hostile_programs import HOSTILE_PROGRAMS
 from troll.tasks.sandbox import bubblewrap, plain_data, pool, syscall_filter
 from troll.tasks.sandbox.bubblewrap import program_namespaces
 from troll.tasks.sandbox.pool import Limits, Program, run_batch, sandbox_available

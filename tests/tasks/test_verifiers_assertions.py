@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from hostile_programs import HOSTILE_PROGRAMS
 from troll.common.errors import UserError
-from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
 from troll.tasks.verifiers import assertions

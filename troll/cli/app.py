@@ -6,6 +6,7 @@ once.
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from troll import __version__
 from troll.cli.evaluation import register_evaluation
 from troll.cli.leaderboard import leaderboard
 from troll.cli.measurements import register_measurements
-from troll.cli.options import AROUND_A_RUN, Config, Out, settings_of
+from troll.cli.options import AROUND_A_RUN, Config, Log, Out, settings_of
 from troll.cli.paper import register_paper
 from troll.cli.people import register_support
 from troll.cli.rank import register_rank
@@ -50,7 +51,7 @@ def _root(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="with --version: all that a report needs")
     ] = False,
-    log: Annotated[Path | None, typer.Option(help="file for everything but progress and errors")] = None,
+    log: Log = None,
 ) -> None:
     if version:
         from troll.cli.versions import describe
@@ -59,6 +60,15 @@ def _root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         raise UserError("no command given; `troll --help` lists them")
+    begin(log)
+
+
+def begin(log: Path | None) -> None:
+    """What every command begins with, those of scripts in ``workflow/`` too: quiet libraries, and a log.
+
+    Args:
+        log: gets everything but progress and errors.
+    """
     quiet_libraries()
     if log is not None:
         global _log
@@ -156,11 +166,15 @@ def _logged() -> str:
     return f" (log: {_log})" if _log else ""
 
 
-def main() -> None:
-    """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback."""
+def main(commands: Callable[[], None] = app) -> None:
+    """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback.
+
+    Args:
+        commands: what reads the command line; scripts in ``workflow/`` have their own.
+    """
     prepare_processor()
     try:
-        app()
+        commands()
     except UserError as error:
         say(f"error: {error}{_logged()}")
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Commands that sample, grade and audit: models, samples from anywhere, and the graders themselves."""
+"""Commands that sample and grade: models, samples from anywhere, answers to public benchmarks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from troll.common.errors import UserError
 Task = Annotated[str, typer.Option(help="name of the task")]
 
 benchmark = typer.Typer(
-    help="Public data: oracle, lm-eval tasks, speed, contamination.",
+    help="Public data: oracle, table of answers, lm-eval tasks.",
     no_args_is_help=True,
 )
 
@@ -100,30 +100,6 @@ def grade(
     judge(task, samples, problems, out, only_present=only_present, split=split)
 
 
-def audit(
-    out: Stem,
-    full: Annotated[
-        bool, typer.Option("--full", help="all problems of all sets, instead of samples")
-    ] = False,
-) -> None:
-    """Audit the graders on right, wrong and hostile answers.
-
-    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub; the
-    audit names those that cannot be read.
-
-    Example: troll audit --out audit
-    """
-    from troll.analysis.tables.audit import write_audit
-    from troll.common.files import write_json
-    from troll.evaluation.audit.audit import audit as check
-    from troll.evaluation.audit.audit import require_passed
-
-    result = check(full=full)
-    write_json(out.with_name(f"{out.name}.json"), result)
-    write_audit(result, out)
-    require_passed(result)
-
-
 @benchmark.command()
 def oracle(
     task: Task,
@@ -184,53 +160,8 @@ def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval'
         typer.echo(name)
 
 
-@benchmark.command()
-def speed(
-    out: Stem,
-    problems: Annotated[int | None, typer.Option(help="of HumanEval+; default all")] = None,
-    completions: Annotated[int, typer.Option(help="of MATH, for the mathematics rewards")] = 2048,
-    programs: Annotated[int, typer.Option(help="small ones, for the sandbox")] = 512,
-) -> None:
-    """Measure the speed of the graders and of evalplus side by side; keep the machine otherwise idle.
-
-    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub.
-
-    Example: troll benchmark speed --out grading_speed
-    """
-    from troll.analysis.render.formats import to_markdown, write_table
-    from troll.analysis.tables.audit import speed_table
-    from troll.common.files import write_json
-    from troll.evaluation.audit.speed import speed as measure
-
-    rows = measure(problems=problems, completions=completions, programs=programs)
-    write_json(out.with_name(f"{out.name}.json"), rows)
-    frame = speed_table(rows)
-    write_table(frame, out)
-    typer.echo(to_markdown(frame))
-
-
-@benchmark.command()
-def contamination(out: Stem) -> None:
-    """List the evaluation problems that are among the training problems of DAPO-Math.
-
-    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub.
-
-    Example: troll benchmark contamination --out contamination
-    """
-    from troll.analysis.render.formats import to_markdown, write_table
-    from troll.analysis.tables.audit import contamination_table
-    from troll.common.files import write_json
-    from troll.evaluation.audit.audit import dapo_contamination, load_all
-
-    rows = dapo_contamination(load_all()[0])
-    write_json(out.with_name(f"{out.name}.json"), rows)
-    frame = contamination_table(rows)
-    write_table(frame, out)
-    typer.echo(to_markdown(frame))
-
-
 def register_evaluation(app: typer.Typer) -> None:
     """Adds the commands of this module."""
-    for function in (sample, grade, audit):
+    for function in (sample, grade):
         app.command()(function)
     app.add_typer(benchmark, name="benchmark")

@@ -32,6 +32,7 @@ def without_suffix(path: Path | None) -> Path | None:
 
 Out = Annotated[Path, typer.Option(help="where to write")]
 Stem = Annotated[Path, typer.Option(help="where to write; suffixes are added", callback=without_suffix)]
+Log = Annotated[Path | None, typer.Option(help="file for everything but progress and errors")]
 Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
 EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
 Gpus = Annotated[int, typer.Option(help="fail where there are fewer GPUs; 0 uses one if there is one", min=0)]

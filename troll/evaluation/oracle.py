@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from troll.common.files import write_jsonl
-from troll.evaluation.audit.cases import code_reference
 from troll.tasks.types import Problem, Task
 
 
@@ -18,9 +17,12 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
     Raises:
         UserError: the file is missing, or a line lacks a field.
     """
-    write = _solution if task.kind == "math" else code_reference
     rows = [
-        {"task_id": problem.task_id, "sample": 0, "completion": write(problem)}
+        {
+            "task_id": problem.task_id,
+            "sample": 0,
+            "completion": _solution(problem) if task.kind == "math" else problem.answer,
+        }
         for problem in task.load(problems)
     ]
     write_jsonl(out, rows)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+
 from gpu_rows import (
     BEFORE,
     CLIP,
@@ -33,7 +34,6 @@ from gpu_rows import (
     trl_head,
     using,
 )
-
 from troll.algorithms.lm_head import lm_head
 
 

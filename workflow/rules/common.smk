@@ -131,6 +131,9 @@ if (
     _prefix += (
         f"export TROLL_EXPERIMENT_FILE={quote(f'{sha256_of_file(_source)} {_named}')}; "
     )
+# Nor where the workflow lies, whose scripts are no part of the package: a checkout may be moved, and used as a module.
+_here = Path(workflow.current_basedir.get_path_or_uri(secret_free=False)).absolute()
+_prefix += f"export TROLL_WORKFLOW={quote(str(_here.parent))}; "
 # What jobs say of themselves goes to Snakemake's log file where the terminal has one line for all of them.
 if SHOWN.log:
     _prefix += f"export {progress_line.TERMINAL}={quote(str(SHOWN.log))}; "

@@ -204,4 +204,4 @@ rule audit:
     message:
         "audit of the graders"
     shell:
-        "troll --log {log:q} audit --out {params.out:q} {params.full}"
+        'python "$TROLL_WORKFLOW/graders/audit.py" --log {log:q} --out {params.out:q} {params.full}'

@@ -29,7 +29,7 @@ def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
     """The tables of an audit, with their titles: the verdicts, and what else is not empty.
 
     Args:
-        result: of `troll.evaluation.audit.audit.audit`.
+        result: of `audit` in `workflow/graders/audit.py`.
     """
     tables = [
         ("What the graders accept", cases_table(result)),
@@ -50,7 +50,7 @@ def write_audit(result: Mapping[str, Any], out: Path) -> None:
     """Writes an audit: all of it as ``<out>.md``, the verdicts as ``<out>.csv``.
 
     Args:
-        result: of `troll.evaluation.audit.audit.audit`.
+        result: of `audit` in `workflow/graders/audit.py`.
         out: path without suffix.
     """
     tables = audit_tables(result)

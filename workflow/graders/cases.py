@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from paraphrases import right_forms, wrong_forms
 from troll.common.seeding import derive_seed
-from troll.evaluation.audit.paraphrases import right_forms, wrong_forms
 from troll.tasks.types import Problem
 
 Case = Callable[[Problem], str]

@@ -1,5 +1,8 @@
 """The audit: do the graders accept what is right, reject what is wrong, and survive what is hostile?
 
+    python workflow/graders/audit.py --out audit                           # samples of the data sets
+    python workflow/graders/audit.py --full --out results/graders/audit    # `make audit`: all there is
+
 Reference solutions of every data set, the same in other words, and wrong answers go through the very
 functions that give rewards and grades; so does a corpus of hostile programs.
 """
@@ -7,16 +10,23 @@ functions that give rewards and grades; so does a corpus of hostile programs.
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
+
+from cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
+from code_judges import code_judges
+from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
+from notations import audit_forms, audit_pairs, by_notation, disagreement_table
+from speed import speed
+from troll.analysis.render.formats import to_markdown, write_table
+from troll.analysis.tables.audit import contamination_table, speed_table, write_audit
+from troll.cli.app import begin, main
+from troll.cli.options import Log, Stem
 from troll.common.errors import UserError
+from troll.common.files import write_json
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
-from troll.evaluation.audit.cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
-from troll.evaluation.audit.code_judges import code_judges
-from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
-from troll.evaluation.audit.notations import audit_forms, audit_pairs, by_notation, disagreement_table
-from troll.evaluation.audit.speed import speed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.dapo import contamination
 from troll.tasks.datasets.load import Loaded, load
@@ -50,13 +60,12 @@ def audit(*, full: bool = False) -> dict[str, Any]:
 
     Returns:
         ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
-        ``code_judges`` (see `troll.evaluation.audit.code_judges`),
-        ``graders`` (see `troll.evaluation.audit.notations`), ``pairs`` and ``forms`` (counts by notation,
-        see `troll.evaluation.audit.notations`), ``differences`` (pairs that evaluation by math-verify judges
-        otherwise than they are), ``misjudged`` (pairs and forms that rewards judge so, must be empty),
-        ``contamination``, ``speed``, ``exceptions`` (what rewards and code graders judged otherwise than it
-        should be, with the cause where it is known), ``absent`` (why, by data set), ``data`` (provenance by
-        data set), ``python`` and ``seconds``.
+        ``code_judges`` (see there), ``graders`` (see `disagreement_table`), ``pairs`` and ``forms`` (see
+        `by_notation`), ``differences`` (pairs that evaluation by math-verify judges otherwise than they are),
+        ``misjudged`` (pairs and forms that rewards judge so, must be empty), ``contamination``, ``speed``,
+        ``exceptions`` (what rewards and code graders judged otherwise than it should be, with the cause where
+        it is known), ``absent`` (why, by data set), ``data`` (provenance by data set), ``python`` and
+        ``seconds``.
 
     Raises:
         UserError: the sandbox is missing.
@@ -285,3 +294,37 @@ def dapo_contamination(data: Mapping[str, Loaded]) -> list[dict[str, Any]]:
         }
         for row in contamination(train.problems, sets)
     ]
+
+
+def command(
+    out: Stem,
+    full: Annotated[
+        bool, typer.Option("--full", help="all problems of all sets, instead of samples")
+    ] = False,
+    only: Annotated[
+        Literal["speed", "contamination"] | None, typer.Option(help="one part of a full audit")
+    ] = None,
+    log: Log = None,
+) -> None:
+    """Audit the graders on right, wrong and hostile answers.
+
+    Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub; the
+    audit names those that cannot be read. Of its parts, speed sets the graders beside evalplus (keep the
+    machine otherwise idle), contamination lists the evaluation problems that DAPO-Math trains on.
+    """
+    begin(log)
+    if only is None:
+        result = audit(full=full)
+        write_json(out.with_name(f"{out.name}.json"), result)
+        write_audit(result, out)
+        require_passed(result)
+        return
+    rows = speed() if only == "speed" else dapo_contamination(load_all()[0])
+    write_json(out.with_name(f"{out.name}.json"), rows)
+    frame = speed_table(rows) if only == "speed" else contamination_table(rows)
+    write_table(frame, out)
+    typer.echo(to_markdown(frame))
+
+
+if __name__ == "__main__":
+    main(lambda: typer.run(command))

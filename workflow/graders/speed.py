@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from troll.evaluation.audit.cases import math_answer, math_paraphrase, math_wrong
+from cases import math_answer, math_paraphrase, math_wrong
 from troll.evaluation.evalplus.check import evalplus_verdicts
 from troll.tasks.datasets.load import load
 from troll.tasks.sandbox.pool import Limits, Program, run_batch

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from troll.evaluation.audit.hostile_neighbours import NEIGHBOURS
+from hostile_neighbours import NEIGHBOURS
 
 PROBLEM: Mapping[str, Any] = {
     "task_id": "audit/0",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from troll.evaluation.audit.pairs import PAIRS
-from troll.evaluation.audit.paraphrases import Forms, right_forms, wrong_forms
+from pairs import PAIRS
+from paraphrases import Forms, right_forms, wrong_forms
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.math import judge_math, last_boxed
 

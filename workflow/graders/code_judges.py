@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cases import SHAPE_PROMPT, SHAPES
+from honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
+from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from troll.common.errors import UserError
-from troll.evaluation.audit.cases import SHAPE_PROMPT, SHAPES
-from troll.evaluation.audit.honest_programs import HONEST_PROGRAMS, RETURNED_VALUES, WITH_FILES
-from troll.evaluation.audit.hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from troll.evaluation.evalplus.check import evalplus_verdicts, evalplus_version
 from troll.tasks.datasets.load import Loaded
 from troll.tasks.sandbox.bubblewrap import program_namespaces

@@ -1,1 +1,0 @@
-"""The audit of the graders: reference answers, paraphrases, wrong answers, hostile programs, speed."""
