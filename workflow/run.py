@@ -23,9 +23,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from troll.analysis.claims.further import affordable, look_record, wanted
+from troll.analysis.claims.further import affordable, look_record, next_looks
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.claims.verdicts import Judged, judge, read_claims
+from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
 from troll.analysis.data.replication import replication_of
 from troll.analysis.data.results import read_results
 from troll.cli.last_screen import concerning, last_screen
@@ -198,7 +198,7 @@ def in_stages(
         say(line)
 
 
-def verdicts(experiment: Experiment, root: Path) -> list[Judged]:
+def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
     """The verdicts on the tables that there are."""
     known = read_results(root)
     claims = read_claims([claims_file(name) for name in experiment.claims])
@@ -206,10 +206,10 @@ def verdicts(experiment: Experiment, root: Path) -> list[Judged]:
 
 
 def following(
-    experiment: Experiment, judged: Sequence[Judged], left: float
+    experiment: Experiment, judged: Sequence[ClaimVerdict], left: float
 ) -> tuple[list[tuple[str, int]], str]:
     """The runs of the next stage, and where there is none, why not."""
-    wants = wanted(judged, experiment.seeds)
+    wants = next_looks(judged, experiment.seeds)
     if not wants:
         decided = all(one.seen is None or one.seen.decided or not one.decision.settings for one in judged)
         return [], "every claim is decided" if decided else "all planned seeds have been run"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from troll.analysis.claims.across import Across, slope, usable_decades
 from troll.analysis.claims.further import paths_of
-from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import measure, why
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
@@ -50,7 +50,7 @@ def rates(known: Tidy) -> pd.DataFrame:
     return synthetic.record(runs, runs["condition"] == "gentle", **{"training.learning_rate": 1e-5})
 
 
-def verdict(runs: pd.DataFrame, known: Tidy, across: dict[str, object], **changes: object) -> Judged:
+def verdict(runs: pd.DataFrame, known: Tidy, across: dict[str, object], **changes: object) -> ClaimVerdict:
     return judge([Claim.model_validate(synthetic.CLAIM | changes | {"across": across})], runs, known.items)[0]
 
 

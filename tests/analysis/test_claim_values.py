@@ -9,8 +9,8 @@ import yaml
 
 from troll.analysis.claims.fields import MATH_EVAL_MEAN
 from troll.analysis.claims.ledger import write_claims
-from troll.analysis.claims.rule import Decision, Setting, Side, decide
-from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.summaries import per_run
 from troll.analysis.data.tidy import GROUP, Tidy
@@ -171,12 +171,12 @@ def test_fields_that_do_not_go_together_are_told_without_what_is_right(
     assert refused(tmp_path, text) == message
 
 
-def judged(claim: Claim, *, levels: dict[str, float] | None = None) -> Judged:
+def judged(claim: Claim, *, levels: dict[str, float] | None = None) -> ClaimVerdict:
     names = {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}
-    decision = decide(Side("higher", 0.0), [Setting("s", names, np.array([0.1, 0.2, 0.3]))], 3)
+    decision = decide(Side("higher", 0.0), [PairedDifferences("s", names, np.array([0.1, 0.2, 0.3]))], 3)
     if levels:
         decision = Decision("depends", decision.settings, (True,), (False,), None, "task", levels)
-    return Judged(claim, decision)
+    return ClaimVerdict(claim, decision)
 
 
 def test_of_the_two_files_both_are_written_or_none(tmp_path: Path, known: Tidy) -> None:

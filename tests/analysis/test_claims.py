@@ -10,8 +10,8 @@ import yaml
 
 from troll.analysis.claims.ledger import to_html, to_markdown, to_short_markdown, write_claims
 from troll.analysis.claims.packaged import claims_file
-from troll.analysis.claims.rule import Setting, Side, decide
-from troll.analysis.claims.verdicts import Claim, Judged, judge, read_claims
+from troll.analysis.claims.rule import PairedDifferences, Side, decide
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
 from troll.analysis.data.identity import first_experiments
 from troll.analysis.data.runs import read_directories
@@ -49,7 +49,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Tidy:
     return read_directories(dirs, [base])
 
 
-def verdict(known: Tidy, **changes: object) -> Judged:
+def verdict(known: Tidy, **changes: object) -> ClaimVerdict:
     return judge([claim(**changes)], known.runs, known.items)[0]
 
 
@@ -101,7 +101,9 @@ def test_wall_clock_times_are_compared_only_where_each_run_has_a_gpu_to_itself(k
     for runs in (known.runs, on_gpus(known.runs, 0)):
         (shared,) = judge([claim(**HOURS)], runs, known.items)
         assert shared.verdict == "not run"
-        assert shared.lacking == "runs share processors, so that their wall-clock times are not compared"
+        assert (
+            shared.no_data_reason == "runs share processors, so that their wall-clock times are not compared"
+        )
 
 
 def test_verdicts(known: Tidy) -> None:
@@ -142,12 +144,12 @@ def test_settings_that_do_not_show_a_claim_are_named_by_condition(condition: str
     places += [("functions", "new", shown), ("sums", "new", shown), ("sums", "old", shown)]
     rest = {"model": "tiny", "estimator": "grpo", "method": "troll"}
     settings = [
-        Setting(f"{task} / {name}", rest | {"task": task, "condition": name}, values)
+        PairedDifferences(f"{task} / {name}", rest | {"task": task, "condition": name}, values)
         for task, name, values in places
     ]
     decision = decide(Side("higher", 0.0), settings, 3)
     assert decision.verdict == "supported on average"
-    assert why(Judged(claim(), decision)).endswith(said)
+    assert why(ClaimVerdict(claim(), decision)).endswith(said)
 
 
 def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None
 def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
     tables = (known.runs, known.items)
 
-    def twice(change: dict[str, object], **changed: object) -> Judged:
+    def twice(change: dict[str, object], **changed: object) -> ClaimVerdict:
         again = [frame.assign(experiment="again", **change) for frame in tables]
         again[0] = synthetic.record(again[0], again[0]["seed"].notna(), **changed)
         both = [pd.concat(pair, ignore_index=True) for pair in zip(tables, again, strict=True)]
@@ -367,14 +369,14 @@ def test_a_former_id_still_names_its_claim_and_cannot_be_taken(tmp_path: Path) -
     assert "called old before" in to_markdown(judge_of(one))
 
 
-def judge_of(one: Claim) -> list[Judged]:
+def judge_of(one: Claim) -> list[ClaimVerdict]:
     settings = [
-        Setting(
+        PairedDifferences(
             "s", {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}, seeds
         )
         for seeds in [np.array([0.1, 0.2, 0.3])]
     ]
-    return [Judged(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
+    return [ClaimVerdict(one, decide(Side(one.direction, one.margin), settings, one.least_seeds))]
 
 
 @pytest.mark.parametrize("metric", ["mean/nothing", "math500/pass@1", "pass@16"])
@@ -396,8 +398,8 @@ def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
 )
 def test_differences_are_told_in_the_unit_of_their_metric(metric: str, effect: float, told: str) -> None:
     names = {"model": "m", "task": "t", "condition": "c", "estimator": "e", "method": "troll"}
-    same = Setting("s", names, np.array([effect, effect, effect]))
-    one = Judged(claim(metric=metric), decide(Side("higher", 0.0), [same], 3))
+    same = PairedDifferences("s", names, np.array([effect, effect, effect]))
+    one = ClaimVerdict(claim(metric=metric), decide(Side("higher", 0.0), [same], 3))
     assert span(one) == told
 
 

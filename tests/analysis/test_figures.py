@@ -18,7 +18,7 @@ from troll.analysis.figures.results import (
     task_figure,
 )
 from troll.analysis.render.panels import by_processor
-from troll.analysis.render.style import FORMATS, Look, write_figure
+from troll.analysis.render.style import FORMATS, MethodStyles, write_figure
 from troll.common.errors import UserError
 
 
@@ -167,16 +167,18 @@ def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.Dat
 
 def test_methods_differ_in_colour_and_dashes_and_clip_and_troll_in_grey() -> None:
     names = ["clip", "troll", "troll-kl0.01", "troll-k16", "gspo-clip", "quatro", "dppo"]
-    look = Look(names)
-    assert len({look.colour(name) for name in names}) == len(names)
-    styles = {(look.colour(name), str(look.line(name)["linestyle"])) for name in names}
-    assert len(styles) == len(names)
+    styles = MethodStyles(names)
+    assert len({styles.colour(name) for name in names}) == len(names)
+    drawn = {(styles.colour(name), str(styles.line(name)["linestyle"])) for name in names}
+    assert len(drawn) == len(names)
 
     def grey(name: str) -> float:
-        return float(np.dot(to_rgb(look.colour(name)), (0.2126, 0.7152, 0.0722)))
+        return float(np.dot(to_rgb(styles.colour(name)), (0.2126, 0.7152, 0.0722)))
 
     assert abs(grey("clip") - grey("troll")) > 0.15
-    assert Look(names[::-1]).colour("quatro") == look.colour("quatro"), "whatever order the names come in"
+    assert MethodStyles(names[::-1]).colour("quatro") == styles.colour("quatro"), (
+        "whatever order the names come in"
+    )
 
 
 def test_few_seeds_look_like_few(runs: pd.DataFrame, items: pd.DataFrame) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from troll.analysis.claims.further import Wanted, affordable, look_record, nth_seed, wanted
+from troll.analysis.claims.further import NextLook, affordable, look_record, next_looks, nth_seed
 from troll.analysis.claims.ledger import to_html, to_markdown
-from troll.analysis.claims.looks import Seen, look_again
-from troll.analysis.claims.rule import Setting, Side, decide
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.looks import LookState, look_again
+from troll.analysis.claims.rule import PairedDifferences, Side, decide
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.results import looks_of, write_plan
 from troll.analysis.sequential import KINDS, Looks, ends, error_rates
 from troll.common.errors import UserError
@@ -22,19 +22,19 @@ HIGHER = Side("higher", 0.0)
 CLAIM = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
 
 
-def setting(name: str, differences: Sequence[float]) -> Setting:
+def setting(name: str, differences: Sequence[float]) -> PairedDifferences:
     names = {"model": "tiny", "task": name, "condition": "stale", "estimator": "grpo", "method": "troll"}
-    return Setting(name, names, np.asarray(differences))
+    return PairedDifferences(name, names, np.asarray(differences))
 
 
 CLEAR = [0.30, 0.31, 0.29, 0.30, 0.30, 0.31]
 NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
 
 
-def judged(*settings: Setting, **changes: object) -> Judged:
+def judged(*settings: PairedDifferences, **changes: object) -> ClaimVerdict:
     claim = Claim.model_validate(CLAIM | {"metric": "pass@1", "direction": "higher"} | changes)
     compared = [replace(one, against=claim.baseline) for one in settings]
-    return Judged(claim, *look_again(HIGHER, compared, 3, LOOKS), LOOKS)
+    return ClaimVerdict(claim, *look_again(HIGHER, compared, 3, LOOKS), LOOKS)
 
 
 def test_a_clear_claim_is_decided_at_the_first_look_whatever_comes_later() -> None:
@@ -91,16 +91,16 @@ def test_the_ledger_tells_looks_only_where_there_are_some() -> None:
     assert "| at 3 seeds |" in text and "| not by 3 seeds, needs one more seed in 1 setting |" in text
     assert "(interval of 96.9 %: one of several looks)" in text
     assert "Decided: at 3 seeds" in to_html([one])
-    fixed = to_markdown([Judged(one.claim, decide(HIGHER, [setting("a", CLEAR)], 3))])
+    fixed = to_markdown([ClaimVerdict(one.claim, decide(HIGHER, [setting("a", CLEAR)], 3))])
     assert "Decided" not in fixed and "several looks" not in fixed
 
 
 def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
     known = [judged(setting("a", CLEAR[:3])), judged(setting("b", NOISY[:3]), id="d")]
-    (want,) = wanted(known, [0, 1, 2])
+    (want,) = next_looks(known, [0, 1, 2])
     assert want.claim == "d"
     assert want.runs == (("tiny/b/troll/grpo/stale", 3), ("tiny/b/clip/grpo/stale", 3))
-    (alone,) = wanted([judged(setting("b", NOISY[:3]), baseline="base")], [0, 1, 2])
+    (alone,) = next_looks([judged(setting("b", NOISY[:3]), baseline="base")], [0, 1, 2])
     assert [path for path, _ in alone.runs] == ["tiny/b/troll/grpo/stale"]
     assert [nth_seed([5, 1, 2], number) for number in (1, 3, 4, 5)] == [1, 5, 6, 7]
     record = look_record(known, 12.34, 48)
@@ -110,16 +110,20 @@ def test_undecided_claims_ask_for_the_runs_that_they_compare() -> None:
 def test_a_setting_that_was_left_as_it_was_gets_all_seeds_that_it_lacks() -> None:
     early = replace(setting("a", CLEAR[:2]), seed_numbers=(0.0, 2.0), against="clip")
     claim = judged(setting("b", NOISY[:3])).claim
-    seen = Seen(seeds=4, decided=False, missing=(0,))
-    one = Judged(claim, decide(HIGHER, [early], 2), seen, Looks(2, 6))
-    (want,) = wanted([one], [0, 1])
+    seen = LookState(seeds=4, decided=False, missing=(0,))
+    one = ClaimVerdict(claim, decide(HIGHER, [early], 2), seen, Looks(2, 6))
+    (want,) = next_looks([one], [0, 1])
     assert sorted({seed for _, seed in want.runs}) == [1, 3, 4]
 
 
 def test_a_look_that_does_not_fit_is_left_out_whole() -> None:
     runs = [("x", 3), ("y", 3), ("z", 3)]
     seconds = dict.fromkeys(runs, 10.0)
-    wants = [Wanted("a", (runs[0], runs[1]), 4), Wanted("b", tuple(runs), 5), Wanted("c", (runs[2],), None)]
+    wants = [
+        NextLook("a", (runs[0], runs[1]), 4),
+        NextLook("b", tuple(runs), 5),
+        NextLook("c", (runs[2],), None),
+    ]
     assert affordable(wants, seconds, 29.0) == runs[:2]
     assert affordable(wants, seconds, 30.0) == runs
     assert affordable(wants[:2], seconds, 19.0) == []
@@ -162,7 +166,7 @@ def test_many_experiments_end_as_each_of_them_does() -> None:
     looks, draws = Looks(most=6), np.random.default_rng(2).normal(0.05, 0.08, (60, 6))
     found, seeds = ends(draws, looks)
     for differences, sign, taken in zip(draws, found, seeds, strict=True):
-        said = [looks.verdict(differences[:count]) for count in range(3, 7)]
+        said = [looks.reading(differences[:count]) for count in range(3, 7)]
         first = next(verdict for verdict in said if verdict != "go on")
         assert first == {1: "higher", -1: "lower", 0: "undecided"}[int(sign)]
         assert taken == 3 + said.index(first)
@@ -173,7 +177,7 @@ def test_a_large_difference_is_found_early_and_a_small_one_is_equivalent() -> No
     rng = np.random.default_rng(2)
     found, seeds = ends(rng.normal(0.3, 0.08, (200, 10)), Looks())
     assert (found == 1).mean() > 0.95 and seeds.mean() < 6
-    assert Looks().verdict([0.001, -0.001, 0.0, 0.002], margin=0.05) == "equivalent"
+    assert Looks().reading([0.001, -0.001, 0.0, 0.002], margin=0.05) == "equivalent"
 
 
 def test_released_error_rates_say_where_the_looks_hold_and_where_not() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from troll.analysis.claims.further import paths_of
 from troll.analysis.claims.ledger import to_markdown
-from troll.analysis.claims.verdicts import Claim, Judged, judge
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge
 from troll.analysis.claims.wording import why
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
@@ -71,7 +71,7 @@ def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
     assert "+10.0" in text and "at most 1.2 times the smaller" in text
 
 
-def asked(known: Tidy, **changes: object) -> Judged:
+def asked(known: Tidy, **changes: object) -> ClaimVerdict:
     entry = synthetic.CLAIM | {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
     return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from troll.analysis.claims.packaged import DEFAULT, claims_file
-from troll.analysis.claims.verdicts import Judged, judge, read_claims
+from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import average, levels
 from troll.analysis.data.results import read_results, read_tables
 from troll.analysis.data.summaries import Cell, cells
@@ -26,7 +26,7 @@ RELEASES = [ROOT / "results" / name for name in ("testbed", "testbed-ablations",
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict[str, Judged]:
+def judged() -> dict[str, ClaimVerdict]:
     # Late: several seconds for three experiments, but only once.
     tables: tuple[pd.DataFrame, pd.DataFrame] = read_tables(RELEASES)
     claims = read_claims([claims_file(DEFAULT)])
@@ -43,7 +43,7 @@ AVERAGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), AVERAGES.items())
-def test_averages_over_unique_settings(judged: dict[str, Judged], name: str, text: str) -> None:
+def test_averages_over_unique_settings(judged: dict[str, ClaimVerdict], name: str, text: str) -> None:
     assert average(judged[name]).startswith(text)
 
 
@@ -69,14 +69,14 @@ def test_the_released_board_is_that_of_its_runs(
 
 
 @pytest.mark.slow
-def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, Judged]) -> None:
+def test_settings_that_stand_in_several_experiments_count_once(judged: dict[str, ClaimVerdict]) -> None:
     counts = {name: len(one.decision.settings) for name, one in judged.items()}
     assert counts["stale-better"] == counts["gentle-not-worse"] == counts["clip-stale-falls"] == 7
     assert counts["faster"] == counts["kl-controlled"] == counts["entropy-kept"] == 18
 
 
 @pytest.mark.slow
-def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
+def test_small_differences_to_more_digits(judged: dict[str, ClaimVerdict]) -> None:
     gentle, entropy = (judged[name].decision.pooled for name in ("gentle-not-worse", "entropy-kept"))
     assert gentle is not None and entropy is not None
     found = 100 * np.array([gentle.estimate, gentle.low, gentle.high])
@@ -89,7 +89,7 @@ def test_small_differences_to_more_digits(judged: dict[str, Judged]) -> None:
 
 
 @pytest.mark.slow
-def test_where_the_sign_differs_by_task(judged: dict[str, Judged]) -> None:
+def test_where_the_sign_differs_by_task(judged: dict[str, ClaimVerdict]) -> None:
     assert judged["clip-stale-falls"].decision.label == "depends on task"
     assert levels(judged["clip-stale-falls"]).startswith("chains −28.6, functions +15.3 points")
 
@@ -130,7 +130,7 @@ def test_other_readings_of_equal_divergence_are_those_that_are_told(
 
     def late(summary: pd.DataFrame) -> dict[Cell, float]:
         found = {
-            cell: over_seeds(cell.of(summary)["kl"]) for cell in cells(summary) if cell.trust_region != BASE
+            cell: over_seeds(cell.rows(summary)["kl"]) for cell in cells(summary) if cell.trust_region != BASE
         }
         return {cell: value for cell, value in found.items() if value > 0}
 

@@ -39,8 +39,8 @@ def test_predictions_are_by_setting_and_paired_by_seed(collected: Tidy) -> None:
     assert len(found) == 8 and all(one.seeds == 2 and one.reference_seeds == 3 for one in found)
     one = found[0]
     test = collected.runs[collected.runs["metric"] == "pass@1"]
-    rows = one.cell.of(test).set_index("seed")["value"]
-    change = rows - one.cell.method("clip").of(test).set_index("seed")["value"]
+    rows = one.cell.rows(test).set_index("seed")["value"]
+    change = rows - one.cell.with_trust_region("clip").rows(test).set_index("seed")["value"]
     half = stats.t.ppf(0.975, 2) * change.std() * np.sqrt(1 / 2 + 1 / 3)
     assert (one.low, one.high) == pytest.approx((change.mean() - half, change.mean() + half))
     assert one.difference == pytest.approx(change[change.index < 2].mean())

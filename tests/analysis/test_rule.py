@@ -8,8 +8,8 @@ import pytest
 import synthetic
 
 from troll.analysis.claims.findings import findings
-from troll.analysis.claims.rule import Decision, Setting, Side, decide
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import label, why
 from troll.analysis.pooling import clears
 from troll.analysis.statistics import paired_power
@@ -19,14 +19,16 @@ ABOVE = Side("higher", 0.0)
 
 def settings(
     *effects: float, spread: float = 0.02, seeds: int = 5, **coordinates: list[str]
-) -> list[Setting]:
+) -> list[PairedDifferences]:
     """Settings with these mean differences; the spread over seeds is exact."""
     noise = np.linspace(-1, 1, seeds)
     noise *= spread / noise.std(ddof=1)
     names = {name: ["x"] * len(effects) for name in ("task", "estimator", "model", "condition", "method")}
     names |= coordinates
     return [
-        Setting(f"s{index}", {name: values[index] for name, values in names.items()}, effect + noise)
+        PairedDifferences(
+            f"s{index}", {name: values[index] for name, values in names.items()}, effect + noise
+        )
         for index, effect in enumerate(effects)
     ]
 
@@ -135,7 +137,7 @@ def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it(
     """The average is undecided: single settings show the contrary."""
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
     assert decision.label == "not shown" and not decision.pooled.high < 0
-    judgement = Judged(Claim.model_validate(synthetic.CLAIM), decision)
+    judgement = ClaimVerdict(Claim.model_validate(synthetic.CLAIM), decision)
     (line, *_) = findings([judgement])
     assert line.startswith(
         "- S: **not shown** (the contrary is shown in 2 of 5 settings, the claim in none; "
@@ -143,13 +145,13 @@ def test_a_sentence_about_a_claim_that_is_not_shown_says_what_speaks_against_it(
     (line, *_) = findings([replace(judgement, decision=judged(-0.02, -0.03, -0.01, -0.02, -0.025))])
     assert "**the contrary holds: below by 2.1 points** (−2.1 [" in line and "5 settings)" in line
     # Where methods are claimed to be within a margin: on which side they are outside of it.
-    within = Judged(
+    within = ClaimVerdict(
         Claim.model_validate(synthetic.CLAIM | {"direction": "equivalent", "margin": 0.03}),
         judged(0.06, 0.07, 0.08, 0.05, side=Side("equivalent", 0.03)),
     )
     assert label(within) == "the contrary holds: above by 6.5 points"
     assert "outside the margin in 2 (above)" in why(within)
-    little = Judged(
+    little = ClaimVerdict(
         Claim.model_validate(synthetic.CLAIM | {"margin": 0.1}),
         judged(0.05, 0.06, 0.055, side=Side("higher", 0.1)),
     )
@@ -160,12 +162,12 @@ def test_where_all_speaks_against_a_claim_or_less_for_it_than_it_seems_the_base_
     """Settings that show the contrary where the baseline has collapsed, and a lead below the base model."""
     claim = Claim.model_validate(synthetic.CLAIM)
     decision = judged(-0.3, -0.25, 0.08, 0.01, 0.02, spread=0.5, seeds=60)
-    fallen = Judged(claim, decision, fallen=(True, True, False, False, False))
+    fallen = ClaimVerdict(claim, decision, fallen=(True, True, False, False, False))
     assert f"where {claim.baseline} has fallen below its base model" in findings([fallen])[0]
     assert "the contrary in 2, where" in why(fallen)
     assert "fallen" not in why(replace(fallen, fallen=(True, False, True, True, True)))
     better = judged(0.3, 0.31, 0.29, task=["a", "a", "b"], spread=0.05)
-    ahead = Judged(claim, better, below_base=(True, True, False))
+    ahead = ClaimVerdict(claim, better, below_base=(True, True, False))
     assert findings([ahead])[0].endswith("it ends below its own base model in all 2 settings on a).")
     assert "its own base model in 1 of 2 settings on a and all 1 settings on b" in why(
         replace(ahead, below_base=(False, True, True))
@@ -182,7 +184,7 @@ def test_no_kind_of_verdict_is_left_out_of_the_front_page() -> None:
         "open": judged(0.3, 0.3, 0.3, seeds=2),
     }
     every = [
-        Judged(
+        ClaimVerdict(
             Claim.model_validate(synthetic.CLAIM | {"id": f"{name}{n}", "sentence": f"{name}{n}"}), decision
         )
         for n in (1, 2)

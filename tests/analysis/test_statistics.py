@@ -73,14 +73,14 @@ def test_one_seed_leaves_the_uncertainty_of_the_items() -> None:
     assert (found.low, found.high) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.01)
     alone = seed_interval([[0.5]])
     assert alone.estimate == 0.5 and math.isnan(alone.low)
-    assert found.verdict() == "one seed only", "however narrow it is"
+    assert found.reading() == "one seed only", "however narrow it is"
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8))
 def test_interval_and_p_value_agree(differences: list[float]) -> None:
     found, p = seed_interval(differences), paired_p_value(differences)
     if np.ptp(differences) > 1e-6:
-        assert (found.verdict() != "no clear difference") == (p < 0.05)
+        assert (found.reading() != "no clear difference") == (p < 0.05)
 
 
 def test_pairing_removes_what_the_methods_share() -> None:
@@ -89,11 +89,11 @@ def test_pairing_removes_what_the_methods_share() -> None:
     baseline = difficulty + luck
     method = baseline + 0.1 + 0.01 * generator.normal(size=(4, 100))
     paired = paired_difference(method, baseline)
-    assert paired.verdict() == "higher"
+    assert paired.reading() == "higher"
     assert paired.high - paired.low < 0.02
     alone = seed_interval(method)
     assert alone.high - alone.low > 0.5
-    assert paired_difference(baseline, method).verdict() == "lower"
+    assert paired_difference(baseline, method).reading() == "lower"
 
 
 def test_shapes_and_missing_values_are_refused() -> None:
@@ -105,7 +105,7 @@ def test_shapes_and_missing_values_are_refused() -> None:
 
 
 def verdict(low: float, high: float, margin: float = 0.0) -> str:
-    return Interval((low + high) / 2, low, high, 0.95, 3, 10).verdict(margin)
+    return Interval((low + high) / 2, low, high, 0.95, 3, 10).reading(margin)
 
 
 def test_verdicts_follow_from_the_interval() -> None:

@@ -274,12 +274,12 @@ def test_methods_are_in_the_order_of_their_numbers() -> None:
 
 def test_curves_are_steps_by_seeds(runs: pd.DataFrame) -> None:
     cell = next(cell for cell in cells(runs) if cell.trust_region == "troll" and cell.condition == "gentle")
-    batches = curve(cell.of(runs), "kl_to_old")
+    batches = curve(cell.rows(runs), "kl_to_old")
     assert list(batches.index) == [1, 9, 17, 25, 33] and list(batches) == [0, 1, 2]
-    rows = cell.of(runs)
+    rows = cell.rows(runs)
     of_seed = rows[(rows["metric"] == "kl_to_old") & (rows["seed"] == 1)].set_index("step")["value"]
     np.testing.assert_array_equal(batches[1], of_seed)
-    assert curve(cell.of(runs), "no such metric").empty
+    assert curve(cell.rows(runs), "no such metric").empty
 
 
 def test_a_run_per_line(runs: pd.DataFrame) -> None:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from troll.analysis.claims.looks import look_again
-from troll.analysis.claims.rule import Decision, Setting, Side, decide
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
 from troll.cli.last_screen import LINES, concerning, further, last_screen
 from troll.experiment.files import parse_experiment
@@ -25,13 +25,13 @@ def judged(name, *differences, looks=LOOKS):
     claim = Claim.model_validate(ENTRY | {"id": name, "direction": "higher"})
     names = {"model": "tiny", "condition": "stale", "estimator": "grpo", "method": "troll"}
     settings = [
-        Setting(f"s{k}", names | {"task": f"task{k}"}, np.asarray(one), against="clip")
+        PairedDifferences(f"s{k}", names | {"task": f"task{k}"}, np.asarray(one), against="clip")
         for k, one in enumerate(differences)
     ]
     side = Side("higher", 0.0)
     if looks is None:
-        return Judged(claim, decide(side, settings, 3))
-    return Judged(claim, *look_again(side, settings, 3, looks), looks)
+        return ClaimVerdict(claim, decide(side, settings, 3))
+    return ClaimVerdict(claim, *look_again(side, settings, 3, looks), looks)
 
 
 def test_decided_claims_come_first_and_what_is_open_is_one_line():
@@ -89,7 +89,7 @@ def test_claims_about_other_experiments_are_left_out(repository):
     about, known = judged("about"), judged("known", CLEAR)
     other = Claim.model_validate(ENTRY | {"id": "o", "direction": "higher", "method": "soft-wall"})
     assert about.verdict == "not run"
-    found = concerning([Judged(other, Decision("not run")), about, known], experiment)
+    found = concerning([ClaimVerdict(other, Decision("not run")), about, known], experiment)
     assert [one.claim.id for one in found] == ["about", "known"]
     lines = last_screen(found, [], page=None)
     assert lines[1].startswith("not run") and "about: no runs of troll and clip" in lines[1]

@@ -59,7 +59,7 @@ def test_every_claim_about_large_models_has_its_runs(paper, repository):
         settings = [c for c in methods if claim.where.holds("paper", c)]
         assert settings, claim.id
         if isinstance(claim.baseline, str) and claim.baseline != "base":
-            assert any(c.method(claim.baseline) in cells for c in settings), claim.id
+            assert any(c.with_trust_region(claim.baseline) in cells for c in settings), claim.id
 
 
 def test_the_groups_are_the_selections_and_hold_every_run(paper):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from troll.analysis.claims.looks import look_again
-from troll.analysis.claims.rule import Setting, Side
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.rule import PairedDifferences, Side
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
 from troll.cli.options import available_cores
 from troll.experiment.looks import read_looks
@@ -42,11 +42,13 @@ def stages(repository, tmp_path, monkeypatch):
         runs = program.with_further_seeds(experiment, root).runs()
         count = sum(run.setting == PATHS[0] for run in runs)
         names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo"}
-        known = [Setting("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")]
+        known = [
+            PairedDifferences("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")
+        ]
         entry = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
         claim = Claim.model_validate(entry | {"metric": "pass@1", "direction": "higher"})
         looks = Looks(3, 6)
-        return [Judged(claim, *look_again(Side("higher", 0.0), known, 3, looks), looks)]
+        return [ClaimVerdict(claim, *look_again(Side("higher", 0.0), known, 3, looks), looks)]
 
     monkeypatch.setattr(program, "snakemake", snakemake)
     monkeypatch.setattr(program, "verdicts", verdicts)
@@ -105,12 +107,12 @@ def test_fixed_seeds_dry_runs_and_single_targets_have_one_stage(stages, options)
 def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
     """A seed that is there and lacks the claim's metric is not asked for again and again."""
     names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo", "method": "troll"}
-    known = Setting("s", names, np.asarray(NOISY[:2]), seed_numbers=(0.0, 2.0), against="clip")
+    known = PairedDifferences("s", names, np.asarray(NOISY[:2]), seed_numbers=(0.0, 2.0), against="clip")
     claim = Claim.model_validate(
         {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
         | {"metric": "pass@1", "direction": "higher"}
     )
-    one = Judged(claim, *look_again(Side("higher", 0.0), [known], 3, Looks(3, 6)), Looks(3, 6))
+    one = ClaimVerdict(claim, *look_again(Side("higher", 0.0), [known], 3, Looks(3, 6)), Looks(3, 6))
     monkeypatch.setattr(stages, "verdicts", lambda *_: [one])
     make(stages)
     assert stages.asked == ["claims", "all"]

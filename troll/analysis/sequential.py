@@ -70,20 +70,20 @@ class Looks:
         """
         return seed_interval(differences, level=self.level_at(int(np.size(differences))))
 
-    def verdict(self, differences: ArrayLike, margin: float = 0.0) -> str:
+    def reading(self, differences: ArrayLike, margin: float = 0.0) -> str:
         """What this look says: "higher", "lower" or "equivalent" end the comparison.
 
         Args:
             differences: ``[S]``.
-            margin: as in ``Interval.verdict``.
+            margin: as in ``Interval.reading``.
 
         Returns:
             One of those; otherwise "go on", and "undecided" at the last look.
         """
         interval = self.interval(differences)
-        verdict = interval.verdict(margin)
-        if verdict != _OPEN:
-            return verdict
+        reading = interval.reading(margin)
+        if reading != _OPEN:
+            return reading
         return "go on" if interval.seeds < self.most else "undecided"
 
 

@@ -36,7 +36,7 @@ class Interval:
     seeds: int
     items: int
 
-    def verdict(self, margin: float = 0.0) -> str:
+    def reading(self, margin: float = 0.0) -> str:
         """Reads the interval of a difference by rule.
 
         Returns:

@@ -63,10 +63,10 @@ def _has_baseline(claim: Claim, cell: Cell, cells: Collection[Cell]) -> bool:
     if not isinstance(claim.baseline, str) or claim.baseline == BASE:
         return True
     if not claim.at_equal_kl:
-        return cell.method(claim.baseline) in cells
+        return cell.with_trust_region(claim.baseline) in cells
     if fnmatchcase(cell.trust_region, claim.baseline):  # baselines are not compared with one another
         return False
-    here = [other for other in cells if other.method("") == cell.method("")]
+    here = [other for other in cells if other.with_trust_region("") == cell.with_trust_region("")]
     return any(fnmatchcase(other.trust_region, claim.baseline) for other in here)
 
 

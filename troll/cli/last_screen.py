@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from troll.analysis.claims.looks import UNDECIDED
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import short, why
 from troll.cli.claims_ahead import claims_of, without_runs
 from troll.experiment.experiment import Experiment
@@ -14,14 +14,14 @@ _NAMED = 3
 """Undecided claims that a line names."""
 
 
-def concerning(judged: Sequence[Judged], experiment: Experiment) -> list[Judged]:
+def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[ClaimVerdict]:
     """The claims that have a verdict, or could get one from this experiment's runs."""
     others = {claim.id for claim in without_runs([one.claim for one in judged], experiment)}
     return [one for one in judged if one.verdict != "not run" or one.claim.id not in others]
 
 
 def last_screen(
-    judged: Sequence[Judged],
+    judged: Sequence[ClaimVerdict],
     replication: Sequence[str],
     *,
     page: Path | None,
@@ -54,12 +54,12 @@ def last_screen(
     return [*head, *_verdicts(judged, lines - len(head) - len(tail)), *tail]
 
 
-def is_decided(one: Judged) -> bool:
+def is_decided(one: ClaimVerdict) -> bool:
     """Whether a claim has its verdict: by its looks, or, without them, by the verdict itself."""
     return one.verdict not in UNDECIDED if one.seen is None else one.seen.decided
 
 
-def _verdicts(judged: Sequence[Judged], room: int) -> list[str]:
+def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
     """A line for each claim; where they are more than fit, the last line counts the others."""
     ordered = sorted(judged, key=lambda one: (one.verdict == "not run", not is_decided(one)))
     shown = ordered if len(ordered) <= room else ordered[: room - 1]
@@ -72,7 +72,7 @@ def _verdicts(judged: Sequence[Judged], room: int) -> list[str]:
     return lines + ([f"and {left} more, on the page"] if left else [])
 
 
-def further(judged: Sequence[Judged]) -> list[str]:
+def further(judged: Sequence[ClaimVerdict]) -> list[str]:
     """What more minutes, or seeds in the file, would decide, as one line; none where nothing is open."""
     open_ = [one for one in judged if not is_decided(one) and one.decision.settings and not _ended(one)]
     if not open_:
@@ -85,12 +85,12 @@ def further(judged: Sequence[Judged]) -> list[str]:
     return [f"{what} might decide: {', '.join(told)}"]
 
 
-def _ended(one: Judged) -> bool:
+def _ended(one: ClaimVerdict) -> bool:
     """Whether a claim has had all of its looks, or waits for no run."""
     return one.seen is not None and (one.seen.last or not one.seen.missing)
 
 
-def _needs(one: Judged) -> str:
+def _needs(one: ClaimVerdict) -> str:
     if one.decision.seeds is None:
         return f"{one.claim.id} (unlikely)"
     lacking = max(one.decision.seeds - min(setting.seeds for setting in one.decision.settings), 1)

@@ -32,7 +32,7 @@ _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, Arithmet
 
 
 @dataclass(frozen=True)
-class Seen:
+class EarlierRun:
     """An earlier run on this machine.
 
     Attributes:
@@ -94,7 +94,7 @@ def _duration(value: Any) -> float:
     return float(value)
 
 
-def earlier_runs(results: Path) -> Iterator[Seen]:
+def earlier_runs(results: Path) -> Iterator[EarlierRun]:
     """The finished runs of all experiments that ran on a processor and a GPU like this machine's."""
     for path in results.glob("*/runs/*/*/*/*/*/*/manifest.json"):
         try:
@@ -108,7 +108,7 @@ def earlier_runs(results: Path) -> Iterator[Seen]:
             jobs, wall_s = _job_seconds(root, manifest["run_id"]), _duration(manifest["wall_s"])
             # The first attempt of a resumed run is in the manifest's time, and not in the benchmark's.
             start = max(0.0, sum(jobs.values()) - wall_s) if len(jobs) == len(_JOBS) else 0.0
-            yield Seen(
+            yield EarlierRun(
                 run_id=manifest["run_id"],
                 experiment=config["experiment"],
                 model=_model(config["model"]),
@@ -123,7 +123,9 @@ def earlier_runs(results: Path) -> Iterator[Seen]:
             continue  # of an older version, damaged, or half there
 
 
-def estimate(experiment: Experiment, run: Run, training: Training, seen: Sequence[Seen]) -> float | None:
+def estimate(
+    experiment: Experiment, run: Run, training: Training, seen: Sequence[EarlierRun]
+) -> float | None:
     """Seconds that a run will take; None where no earlier run of its kind tells.
 
     Of earlier runs with the same model, task and sizes those count that are most like it: the same run; else

@@ -118,7 +118,7 @@ def across_differences(
     """
     both = []
     for method in (None, baseline):
-        points = [cell if method is None else cell.method(method) for cell in line.values()]
+        points = [cell if method is None else cell.with_trust_region(method) for cell in line.values()]
         both.append(
             pd.DataFrame(
                 {x: seed_values(metric, summary, items, c) for x, c in zip(line, points, strict=True)}
@@ -133,7 +133,7 @@ def across_differences(
         first, second = (slope(values, one, doubling=across.doubling) for one in (first, second))
         change = first - second
     else:
-        base = seed_values(metric, summary, items, next(iter(line.values())).base())
+        base = seed_values(metric, summary, items, next(iter(line.values())).base_model())
         if base.empty:
             return {}
         start, best = float(base.mean()), float(max(first.mean(axis=0).max(), second.mean(axis=0).max()))

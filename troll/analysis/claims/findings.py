@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Sequence
 
 from troll.analysis.claims.rule import VERDICTS
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, collapsed, label, levels, on_average, span
 
 
-def findings(judged: Sequence[Judged], most: int = 6, also: Sequence[Judged] = ()) -> list[str]:
+def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[ClaimVerdict] = ()) -> list[str]:
     """The first decided claims, and how many claims have which verdict.
 
     They are taken by rule, whatever they say: of the claims that are supported, whose contrary holds, that
@@ -35,7 +35,7 @@ def findings(judged: Sequence[Judged], most: int = 6, also: Sequence[Judged] = (
 _KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
-def _evidence(one: Judged) -> str:
+def _evidence(one: ClaimVerdict) -> str:
     """The average with its interval, or the span where there is no average; and of how many settings.
 
     Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
@@ -53,7 +53,7 @@ def _evidence(one: Judged) -> str:
     )
 
 
-def _closing(count: int, known: Sequence[Judged]) -> str:
+def _closing(count: int, known: Sequence[ClaimVerdict]) -> str:
     if not known:
         return f"None of {_claims(count)} has runs."
     there = {name: sum(one.verdict == name for one in known) for name in VERDICTS}

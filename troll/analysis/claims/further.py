@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from troll.analysis.claims.rule import Setting
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.rule import PairedDifferences
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.tidy import BASE
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NextLook:
     """What the next look at a claim lacks.
 
     Attributes:
@@ -25,7 +25,7 @@ class Wanted:
     likely: int | None
 
 
-def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
+def next_looks(judged: Sequence[ClaimVerdict], seeds: Sequence[int]) -> list[NextLook]:
     """The claims whose next look lacks seeds, those first that will probably be decided soonest.
 
     Those come last that no number of seeds would decide with a chance of 80 %: a few seeds predict badly.
@@ -46,11 +46,11 @@ def wanted(judged: Sequence[Judged], seeds: Sequence[int]) -> list[Wanted]:
             for seed in _lacking(setting, seeds, number)
             for path in paths_of(setting)
         )
-        wants.append(Wanted(one.claim.id, tuple(runs), one.decision.seeds))
+        wants.append(NextLook(one.claim.id, tuple(runs), one.decision.seeds))
     return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
 
 
-def _lacking(setting: Setting, seeds: Sequence[int], number: int) -> list[int]:
+def _lacking(setting: PairedDifferences, seeds: Sequence[int], number: int) -> list[int]:
     """The seeds that a setting lacks of the first so many; one that was left as it was may lack several."""
     there = setting.seed_numbers or range(setting.seeds)
     return [seed for rank in range(1, number + 1) if (seed := nth_seed(seeds, rank)) not in there]
@@ -62,7 +62,7 @@ def nth_seed(seeds: Sequence[int], number: int) -> int:
     return known[number - 1] if number <= len(known) else known[-1] + number - len(known)
 
 
-def paths_of(setting: Setting) -> list[str]:
+def paths_of(setting: PairedDifferences) -> list[str]:
     """The settings of runs that a setting of a claim compares."""
     names = setting.coordinates
     methods = [names["method"]]
@@ -76,7 +76,7 @@ def paths_of(setting: Setting) -> list[str]:
 
 
 def affordable(
-    wants: Sequence[Wanted], seconds: Mapping[tuple[str, int], float], left: float
+    wants: Sequence[NextLook], seconds: Mapping[tuple[str, int], float], left: float
 ) -> list[tuple[str, int]]:
     """The runs of the claims that fit into the time left; a claim's look is taken whole or not at all.
 
@@ -95,7 +95,7 @@ def affordable(
     return list(chosen)
 
 
-def look_record(judged: Sequence[Judged], minutes: float, runs: int) -> dict[str, Any]:
+def look_record(judged: Sequence[ClaimVerdict], minutes: float, runs: int) -> dict[str, Any]:
     """One look at all claims, for looks.json."""
     claims = {
         one.claim.id: {

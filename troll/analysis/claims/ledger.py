@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.claims.rule import VERDICTS, Setting
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.rule import VERDICTS, PairedDifferences
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import average, label, looks_of, measure, show_difference, why
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.statistics import LEVEL
@@ -28,12 +28,12 @@ _MARKS = {
 }
 
 
-def counts(judged: Sequence[Judged]) -> str:
+def counts(judged: Sequence[ClaimVerdict]) -> str:
     """How many claims got which verdict, as one sentence."""
     return f"{_count(judged)}: {', '.join(_tallies(judged).values())}."
 
 
-def _tallies(judged: Sequence[Judged]) -> dict[str, str]:
+def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
     """How many claims got each verdict, in words."""
     there = {name: sum(one.verdict == name for one in judged) for name in VERDICTS}
     return {name: f"{number} {_told(name, number)}" for name, number in there.items()}
@@ -45,16 +45,16 @@ def _told(verdict: str, number: int) -> str:
     return "depend" if verdict == "depends" and number != 1 else verdict
 
 
-def _count(judged: Sequence[Judged]) -> str:
+def _count(judged: Sequence[ClaimVerdict]) -> str:
     return f"{len(judged)} claim{'' if len(judged) == 1 else 's'}"
 
 
-def ordered(judged: Sequence[Judged]) -> list[Judged]:
+def ordered(judged: Sequence[ClaimVerdict]) -> list[ClaimVerdict]:
     """Claims with a verdict first, those not run last; otherwise in the order of the files."""
     return sorted(judged, key=lambda one: one.verdict == "not run")
 
 
-def to_markdown(judged: Sequence[Judged]) -> str:
+def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger as Markdown: counts, one table, and the intervals behind each verdict."""
     looked = any(one.seen is not None for one in judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
@@ -80,7 +80,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _numbers(one: Judged) -> list[str]:
+def _numbers(one: ClaimVerdict) -> list[str]:
     """A line for each setting, and one for the average."""
     lines = [
         f"{setting.name}: {show_difference(one.claim, setting.interval())}, {_seeds(setting)}"
@@ -90,7 +90,7 @@ def _numbers(one: Judged) -> list[str]:
     return lines + ([average(one) + _level(_pooled_level(one))] if one.decision.pooled else [])
 
 
-def _pooled_level(one: Judged) -> float:
+def _pooled_level(one: ClaimVerdict) -> float:
     known = one.looks is not None and one.seen is not None and one.seen.seeds
     return one.looks.level_at(one.seen.seeds) if known and one.looks and one.seen else LEVEL
 
@@ -104,7 +104,7 @@ def _history(claim: Claim) -> list[str]:
     return [*claim.history, *former]
 
 
-def to_short_markdown(judged: Sequence[Judged]) -> str:
+def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The verdicts of a README: claims that were judged, and how many others were not run."""
     known = [one for one in judged if one.verdict != "not run"]
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
@@ -114,11 +114,11 @@ def to_short_markdown(judged: Sequence[Judged]) -> str:
     return "\n".join([*lines, "", *([others] if left else [])] if known else [others]) + "\n"
 
 
-def _seeds(setting: Setting) -> str:
+def _seeds(setting: PairedDifferences) -> str:
     return f"{setting.seeds} seed{'' if setting.seeds == 1 else 's'}"
 
 
-def to_html(judged: Sequence[Judged]) -> str:
+def to_html(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger for the report: counts as tiles, judged claims as a table, the others folded away."""
     tiles = "".join(
         f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
@@ -138,7 +138,7 @@ def to_html(judged: Sequence[Judged]) -> str:
     return text
 
 
-def _row(one: Judged) -> str:
+def _row(one: ClaimVerdict) -> str:
     claim = one.claim
     lines = [*([f"Decided: {looks_of(one)}"] if one.seen else []), *_numbers(one)]
     lines += [*(f"History: {text}" for text in _history(claim))]
@@ -162,7 +162,7 @@ def _css(verdict: str) -> str:
 
 
 def write_claims(
-    judged: Sequence[Judged], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
+    judged: Sequence[ClaimVerdict], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
 ) -> list[Path]:
     """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number.
 
@@ -197,7 +197,7 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
     return found
 
 
-def _record(one: Judged) -> dict[str, Any]:
+def _record(one: ClaimVerdict) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
 

@@ -11,14 +11,14 @@ All of it is a function of the differences by seed: nothing has to be remembered
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from troll.analysis.claims.rule import Decision, Setting, Side, decide
+from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
 from troll.analysis.sequential import Looks
 
 UNDECIDED = ("inconclusive", "not run")
 
 
 @dataclass(frozen=True)
-class Seen:
+class LookState:
     """How far a claim's looks have come.
 
     Attributes:
@@ -35,8 +35,8 @@ class Seen:
 
 
 def look_again(
-    side: Side, settings: Sequence[Setting], least_seeds: int, looks: Looks
-) -> tuple[Decision, Seen]:
+    side: Side, settings: Sequence[PairedDifferences], least_seeds: int, looks: Looks
+) -> tuple[Decision, LookState]:
     """The verdict on a claim from all looks that its seeds allow.
 
     Args:
@@ -58,18 +58,18 @@ def look_again(
         if missing or not settings:
             if settings and not seen:  # before the first look nothing is said
                 decision = decide(side, settings, max(least_seeds, looks.first))
-            return decision, Seen(seen, decided=False, missing=missing)
+            return decision, LookState(seen, decided=False, missing=missing)
         known = [
             replace(one.first(used[index]), level=looks.level_at(used[index]))
             for index, one in enumerate(settings)
         ]
         decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds
         if decision.verdict not in UNDECIDED:
-            return decision, Seen(seeds, decided=True)
+            return decision, LookState(seeds, decided=True)
         silent = [
             index
             for index in opened
             if used[index] < least_seeds or not (decision.held[index] or decision.wrong[index])
         ]
         opened = silent or list(range(len(settings)))
-    return decision, Seen(seen, decided=False, last=True)
+    return decision, LookState(seen, decided=False, last=True)

@@ -63,7 +63,7 @@ MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
-class Setting:
+class PairedDifferences:
     """One setting's paired differences.
 
     Attributes:
@@ -107,7 +107,7 @@ class Setting:
         """Standard deviation over seeds; NaN for one."""
         return float(self.differences.std(ddof=1)) if self.seeds > 1 else math.nan
 
-    def first(self, seeds: int) -> "Setting":
+    def first(self, seeds: int) -> "PairedDifferences":
         """The same with its first seeds alone."""
         return replace(self, differences=self.differences[:seeds], seed_numbers=self.seed_numbers[:seeds])
 
@@ -137,7 +137,7 @@ class Decision:
     """
 
     verdict: Verdict
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[PairedDifferences, ...] = ()
     held: tuple[bool, ...] = ()
     wrong: tuple[bool, ...] = ()
     pooled: Pooled | None = None
@@ -188,7 +188,9 @@ class Side:
         return max(0.0, sum(within) - 1)
 
 
-def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: float = LEVEL) -> Decision:
+def decide(
+    side: Side, settings: Sequence[PairedDifferences], least_seeds: int, *, level: float = LEVEL
+) -> Decision:
     """The verdict on a claim from its settings.
 
     Args:
@@ -224,26 +226,26 @@ def decide(side: Side, settings: Sequence[Setting], least_seeds: int, *, level: 
     return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
 
 
-def _shown(side: Side, setting: Setting, level: float) -> bool:
+def _shown(side: Side, setting: PairedDifferences, level: float) -> bool:
     interval = setting.interval(level)
     return setting.seeds > 1 and side.shown(interval.low, interval.high)
 
 
-def _refuted(side: Side, setting: Setting, level: float) -> bool:
+def _refuted(side: Side, setting: PairedDifferences, level: float) -> bool:
     interval = setting.interval(level)
     return setting.seeds > 1 and side.refuted(interval.low, interval.high)
 
 
-def _effects(settings: Sequence[Setting]) -> tuple[Array, Array]:
+def _effects(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
     """Effects [K] and the covariance of their errors [K, K]."""
     return np.asarray([one.effect for one in settings]), _errors(settings)[1]
 
 
-def _errors(settings: Sequence[Setting]) -> tuple[Array, Array]:
+def _errors(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
     return error_covariance([one.by_seed for one in settings], [one.baseline for one in settings])
 
 
-def _levels(settings: Sequence[Setting], name: str) -> dict[str, float]:
+def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float]:
     values = [one.coordinates.get(name, one.name) for one in settings]
     return {
         level: float(np.mean([one.effect for one, own in zip(settings, values, strict=True) if own == level]))
@@ -251,7 +253,7 @@ def _levels(settings: Sequence[Setting], name: str) -> dict[str, float]:
     }
 
 
-def _moderator(side: Side, settings: Sequence[Setting], alpha: float) -> tuple[str, float]:
+def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
     """The coordinate whose levels lie on different sides and differ most surely, with its p-value."""
     effects, errors = _effects(settings)
     by_name = {name: [one.coordinates[name] for one in settings] for name in MODERATORS}
@@ -267,7 +269,7 @@ def _moderator(side: Side, settings: Sequence[Setting], alpha: float) -> tuple[s
     return name, p
 
 
-def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
+def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
     """The first coordinate none of whose levels has both settings that hold and settings that are wrong."""
     for name in ("condition", *MODERATORS):
         values = [one.coordinates[name] for one in settings]
@@ -279,7 +281,7 @@ def _separates(settings: Sequence[Setting], holds: Sequence[bool], wrong: Sequen
     return "setting"
 
 
-def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
+def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
     """Seeds that would probably decide: by the average, by every setting, or by those that show the contrary.
 
     How the levels of a coordinate might come to differ is not foreseen.
@@ -298,12 +300,12 @@ def _seeds(side: Side, settings: Sequence[Setting]) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def _least_wrong(settings: Sequence[Setting]) -> int:
+def _least_wrong(settings: Sequence[PairedDifferences]) -> int:
     """How many settings have to show the contrary before they speak against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 
-def _enough_refuted(side: Side, settings: Sequence[Setting], spreads: Array, seeds: int) -> float:
+def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: Array, seeds: int) -> float:
     """Chance that as many settings as it takes will show the contrary at the strict level."""
     exactly = np.zeros(_least_wrong(settings) + 1)  # chances of none, one, ..., that many or more
     exactly[0] = 1.0

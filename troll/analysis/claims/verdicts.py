@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from troll.analysis.claims.across import Across, across_differences, seed_values
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
-from troll.analysis.claims.looks import Seen, look_again
-from troll.analysis.claims.rule import Decision, Direction, Setting, Side, decide
+from troll.analysis.claims.looks import LookState, look_again
+from troll.analysis.claims.rule import Decision, Direction, PairedDifferences, Side, decide
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
 from troll.analysis.data.identity import first_experiments, made_first
@@ -114,7 +114,7 @@ class Claim(Settings):
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimVerdict:
     """A claim with its verdict and what it rests on.
 
     Attributes:
@@ -122,7 +122,7 @@ class Judged:
         decision: the verdict and its settings.
         seen: how far its looks have come; None where the seeds were fixed beforehand.
         looks: the plan of the looks.
-        lacking: why no setting counts although there are runs of the method; empty otherwise.
+        no_data_reason: why no setting counts although there are runs of the method; empty otherwise.
         below_base: by setting, whether the method itself ends below its base model; only where the claim is
             about pass@1 of two trust regions.
         fallen: by setting, whether the baseline does, at every condition of it; likewise.
@@ -130,9 +130,9 @@ class Judged:
 
     claim: Claim
     decision: Decision
-    seen: Seen | None = None
+    seen: LookState | None = None
     looks: Looks | None = None
-    lacking: str = ""
+    no_data_reason: str = ""
     below_base: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
 
@@ -169,7 +169,7 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
 
 def judge(
     claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame, looks: Looks | None = None
-) -> list[Judged]:
+) -> list[ClaimVerdict]:
     """The verdict on every claim, from the tables of one or several experiments.
 
     Args:
@@ -194,20 +194,20 @@ def _judge(
     parts: Mapping[str, pd.DataFrame],
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
-) -> Judged:
+) -> ClaimVerdict:
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
-    lacking: list[str] = []
+    reasons: list[str] = []
     for experiment, summary in summaries.items():
         runs, items = tables[experiment], parts[experiment]
         for line, baselines, differences in _compared(claim, experiment, runs, summary, items):
             if not differences:
-                lacking.append(_lacking(claim, summary, items, line, baselines))
+                reasons.append(_no_data_reason(claim, summary, items, line, baselines))
                 continue
             if claim.metric in WALL_CLOCK and not _have_gpus(runs, (*line, *baselines)):
-                lacking.append("runs share processors, so that their wall-clock times are not compared")
+                reasons.append("runs share processors, so that their wall-clock times are not compared")
                 continue
             made = {
-                one: made_first(experiment, one.of(summary)["run_id"], first) for one in (*line, *baselines)
+                one: made_first(experiment, one.rows(summary)["run_id"], first) for one in (*line, *baselines)
             }
             key = (*map(str, made), *made.values())
             # One set of samples of a base model says nothing of how differences vary together.
@@ -217,7 +217,7 @@ def _judge(
             before |= {seed: value for seed, value in differences.items() if seed not in before}
     settings = [_setting(claim, *one) for one in measured.values()]
     side = Side(claim.direction, claim.margin)
-    why = next(filter(None, lacking), "") if not settings else ""
+    why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
     if claim.metric == "pass@1" and isinstance(claim.baseline, str) and claim.baseline != BASE:
@@ -225,25 +225,29 @@ def _judge(
         below = tuple(_falls(parts[experiment], line) for experiment, line, *_ in known)
         fallen = tuple(_falls(parts[experiment], others) for experiment, _, others, *_ in known)
     if looks is None:
-        return Judged(claim, decide(side, settings, claim.least_seeds), None, None, why, below, fallen)
-    return Judged(claim, *look_again(side, settings, claim.least_seeds, looks), looks, why, below, fallen)
+        return ClaimVerdict(claim, decide(side, settings, claim.least_seeds), None, None, why, below, fallen)
+    return ClaimVerdict(
+        claim, *look_again(side, settings, claim.least_seeds, looks), looks, why, below, fallen
+    )
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
     """Whether all of these cells end below their base models, by the mean over seeds."""
-    found = [difference(items, cell, cell.base()) for cell in line]
+    found = [difference(items, cell, cell.base_model()) for cell in line]
     return bool(found) and all(one is not None and one.estimate < 0 for one in found)
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
     """Whether every run of these has a GPU to itself; processors are shared with whatever else runs there."""
     gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
-    known = [set(one.of(runs)["run_id"]) for one in compared]
+    known = [set(one.rows(runs)["run_id"]) for one in compared]
     alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
     return all(ids <= alone for ids in known)
 
 
-def _lacking(claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line) -> str:
+def _no_data_reason(
+    claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line
+) -> str:
     """Why a setting that has runs gives no difference; empty where the baseline has no runs either."""
     there = set(cells(summary))
     if not there.issuperset(baselines):
@@ -274,7 +278,7 @@ def _compared(
     for points in found:
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:
-            baselines = tuple(cell.method(against) for cell in line.values())
+            baselines = tuple(cell.with_trust_region(against) for cell in line.values())
             # A line of the baseline with further points is no other question: the method lacks runs there.
             longer = any(
                 {*baselines} < {cell for cell in other.values() if claim.where.holds(experiment, cell)}
@@ -291,7 +295,10 @@ def _pairs(
     if not claim.at_equal_kl:
         for cell in methods:
             if isinstance(claim.baseline, str):
-                yield cell, cell.base() if claim.baseline == BASE else cell.method(claim.baseline)
+                yield (
+                    cell,
+                    cell.base_model() if claim.baseline == BASE else cell.with_trust_region(claim.baseline),
+                )
             else:
                 yield cell, None
         return
@@ -310,7 +317,7 @@ def _setting(
     baselines: _Line,
     differences: Mapping[float, float],
     shared: Hashable,
-) -> Setting:
+) -> PairedDifferences:
     cell, conditions = line[0], tuple(one.condition for one in line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
     names = [experiment, cell.model, cell.task, condition, cell.estimator]
@@ -322,7 +329,7 @@ def _setting(
     coordinates |= {"estimator": cell.estimator, "method": cell.trust_region}
     seeds = tuple(sorted(differences))
     values = np.asarray([differences[seed] for seed in seeds])
-    return Setting(
+    return PairedDifferences(
         " / ".join(names),
         coordinates,
         values,

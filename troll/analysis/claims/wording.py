@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-from troll.analysis.claims.rule import MOST_SEEDS, Setting
-from troll.analysis.claims.verdicts import Claim, Judged
+from troll.analysis.claims.rule import MOST_SEEDS, PairedDifferences
+from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
 from troll.analysis.render.formats import MINUS, points, probability, significant
@@ -34,7 +34,7 @@ def _is_share(metric: str) -> bool:
     return metric in _IN_POINTS or metric.rpartition("/")[2].startswith("pass@")
 
 
-def span(one: Judged) -> str:
+def span(one: ClaimVerdict) -> str:
     """The differences behind a verdict in a few words: from the least to the largest setting."""
     if not one.decision.settings:
         return ""
@@ -44,7 +44,7 @@ def span(one: Judged) -> str:
     return " to ".join(ends) + unit
 
 
-def label(one: Judged) -> str:
+def label(one: ClaimVerdict) -> str:
     """The verdict as people read it; of a contrary that holds, also which: "above by 20.7 points"."""
     decision = one.decision
     if decision.verdict != "the contrary holds":
@@ -57,11 +57,11 @@ def label(one: Judged) -> str:
     return f"the contrary holds: {'above' if estimate > 0 else 'below'} by {only}{size}{unit}"
 
 
-def why(one: Judged) -> str:
+def why(one: ClaimVerdict) -> str:
     """The reason of a verdict: the average and what settings say, or what is missing."""
     claim, decision = one.claim, one.decision
-    if decision.verdict == "not run" and one.lacking:
-        return one.lacking
+    if decision.verdict == "not run" and one.no_data_reason:
+        return one.no_data_reason
     if decision.verdict == "not run":
         equal = " with equal late KL" if claim.at_equal_kl else ""
         both = f" and {claim.baseline}" if isinstance(claim.baseline, str) else ""
@@ -79,7 +79,7 @@ def why(one: Judged) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def on_average(one: Judged) -> str:
+def on_average(one: ClaimVerdict) -> str:
     """The average over settings with its interval; empty where there is none."""
     pooled = one.decision.pooled
     if pooled is None:
@@ -88,7 +88,7 @@ def on_average(one: Judged) -> str:
     return f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average"
 
 
-def average(one: Judged) -> str:
+def average(one: ClaimVerdict) -> str:
     """The average over settings with its interval and the prediction interval."""
     pooled = one.decision.pooled
     if pooled is None:
@@ -98,7 +98,7 @@ def average(one: Judged) -> str:
     return f"{on_average(one)}, a further setting within {further}"
 
 
-def short(one: Judged) -> str:
+def short(one: ClaimVerdict) -> str:
     """The difference with its interval where one number tells it; else from the least to the largest."""
     settings = one.decision.settings
     if len(settings) == 1:
@@ -107,7 +107,7 @@ def short(one: Judged) -> str:
     return f"{on_average(one)} over {count}" if one.decision.pooled else f"{span(one)} in {count}"
 
 
-def levels(one: Judged, *, most: int | None = None) -> str:
+def levels(one: ClaimVerdict, *, most: int | None = None) -> str:
     """The means at the levels that a verdict depends on; of more than so many the least and the largest."""
     show, unit = _shown(one.claim)
     known = one.decision.levels or {}
@@ -125,7 +125,7 @@ def _below(text: str) -> str:
     return text.replace("<", "< ") if text.startswith("<") else f"= {text}"
 
 
-def _holding(one: Judged) -> str:
+def _holding(one: ClaimVerdict) -> str:
     """In how many settings the claim is shown by itself, and in which it is not."""
     decision, settings = one.decision, one.decision.settings
     held, wrong = sum(decision.held), sum(decision.wrong)
@@ -139,7 +139,7 @@ def _holding(one: Judged) -> str:
     return text
 
 
-def both_below(one: Judged) -> str:
+def both_below(one: ClaimVerdict) -> str:
     """Where a method is said to end above another: in which settings it ends below its base model itself."""
     if one.claim.direction != "higher" or not any(one.below_base):
         return ""
@@ -149,7 +149,7 @@ def both_below(one: Judged) -> str:
     return f"on average over seeds it ends below its own base model in {' and '.join(told)}"
 
 
-def collapsed(one: Judged) -> str:
+def collapsed(one: ClaimVerdict) -> str:
     """That the baseline had collapsed in every setting that shows the contrary; empty where it had not."""
     wrong = one.decision.wrong
     if not any(wrong) or not one.fallen:
@@ -159,7 +159,7 @@ def collapsed(one: Judged) -> str:
     return f"where {_name(one.claim).rstrip('*')} has fallen below its base model"
 
 
-def _contrary(one: Judged) -> str:
+def _contrary(one: ClaimVerdict) -> str:
     """In how many settings the contrary is shown: of a margin, on which side of it they lie."""
     decision = one.decision
     wrong = [own for own, flag in zip(decision.settings, decision.wrong, strict=True) if flag]
@@ -169,7 +169,7 @@ def _contrary(one: Judged) -> str:
     return f"outside the margin in {len(wrong)} ({' or '.join(sides)})"
 
 
-def _without(one: Judged) -> str:
+def _without(one: ClaimVerdict) -> str:
     """The settings that do not show the claim, by whole conditions where all of one do not."""
     settings, held = one.decision.settings, one.decision.held
     left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
@@ -190,14 +190,14 @@ def _all_of(condition: str, settings: int) -> str:
     return f"any of {settings} {f'from {condition}' if ' to ' in condition else f'{condition} ones'}"
 
 
-def _by_condition(settings: Sequence[Setting]) -> dict[str, list[str]]:
+def _by_condition(settings: Sequence[PairedDifferences]) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for setting in settings:
         names.setdefault(setting.coordinates["condition"], []).append(setting.name)
     return names
 
 
-def _short(setting: Setting, others: Sequence[Setting]) -> str:
+def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> str:
     """A setting by the coordinates in which the claim's settings differ."""
     own = [
         value
@@ -207,7 +207,7 @@ def _short(setting: Setting, others: Sequence[Setting]) -> str:
     return " / ".join(own) or setting.name
 
 
-def _missing(one: Judged) -> str:
+def _missing(one: ClaimVerdict) -> str:
     settings, seeds = one.decision.settings, one.decision.seeds
     if seeds is not None:
         lacking = seeds - min(setting.seeds for setting in settings)
@@ -275,7 +275,7 @@ def _unit(claim: Claim) -> str:
     return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"
 
 
-def looks_of(one: Judged) -> str:
+def looks_of(one: ClaimVerdict) -> str:
     """At which look a claim was decided, or what the next one lacks; a dash where there are no looks."""
     seen, looks = one.seen, one.looks
     if seen is None or looks is None or one.verdict == "not run":

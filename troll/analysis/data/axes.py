@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from troll.analysis.data.frame_cache import cached_per_frame
 from troll.analysis.data.identity import WATCHING
-from troll.analysis.data.once import once
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, cells, variants
 from troll.analysis.data.tidy import BASE, GROUP
@@ -77,7 +77,7 @@ def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, Any]:
     return dict(_settings(runs).get(cell, {}))
 
 
-@once
+@cached_per_frame
 def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
     """What is recorded of every cell, by its first run."""
     return {

@@ -25,7 +25,7 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
     if "kl" not in summary:
         return {}
     late = {
-        cell: float(cell.of(summary)["kl"].mean()) for cell in cells(summary) if cell.trust_region != BASE
+        cell: float(cell.rows(summary)["kl"].mean()) for cell in cells(summary) if cell.trust_region != BASE
     }
     return {cell: value for cell, value in late.items() if value > 0}
 
@@ -42,7 +42,11 @@ def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> C
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)
 
-    here = [other for other in others if other in late and other.method("") == cell.method("")]
+    here = [
+        other
+        for other in others
+        if other in late and other.with_trust_region("") == cell.with_trust_region("")
+    ]
     return min(here, key=distance) if cell in late and here else None
 
 

@@ -71,7 +71,7 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BAS
     here, there = (_differences(frame, baseline) for frame in (ours, theirs))
     predicted = []
     for cell in sorted(here.keys() & there.keys(), key=cell_order):
-        if {cell, cell.method(baseline)} & changed or len(there[cell]) < 2:
+        if {cell, cell.with_trust_region(baseline)} & changed or len(there[cell]) < 2:
             continue
         new, old = here[cell], there[cell]
         spread = float(old.std(ddof=1)) * math.sqrt(1 / len(old) + 1 / len(new))
@@ -127,7 +127,7 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
     }
     changes = {}
     for cell, values in scores.items():
-        before = scores.get(cell.method(baseline))
+        before = scores.get(cell.with_trust_region(baseline))
         if before is None or cell.trust_region == baseline:
             continue
         change = (values - before).dropna()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.once import once
+from troll.analysis.data.frame_cache import cached_per_frame
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.registry import variants_of
@@ -40,11 +40,11 @@ class Cell:
     estimator: str
     trust_region: str
 
-    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a tidy table that belong to this cell."""
         return frame[np.logical_and.reduce([frame[name] == getattr(self, name) for name in GROUP])]
 
-    def base(self) -> "Cell":
+    def base_model(self) -> "Cell":
         """The base model of the same task."""
         return Cell(self.model, self.task, "", "", BASE)
 
@@ -52,7 +52,7 @@ class Cell:
         """Another setting of the same model and task, without a method."""
         return Cell(self.model, self.task, condition, estimator, "")
 
-    def method(self, trust_region: str) -> "Cell":
+    def with_trust_region(self, trust_region: str) -> "Cell":
         """Another method in the same setting."""
         return Cell(self.model, self.task, self.condition, self.estimator, trust_region)
 
@@ -158,7 +158,7 @@ def stopped_runs(runs: pd.DataFrame) -> set[str]:
     return set(runs.loc[rows, "run_id"].astype(str))
 
 
-@once
+@cached_per_frame
 def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     if runs.empty:
         return pd.DataFrame()
@@ -198,7 +198,7 @@ def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
         Index seed, columns task_id, values pass@k. Problems that some seed could not grade (fewer than k
         usable samples) are left out for all seeds.
     """
-    rows = cell.of(items)
+    rows = cell.rows(items)
     if rows.empty:
         return pd.DataFrame()
     value = pass_at_k(rows["n"].to_numpy(dtype=float), rows["c"].to_numpy(dtype=float), k)
@@ -259,13 +259,13 @@ def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
     """A metric of a cell's runs from the table of `per_run`, by seed; empty where none has it."""
     if metric not in summary:
         return pd.Series(dtype=float)
-    values: pd.Series = cell.of(summary).set_index("seed")[metric].dropna().astype(float)
+    values: pd.Series = cell.rows(summary).set_index("seed")[metric].dropna().astype(float)
     return values
 
 
 def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
     """Which seeds of a cell ended below `COLLAPSED` of their base model; empty where that has no results."""
-    base = scores(items, cell.base())
+    base = scores(items, cell.base_model())
     if base.empty:
         return pd.Series(dtype=bool)
     rates = scores(items, cell).mean(axis=1)

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 from troll.analysis.data.summaries import BASELINE, Cell, difference, require_one
 from troll.analysis.render.formats import points_tick
 from troll.analysis.render.panels import grid
-from troll.analysis.render.style import Look, empty, styled
+from troll.analysis.render.style import MethodStyles, empty, styled
 from troll.analysis.tables.base_models import compared_cells, kinds_of
 
 _SPREAD = 0.6
@@ -36,17 +36,19 @@ def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str
         if not compared:
             empty(panels[0, 0], "no base models that differ by their seed alone")
             return figure
-        look = Look({cell.trust_region for cell in compared} | {baseline})
+        styles = MethodStyles({cell.trust_region for cell in compared} | {baseline})
         for row, place in enumerate(places):
             for column, task in enumerate(tasks):
                 axes = panels[row, column]
                 here = [
                     cell for cell in compared if (cell.condition, cell.estimator, cell.task) == (*place, task)
                 ]
-                _panel(axes, items, here, {name: names.index(name) for name in names}, kinds, look, baseline)
+                _panel(
+                    axes, items, here, {name: names.index(name) for name in names}, kinds, styles, baseline
+                )
                 axes.set_title(" · ".join([task, *(place if several else place[:1])]))
             panels[row, 0].set_ylabel(f"difference from {baseline} (points)")
-        _legend(figure, look, baseline)
+        _legend(figure, styles, baseline)
     return figure
 
 
@@ -56,7 +58,7 @@ def _panel(
     here: list[Cell],
     position: dict[str, int],
     kinds: dict[str, str],
-    look: Look,
+    styles: MethodStyles,
     baseline: str,
 ) -> None:
     axes.axhline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
@@ -65,17 +67,19 @@ def _panel(
         places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(own) + 2)[1:-1] + centre
         means: dict[str, list[float]] = {}
         for x, cell in zip(places, sorted(own, key=lambda cell: cell.model), strict=True):
-            gap = difference(items, cell, cell.method(baseline))
+            gap = difference(items, cell, cell.with_trust_region(baseline))
             if gap is None:
                 continue
-            colour = look.colour(cell.trust_region)
+            colour = styles.colour(cell.trust_region)
             means.setdefault(cell.trust_region, []).append(gap.estimate)
             axes.plot([x, x], [gap.low, gap.high], color=colour, linewidth=1.2, zorder=2)
-            axes.plot(x, gap.estimate, look.marker(cell.trust_region), color=colour, markersize=4.5, zorder=3)
+            axes.plot(
+                x, gap.estimate, styles.marker(cell.trust_region), color=colour, markersize=4.5, zorder=3
+            )
         for method, values in means.items():
             ends = [centre - _SPREAD / 2, centre + _SPREAD / 2]
             axes.plot(
-                ends, [np.mean(values)] * 2, color=look.colour(method), linewidth=2.4, alpha=0.45, zorder=2
+                ends, [np.mean(values)] * 2, color=styles.colour(method), linewidth=2.4, alpha=0.45, zorder=2
             )
     axes.set_xticks(list(position.values()), list(position))
     axes.set_xlim(-0.6, len(position) - 0.4)
@@ -84,10 +88,10 @@ def _panel(
     axes.yaxis.set_major_formatter(FuncFormatter(points_tick))
 
 
-def _legend(figure: Figure, look: Look, baseline: str) -> None:
-    shown = [name for name in look.methods if name != baseline]
+def _legend(figure: Figure, styles: MethodStyles, baseline: str) -> None:
+    shown = [name for name in styles.methods if name != baseline]
     handles = [
-        Line2D([], [], color=look.colour(name), marker=look.marker(name), markersize=4.5, linewidth=1.2)
+        Line2D([], [], color=styles.colour(name), marker=styles.marker(name), markersize=4.5, linewidth=1.2)
         for name in shown
     ]
     handles.append(Line2D([], [], color="#6b6b6b", linewidth=2.4, alpha=0.45))

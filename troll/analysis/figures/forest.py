@@ -23,7 +23,7 @@ from troll.analysis.data.summaries import (
 from troll.analysis.data.tidy import GROUP
 from troll.analysis.pooling import LEAST_SETTINGS, Pooled, pool
 from troll.analysis.render.formats import points, points_tick
-from troll.analysis.render.style import Look, empty, styled
+from troll.analysis.render.style import MethodStyles, empty, styled
 from troll.analysis.statistics import sd
 from troll.analysis.tables.comparisons import comparison_family
 
@@ -63,7 +63,7 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
         if cell.trust_region in varied[row["experiment"]] or row["against"] != baseline:
             continue
         here = items[items["experiment"] == row["experiment"]]
-        differences = seed_differences(here, cell, cell.method(baseline))
+        differences = seed_differences(here, cell, cell.with_trust_region(baseline))
         ends = row["difference"], row["difference_low"], row["difference_high"]
         lines.append(Line(cell, *ends, row["seeds"], sd(differences) ** 2 / max(differences.size, 1)))
     return sorted(lines, key=lambda line: (condition_order(line.cell.condition), cell_order(line.cell)))
@@ -110,13 +110,13 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "tro
         if not lines:
             empty(panels[0], "no runs")
             return figure
-        look = Look({line.cell.trust_region for line in lines} | {BASELINE})
+        styles = MethodStyles({line.cell.trust_region for line in lines} | {BASELINE})
         several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
         for axes, column in zip(panels, columns, strict=True):
             own = [line for line in lines if line.cell.condition in column]
-            _draw(axes, own, {name: mean for name, mean in pooled.items() if name in column}, look, several)
+            _draw(axes, own, {name: mean for name, mean in pooled.items() if name in column}, styles, several)
             axes.set_ylim(rows - 0.4, -0.6)
-        _legend(figure, look, {line.cell.trust_region for line in lines}, bool(pooled))
+        _legend(figure, styles, {line.cell.trust_region for line in lines}, bool(pooled))
     return figure
 
 
@@ -135,7 +135,11 @@ def _columns(lines: Sequence[Line], pooled: Mapping[str, Pooled]) -> list[dict[s
 
 
 def _draw(
-    axes: Axes, lines: Sequence[Line], pooled: Mapping[str, Pooled], look: Look, several: Collection[str]
+    axes: Axes,
+    lines: Sequence[Line],
+    pooled: Mapping[str, Pooled],
+    styles: MethodStyles,
+    several: Collection[str],
 ) -> None:
     names: list[str] = []
     numbers: list[str] = []
@@ -146,7 +150,7 @@ def _draw(
         names.append(condition)
         numbers.append("")
         for line in (line for line in lines if line.cell.condition == condition):
-            _line(axes, len(names), line, look)
+            _line(axes, len(names), line, styles)
             own = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
             names.append(" · ".join(str(getattr(line.cell, name)) for name in own) or line.cell.task)
             numbers.append(_told(line.difference, line.low, line.high))
@@ -182,17 +186,17 @@ def _told(middle: float, low: float, high: float) -> str:
     return f"{points(middle)} [{points(low)}, {points(high)}]"
 
 
-def _line(axes: Axes, row: int, line: Line, look: Look) -> None:
+def _line(axes: Axes, row: int, line: Line, styles: MethodStyles) -> None:
     name = line.cell.trust_region
     single = line.seeds < 2  # the interval is over problems then
     if not single:
-        axes.plot([line.low, line.high], [row] * 2, color=look.colour(name), linewidth=1.6, zorder=2)
-    fill = "white" if single else look.colour(name)
+        axes.plot([line.low, line.high], [row] * 2, color=styles.colour(name), linewidth=1.6, zorder=2)
+    fill = "white" if single else styles.colour(name)
     axes.plot(
         line.difference,
         row,
-        look.marker(name),
-        color=look.colour(name),
+        styles.marker(name),
+        color=styles.colour(name),
         markersize=4.5,
         markerfacecolor=fill,
         zorder=3,
@@ -213,13 +217,13 @@ def _diamond(axes: Axes, row: int, pooled: Pooled) -> None:
     axes.add_patch(Polygon(corners, closed=True, facecolor=_DIAMOND, edgecolor=_DIAMOND, zorder=4))
 
 
-def _legend(figure: Figure, look: Look, shown: set[str], averaged: bool) -> None:
+def _legend(figure: Figure, styles: MethodStyles, shown: set[str], averaged: bool) -> None:
     handles: list[Line2D | Patch] = [
-        Line2D([], [], color=look.colour(name), marker=look.marker(name), markersize=4.5, linewidth=1.6)
-        for name in look.methods
+        Line2D([], [], color=styles.colour(name), marker=styles.marker(name), markersize=4.5, linewidth=1.6)
+        for name in styles.methods
         if name in shown
     ]
-    labels = [name for name in look.methods if name in shown]
+    labels = [name for name in styles.methods if name in shown]
     if averaged:
         handles += [
             Line2D([], [], linestyle="", marker="D", color=_DIAMOND, markersize=5),

@@ -15,7 +15,7 @@ from troll.analysis.data.tidy import BASE
 from troll.analysis.figures.sensitivity import measured
 from troll.analysis.metrics import SUMMARIES
 from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
-from troll.analysis.render.style import Look, empty, legend, styled
+from troll.analysis.render.style import MethodStyles, empty, legend, styled
 
 KL = quantity(SUMMARIES["kl"])
 SUCCESS = Quantity("pass@1", "test pass@1 (%)")
@@ -34,7 +34,7 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     require_one(runs)
     summary, defaults = per_run(runs), variants(runs)
     late = late_divergences(summary)
-    varied = {cell.method("") for cell in late if cell.trust_region in defaults}
+    varied = {cell.with_trust_region("") for cell in late if cell.trust_region in defaults}
     settings = sorted(varied, key=cell_order)
     with styled():
         columns = min(len(settings), _COLUMNS)
@@ -43,26 +43,35 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
             empty(panels[0, 0], "no variants were run")
             return figure
         own = {cell: defaults.get(cell.trust_region, cell.trust_region) for cell in late}
-        shown = [cell for cell in late if cell.method("") in varied]
-        look = Look({own[cell] for cell in shown})
+        shown = [cell for cell in late if cell.with_trust_region("") in varied]
+        styles = MethodStyles({own[cell] for cell in shown})
         for row, line in enumerate(wrapped(settings, _COLUMNS)):
             for axes, setting in zip(panels[row], line, strict=False):
-                for family in look.methods:
+                for family in styles.methods:
                     members = sorted(
-                        (cell for cell in shown if cell.method("") == setting and own[cell] == family),
+                        (
+                            cell
+                            for cell in shown
+                            if cell.with_trust_region("") == setting and own[cell] == family
+                        ),
                         key=late.__getitem__,
                     )
-                    _draw(axes, family, members, summary, items, look)
-                _finish(axes, setting, settings, items, look)
+                    _draw(axes, family, members, summary, items, styles)
+                _finish(axes, setting, settings, items, styles)
             limits([axes for axes in panels[row] if axes.lines], SUCCESS)
         for axes in panels.flat[len(settings) :]:
             axes.set_axis_off()
-        legend(figure, look, base=True, marked=True)
+        legend(figure, styles, base=True, marked=True)
     return figure
 
 
 def _draw(
-    axes: Axes, family: str, members: Sequence[Cell], summary: pd.DataFrame, items: pd.DataFrame, look: Look
+    axes: Axes,
+    family: str,
+    members: Sequence[Cell],
+    summary: pd.DataFrame,
+    items: pd.DataFrame,
+    styles: MethodStyles,
 ) -> None:
     known = []
     for cell in members:
@@ -71,8 +80,8 @@ def _draw(
             known.append((cell, drift, ended))
     if not known:
         return
-    colour = look.colour(family)
-    offset, side = _BESIDE[look.methods.index(family) % len(_BESIDE)]
+    colour = styles.colour(family)
+    offset, side = _BESIDE[styles.methods.index(family) % len(_BESIDE)]
     for cell, (kl, least_kl, most_kl), (success, low, high) in known:
         # Artists of their own do not widen the axes: an interval that reaches zero ends at the edge.
         axes.add_artist(Line2D([least_kl, most_kl], [success] * 2, linewidth=0.6, color=colour, alpha=0.5))
@@ -83,13 +92,17 @@ def _draw(
                 label, (kl, success), offset, textcoords="offset points", ha=side, fontsize=5.5, color=colour
             )
     x, y = [drift[0] for _, drift, _ in known], [ended[0] for _, _, ended in known]
-    axes.plot(x, y, linewidth=1.2, marker=look.marker(family), markersize=4, zorder=3, **look.line(family))
+    axes.plot(
+        x, y, linewidth=1.2, marker=styles.marker(family), markersize=4, zorder=3, **styles.line(family)
+    )
 
 
-def _finish(axes: Axes, setting: Cell, settings: Sequence[Cell], items: pd.DataFrame, look: Look) -> None:
-    base = interval(items, setting.base())
+def _finish(
+    axes: Axes, setting: Cell, settings: Sequence[Cell], items: pd.DataFrame, styles: MethodStyles
+) -> None:
+    base = interval(items, setting.base_model())
     if base is not None:
-        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
+        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))
     parts = ("model", "task", "condition", "estimator")
     told = [part for part in parts if len({getattr(one, part) for one in settings}) > 1]
     axes.set_title(" · ".join(getattr(setting, part) for part in told or ("task",)))

@@ -96,7 +96,7 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
             axes.set_visible(False)
         for row, (place, one) in enumerate(found.items()):
             upper, lower = panels[2 * row], panels[2 * row + 1]
-            base = interval(items, next(iter(one.cells.values())).base())
+            base = interval(items, next(iter(one.cells.values())).base_model())
             tables = {name: _table(one, name, items) for name in one.methods}
             span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
             gaps = {name: _gaps(one, name, baseline, items) for name in one.methods if name != baseline}
@@ -146,9 +146,12 @@ def _gaps(one: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Arr
     table = np.full((len(one.stale), len(one.rates)), np.nan)
     sure = np.zeros_like(table)
     for (method, rate, stale), cell in one.cells.items():
-        if method == name and (known := difference(items, cell, cell.method(baseline))) is not None:
+        if (
+            method == name
+            and (known := difference(items, cell, cell.with_trust_region(baseline))) is not None
+        ):
             place = one.stale.index(stale), one.rates.index(rate)
-            table[place], sure[place] = known.estimate, float(known.verdict() in ("higher", "lower"))
+            table[place], sure[place] = known.estimate, float(known.reading() in ("higher", "lower"))
     return table, sure
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from troll.analysis.data.summaries import Cell, cells
 from troll.analysis.render.panels import STEPS, Across, Quantity, grid, limits, panel, rows_of, time_axis
-from troll.analysis.render.style import Look, legend, styled
+from troll.analysis.render.style import MethodStyles, legend, styled
 from troll.analysis.tables.published import QWEN3, SECTIONS, Comparison, published_table
 
 _TRAIN = Quantity("success", "training success (%)", "share")
@@ -58,11 +58,11 @@ def _curves(
     datasets = list(dict.fromkeys(row.data for row in rows))
     with styled():
         figure, panels = grid(len(datasets), len(names), width=1.75, height=1.6, sharey="row")
-        look = Look(name for row in rows for name in (row.baseline, row.method))
+        styles = MethodStyles(name for row in rows for name in (row.baseline, row.method))
         for row in rows:
             index = datasets.index(row.data), names.index(column_of(row))
             axes, quantity = panels[index], _QUANTITIES.get(row.data, _HELD_OUT)
-            _comparison(axes, runs, row, quantity, look, across)
+            _comparison(axes, runs, row, quantity, styles, across)
             if index[0] == 0:
                 axes.set_title(column_of(row))
             if index[0] == len(datasets) - 1:
@@ -71,20 +71,20 @@ def _curves(
                 axes.set_ylabel(f"{row.data.replace('_', ' ')}\n{quantity.label}")
         for line in panels:
             limits(list(line), _TRAIN)
-        legend(figure, look, published=True)
+        legend(figure, styles, published=True)
     return figure
 
 
 def _comparison(
-    axes: Axes, runs: pd.DataFrame, row: Comparison, quantity: Quantity, look: Look, across: Across
+    axes: Axes, runs: pd.DataFrame, row: Comparison, quantity: Quantity, styles: MethodStyles, across: Across
 ) -> None:
     shown = (row.baseline, row.method)
     matching = [cell for cell in cells(runs) if cell.trust_region == row.method and row.holds(cell)]
     setting = matching[0] if matching else Cell(row.model, "", "", "", "")
-    drawn = panel(axes, rows_of(runs, quantity), setting, shown, look, quantity, across, missing="not run")
+    drawn = panel(axes, rows_of(runs, quantity), setting, shown, styles, quantity, across, missing="not run")
     for name, value in zip(shown, row.published, strict=True):
         if not math.isnan(value):
-            style = look.line(name) | {"linestyle": "-"}
+            style = styles.line(name) | {"linestyle": "-"}
             axes.plot(
                 [0.9, 1.0],
                 [value] * 2,
@@ -129,16 +129,16 @@ def _dots(axes: Axes, table: pd.DataFrame, *, percent: bool) -> None:
         for role, fallback in (("baseline", "clip"), ("method", "troll")):
             name = str(row.get(f"{role}_name", "troll" if percent and role == "baseline" else fallback))
             entries.setdefault(name, (float(row[f"published_{role}"]), float(row[role])))
-    look = Look(entries)
+    styles = MethodStyles(entries)
     for height, (name, (published, ours)) in enumerate(entries.items()):
         style: dict[str, Any] = {
             "marker": "s",
-            "markeredgecolor": look.colour(name),
+            "markeredgecolor": styles.colour(name),
             "linestyle": "",
             "markersize": 5,
         }
         axes.plot([published], [height], markerfacecolor="none", **style)
-        axes.plot([ours], [height], markerfacecolor=look.colour(name), **style)
+        axes.plot([ours], [height], markerfacecolor=styles.colour(name), **style)
     axes.set_yticks(range(len(entries)), list(entries))
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.margins(x=0.25)

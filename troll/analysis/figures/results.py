@@ -39,7 +39,7 @@ from troll.analysis.render.panels import (
     time_axis,
     wrapped,
 )
-from troll.analysis.render.style import Look, beside, dose_families, empty, legend, styled
+from troll.analysis.render.style import MethodStyles, beside, dose_families, empty, legend, styled
 
 SUCCESS = quantity(METRICS["success"])
 _LEARNING = ("validation_success", "kl_to_old", "entropy", "response_length")
@@ -53,7 +53,7 @@ _PANEL = 2.15, 1.75
 _LEAST_OF_CURVE = 4
 """Fewer points than this are no curve."""
 
-Setting = tuple[str, str]
+_Condition = tuple[str, str]
 """Condition and estimator."""
 
 
@@ -85,14 +85,14 @@ def main_figure(
             axes.set_axis_off()
         if not lines:
             empty(panels[0, 0], "no runs")
-        look = Look(shown)
+        styles = MethodStyles(shown)
         for index, line in enumerate(lines):
             block, row = divmod(index, height)
             below = lines[index + 1] if row < height - 1 and line is not lines[-1] else ()
             for column, (base, setting) in enumerate(line):
                 axes = panels[row, block * width + column]
                 axes.set_axis_on()
-                panel(axes, success, base.setting(*setting), shown, look, SUCCESS, across)
+                panel(axes, success, base.setting(*setting), shown, styles, SUCCESS, across)
                 together.setdefault(base, []).append(axes)
                 if not complete:
                     axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
@@ -107,16 +107,16 @@ def main_figure(
                     axes.tick_params(labelleft=False)
         for same in together.values():
             limits(same, SUCCESS)
-        legend(figure, look, seeds=True)
+        legend(figure, styles, seeds=True)
     return figure
 
 
 def _lines(
     runs: pd.DataFrame, bases: Sequence[Cell]
-) -> tuple[Sequence[Sequence[tuple[Cell, Setting]]], bool]:
+) -> tuple[Sequence[Sequence[tuple[Cell, _Condition]]], bool]:
     """Base and setting of each panel of the main figure, row by row; whether that is every combination."""
     settings = _settings(runs)
-    there = {(cell.base(), (cell.condition, cell.estimator)) for cell in cells(runs)}
+    there = {(cell.base_model(), (cell.condition, cell.estimator)) for cell in cells(runs)}
     if len(settings) > _MOST_COLUMNS:
         conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
         together = wrapped(conditions, _conditions_in_a_row(len(conditions), len(names)))
@@ -190,11 +190,11 @@ def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEAR
     defaults = variants(runs)
     for default in sorted(set(defaults.values()), key=method_order):
         varied = [cell for cell in cells(runs) if defaults.get(cell.trust_region) == default]
-        names = Look({cell.trust_region for cell in varied}).methods
+        names = MethodStyles({cell.trust_region for cell in varied}).methods
         doses = dose_families(names)
         rest = [name for name in names if not any(name in own for own in doses.values())]
         for shown in (*doses.values(), *([rest] if rest else [])):
-            there = {cell.method("") for cell in varied if cell.trust_region in shown}
+            there = {cell.with_trust_region("") for cell in varied if cell.trust_region in shown}
             for cell in sorted(there, key=cell_order):
                 label = f"{cell.task}\n{cell.condition} · {cell.estimator}"
                 places.append((cell, label, [default, *shown]))
@@ -225,15 +225,15 @@ def _rows_figure(
         if not places or not present:
             empty(panels[0, 0], "no runs")
             return figure
-        look = Look({name for _, _, shown in places for name in shown})
+        styles = MethodStyles({name for _, _, shown in places for name in shown})
         for column, quantity in enumerate(present):
             rows = rows_of(runs, quantity)
             for index, (setting, label, shown) in enumerate(places):
                 block, row = divmod(index, height)
                 axes = panels[row, block * len(present) + column]
-                drawn = panel(axes, rows, setting, shown, look, quantity, spread=not apart)
+                drawn = panel(axes, rows, setting, shown, styles, quantity, spread=not apart)
                 if drawn and quantity.bound:
-                    bounds(axes, runs, setting, shown, look)
+                    bounds(axes, runs, setting, shown, styles)
                 if row == 0:
                     axes.set_title(quantity.label)
                 if row == height - 1 or index == len(places) - 1:
@@ -241,7 +241,7 @@ def _rows_figure(
                 if column == 0:
                     axes.set_ylabel(label)
                 if apart and column == len(present) - 1:
-                    beside(axes, look, shown)
+                    beside(axes, styles, shown)
         for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
             axes.set_axis_off()
         for axis in {quantity.axis or quantity.metric for quantity in present}:
@@ -249,7 +249,7 @@ def _rows_figure(
             shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
             limits(shared, present[same[0]])
         if not apart:
-            legend(figure, look, seeds=True)
+            legend(figure, styles, seeds=True)
     return figure
 
 
@@ -272,7 +272,9 @@ def final_figure(
         base: {
             setting: present
             for setting in _settings(runs)
-            if (present := [name for name in shown if base.setting(*setting).method(name) in there])
+            if (
+                present := [name for name in shown if base.setting(*setting).with_trust_region(name) in there]
+            )
         }
         for base in bases
     }
@@ -286,23 +288,27 @@ def final_figure(
         width = max(map(len, lines), default=0)
         sharey: Share = "row" if alike else "none"
         figure, panels = grid(len(lines), width, width=3.4, height=heights or 1, sharey=sharey)
-        look = Look(shown)
+        styles = MethodStyles(shown)
         for (row, column), axes in np.ndenumerate(panels):
             if not lines or column >= len(lines[row]):
                 axes.set_axis_off()
                 continue
             base = lines[row][column]
-            _points(axes, items, base, methods[base], look)
+            _points(axes, items, base, methods[base], styles)
             axes.set_title(_label(base, bases))
             if row == len(lines) - 1 or column >= len(lines[row + 1]):
                 axes.set_xlabel("test pass@1 (%)")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
-        legend(figure, look, base=True, marked=True)
+        legend(figure, styles, base=True, marked=True)
     return figure
 
 
 def _points(
-    axes: Axes, items: pd.DataFrame, base_cell: Cell, methods: Mapping[Setting, Sequence[str]], look: Look
+    axes: Axes,
+    items: pd.DataFrame,
+    base_cell: Cell,
+    methods: Mapping[_Condition, Sequence[str]],
+    styles: MethodStyles,
 ) -> None:
     """A line for each method of each setting, and an empty one after each setting."""
     ticks, line = [], 0
@@ -313,7 +319,7 @@ def _points(
             success = interval(items, cell)
             if success is None:
                 continue
-            colour = look.colour(name)
+            colour = styles.colour(name)
             each = scores(items, cell).mean(axis=1).to_numpy()
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
             single, few = each.size == 1, each.size < 3  # one seed: the choice of problems only
@@ -323,7 +329,7 @@ def _points(
             axes.plot(
                 success.estimate,
                 height,
-                look.marker(name),
+                styles.marker(name),
                 color=colour,
                 markersize=4.5,
                 markerfacecolor="white" if single else colour,
@@ -331,7 +337,7 @@ def _points(
         line += len(names) + 1
     base = interval(items, base_cell)
     if base is not None:
-        axes.axvline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
+        axes.axvline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))
     axes.set_yticks(ticks, [f"{condition} · {estimator}" for condition, estimator in methods])
     axes.set_ylim(line - 1, -1)
     axes.grid(axis="y", visible=False)
@@ -339,14 +345,14 @@ def _points(
 
 def _bases(runs: pd.DataFrame) -> list[Cell]:
     """The base models of all runs, whether or not they were graded."""
-    return sorted({cell.base() for cell in cells(runs) if cell.trust_region != BASE}, key=cell_order)
+    return sorted({cell.base_model() for cell in cells(runs) if cell.trust_region != BASE}, key=cell_order)
 
 
 def _label(base: Cell, bases: Sequence[Cell]) -> str:
     return f"{base.model} · {base.task}" if len({cell.model for cell in bases}) > 1 else base.task
 
 
-def _settings(runs: pd.DataFrame) -> list[Setting]:
+def _settings(runs: pd.DataFrame) -> list[_Condition]:
     trained = {(cell.condition, cell.estimator) for cell in cells(runs) if cell.trust_region != BASE}
     return sorted(trained, key=lambda setting: (condition_order(setting[0]), estimator_order(setting[1])))
 
@@ -355,4 +361,4 @@ def _methods(runs: pd.DataFrame, trust_regions: Sequence[str] | None) -> list[st
     present = {cell.trust_region for cell in cells(runs)} - {BASE}
     if trust_regions is not None:
         return [name for name in trust_regions if name in present]
-    return Look(present - set(variants(runs))).methods
+    return MethodStyles(present - set(variants(runs))).methods

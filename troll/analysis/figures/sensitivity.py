@@ -15,7 +15,7 @@ from troll.analysis.data.summaries import Cell, estimator_order, interval, per_r
 from troll.analysis.data.tidy import BASE
 from troll.analysis.metrics import SUMMARIES
 from troll.analysis.render.panels import Quantity, grid, limits, quantity
-from troll.analysis.render.style import Look, empty, legend, styled
+from troll.analysis.render.style import MethodStyles, empty, legend, styled
 from troll.analysis.statistics import seed_interval
 
 _LEAST_LOG = 1e-12
@@ -48,23 +48,23 @@ def sensitivity_figure(
         if not rows:
             empty(panels[0, 0], "no setting was varied")
             return figure
-        look = Look({line.family for _, _, members in rows for line in members})
+        styles = MethodStyles({line.family for _, _, members in rows for line in members})
         several = len({setting for setting, _, _ in rows}) > 1
         for row, (setting, axis, members) in enumerate(rows):
             for column, measure in enumerate(measures):
                 axes = panels[row, column]
                 for line in members:
-                    _draw(axes, line, measure, summary, items, look, name_it=len(members) > 1)
+                    _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
                 _finish(axes, axis, members, measure)
                 if measure.metric == "pass@1":
-                    _base(axes, items, members, look)
+                    _base(axes, items, members, styles)
                 if row == 0:
                     axes.set_title(measure.label)
                 if column == 0 and several:
                     axes.set_ylabel(" · ".join(setting[1:]))
         for column, measure in enumerate(measures):
             limits(list(panels[:, column]), measure)
-        legend(figure, look, base=True, marked=True)
+        legend(figure, styles, base=True, marked=True)
     return figure
 
 
@@ -74,7 +74,7 @@ def _draw(
     measure: Quantity,
     summary: pd.DataFrame,
     items: pd.DataFrame,
-    look: Look,
+    styles: MethodStyles,
     *,
     name_it: bool,
 ) -> None:
@@ -83,8 +83,8 @@ def _draw(
     mean, low, high = (np.array(part) for part in zip(*triples, strict=True))
     if np.isnan(mean).all():
         return
-    style = look.line(line.family)
-    axes.plot(x, mean, linewidth=1.6, marker=look.marker(line.family), markersize=4, zorder=3, **style)
+    style = styles.line(line.family)
+    axes.plot(x, mean, linewidth=1.6, marker=styles.marker(line.family), markersize=4, zorder=3, **style)
     axes.vlines(x, mean, high, linewidth=1.2, color=style["color"], zorder=2)
     for position, least, middle in zip(x, low, mean, strict=True):
         # As an artist of its own it does not widen the axis: a bar that reaches zero ends at the edge.
@@ -110,7 +110,7 @@ def measured(
     if measure.metric == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)
-    values = np.asarray(cell.of(summary).get(measure.metric, ()), dtype=float)
+    values = np.asarray(cell.rows(summary).get(measure.metric, ()), dtype=float)
     values = values[~np.isnan(values)]
     if not values.size:
         return np.nan, np.nan, np.nan
@@ -138,7 +138,7 @@ def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) 
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
 
 
-def _base(axes: Axes, items: pd.DataFrame, members: Sequence[Line], look: Look) -> None:
-    base = interval(items, members[0].points[0][1].base())
+def _base(axes: Axes, items: pd.DataFrame, members: Sequence[Line], styles: MethodStyles) -> None:
+    base = interval(items, members[0].points[0][1].base_model())
     if base is not None:
-        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **look.line(BASE))
+        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))

@@ -82,7 +82,7 @@ def board_table(
         present = [cell for cell in cells(results.items) if cell.trust_region in protocol.rules]
         for model, task in sorted({(cell.model, cell.task) for cell in present}):
             own = [cell for cell in present if (cell.model, cell.task) == (model, task)]
-            lines = {cell: cell.of(summary) for cell in own}
+            lines = {cell: cell.rows(summary) for cell in own}
             target = TARGET * max(float(line["final"].mean()) for line in lines.values())
             for cell in own:
                 if (task, cell.trust_region) not in best:
@@ -245,8 +245,8 @@ def _row(
     trial: Trial,
     trials: pd.DataFrame,
 ) -> dict[str, Any]:
-    _check_settings(cell.of(results.runs), cell.task, trial)
-    items, baseline = results.items, cell.method(protocol.baseline)
+    _check_settings(cell.rows(results.runs), cell.task, trial)
+    items, baseline = results.items, cell.with_trust_region(protocol.baseline)
     table = scores(items, cell)
     _check_seeds(table, cell, protocol)
     test = seed_interval(table.to_numpy())
@@ -278,7 +278,7 @@ def _row(
     else:
         row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
     row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
-    row["rollouts"] = _rollouts_to(cell.of(results.runs), target)
+    row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())
     made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
     tried = first_scores(made).to_list()

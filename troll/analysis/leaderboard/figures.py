@@ -14,7 +14,7 @@ from troll.analysis.leaderboard.contrasts import MEAN, fresh_values
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import points, points_tick
-from troll.analysis.render.style import Look, legend, styled
+from troll.analysis.render.style import MethodStyles, legend, styled
 
 _LINE = 0.17
 _NAMED = 5
@@ -32,14 +32,14 @@ def differences_figure(board: pd.DataFrame) -> Figure:
     with styled():
         figure = Figure(figsize=(3.6 * len(groups), 0.9 + _LINE * rules), layout="constrained")
         for axes, ((task, _), rows) in zip(np.ravel(figure.subplots(1, len(groups))), groups, strict=True):
-            look = Look(board["trust_region"])
-            _draw_differences(axes, rows.reset_index(drop=True), look)
+            styles = MethodStyles(board["trust_region"])
+            _draw_differences(axes, rows.reset_index(drop=True), styles)
             axes.set_title(str(task))
             axes.set_xlabel("test pass@1 minus tuned baseline (points)")
     return figure
 
 
-def _draw_differences(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+def _draw_differences(axes: Axes, rows: pd.DataFrame, styles: MethodStyles) -> None:
     axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for place, row in enumerate(rows.to_dict("records")):
         name, baseline = str(row["trust_region"]), bool(np.isnan(row["difference"]))
@@ -50,8 +50,8 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
             value,
             place,
             xerr=[[value - low], [high - value]],
-            fmt=look.marker(name),
-            color=look.colour(name),
+            fmt=styles.marker(name),
+            color=styles.colour(name),
             markersize=4,
             linewidth=1.2,
             capsize=2,
@@ -78,19 +78,21 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
     named = [*best.sort_values(ascending=False, kind="stable").index[:_NAMED], baseline, "troll"]
     with styled():
         figure = Figure(figsize=(3.2 * len(groups), 2.6), layout="constrained")
-        look = Look(set(named) & set(trials["rule"]))
+        styles = MethodStyles(set(named) & set(trials["rule"]))
         panels = np.ravel(figure.subplots(1, len(groups), sharex=True))
         for axes, (task, rows) in zip(panels, groups, strict=True):
             for rule, own in rows.groupby("rule"):
                 scores = own["score"].to_list()
                 budgets = range(1, len(scores) + 1)
                 expected = [100 * expected_best(scores, budget) for budget in budgets]
-                style = look.line(str(rule)) if rule in look.methods else {"color": "#c9c9c9", "zorder": 1}
-                axes.plot(budgets, expected, linewidth=1.4 if rule in look.methods else 0.7, **style)
+                style = (
+                    styles.line(str(rule)) if rule in styles.methods else {"color": "#c9c9c9", "zorder": 1}
+                )
+                axes.plot(budgets, expected, linewidth=1.4 if rule in styles.methods else 0.7, **style)
             axes.set_title(str(task))
             axes.set_xlabel("trials")
         panels[0].set_ylabel("validation success, expected best (%)")
-        legend(figure, look, columns=4)
+        legend(figure, styles, columns=4)
     return figure
 
 
@@ -125,9 +127,9 @@ def profile_figure(board: pd.DataFrame) -> Figure:
     with styled():
         figure = Figure(figsize=(5.2, 3.0), layout="constrained")
         axes = figure.subplots()
-        look = Look(profile.index)
-        for name in look.methods:
-            axes.step(ratios, profile.loc[name], where="post", linewidth=1.4, **look.line(name))
+        styles = MethodStyles(profile.index)
+        for name in styles.methods:
+            axes.step(ratios, profile.loc[name], where="post", linewidth=1.4, **styles.line(name))
         axes.set(
             xscale="log",
             xlim=(1, 4),
@@ -137,7 +139,7 @@ def profile_figure(board: pd.DataFrame) -> Figure:
         )
         axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
         axes.minorticks_off()
-        legend(figure, look, columns=5)
+        legend(figure, styles, columns=5)
     return figure
 
 

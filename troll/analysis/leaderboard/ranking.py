@@ -177,7 +177,7 @@ def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]
 def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
     """How many fresh seeds a rule has on the task where it has fewest."""
     counts = [
-        one.of(results.items)["seed"].nunique()
+        one.rows(results.items)["seed"].nunique()
         for results in final
         for one in cells(results.items)
         if one.trust_region == name
@@ -211,8 +211,8 @@ def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.
 
 def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
     own, other = (
-        {int(seed) for seed in one.of(results.items)["seed"].dropna()}
-        for one in (cell, cell.method(protocol.baseline))
+        {int(seed) for seed in one.rows(results.items)["seed"].dropna()}
+        for one in (cell, cell.with_trust_region(protocol.baseline))
     )
     wanted = protocol.seeds[: len(own)]
     if unlike := sorted(own ^ set(wanted)):
@@ -225,7 +225,7 @@ def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
             f"{protocol.baseline}: {cell.task}: no fresh run with seed {lacking[0]}, which "
             f"{cell.trust_region} has; finish those of the baseline first"
         )
-    pair = paired_scores(results.items, cell, cell.method(protocol.baseline))
+    pair = paired_scores(results.items, cell, cell.with_trust_region(protocol.baseline))
     assert pair is not None
     values = (pair[0] - pair[1]).mean(axis=1)
     return values.set_axis(values.index.astype(int)).loc[wanted]

@@ -19,7 +19,7 @@ from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, curve
 from troll.analysis.metrics import Metric, Summary
-from troll.analysis.render.style import Look, empty
+from troll.analysis.render.style import MethodStyles, empty
 
 Share = Literal["none", "row", "col"]
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def panel(
     rows: pd.DataFrame,
     setting: Cell,
     shown: Sequence[str],
-    look: Look,
+    styles: MethodStyles,
     quantity: Quantity,
     across: Across = STEPS,
     missing: str = "no values",
@@ -97,7 +97,7 @@ def panel(
         rows: ``rows_of`` the quantity.
         setting: the setting; its trust region is ignored.
         shown: methods.
-        look: their colours and dashes.
+        styles: their colours and dashes.
         quantity: what to draw.
         across: the horizontal axis.
         missing: what an empty panel says.
@@ -108,7 +108,7 @@ def panel(
     """
     drawn = False
     for name in shown:
-        mine = setting.method(name).of(rows)
+        mine = setting.with_trust_region(name).rows(rows)
         table = _held(mine, curve(mine, quantity.metric))
         if quantity.complement:
             table = 1 - table
@@ -119,7 +119,7 @@ def panel(
         drawn = True
         # Validation is measured on some steps only, and a seed may have stopped early.
         x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
-        style = look.line(name)
+        style = styles.line(name)
         known = ~np.isnan(values).all(axis=1)
         if spread:
             for seed in values.T:
@@ -195,13 +195,13 @@ def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
     return Across(f"{clock} seconds", 1.0)
 
 
-def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], look: Look) -> None:
+def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], styles: MethodStyles) -> None:
     """A dotted line at the KL bound of every method that has one in its settings."""
     for name in shown:
-        recorded = settings_by(setting.method(name).of(runs), ["run_id"])
+        recorded = settings_by(setting.with_trust_region(name).rows(runs), ["run_id"])
         bound = {float(settings.get("trust_region/settings/kl_bound", "nan")) for _, settings in recorded}
         for value in sorted(value for value in bound if value == value):
-            axes.axhline(value, color=look.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
+            axes.axhline(value, color=styles.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
 
 
 def limits(panels: Sequence[Axes], quantity: Quantity) -> None:

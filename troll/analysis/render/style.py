@@ -93,7 +93,7 @@ def dose_families(names: Sequence[str]) -> dict[str, list[str]]:
     return {family: own for family, own in groups.items() if len(own) > 1}
 
 
-class Look:
+class MethodStyles:
     """Colours, dashes and markers of methods; clip dashed and troll solid, as in the paper."""
 
     def __init__(self, trust_regions: Iterable[str]):
@@ -105,26 +105,26 @@ class Look:
         families = list(dict.fromkeys(doses.values()))
         for index, name in enumerate(self.methods):
             if name in _COLOURS:
-                look: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
+                styles: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
             elif name in doses and families.index(doses[name]) < len(_HUES):
                 own = [other for other in self.methods if doses.get(other) == doses[name]]
                 shade, hues = own.index(name), _HUES[families.index(doses[name])]
-                look = {
+                styles = {
                     "color": hues[min(shade, len(hues) - 1)],
                     "linestyle": _FURTHER_DASHES[shade % len(_FURTHER_DASHES)],
                 }
             else:
-                look = {
+                styles = {
                     "color": _FURTHER[further % len(_FURTHER)],
                     "linestyle": _FURTHER_DASHES[further % len(_FURTHER_DASHES)],
                 }
                 further += 1
-            self._of[name] = look | {"marker": MARKERS[index % len(MARKERS)]}
+            self._of[name] = styles | {"marker": MARKERS[index % len(MARKERS)]}
 
     def line(self, trust_region: str) -> dict[str, Any]:
         """Keywords for a line: colour and dashes."""
-        look = self._of[trust_region]
-        return {"color": look["color"], "linestyle": look["linestyle"]}
+        styles = self._of[trust_region]
+        return {"color": styles["color"], "linestyle": styles["linestyle"]}
 
     def colour(self, trust_region: str) -> str:
         """The colour of a method."""
@@ -137,7 +137,7 @@ class Look:
 
 def legend(
     figure: Figure,
-    look: Look,
+    styles: MethodStyles,
     *,
     base: bool = False,
     marked: bool = False,
@@ -150,7 +150,7 @@ def legend(
 
     Args:
         figure: the figure.
-        look: its methods, as thick lines that show the dashes.
+        styles: its methods, as thick lines that show the dashes.
         base: whether the base model is shown.
         marked: whether lines have markers.
         published: whether published end values are shown, as short thick lines.
@@ -158,11 +158,11 @@ def legend(
         y: lower edge in the figure's height.
         columns: most entries in a line.
     """
-    names = [*look.methods, *([BASE] if base else [])]
-    handles: list[Any] = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
+    names = [*styles.methods, *([BASE] if base else [])]
+    handles: list[Any] = [mpl.lines.Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
     for name, handle in zip(names, handles, strict=True):
         if marked and name != BASE:
-            handle.set(marker=look.marker(name), markersize=4.5)
+            handle.set(marker=styles.marker(name), markersize=4.5)
     labels = ["base model" if name == BASE else name for name in names]
     if published:
         handles.append(mpl.lines.Line2D([], [], linewidth=4, color="#9a9a9a"))
@@ -182,9 +182,9 @@ def legend(
     )
 
 
-def beside(axes: Axes, look: Look, names: Sequence[str]) -> None:
+def beside(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
     """A legend of some methods to the right of a panel."""
-    handles = [mpl.lines.Line2D([], [], linewidth=2, **look.line(name)) for name in names]
+    handles = [mpl.lines.Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)
 
 

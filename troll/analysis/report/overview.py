@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from troll.analysis.claims.ledger import to_short_markdown
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.contrasts import sentence
@@ -31,7 +31,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
 """Directories of results that are no experiment, with the file to begin with and what they answer."""
 
 
-def page(results: Results, judged: Sequence[Judged], directory: Path) -> str:
+def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> str:
     """The page of an experiment: verdicts, figures, and every table that is there.
 
     Args:
@@ -76,7 +76,7 @@ def _size(runs: pd.DataFrame) -> str:
     return f"{trained['run_id'].nunique():,} runs of {seeds} seeds on {listed(sorted(set(trained['task'])))}."
 
 
-def _verdicts(judged: Sequence[Judged]) -> str:
+def _verdicts(judged: Sequence[ClaimVerdict]) -> str:
     known = [one for one in judged if one.verdict != "not run"]
     return (
         f"## Verdicts\n\n{to_short_markdown(known)}\nNumbers behind them: [`claims.md`](claims.md)."

@@ -10,7 +10,7 @@ import pandas as pd
 
 from troll.analysis.captions import caption
 from troll.analysis.claims import ledger
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import DIGESTS
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import planned_seeds, require_one
@@ -26,7 +26,7 @@ from troll.common.files import read_json
 
 def make_page(
     results: Results,
-    judged: Sequence[Judged],
+    judged: Sequence[ClaimVerdict],
     directory: Path,
     out: Path,
     *,
@@ -79,7 +79,7 @@ def _chapter(title: str, parts: Iterable[Section]) -> Section:
     return Section(title, (f"<nav>{links}</nav>\n" if len(named) > 1 else "") + body)
 
 
-def _verdicts(results: Results, judged: Sequence[Judged], replication: Sequence[str]) -> Section:
+def _verdicts(results: Results, judged: Sequence[ClaimVerdict], replication: Sequence[str]) -> Section:
     first, *others = map(str.strip, replication or [""])
     repeated = f"<p><strong>{html.escape(first)}.</strong></p>\n" if first else ""
     repeated += bullets(others) if others else ""

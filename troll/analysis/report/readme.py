@@ -15,7 +15,7 @@ import pandas as pd
 
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.ledger import to_short_markdown
-from troll.analysis.claims.verdicts import Judged
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
@@ -44,13 +44,13 @@ def blocks(
     main: pd.DataFrame,
     items: pd.DataFrame,
     *,
-    judged: Sequence[Judged] = (),
+    judged: Sequence[ClaimVerdict] = (),
     family: pd.DataFrame | None = None,
     runs: pd.DataFrame | None = None,
     board: pd.DataFrame | None = None,
     waiting: int = 0,
     early: Mapping[str, float] | None = None,
-    benchmark: Sequence[Judged] = (),
+    benchmark: Sequence[ClaimVerdict] = (),
     places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     method: str = "troll",
     baseline: str = BASELINE,
@@ -94,7 +94,7 @@ def top_of(
     board: pd.DataFrame,
     waiting: int = 0,
     early: Mapping[str, float] | None = None,
-    benchmark: Sequence[Judged] = (),
+    benchmark: Sequence[ClaimVerdict] = (),
     method: str = "troll",
     places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
 ) -> str:
@@ -303,8 +303,8 @@ def _against_base(items: pd.DataFrame, known: pd.DataFrame, methods: tuple[str, 
                 for interval in [_to_base(items, cell)]
                 if interval is not None
             ]
-            below = sum(interval.verdict() == "lower" for interval in intervals)
-            unclear = sum(interval.verdict() == "no clear difference" for interval in intervals)
+            below = sum(interval.reading() == "lower" for interval in intervals)
+            unclear = sum(interval.reading() == "no clear difference" for interval in intervals)
             if below or unclear:
                 parts = [f"below it in {below}"] if below else []
                 parts += [f"not clearly different from it in {unclear}"] if unclear else []
@@ -315,7 +315,7 @@ def _against_base(items: pd.DataFrame, known: pd.DataFrame, methods: tuple[str, 
 
 
 def _to_base(items: pd.DataFrame, cell: Cell) -> Interval | None:
-    return difference(items, cell, cell.base())
+    return difference(items, cell, cell.base_model())
 
 
 def _count(number: int, noun: str) -> str:

@@ -53,7 +53,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
     present, varied = set(cells(items)), variants(items)
     for cell in sorted(present, key=cell_order):
         known = cell.trust_region not in (BASE, baseline) and cell.trust_region not in varied
-        if known and {cell.method(baseline), cell.base()} <= present:
+        if known and {cell.with_trust_region(baseline), cell.base_model()} <= present:
             by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
     rows = []
     for setting, group in sorted(
@@ -62,7 +62,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
     ):
         model, condition, method = setting
         own = [_normalised(items, cell) for cell in group]
-        other = [_normalised(items, cell.method(baseline)) for cell in group]
+        other = [_normalised(items, cell.with_trust_region(baseline)) for cell in group]
         row: dict[str, Any] = {"model": model, "condition": condition, "trust_region": method}
         row |= {
             "settings": len(group),
@@ -111,7 +111,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
 
 def _normalised(items: pd.DataFrame, cell: Cell) -> Array:
     """Test pass@1 of every seed on the way from the base model (0) to the ceiling (1) [S]."""
-    own, base = (scores(items, one).to_numpy().mean(axis=1) for one in (cell, cell.base()))
+    own, base = (scores(items, one).to_numpy().mean(axis=1) for one in (cell, cell.base_model()))
     room = 1 - float(base.mean())
     return np.asarray((own - base.mean()) / room if room else np.zeros_like(own))
 

@@ -109,7 +109,7 @@ def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASE
     return [
         cell
         for cell in sorted((cell for cell in present if cell.model in kinds), key=order)
-        if cell.trust_region not in (BASE, baseline, *varied) and cell.method(baseline) in present
+        if cell.trust_region not in (BASE, baseline, *varied) and cell.with_trust_region(baseline) in present
     ]
 
 
@@ -134,14 +134,14 @@ def _row(
     summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell], baseline: str
 ) -> dict[str, Any] | None:
     """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
-    pairs = {cell: paired_scores(items, cell, cell.method(baseline)) for cell in chosen}
+    pairs = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
     known = {cell: pair for cell, pair in pairs.items() if pair is not None}
     if not known:
         return None
     differences = [(own - other).mean(axis="columns") for own, other in known.values()]
     by_seed = [dict(zip(map(float, one.index), one.tolist(), strict=True)) for one in differences]
     effects = np.asarray([one.mean() for one in differences])
-    bases = [table.to_numpy().mean() for cell in known if len(table := scores(items, cell.base()))]
+    bases = [table.to_numpy().mean() for cell in known if len(table := scores(items, cell.base_model()))]
     least = min(map(len, by_seed))
     row: dict[str, Any] = {
         "base_models": len({cell.model for cell in known}),
@@ -169,12 +169,12 @@ def _official(summary: pd.DataFrame, known: Sequence[Cell], baseline: str) -> di
     if OFFICIAL_METRIC not in summary:
         return {}
     asked = {
-        "base": [cell.base() for cell in known],
-        "baseline": [cell.method(baseline) for cell in known],
+        "base": [cell.base_model() for cell in known],
+        "baseline": [cell.with_trust_region(baseline) for cell in known],
         "method": known,
     }
     means = {
-        name: [spread(cell.of(summary)[OFFICIAL_METRIC])[0] for cell in cells]
+        name: [spread(cell.rows(summary)[OFFICIAL_METRIC])[0] for cell in cells]
         for name, cells in asked.items()
     }
     return {f"official_{name}": spread(values)[0] for name, values in means.items()}

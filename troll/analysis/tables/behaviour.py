@@ -61,7 +61,7 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
     rows = []
     for cell in _trained(runs):
         goal = target if target is not None else _target(success, summary, cell)
-        lines, firsts = cell.of(summary), _reached(cell.of(success), goal)
+        lines, firsts = cell.rows(summary), _reached(cell.rows(success), goal)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row |= {"seeds": len(firsts), "target": goal, "reached": sum(math.isfinite(s) for s, _ in firsts)}
         row["steps_to"], row["hours_to"] = (float(np.median(part)) for part in zip(*firsts, strict=True))
@@ -121,7 +121,9 @@ def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> dict[s
     names = ("area_difference", "area_difference_low", "area_difference_high")
     if cell.trust_region == baseline:
         return dict.fromkeys(names, math.nan)
-    first, second = (part.of(summary).set_index("seed")["area"] for part in (cell, cell.method(baseline)))
+    first, second = (
+        part.rows(summary).set_index("seed")["area"] for part in (cell, cell.with_trust_region(baseline))
+    )
     seeds = first.index.intersection(second.index)
     if seeds.empty:
         return dict.fromkeys(names, math.nan)
@@ -142,7 +144,7 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
     summary = per_run(runs)
     rows = []
     for cell in _trained(runs):
-        lines = cell.of(summary)
+        lines = cell.rows(summary)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row |= {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
         row["drop"], row["drop_sd"] = spread(lines["drop"])
@@ -175,10 +177,10 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _collapsed(runs: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> int:
-    lines, base = cell.of(summary), cell.base().of(summary)
+    lines, base = cell.rows(summary), cell.base_model().rows(summary)
     if len(base) and "pass@1" in lines:
         return int((lines["pass@1"] < COLLAPSED * float(base["pass@1"].iloc[0])).sum())
-    first = curve(cell.of(runs), "success").bfill().iloc[0]
+    first = curve(cell.rows(runs), "success").bfill().iloc[0]
     final = lines.set_index("seed")["final"]
     return int((final < COLLAPSED * first.reindex(final.index)).sum())
 
@@ -204,7 +206,7 @@ def power_table(
     for cell in cells(items):
         if method not in (cell.trust_region, varied.get(cell.trust_region)):
             continue
-        changes = seed_differences(items, cell, cell.method(baseline))
+        changes = seed_differences(items, cell, cell.with_trust_region(baseline))
         if not changes.size:
             continue
         _, deviation = spread(changes)

@@ -43,13 +43,13 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         present = set(cells(tested))
         varied = variants(here)
         for cell in cells(tested):
-            other = cell.method(varied.get(cell.trust_region, baseline))
+            other = cell.with_trust_region(varied.get(cell.trust_region, baseline))
             if cell.trust_region in (BASE, baseline) or other not in present:
                 continue
             interval = difference(tested, cell, other)
             if interval is None:
                 continue
-            same = (made_first(experiment, one.of(names)["run_id"], first) for one in (cell, other))
+            same = (made_first(experiment, one.rows(names)["run_id"], first) for one in (cell, other))
             rows.setdefault((cell, other, *same), _row(experiment, tested, cell, other, interval))
     frame = pd.DataFrame(list(rows.values()))
     if len(frame):

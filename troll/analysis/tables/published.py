@@ -240,7 +240,7 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
             settings = {cell.setting(cell.condition, cell.estimator) for cell in matching}
             lone = [cell for cell in here if cell.trust_region == row.baseline]
             matching += [
-                cell.method(row.method)
+                cell.with_trust_region(row.method)
                 for cell in lone
                 if cell.setting(cell.condition, cell.estimator) not in settings
             ]
@@ -281,7 +281,11 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
     }
     shown |= {"condition": cell.condition if cell else row.condition.strip("*"), "quantity": row.quantity}
     shown |= {"baseline_name": row.baseline, "method_name": cell.trust_region if cell else row.method}
-    lines = [part.of(summary) for part in (cell.method(row.baseline), cell)] if cell else [pd.DataFrame()] * 2
+    lines = (
+        [part.rows(summary) for part in (cell.with_trust_region(row.baseline), cell)]
+        if cell
+        else [pd.DataFrame()] * 2
+    )
     ours = [spread(part.get(row.measure, ())) for part in lines]
     known = not all(math.isnan(mean) for mean, _ in ours)
     shown |= {"seeds": max(map(len, lines)), "status": "run" if known else "not run"}
@@ -294,7 +298,7 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
         }
     gain, gain_low, gain_high = ours[1][0] - ours[0][0], math.nan, math.nan
     if cell is not None and row.measure == "pass@1":
-        interval = difference(items, cell, cell.method(row.baseline))
+        interval = difference(items, cell, cell.with_trust_region(row.baseline))
         if interval is not None:
             gain, gain_low, gain_high = interval.estimate, interval.low, interval.high
     shown |= {"published_gain": row.published[1] - row.published[0], "gain": gain}

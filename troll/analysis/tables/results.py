@@ -150,7 +150,7 @@ def ablation_table(
     for default in sorted(set(defaults.values()), key=method_order):
         varied = {cell for cell in known if defaults.get(cell.trust_region) == default}
         chosen = {cell.trust_region for cell in varied} | {default}
-        settings = {cell.method(default) for cell in varied}
+        settings = {cell.with_trust_region(default) for cell in varied}
         wanted = (
             chosen,
             (*_of_test(runs, "pass@1"), *ABLATION_METRICS),
@@ -179,13 +179,13 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
     require_one(runs)
     summary, rows = per_run(runs), []
     for cell in cells(runs):
-        train = cell.of(runs)
+        train = cell.rows(runs)
         train = train[train["source"] == "train"]
         if train.empty:
             continue
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = train["seed"].nunique()
-        own = cell.of(summary)
+        own = cell.rows(summary)
         for metric, how in _CONSTRAINT_CHECK.items():
             if how == "mean":
                 row[metric] = _mean_over_steps(own, f"mean/{metric}")
@@ -221,7 +221,7 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
     metrics = sorted(set(runs.loc[runs["source"] == "test", "metric"]), key=_test_order)
     rows = []
     for cell in cells(runs):
-        lines = cell.of(summary)
+        lines = cell.rows(summary)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None
         for metric in metrics:
@@ -269,10 +269,10 @@ def _table(
     wanted |= {Cell(model, task, "", "", BASE) for model in models for task in skipped if BASE in chosen}
     wanted = {cell for cell in wanted if cell.trust_region in chosen}
     if settings is not None:
-        wanted = {cell for cell in wanted if cell.method(reference) in settings}
+        wanted = {cell for cell in wanted if cell.with_trust_region(reference) in settings}
     rows = []
     for cell in sorted(wanted, key=cell_order):
-        lines = cell.of(summary)
+        lines = cell.rows(summary)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None
         row["planned"] = planned.get(cell)
@@ -294,7 +294,7 @@ def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
     axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
     methods = sorted(chosen & {cell.trust_region for cell in trained})
     planned = {Cell(*names) for names in itertools.product(*axes, methods)}
-    return planned | {cell.base() for cell in planned if BASE in chosen}
+    return planned | {cell.base_model() for cell in planned if BASE in chosen}
 
 
 def _count(lines: pd.DataFrame) -> int:
@@ -306,15 +306,15 @@ def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, An
     empty["p"] = math.nan
     if cell.trust_region in (reference, BASE):
         return empty
-    interval = difference(items, cell, cell.method(reference))
+    interval = difference(items, cell, cell.with_trust_region(reference))
     if interval is None:
         return empty
     return {
         "difference": interval.estimate,
         "difference_low": interval.low,
         "difference_high": interval.high,
-        "reading": interval.verdict(),
-        "p": paired_p_value(seed_differences(items, cell, cell.method(reference))),
+        "reading": interval.reading(),
+        "p": paired_p_value(seed_differences(items, cell, cell.with_trust_region(reference))),
     }
 
 

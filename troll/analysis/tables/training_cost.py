@@ -37,7 +37,7 @@ def training_cost_table(
         own = _costs(summary, cell)
         other = _costs(summary, Cell(cell.model, cell.task, cell.condition, reference, baseline))
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-        row["seeds"] = len(cell.of(summary))
+        row["seeds"] = len(cell.rows(summary))
         for name, (mean, deviation) in own.items():
             row[name], row[f"{name}_sd"] = mean, deviation
         row["cpu_ratio"] = own["batch_cpu_s"][0] / other["batch_cpu_s"][0]
@@ -61,7 +61,7 @@ def training_cost_table(
 
 
 def _costs(summary: pd.DataFrame, cell: Cell) -> dict[str, tuple[float, float]]:
-    lines = cell.of(summary)
+    lines = cell.rows(summary)
     none = (math.nan, math.nan)
     names = ("batch_s", "batch_cpu_s", "peak_gib")
     return {name: spread(lines[name]) if name in lines and len(lines) else none for name in names}

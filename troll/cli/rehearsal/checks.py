@@ -29,7 +29,7 @@ class Check:
         return f"{_MARKS[self.state]:8}{self.name:18}{self.key}{': ' if self.key else ''}{self.found}"
 
 
-def verdict(name: str, failures: Iterable[Check], otherwise: str) -> list[Check]:
+def failures_or_ok(name: str, failures: Iterable[Check], otherwise: str) -> list[Check]:
     """The failures and notes of a check, or the one line that all is well."""
     found = list(failures)
     return found if any(item.state == "failed" for item in found) else [*found, Check(name, "ok", otherwise)]

@@ -11,7 +11,7 @@ from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
 from troll.analysis.metrics import METRICS
 from troll.analysis.registry import stems
 from troll.cli.outputs import entries_of
-from troll.cli.rehearsal.checks import Check, State, verdict
+from troll.cli.rehearsal.checks import Check, State, failures_or_ok
 from troll.experiment.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def check_figures(experiment: Experiment) -> list[Check]:
     found = (
         f"{len(drawn)} figures of the full plan in {time.process_time() - begun:.0f} s, the largest {largest}"
     )
-    return verdict("figures", [check for check in drawn if check.state != "ok"], found)
+    return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], found)
 
 
 def _height(found: str) -> int:

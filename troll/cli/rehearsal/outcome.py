@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from troll.cli.rehearsal.checks import Check, verdict
+from troll.cli.rehearsal.checks import Check, failures_or_ok
 from troll.cli.rehearsal.shrink import PROCESSES
 from troll.common.files import read_json, read_jsonl
 from troll.experiment.experiment import BASE, Experiment, Run
@@ -101,7 +101,7 @@ def check_runs(experiment: Experiment, root: Path) -> list[Check]:
     several = [run for run in by_name.values() if run.condition.endswith(PROCESSES)]
     words = f", one of them with {several[0].condition.split('-')[-2]} processes" if several else ""
     found = f"{len(by_name)} trained, sampled and graded{words}"
-    return verdict("runs", [*others, *_each("runs", bad, list(by_name.values()))], found)
+    return failures_or_ok("runs", [*others, *_each("runs", bad, list(by_name.values()))], found)
 
 
 def check_gradients(done: Sequence[Done]) -> list[Check]:
@@ -114,7 +114,7 @@ def check_gradients(done: Sequence[Done]) -> list[Check]:
         elif max(norms) == 0 and min(item.values("groups_without_signal"), default=0.0) < 1:
             bad[item.run] = "every gradient is zero"
     largest = max((max(item.values("grad_norm"), default=0.0) for item in done), default=0.0)
-    return verdict(
+    return failures_or_ok(
         "gradients", _each("gradients", bad, [item.run for item in done]), f"finite, up to {largest:.3g}"
     )
 
@@ -129,7 +129,9 @@ def check_policies(done: Sequence[Done]) -> list[Check]:
         before, after = load_file(base), load_file(item.directory / "checkpoint/model.safetensors")
         if all(before[name].equal(after[name]) for name in before.keys() & after.keys()):
             bad[item.run] = "the policy has not moved"
-    return verdict("policies", _each("policies", bad, [item.run for item in done]), f"{len(done)} moved")
+    return failures_or_ok(
+        "policies", _each("policies", bad, [item.run for item in done]), f"{len(done)} moved"
+    )
 
 
 def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Check]:
@@ -166,7 +168,9 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
     ]
     if not used and not failures:
         return []
-    return verdict("projections", failures, f"within their bounds, and the solver used, by {', '.join(used)}")
+    return failures_or_ok(
+        "projections", failures, f"within their bounds, and the solver used, by {', '.join(used)}"
+    )
 
 
 def _projects(rule: str) -> bool:
@@ -180,7 +184,7 @@ def check_endings(done: Sequence[Done]) -> list[Check]:
     shares = {item.run: min(item.values("truncated"), default=1.0) for item in done}
     bad = {run: "no response has ended" for run, share in shares.items() if share >= 1}
     ended = sum(share < 1 for share in shares.values())
-    return verdict(
+    return failures_or_ok(
         "endings", _each("endings", bad, list(shares)), f"responses ended in {ended} of {len(done)} runs"
     )
 
@@ -193,7 +197,7 @@ def check_pages(experiment: Experiment, root: Path) -> list[Check]:
         for key, place in places.items()
         if not (place / "page.html").exists()
     ]
-    return verdict("pages", missing, f"{len(places)} pages with their tables, figures and verdicts")
+    return failures_or_ok("pages", missing, f"{len(places)} pages with their tables, figures and verdicts")
 
 
 def check_marks(root: Path) -> list[Check]:
@@ -207,7 +211,7 @@ def check_marks(root: Path) -> list[Check]:
     failures = [
         Check("marks", "failed", "does not say that it is a rehearsal's", str(path)) for path in bare[:3]
     ]
-    return verdict(
+    return failures_or_ok(
         "marks", failures, f"{len(tables)} tables and {len(manifests)} manifests say what they are"
     )
 
@@ -241,7 +245,7 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
                 found = f"{row.baseline} of {row.model} on {row.data} was run, and is not shown"
                 failures.append(Check("published", "failed", found, f"tables.published_{name}"))
     found = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
-    return verdict("published", failures[:3], found)
+    return failures_or_ok("published", failures[:3], found)
 
 
 def _setting(row: Any, run: Run) -> bool:

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from troll.cli.rehearsal.checks import Check, State, verdict
+from troll.cli.rehearsal.checks import Check, State, failures_or_ok
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment
@@ -151,4 +151,4 @@ def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Ch
     ]
     names = ", ".join(item.name for item in partitions)
     found = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
-    return verdict(_NAME, [*told, *_failures(experiment, path, partitions)], found)
+    return failures_or_ok(_NAME, [*told, *_failures(experiment, path, partitions)], found)

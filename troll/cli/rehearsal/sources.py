@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from troll.cli.rehearsal.checks import Check, verdict
+from troll.cli.rehearsal.checks import Check, failures_or_ok
 from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
@@ -183,7 +183,7 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
         "package": "in a package, which pip was not asked for",
     }
     counted = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    return verdict("models", _model_failures(experiment, runs), ", ".join(counted))
+    return failures_or_ok("models", _model_failures(experiment, runs), ", ".join(counted))
 
 
 def _template_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
@@ -213,7 +213,7 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     if not hubs:
         return []
     others = sum(hub.chat_template_of is not None for hub in hubs.values())
-    return verdict(
+    return failures_or_ok(
         "chat templates", _template_failures(experiment, runs), f"{len(hubs)} models, {others} take another's"
     )
 
@@ -270,5 +270,6 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
         failures.insert(0, Check("data", "note", f"not here, built-in rows stand in: {', '.join(absent)}"))
     total = here + len(absent)
     return Data(
-        verdict("data", failures, f"{here} of {total} sets read on this machine") if total else [], absent
+        failures_or_ok("data", failures, f"{here} of {total} sets read on this machine") if total else [],
+        absent,
     )

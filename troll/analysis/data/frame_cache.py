@@ -10,7 +10,7 @@ import pandas as pd
 _Result = TypeVar("_Result")
 
 
-def once(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
+def cached_per_frame(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
     """Remembers what was computed from a table, which nobody changes in place, as long as the table lives."""
     known: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
 
