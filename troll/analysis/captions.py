@@ -21,25 +21,14 @@ def captions() -> Mapping[str, str]:
 
 
 def caption(name: str) -> str:
-    """One text.
-
-    Raises:
-        UserError: there is none of this name.
-    """
+    """One text."""
     if name not in captions():
         raise UserError(f"{_FILE}: has no text {name}; add one below a line `.. _{name}:`")
     return captions()[name]
 
 
 def write_captions(directory: Path) -> Path:
-    """Writes each text to a file of its own, ``<name>.rst``, as Snakemake's report wants them.
-
-    Args:
-        directory: gets the files; those that are right already are left alone.
-
-    Returns:
-        The directory.
-    """
+    """Writes each text to a file of its own, ``<name>.rst``, as Snakemake's report wants them."""
     for name, text in captions().items():
         path = directory / f"{name}.rst"
         if not path.exists() or path.read_text(encoding="utf-8") != text:

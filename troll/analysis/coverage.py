@@ -194,9 +194,6 @@ def _average_row(scenario: str, seeds: int, interval: str, ends: Array) -> dict[
 def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
     """Coverage and width of every kind of interval in every scenario.
 
-    Args:
-        trials: N, simulated experiments for each scenario and number of seeds.
-
     Returns:
         One row per scenario, number of seeds and method, and nine of averages over settings: ``covers``
         (share of intervals that hold the true difference on the problems of the test split),

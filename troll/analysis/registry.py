@@ -142,16 +142,7 @@ def wanted(
     published: bool,
     group: str | None = None,
 ) -> list[Entry]:
-    """The tables or figures of an experiment, or of a group of its runs.
-
-    Args:
-        kind: table or figure.
-        variants: whether a rule is run with other settings beside its own.
-        crossed: whether learning rate and staleness are varied together.
-        base_models: whether a kind of model has several base models.
-        published: whether the paper's numbers are wanted.
-        group: the group's name; it gets the published ones that are about its runs.
-    """
+    """The tables or figures of an experiment, or of a group of its runs."""
     there: dict[When, bool] = {"always": True, "variants": variants, "crossed": crossed}
     there |= {"base models": base_models, "published": published}
     return [
@@ -166,12 +157,6 @@ def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
 
     A method is a variant of the method that bears the name of the rule which both record: ``troll-kl0.01``
     with rule ``troll`` is a variant where ``troll`` is a method too.
-
-    Args:
-        rules: the rule of each method, as the runs record it.
-
-    Returns:
-        The method that it varies, by name of the variant.
     """
     return {name: rule for name, rule in rules.items() if name != rule and rule in rules}
 

@@ -22,11 +22,7 @@ _NAMED = 8
 
 
 def claims_of(experiment: Experiment) -> list[Claim]:
-    """The claims that an experiment names, read and checked.
-
-    Raises:
-        UserError: a file is missing or broken, or a field is wrong.
-    """
+    """The claims that an experiment names, read and checked."""
     return read_claims([claims_file(name) for name in experiment.claims])
 
 
@@ -34,10 +30,6 @@ def without_runs(claims: Sequence[Claim], experiment: Experiment) -> list[Claim]
     """The claims that no run is about: there is none of the method, or none of the baseline beside it.
 
     Only the runs can tell what else a claim needs: enough seeds, its metric, a baseline that stays as near.
-
-    Args:
-        claims: of the experiment.
-        experiment: checked.
     """
     cells = _cells(experiment)
     return [claim for claim in claims if not any(_about(claim, experiment, cells))]

@@ -369,8 +369,6 @@ def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = Tru
 
     Args:
         experiment: what the machine is to run; None only lists what there is.
-        results: the directory that holds results.
-        ask_hub: whether to send the hub one request.
     """
     needs = needs_of(experiment) if experiment else Needs()
     checks: tuple[Callable[[Needs], Finding | None], ...] = (

@@ -62,13 +62,6 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
     """Downloads models and data, and pins both in the lock file; what is there is checked, not fetched again.
 
     Every part is tried, whatever becomes of the others; a table at the end says which downloads failed.
-
-    Args:
-        experiment: checked.
-        groups: of its runs; none for all.
-
-    Raises:
-        UserError: no such group, or a download failed.
     """
     runs = runs_of(experiment, list(groups))
     models, data = needed_models(experiment, runs), needed_data(experiment, runs)

@@ -17,9 +17,6 @@ def known_context(model_id: str) -> int | None:
     """A model's ``max_position_embeddings``, from the mirror or the hub's cache; None where neither tells.
 
     Nothing is downloaded.
-
-    Raises:
-        UserError: the environment names a mirror that is no directory, or the model there has no config.json.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -48,11 +45,7 @@ def _context_of(model: ModelSettings) -> int | None:
 
 
 def wheel_state(wheel: Wheel) -> tuple[Literal["ok", "note", "missing"], str, str]:
-    """Whether a package's model is kept, in the mirror, or left to pip: state, what was found, what to do.
-
-    Raises:
-        UserError: see `troll.training.wheel_model.kept_at` and `troll.training.wheel_model.in_mirror`.
-    """
+    """Whether a package's model is kept, in the mirror, or left to pip: state, what was found, what to do."""
     from troll.training.wheel_model import in_mirror, kept_at, title
 
     if (kept := kept_at(wheel)) is not None:

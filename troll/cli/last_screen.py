@@ -32,12 +32,8 @@ def last_screen(
     """The lines of the last screen.
 
     Args:
-        judged: the verdicts on claims that concern the experiment.
-        replication: lines about the release, as from `replication_of`; those that are indented are details.
         page: where everything is shown; None where it was not made.
-        ended: how many runs there are, and why no further ones were begun.
         log: where the log is; empty where it is named later.
-        lines: how many there may be.
 
     Returns:
         Whether it replicated; the claims, decided ones first; how many are decided; what more seeds would
@@ -98,14 +94,7 @@ def _needs(one: ClaimVerdict) -> str:
 
 
 def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
-    """The last screen of an experiment whose seeds are fixed, from its results.
-
-    Args:
-        experiment: that was run.
-        root: directory of its results.
-        page: as above.
-        lines: how many there may be.
-    """
+    """The last screen of an experiment whose seeds are fixed, from its results."""
     from troll.analysis.claims.verdicts import judge
     from troll.analysis.data.replication import replication_of
     from troll.analysis.data.results import read_results

@@ -189,18 +189,7 @@ def board(
 def run_rounds(
     known: "Protocol", files: Path, cores: int, protocol: Path, only: str | None = None
 ) -> list[Path]:
-    """Runs all rounds of tuning, one after the other, and returns the directories of their results.
-
-    Args:
-        known: the protocol, with the rules that are meant.
-        files: directory of the experiment files.
-        cores: of this machine.
-        protocol: the file.
-        only: a rule of one's own that alone is run, in experiments of its own.
-
-    Raises:
-        UserError: an experiment failed, or what it left does not fit the protocol.
-    """
+    """Runs all rounds of tuning, one after the other, and returns the directories of their results."""
     from troll.analysis.leaderboard.inputs import kept_for, trial_scores
     from troll.analysis.leaderboard.protocol import round_experiment, trials_experiment
 
@@ -226,16 +215,8 @@ def run_fresh(
     """Runs the fresh seeds, look by look where the protocol ranks rules; returns where their results are.
 
     Args:
-        known: the protocol, with the rules that are meant.
-        best: the trial that each rule goes on with, by task and name.
-        files: directory of the experiment files.
-        cores: of this machine.
-        protocol: the file.
         only: a rule of one's own that alone is run, in experiments of its own; it is compared with the
             baseline in ``results/<name>-<task>``.
-
-    Raises:
-        UserError: an experiment failed, or what it left does not fit the protocol.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.own_rule import beside, read_finals
@@ -262,16 +243,7 @@ def run_fresh(
 
 
 def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":
-    """The runs of all rounds of tuning that are done, as one tidy table.
-
-    Args:
-        directories: results/<experiment> of each round, the first one first.
-        known: the protocol.
-        option: that named the directories.
-
-    Raises:
-        UserError: a table is missing, or the runs are not those of the protocol.
-    """
+    """The runs of all rounds of tuning that are done, as one tidy table."""
     from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.inputs import check_named_once, tuning_table
     from troll.cli.protocol_checks import check_tuned_in
@@ -290,18 +262,8 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     the protocol has contrasts, there are also a table and a figure ``contrasts``; where it ranks rules, a
     table ``ranking``.
 
-    Args:
-        protocol: of the leaderboard.
-        trials: results/<experiment> of the trials, of each round in its order.
-        final: results/<experiment> of fresh seeds, one for each task.
-        out: directory.
-
     Returns:
         What the protocol says of the outcome of its first contrast; None where it has none.
-
-    Raises:
-        UserError: runs are missing, or a directory holds something else than it is taken for; nothing has
-            been written then.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_tidy
@@ -367,17 +329,7 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
 
 
 def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:
-    """Runs an experiment made from a protocol through the workflow; returns the directory of its results.
-
-    Args:
-        experiment: the contents of an experiment file.
-        directory: gets the file and the workflow's log.
-        cores: of this machine.
-        protocol: what the experiment was made from.
-
-    Raises:
-        UserError: the experiment is wrong, or the workflow failed; the message names its log.
-    """
+    """Runs an experiment made from a protocol through the workflow; returns the directory of its results."""
     from troll.cli.workflow import run_workflow
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -397,15 +349,7 @@ def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> 
 
 
 def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:
-    """Writes experiment files made from a protocol, after all of them have been looked at.
-
-    Args:
-        files: contents by path.
-        protocol: what they were made from.
-
-    Raises:
-        UserError: an experiment is wrong, or its file is the protocol's.
-    """
+    """Writes experiment files made from a protocol, after all of them have been looked at."""
     from troll.common.files import write_text
     from troll.experiment.files import parse_experiment
 

@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 def entries_of(
     kind: Kind, experiment: Experiment, runs: Iterable[Run], group: str | None = None
 ) -> list[Entry]:
-    """The tables or figures of an experiment, or of a group of its runs.
-
-    Args:
-        kind: table or figure.
-        experiment: as planned.
-        runs: all of its runs, or those of the group.
-        group: the group's name.
-    """
+    """The tables or figures of an experiment, or of a group of its runs."""
     by_setting = {run.setting: run for run in runs}
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
     return wanted(
@@ -47,11 +40,6 @@ def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -
     Args:
         experiment: where it keeps no archive there are none: its tables may be a release, and its runs are
             made.
-        results: results/<experiment>.
-        skipped: tasks and data sets that this machine cannot judge.
-
-    Raises:
-        UserError: a table is damaged.
     """
     if not experiment.archive:
         return {}

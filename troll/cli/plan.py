@@ -170,12 +170,7 @@ def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
 
 
 def plan(experiment: Experiment, results: Path) -> list[str]:
-    """The expanded matrix as lines of text: one for the seeds of each combination, and the sum.
-
-    Args:
-        experiment: checked.
-        results: the directory that holds results by experiment.
-    """
+    """The expanded matrix as lines of text: one for the seeds of each combination, and the sum."""
     seen = list(earlier_runs(results))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in experiment.runs():
@@ -206,11 +201,7 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
 
 
 def kept_aggregations(experiment: Experiment) -> list[str]:
-    """A line for each trust region that keeps its own aggregation where the experiment asks for another.
-
-    Args:
-        experiment: checked.
-    """
+    """A line for each trust region that keeps its own aggregation where the experiment asks for another."""
     from troll.algorithms.trust_regions import make_trust_region
 
     lines = []

@@ -17,11 +17,7 @@ _OWN_KEYS = ("experiment", "not_finite", "seeds", "more_seeds", "further_seeds",
 
 
 def checked_protocol(path: Path) -> Protocol:
-    """Reads a protocol file and tries what its experiments would be made of.
-
-    Raises:
-        UserError: it is missing or wrong; the message names the key.
-    """
+    """Reads a protocol file and tries what its experiments would be made of."""
     protocol = read_protocol(path)
     for problem in protocol_problems(protocol):
         raise UserError(f"{path}: {problem}")
@@ -62,11 +58,7 @@ def protocol_problems(protocol: Protocol) -> Iterator[str]:
 
 
 def experiment_problems(experiment: Experiment) -> Iterator[str]:
-    """What leaves trials that nothing can be chosen from, a line each that begins with the key.
-
-    Args:
-        experiment: of the trials, or what it shares with that of fresh seeds.
-    """
+    """What leaves trials that nothing can be chosen from, a line each that begins with the key."""
     for section in ("conditions", "estimators"):
         names = list(getattr(experiment, section))
         if len(names) > 1:
@@ -89,12 +81,7 @@ def experiment_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
-    """What is wrong with the space of a rule, a line each that begins with the key.
-
-    Args:
-        protocol: of the leaderboard.
-        name: of the rule.
-    """
+    """What is wrong with the space of a rule, a line each that begins with the key."""
     from troll.algorithms.trust_regions import make_trust_region
 
     rule = protocol.rules[name]
@@ -117,16 +104,7 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
 
 
 def check_tuned_in(directory: Path, runs: "pd.DataFrame", protocol: Protocol) -> None:
-    """Makes sure that trials which another protocol has run are those that this one would have run.
-
-    Args:
-        directory: of their results, for messages.
-        runs: their tidy table.
-        protocol: that takes them for its first round.
-
-    Raises:
-        UserError: a run has other coordinates, seeds or settings.
-    """
+    """Makes sure that trials which another protocol has run are those that this one would have run."""
     from troll.analysis.data.settings import differing, flat_settings
 
     experiment = parse_experiment(trials_experiment(protocol), protocol.name)

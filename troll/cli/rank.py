@@ -198,11 +198,7 @@ def _space(entries: list[str]) -> dict[str, list[Any]]:
 
 
 def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Protocol") -> None:
-    """Names first: with a wrong one, nobody can say how many values there should be.
-
-    Raises:
-        UserError: the rule has no such setting, or the values do not make the trials that every rule gets.
-    """
+    """Names first: with a wrong one, nobody can say how many values there should be."""
     from troll.algorithms.trust_regions import TRUST_REGIONS
     from troll.analysis.render.formats import listed
 

@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
-    """Makes the tables and figures below a directory again from their data and compares them.
-
-    Args:
-        directory: results/<name>, or one with other measurements below it.
-        write: put what differs in its place.
-
-    Returns:
-        The files that were compared, or those that were written; none where there are no such data.
-
-    Raises:
-        UserError: a file differs or is missing; every one is named.
-    """
+    """Makes the tables and figures below a directory again from their data and compares them."""
     from troll.analysis.report.check import same
 
     compared, different = [], []

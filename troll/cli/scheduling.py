@@ -15,9 +15,6 @@ def one_timer(scheduler: Any) -> None:
     the ready jobs, and looks again when it is over. A finished job is a look too, with a timer of its own. So
     no timer ever goes away, and after n jobs there are n looks in each timespan (Snakemake 9.27,
     `JobScheduler.schedule`). One timer finds the same jobs, a timespan later at most.
-
-    Args:
-        scheduler: of this run; one that has no such timers stays as it is.
     """
     start = getattr(scheduler, "_schedule_reevalutation", None)
     if start is None:
@@ -38,12 +35,6 @@ def check_interpreter(executable: str) -> None:
     """Refuses a Python whose path Snakemake cannot write into the commands of jobs elsewhere.
 
     It does so without quotes (Snakemake 9.27, `RealExecutor.format_job_exec`): every job would end at once.
-
-    Args:
-        executable: the path of this Python.
-
-    Raises:
-        UserError: a shell would take it for something else.
     """
     if quote(executable) != executable:
         raise UserError(

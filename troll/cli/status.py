@@ -140,11 +140,7 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
 
 
 def pace_of(metrics: Path) -> tuple[int, float | None]:
-    """The optimiser steps that a run has written, and seconds of one; of a first step alone, of that one.
-
-    Args:
-        metrics: its metrics.jsonl, which may not be there yet.
-    """
+    """The optimiser steps that a run has written, and seconds of one; of a first step alone, of that one."""
     rows = _last_rows(metrics)
     if not rows:
         return 0, None
@@ -156,14 +152,7 @@ def pace_of(metrics: Path) -> tuple[int, float | None]:
 
 
 def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> RunStatus:
-    """The state of one run.
-
-    Args:
-        root: directory of the experiment's results.
-        run: the run.
-        steps: optimiser steps of the whole run.
-        suites: whether it is evaluated on further data sets, too.
-    """
+    """The state of one run."""
     directory, log = root / "runs" / run.run_id, root / "logs/train" / f"{run.run_id}.log"
     if (directory / "manifest.json").exists():
         if (directory / "grades.json").exists() and (not suites or (directory / _SUITES).exists()):
@@ -208,12 +197,7 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     """The states of base models and runs of an experiment, in the order of the file.
 
     Args:
-        experiment: the experiment.
-        results: the directory that holds results by experiment.
         only: groups of runs; empty for all.
-
-    Raises:
-        UserError: there is no such group.
     """
     root = results / experiment.experiment
     runs, held = runs_of(experiment, only), made(experiment, root)

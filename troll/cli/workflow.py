@@ -35,11 +35,7 @@ class Ended:
 
 
 def in_checkout(command: str) -> None:
-    """Makes sure that the workflow is here.
-
-    Raises:
-        UserError: this is no root of a checkout; the message begins with the command.
-    """
+    """Makes sure that the workflow is here."""
     if not ENTRY.exists():
         raise UserError(f"{command}: {ENTRY} is not here; run this in the root of a checkout")
 
@@ -56,16 +52,7 @@ def run_workflow(
     """Runs the workflow of an experiment file; an interrupted one goes on where it stopped.
 
     Args:
-        experiment: the experiment file.
-        targets: rules or groups.
-        log: of all that Snakemake prints.
-        cores: of this machine.
         environment: of Snakemake and its jobs; by default this process's.
-        keep_going: run what does not depend on a failed job.
-
-    Raises:
-        UserError: Snakemake refuses to begin; the message is its own.
-        SystemExit: SIGTERM came; Snakemake and its jobs have ended.
     """
     command = [sys.executable, str(ENTRY), "--cores", str(cores), "--scheduler", "greedy"]
     command += ["--max-jobs-per-timespan", "1000/3s", "--rerun-incomplete"]

@@ -15,9 +15,6 @@ def commit_of(root: Path = _ROOT) -> str | None:
     Files below ``results/`` are no source: released ones are tracked, and a run of the workflow writes them
     anew before its last runs have begun.
 
-    Args:
-        root: top of the checkout.
-
     Returns:
         The full hash; None outside of git. An installed package may lie below somebody else's checkout, whose
         commit says nothing of it, so that `root` itself has to be one.
@@ -33,12 +30,7 @@ def commit_of(root: Path = _ROOT) -> str | None:
 
 
 def is_committed(paths: Iterable[Path], root: Path = _ROOT) -> bool:
-    """Whether files and directories are as the commit has them, without changes and without new files.
-
-    Args:
-        paths: below the checkout.
-        root: top of the checkout; outside of git nothing is committed.
-    """
+    """Whether files and directories are as the commit has them, without changes and without new files."""
     if not (root / ".git").exists():
         return False
     try:

@@ -31,12 +31,7 @@ def sha256_of_files(paths: Iterable[Path], root: Path) -> str:
 
 
 def facts_of(directory: Path, leave_out: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file in a directory and below.
-
-    Args:
-        directory: where they are.
-        leave_out: names of files that do not count.
-    """
+    """Size and digest of every file in a directory and below."""
     return {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
         for path in sorted(directory.rglob("*"))

@@ -33,11 +33,7 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
 
 
 def check_known(what: str, names: Iterable[str], valid: Iterable[str]) -> None:
-    """Refuses a name that is not among the valid ones.
-
-    Raises:
-        UserError: as `unknown` says it of the first.
-    """
+    """Refuses a name that is not among the valid ones."""
     known = list(valid)
     for name in names:
         if name not in known:

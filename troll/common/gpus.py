@@ -13,10 +13,6 @@ def require_gpus(asked: int, where: str) -> int:
 
     Args:
         asked: how many the work needs; 0 for none.
-        where: the setting that asks, for the message.
-
-    Raises:
-        UserError: there are fewer, and the environment does not allow the CPU in place of none.
     """
     if not asked:
         return 0

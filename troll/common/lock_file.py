@@ -43,16 +43,7 @@ def check(repository: str, revision: str, section: str, found: Mapping[str, Foun
     """Compares what was found with what the lock file says.
 
     Args:
-        repository: its name in the lock file.
         revision: that it was found at, for messages; empty for a mirror's copy.
-        section: ``parts`` of a data set or ``files`` of a model.
-        found: by name of the part.
-
-    Returns:
-        The parts that the lock file does not know yet.
-
-    Raises:
-        UserError: a part is not what the lock file says.
     """
     known = pinned(repository).get(section, {})
     for name, facts in found.items():
@@ -71,11 +62,7 @@ def _words(facts: Found) -> tuple[str, str]:
 
 
 def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> None:
-    """Checks what was found, and writes down what is new; other processes may do the same at this time.
-
-    Raises:
-        UserError: a part is not what the lock file says, or another process has pinned another revision.
-    """
+    """Checks what was found, and writes down what is new; other processes may do the same at this time."""
     if not check(repository, revision, section, found):
         return
     path = lock_path()
@@ -99,11 +86,7 @@ def unreachable(what: str, error: Exception, remedy: str) -> UserError:
 
 
 def named_revision(what: str, revision: str | None) -> str:
-    """The revision that the hub names.
-
-    Raises:
-        UserError: it names none.
-    """
+    """The revision that the hub names."""
     if not revision:
         raise UserError(f"hub: {what} names no revision")
     return str(revision)

@@ -27,14 +27,7 @@ _MEMORY_TEXT = ("can't allocate memory", "CUDA out of memory")
 
 @contextmanager
 def explained(directory: Path) -> Iterator[None]:
-    """Turns a failure of the machine into a `UserError`; anything else passes.
-
-    Args:
-        directory: where the run is written.
-
-    Raises:
-        UserError: disk full, directory not writable, memory out.
-    """
+    """Turns a failure of the machine into a `UserError`; anything else passes."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:

@@ -26,11 +26,7 @@ class _Manifest(BaseModel):
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Makes sure that a checkpoint is what its run wrote, where a manifest beside it tells.
-
-    Raises:
-        UserError: a file is missing or has changed, or the manifest is broken.
-    """
+    """Makes sure that a checkpoint is what its run wrote, where a manifest beside it tells."""
     path = checkpoint.parent / MANIFEST
     if checkpoint.name != CHECKPOINT or not path.is_file():
         return
@@ -48,15 +44,7 @@ def check_checkpoint(checkpoint: Path) -> None:
 
 
 def load_model(checkpoint: Path, **options: Any) -> Any:
-    """A causal language model.
-
-    Args:
-        checkpoint: directory of a saved model, or the name of one of the hub.
-        **options: of ``from_pretrained``.
-
-    Raises:
-        UserError: it is none, or lacks weights, which would be random.
-    """
+    """A causal language model."""
     from transformers import AutoModelForCausalLM
 
     try:

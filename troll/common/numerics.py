@@ -48,7 +48,6 @@ def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool
     """Whether a run would come out differently at a later version.
 
     Args:
-        numerics: the version that the run recorded.
         rule: of the run's trust region; empty for base models.
         until: the later version; None: the one that this source has.
     """

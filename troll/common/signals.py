@@ -39,11 +39,7 @@ def held_signal() -> signal.Signals | None:
 
 
 def stop_if_asked(what: str) -> None:
-    """Ends the work here if a signal waits.
-
-    Raises:
-        Stopped: one does.
-    """
+    """Ends the work here if a signal waits."""
     number = held_signal()
     if number is not None:
         raise Stopped(f"{what}: stopped by {number.name}; the same command goes on", number)

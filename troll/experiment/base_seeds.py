@@ -23,12 +23,6 @@ def with_base_models_apart(data: Any) -> Any:
 
     Blocks of the matrix that name the model get all of them, in the order of the seeds. What has another
     shape than it should is left alone: the checks that follow say what is wrong with it.
-
-    Args:
-        data: parsed YAML.
-
-    Raises:
-        ValueError: a base seed is there twice, the model is a pretrained one, or a name is taken.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
         return data

@@ -59,13 +59,7 @@ def step_seconds() -> dict[str, float]:
 
 
 def gpu_hours(training: Training, billions: float, *, projected: bool) -> float:
-    """GPU-hours of a run: in proportion to parameters, responses and their longest length.
-
-    Args:
-        training: of the run.
-        billions: parameters of the policy.
-        projected: whether TROLL's step time counts, or clip's.
-    """
+    """GPU-hours of a run: in proportion to parameters, responses and their longest length."""
     batch = step_seconds()["troll" if projected else "clip"]
     batch *= billions / _BILLIONS
     batch *= training.prompts_per_batch * training.responses_per_prompt / _RESPONSES

@@ -170,11 +170,7 @@ class Experiment(Settings):
         return list(dict.fromkeys((run.model, run.task) for run in self.runs()))
 
     def run(self, run_id: str) -> Run:
-        """The run of this name.
-
-        Raises:
-            UserError: the experiment has no such run.
-        """
+        """The run of this name."""
         if run_id not in self._runs:
             hint = nearest(run_id, list(self._runs))
             raise UserError(f"experiment {self.experiment} has no run {run_id!r}{hint}")

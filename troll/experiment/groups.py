@@ -7,11 +7,7 @@ from troll.experiment.experiment import Experiment, Run
 
 
 def runs_of(experiment: Experiment, groups: Sequence[str]) -> list[Run]:
-    """The runs of these groups, each once; of none given, all runs.
-
-    Raises:
-        UserError: the experiment has no such group.
-    """
+    """The runs of these groups, each once; of none given, all runs."""
     known = experiment.groups()
     found: dict[Run, None] = {}
     for group in groups:

@@ -11,23 +11,12 @@ from troll.experiment.settings import Suite
 
 
 def key_of(config: Any, evaluation: Any) -> str:
-    """The digest of what defines a run and its grades.
-
-    Args:
-        config: of the run or base model, as ``run.yaml`` or the base model's manifest has it.
-        evaluation: what the grades depend on besides the model and the problems, as JSON has it.
-    """
+    """The digest of what defines a run and its grades."""
     return digest_of_json(json.loads(json.dumps([config, evaluation])))  # lists for tuples, as after a file
 
 
 def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) -> dict[str, int]:
-    """The largest value of a training setting by place: of a run its own, of a base model that of its runs.
-
-    Args:
-        experiment: the experiment.
-        runs: of it.
-        setting: a whole number of `troll.experiment.settings.Training`.
-    """
+    """The largest value of a training setting by run id; for a base model, the largest of its runs."""
     found: dict[str, int] = {}
     for run in runs:
         value = getattr(experiment.training_of(run), setting)
@@ -37,13 +26,7 @@ def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) ->
 
 
 def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) -> dict[str, Suite]:
-    """Further data sets that the models of a task are evaluated on.
-
-    Args:
-        experiment: the experiment.
-        task: of it.
-        skipped: data sets that this machine cannot judge.
-    """
+    """Further data sets that the models of a task are evaluated on."""
     suites = experiment.tasks[task].evaluate_on
     return {name: suite for name, suite in suites.items() if name not in skipped}
 
@@ -51,13 +34,7 @@ def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) 
 def planned_keys(
     experiment: Experiment, runs: Iterable[Run], skipped: Collection[str] = ()
 ) -> dict[str, str]:
-    """The keys of runs, and of the base models that they start from, by run id.
-
-    Args:
-        experiment: the experiment.
-        runs: of it.
-        skipped: tasks and data sets that this machine cannot judge.
-    """
+    """The keys of runs, and of the base models that they start from, by run id."""
     every = list(runs)
     tokens = largest_values(experiment, every, "max_response_tokens")
     shared = experiment.evaluation.model_dump()

@@ -16,11 +16,7 @@ NAME = "looks.json"
 
 
 def read_looks(root: Path) -> dict[str, Any]:
-    """The file of results/<experiment>; empty where there is none.
-
-    Raises:
-        UserError: it is no such file.
-    """
+    """The file of results/<experiment>; empty where there is none."""
     path = root / NAME
     if not path.exists():
         return {}
@@ -40,9 +36,6 @@ def write_looks(
     """Writes the file.
 
     Args:
-        root: results/<experiment>.
-        further_seeds: by setting.
-        looks: each with what was decided at it.
         ended: why no further seeds were begun; empty while they are.
     """
     known = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
@@ -50,15 +43,7 @@ def write_looks(
 
 
 def with_further_seeds(experiment: Experiment, root: Path) -> Experiment:
-    """The experiment with the seeds that `make results` has asked for; as it is where it asks for none.
-
-    Args:
-        experiment: of a file.
-        root: results/<experiment>.
-
-    Raises:
-        UserError: looks.json is none.
-    """
+    """The experiment with the seeds that `make results` has asked for; as it is where it asks for none."""
     if experiment.more_seeds is None:
         return experiment
     there = {run.setting for run in experiment.runs()}

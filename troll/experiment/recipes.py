@@ -42,13 +42,7 @@ def recipe_of(estimator: str) -> Mapping[str, Any]:
 
 
 def missing_parts(where: str, rule: Rule, training: Training) -> Iterator[str]:
-    """What an estimator needs and the settings of a run do not give, as one line each.
-
-    Args:
-        where: the estimator's place in the experiment file.
-        rule: a registered estimator.
-        training: the settings of the run.
-    """
+    """What an estimator needs and the settings of a run do not give, as one line each."""
     from troll.algorithms.advantages import ESTIMATORS
 
     info = ESTIMATORS[rule.rule]

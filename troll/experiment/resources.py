@@ -42,7 +42,6 @@ def training_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Re
 
     Args:
         hub: the pretrained model, None for one made from scratch, which more than one thread would slow down.
-        gpus: of the run.
         attempt: from 1.
     """
     processes = max(1, gpus)
@@ -69,9 +68,7 @@ def base_request(
     """Of the job that fetches or links a pretrained model, and trains it where the file asks for it.
 
     Args:
-        hub: the model.
         supervised: its supervised steps; None for none.
-        gpus: of the runs that start from it; one is enough here.
         attempt: from 1.
     """
     if supervised is not None:

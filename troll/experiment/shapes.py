@@ -14,10 +14,6 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
     """What transformers or the tokenizer would refuse of a model made from scratch.
 
     The width need not divide by the heads: heads have a width of their own.
-
-    Args:
-        name: of the model.
-        model: its settings; a pretrained one has no problem here.
     """
     if model.pretrained is not None:
         return
@@ -39,8 +35,6 @@ def context_problems(run: Run, training: Training, context: int) -> Iterator[str
     """Prompts and responses of a run that are longer than its model's context: sampling would refuse them.
 
     Args:
-        run: the run.
-        training: its settings.
         context: of its model, in tokens.
     """
     response, prompt = training.max_response_tokens, training.max_prompt_tokens

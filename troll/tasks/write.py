@@ -13,15 +13,7 @@ DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of it
 
 
 def write_problems(config: Mapping[str, Any], out: Path) -> None:
-    """Writes ``<split>.jsonl`` to ``out`` for each split that the configuration names.
-
-    Args:
-        config: name, number of problems by split (for public data also ``all``), and the task's settings.
-        out: directory.
-
-    Raises:
-        UserError: unknown task or setting, or the task has too few different problems.
-    """
+    """Writes ``<split>.jsonl`` to ``out`` for each split that the configuration names."""
     task = get_task(config["name"])
     settings = check_settings(task, config.get("settings", {}))
     for split in [name for name in SPLITS if name in config]:

@@ -54,7 +54,6 @@ def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) ->
     Args:
         values: of the setting, ``[P]``, at least two different ones, positive for doublings.
         measured: ``[S, P]``.
-        doubling: whether the slope is for each doubling.
 
     Returns:
         ``[S]``.
@@ -71,7 +70,6 @@ def usable_decades(values: Sequence[float], measured: Array, threshold: float) -
     Args:
         values: of the setting, ``[P]``, positive and ascending; what lies beyond them does not count.
         measured: ``[S, P]``.
-        threshold: what is good enough.
 
     Returns:
         ``[S]``, between 0 and ``log10(values[-1] / values[0])``.
@@ -103,14 +101,6 @@ def across_differences(
     items: pd.DataFrame,
 ) -> dict[float, float]:
     """The statistic of a method minus that of its baseline, for every seed that both have at every point.
-
-    Args:
-        across: the statistic.
-        metric: what is measured at each point.
-        line: the method's cells by value of the setting, ascending.
-        baseline: another trust region, compared in the same conditions.
-        summary: a row for each run.
-        items: the table of test problems.
 
     Returns:
         By seed; empty where a point has no runs of one of the two, or where the base model, which usable

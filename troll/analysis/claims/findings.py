@@ -15,11 +15,6 @@ def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[Claim
     are not shown, and that depend on something, in turn the first one, then the second, each in the order of
     the ledger. So none of these kinds is left out for another.
 
-    Args:
-        judged: the verdicts.
-        most: sentences.
-        also: further claims that the closing sentence counts.
-
     Returns:
         A Markdown list, an empty line and a closing sentence; only the latter where nothing is decided.
     """

@@ -29,10 +29,6 @@ def next_looks(judged: Sequence[ClaimVerdict], seeds: Sequence[int]) -> list[Nex
     """The claims whose next look lacks seeds, those first that will probably be decided soonest.
 
     Those come last that no number of seeds would decide with a chance of 80 %: a few seeds predict badly.
-
-    Args:
-        judged: verdicts with looks.
-        seeds: those of the experiment file; the next ones count on from the largest.
     """
     wants = []
     for one in judged:
@@ -81,7 +77,6 @@ def affordable(
     """The runs of the claims that fit into the time left; a claim's look is taken whole or not at all.
 
     Args:
-        wants: by claim, in the order in which they are served.
         seconds: of processor time that a run will take.
         left: seconds of processor time.
     """

@@ -167,10 +167,7 @@ def write_claims(
     """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number.
 
     Args:
-        judged: the verdicts.
-        runs: the table of metrics behind them, for the digests of what was run.
         inputs: files that the verdicts rest on; their SHA-256 go into the JSON file.
-        stem: path without suffix.
     """
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
     numbers = {

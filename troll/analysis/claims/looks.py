@@ -39,12 +39,6 @@ def look_again(
 ) -> tuple[Decision, LookState]:
     """The verdict on a claim from all looks that its seeds allow.
 
-    Args:
-        side: what is claimed.
-        settings: with the differences of all seeds that are there, in their order.
-        least_seeds: of the claim.
-        looks: the plan.
-
     Returns:
         The decision of the first look that gives a verdict, else of the last one; and how far the looks have
         come.

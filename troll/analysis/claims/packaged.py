@@ -13,11 +13,7 @@ _MOVED = "workflow/config/claims.yaml"
 
 
 def claims_file(name: str) -> Path:
-    """The file of claims that is meant by a name: ``default``, or a path.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """The file of claims that is meant by a name: ``default``, or a path."""
     path = Path(name)
     if name == DEFAULT:
         return CLAIMS

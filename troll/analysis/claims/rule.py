@@ -194,9 +194,6 @@ def decide(
     """The verdict on a claim from its settings.
 
     Args:
-        side: what is claimed.
-        settings: every setting with runs of both methods, each once.
-        least_seeds: below this many in some setting nothing is said.
         level: of the average's interval and of the tests; above 95 % where this is one of several looks.
     """
     if not settings:

@@ -143,11 +143,7 @@ class ClaimVerdict:
 
 
 def read_claims(paths: Sequence[Path]) -> list[Claim]:
-    """Reads claims files (YAML lists); a user's own files come after the project's.
-
-    Raises:
-        UserError: a file is missing or broken, a field is wrong (named), or an id comes twice.
-    """
+    """Reads claims files (YAML lists); a user's own files come after the project's."""
     claims: dict[str, Claim] = {}
     for path in paths:
         entries = read_yaml(path)
@@ -173,9 +169,6 @@ def judge(
     """The verdict on every claim, from the tables of one or several experiments.
 
     Args:
-        claims: the ledger.
-        runs: the tidy table.
-        items: the table of test problems.
         looks: the plan, where seeds were added after looking; None where they were fixed beforehand.
     """
     known = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []

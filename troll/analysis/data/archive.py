@@ -57,14 +57,7 @@ def part_of(rule: str) -> str:
 
 
 def held(results: Path) -> dict[str, Held]:
-    """The runs and base models in the tables of an experiment, by run id.
-
-    Args:
-        results: results/<experiment>; it need not exist.
-
-    Raises:
-        UserError: a table is damaged.
-    """
+    """The runs and base models in the tables of an experiment, by run id."""
     found: dict[str, Held] = {}
     for path in parts(results).values():
         rows = read_part(path, _IDENTITY).drop_duplicates()
@@ -82,11 +75,6 @@ def append_run(directory: Path, results: Path, key: str) -> None:
     Args:
         directory: of the run: ``run.yaml``, ``metrics.jsonl``, ``manifest.json`` and ``grades.json``; of a
             base model the latter two.
-        results: results/<experiment>.
-        key: of `troll.experiment.keys.key_of`.
-
-    Raises:
-        UserError: the run is not finished, a file of it is broken, or a table is damaged.
     """
     if lacking := [name for name in _FINISHED if not (directory / name).is_file()]:
         raise UserError(f"{directory / lacking[0]}: missing; only finished runs that are graded can be kept")
@@ -119,16 +107,7 @@ def _remove(run_id: str, path: Path) -> None:
 
 
 def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]) -> Tidy:
-    """The tables of the planned runs and base models; finished ones that they lack are appended first.
-
-    Args:
-        results: results/<experiment>.
-        keys: of `troll.experiment.keys.key_of`, by run id.
-        directories: of runs and base models that were made here, by run id.
-
-    Raises:
-        UserError: one is neither in the tables nor finished here, or a version of the numbers has changed it.
-    """
+    """The tables of the planned runs and base models; finished ones that they lack are appended first."""
     if not keys:
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
     known = held(results)

@@ -125,10 +125,5 @@ def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Lin
 
 
 def by_condition(runs: pd.DataFrame, axis: Axis) -> list[dict[float, Cell]]:
-    """Cells of one method whose conditions differ in one setting, by its value; two values or more.
-
-    Args:
-        runs: the tidy table of one experiment.
-        axis: the setting.
-    """
+    """Cells of one method whose conditions differ in one setting, by its value; two values or more."""
     return list(_grouped(runs, axis, lambda cell: cell.trust_region).values())

@@ -17,11 +17,7 @@ WITHIN = 0.2
 
 
 def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
-    """The late KL of every cell that has one above zero: mean over seeds, nats per token.
-
-    Args:
-        summary: a row for each run, from `per_run`.
-    """
+    """The late KL of every cell that has one above zero: mean over seeds, nats per token."""
     if "kl" not in summary:
         return {}
     late = {
@@ -31,13 +27,7 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
 
 
 def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> Cell | None:
-    """Of other methods in the same setting, the one whose late KL is nearest to a cell's by their ratio.
-
-    Args:
-        cell: the method.
-        others: cells to choose from; those of other settings, and those without a late KL, are left out.
-        late: from `late_divergences`.
-    """
+    """Of other methods in the same setting, the one whose late KL is nearest to a cell's by their ratio."""
 
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)

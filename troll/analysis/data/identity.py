@@ -20,14 +20,7 @@ _DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
 
 
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Where each run stands first.
-
-    Args:
-        runs: the tidy tables of one or several experiments, one below the other.
-
-    Returns:
-        By experiment and run, the first experiment in the order of the table that holds the same run.
-    """
+    """Where each run stands first."""
     watching = {f"training/{name}" for name in WATCHING}
     by_run: dict[tuple[str, str], dict[str, Any]] = {}
     for (experiment, run_id), settings in settings_by(runs, ["experiment", "run_id"]):
@@ -52,13 +45,7 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
-    """The first experiment that holds one of several runs of a configuration.
-
-    Args:
-        experiment: where the runs stand.
-        run_ids: the runs, which differ in their seeds.
-        first: the result of ``first_experiments``.
-    """
+    """The first experiment that holds one of several runs of a configuration."""
     names = {first[experiment, str(run_id)] for run_id in run_ids}
     return next(name for name in first.values() if name in names)
 

@@ -49,16 +49,12 @@ def check_digests(runs: Sequence[Made], *, allow_mixed: bool = False) -> list[bo
     """Checks that runs which will be compared were made alike.
 
     Args:
-        runs: all that stand in one table.
         allow_mixed: mark the runs that differ from the most frequent digest, and those from an older version
             of the numbers, instead of refusing.
 
     Returns:
         One flag per run: whether it differs. Equally frequent digests are ordered by their text, so that the
         marks do not depend on the order of the runs.
-
-    Raises:
-        UserError: two runs disagree; the message names the digest or version, its values and runs.
     """
     mixed = _outdated(runs, allow_mixed=allow_mixed)
     for name in DIGESTS:
@@ -128,9 +124,6 @@ def _message(
 def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
     """What each run was made from.
 
-    Args:
-        runs: the tidy table.
-
     Returns:
         A row per run: ``run_id``, ``git_commit`` and ``changed`` (the checkout had changes that were not
         committed).
@@ -141,15 +134,7 @@ def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
-    """Refuses a release whose source nobody can look up.
-
-    Args:
-        runs: the tidy table.
-        place: what to call it in the message.
-
-    Raises:
-        UserError: a run's source had changes that are in no commit, or was in no git repository.
-    """
+    """Refuses a release whose source nobody can look up."""
     made = made_from_commits(runs)
     unknown = made[made["changed"] | (made["git_commit"] == "")]
     if len(unknown):

@@ -45,9 +45,6 @@ class Curve(NamedTuple):
 def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a run with one for each metric and rollout batch in place of one for each optimiser step.
 
-    Args:
-        rows: of one run in the order of its steps: step, rollout_batch, wall_s, metric, value, source.
-
     Returns:
         Rows of training reduced, then its summary; rows of validation as they are. A reduced row stands at
         the first step of its batch that logs the metric. Its value is the largest where the metric's name
@@ -102,11 +99,7 @@ def _reduced(metric: str, values: Array) -> float:
 
 
 def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
-    """The metrics of a run's training as curves.
-
-    Args:
-        train: rows of training, in the order of their steps.
-    """
+    """The metrics of a run's training as curves."""
     columns: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in train:
         batch = math.nan if row["rollout_batch"] is None else float(row["rollout_batch"])
@@ -117,9 +110,6 @@ def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
     """The numbers of a run that need every optimiser step.
-
-    Args:
-        curves: by metric.
 
     Returns:
         ``steps`` (the last), ``batches`` (how many), ``train_s`` and ``cpu_s`` (wall-clock and processor
@@ -169,9 +159,6 @@ def digest_of_log(rows: Iterable[Mapping[str, Any]]) -> str:
     """SHA-256 of every number that a run logged, step by step, without its times.
 
     Two runs with the same digest are equal to the last bit, of which values per batch alone would not tell.
-
-    Args:
-        rows: as for `by_batch`.
     """
     numbers = [
         [row["step"], row["metric"], float(row["value"]).hex()]

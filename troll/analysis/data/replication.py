@@ -56,16 +56,7 @@ class Predicted:
 
 
 def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BASELINE) -> list[Predicted]:
-    """Every method's difference from the baseline in test pass@1, where both have it with equal settings.
-
-    Args:
-        ours: a tidy table.
-        theirs: the tidy table of the release.
-        baseline: what differences are taken from, paired by seed.
-
-    Returns:
-        One entry for each method and setting that the release has two seeds or more of.
-    """
+    """Every method's difference from the baseline in test pass@1, where both have it with equal settings."""
     ours, theirs = (frame[frame["trust_region"] != BASE] for frame in (ours, theirs))
     changed = _changed(ours, theirs)
     here, there = (_differences(frame, baseline) for frame in (ours, theirs))
@@ -144,11 +135,7 @@ def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
 
 
 def replication_of(results: Path) -> list[str]:
-    """The verdict on results/<experiment> against git's release of it, in lines for people.
-
-    Returns:
-        No line where git has no release, or where these are the released runs.
-    """
+    """The verdict on results/<experiment> against git's release of it, in lines for people."""
     try:
         ours, theirs = read_tidy(results), released(results)
     except UserError:

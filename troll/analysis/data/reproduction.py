@@ -28,15 +28,7 @@ _ITEM = ["run_id", "task_id"]
 
 
 def released(results: Path, revision: str = "HEAD") -> Tidy:
-    """The tidy tables of an experiment as git has them, whatever a run has written over them since.
-
-    Args:
-        results: results/<experiment> of a git checkout.
-        revision: a commit, branch or tag.
-
-    Raises:
-        UserError: no git, no checkout, or no such tables in it.
-    """
+    """The tidy tables of an experiment as git has them, whatever a run has written over them since."""
     path = results / TIDY
     command = ["git", "-C", str(results), "archive", "--format=tar", revision, TIDY]
     try:
@@ -51,10 +43,6 @@ def released(results: Path, revision: str = "HEAD") -> Tidy:
 
 def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
     """Compares the runs that both tables have; times are left out.
-
-    Args:
-        ours: tidy tables.
-        theirs: those of the reference.
 
     Returns:
         A row for each run: its coordinates, ``settings`` (names of settings that differ), ``numbers`` (how
@@ -123,13 +111,7 @@ def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
 
 
 def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
-    """How many trained runs are those of the reference to the last bit; no line where none can be compared.
-
-    Args:
-        compared: the result of `compare_runs`.
-        ours: the tables that were compared.
-        theirs: those of the reference.
-    """
+    """How many trained runs equal the reference bit for bit; empty where none can be compared."""
     if compared.empty:
         return []
     trained = compared[(compared["trust_region"] != BASE) & (compared["settings"].map(len) == 0)]
@@ -155,14 +137,7 @@ def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
-    """What `compare_runs` found, in lines for people.
-
-    Args:
-        compared: its result.
-        ours: runs in our table.
-        theirs: runs in the reference.
-        every: say of every run that differs where it first does.
-    """
+    """What `compare_runs` found, in lines for people."""
     lines = [f"{len(compared)} runs in both, of {ours} here and {theirs} in the reference"]
     if compared.empty:
         return lines

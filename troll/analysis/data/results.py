@@ -73,15 +73,7 @@ def write_plan(
     """Records what an experiment planned beside its results.
 
     Args:
-        directory: results/<experiment>.
-        expected: coordinates of the planned runs.
-        skipped: reason by task.
         substitutes: what there is in place of the paper's data set, by task.
-        mixed: ids of runs that were made otherwise than most, and admitted.
-        rehearsal: whether the runs are a rehearsal's.
-        looks: when seeds are looked at, where they are added after looking.
-        claims: the files of claims as the experiment file names them; none: those of the package.
-        summary: what the experiment file says of itself in one line.
     """
     plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     plan |= {"substitutes": dict(substitutes)} if substitutes else {}
@@ -104,9 +96,6 @@ def read_results(directory: Path) -> Results:
     """The tidy tables of results/<experiment>, with its plan where there is one.
 
     Tables may hold runs that are not planned, of a board that grows rule by rule: these are left out.
-
-    Raises:
-        UserError: a table is missing or broken.
     """
     path = directory / PLAN
     plan = read_json(path) if path.exists() else {}
@@ -163,11 +152,7 @@ class Plan:
 
 
 def plan_of(value: Mapping[str, Any], where: str) -> Plan:
-    """The plan from its JSON.
-
-    Raises:
-        UserError: it is none.
-    """
+    """The plan from its JSON."""
     names = {item.name for item in fields(Plan)}
     if unknown := set(value) - names:
         raise UserError(f"{where}: {min(unknown)}: unknown; a plan has {', '.join(sorted(names))}")
@@ -185,22 +170,14 @@ def plan_of(value: Mapping[str, Any], where: str) -> Plan:
 
 
 def planned_of(value: object, where: str) -> list[Mapping[str, object]]:
-    """The coordinates of the planned runs from their JSON.
-
-    Raises:
-        UserError: they are none.
-    """
+    """The coordinates of the planned runs from their JSON."""
     if not isinstance(value, list) or not all(isinstance(run, dict) for run in value):
         raise UserError(f"{where}: expected a list of objects, one for each planned run")
     return value
 
 
 def looks_of(value: object, where: str) -> Looks:
-    """The plan of the looks from its JSON.
-
-    Raises:
-        UserError: it is none.
-    """
+    """The plan of the looks from its JSON."""
     try:
         if not isinstance(value, dict) or set(value) != {"first", "most"}:
             raise ValueError("expected first and most")

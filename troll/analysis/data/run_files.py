@@ -57,11 +57,7 @@ class RunFiles:
 
 
 def read_run_files(path: Path) -> RunFiles:
-    """Reads the directory of a finished run.
-
-    Raises:
-        UserError: a file is missing, broken, or contradicts another.
-    """
+    """Reads the directory of a finished run."""
     settings = _read_mapping(path / "run.yaml")
     coordinates = _coordinates(path / "run.yaml", settings)
     manifest, digests = _read_manifest(path / "manifest.json", required=True)
@@ -86,11 +82,7 @@ def read_run_files(path: Path) -> RunFiles:
 
 
 def read_base_files(path: Path) -> RunFiles:
-    """Reads the directory of a graded base model.
-
-    Raises:
-        UserError: a file is missing or broken.
-    """
+    """Reads the directory of a graded base model."""
     manifest, digests = _read_manifest(path / "manifest.json", required=False)
     numerics = _numerics(path / "manifest.json", manifest, required=False)
     return RunFiles(manifest, numerics, digests, _read_grades(path / "grades.json", 0))

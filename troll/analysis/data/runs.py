@@ -61,13 +61,8 @@ def collect(
             ``grades.json``).
         out: results/<experiment>; gets ``tidy/all.parquet`` and ``runs.csv.gz``, with digests cut to 12
             characters. Other parts there are removed.
-        base_dirs: directories ``<experiment>/base/<model>/<task>`` of graded base models.
-        keys: what makes a run the one that was planned, by run id: see `troll.analysis.data.archive`.
         allow_mixed: admit rows whose digests disagree, with ``mixed`` set on those that differ from the
             most frequent digest.
-
-    Raises:
-        UserError: a file is missing or broken, a run is there twice, or digests disagree.
     """
     tidy = checked(read_directories(run_dirs, base_dirs, keys=keys), allow_mixed=allow_mixed)
     write_whole(tidy, out)
@@ -75,12 +70,7 @@ def collect(
 
 
 def write_whole(tidy: Tidy, out: Path) -> None:
-    """Writes tables as the only part of an experiment, and as CSV.
-
-    Args:
-        tidy: the tables.
-        out: results/<experiment>.
-    """
+    """Writes tables as the only part of an experiment, and as CSV."""
     write_part(part_path(out, WHOLE), [on_disk(tidy)])
     for name, path in parts(out).items():
         if name != WHOLE:
@@ -89,16 +79,7 @@ def write_whole(tidy: Tidy, out: Path) -> None:
 
 
 def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) -> Tidy:
-    """The tables with ``mixed`` as it is, once it is sure that their runs may stand beside one another.
-
-    Args:
-        tidy: of one experiment.
-        by_place: whether runs may come from several places: see `troll.analysis.data.provenance`.
-        allow_mixed: mark what differs instead of refusing.
-
-    Raises:
-        UserError: runs disagree in what they were made from.
-    """
+    """The tables with ``mixed`` as it is, once it is sure that their runs may stand beside one another."""
     columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
     runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
     made = []

@@ -27,15 +27,7 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """The settings of the first run of each kind.
-
-    Args:
-        runs: the tidy table.
-        names: columns that say what a kind is.
-
-    Yields:
-        The values of the columns, and the settings by their path; runs that record none are left out.
-    """
+    """The settings of the first run of each kind."""
     table = runs.loc[runs["settings"] != "", [*names, "settings"]].drop_duplicates(names)
     for *key, text in table.itertuples(index=False):
         yield tuple(key), flat_settings(str(text))

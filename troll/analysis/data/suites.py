@@ -14,17 +14,10 @@ from troll.tasks.datasets.catalogue import MATH_EVAL
 def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
     """Metrics of the data sets beside a run's own test problems.
 
-    Args:
-        directory: of a run or base model; without ``suites/graded.json`` there are no rows.
-        step: last optimiser step of the run.
-
     Returns:
         One row per data set and metric, named ``<data set>/pass@1``, and ``math-eval/pass@1``, the mean of
         the paper's seven mathematics sets, where all of them are there, likewise
         ``math-eval/official/pass@1``; and a digest of their problems.
-
-    Raises:
-        UserError: the file is no file of grades.
     """
     path = directory / "suites" / "graded.json"
     if not path.exists():

@@ -96,15 +96,7 @@ def condition_order(name: str) -> tuple[tuple[str, float], ...]:
 
 
 def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | None = None) -> dict[str, str]:
-    """The methods that are another one with other settings, by the rules that runs and plan record.
-
-    Args:
-        frame: a tidy table.
-        expected: coordinates of the planned runs.
-
-    Returns:
-        The method that it varies, by name of the variant.
-    """
+    """The methods that are another one with other settings, by the rules that runs and plan record."""
     rules = {str(run["trust_region"]): str(run.get("rule", "")) for run in expected or ()}
     recorded = frame.loc[:, ["trust_region", "rule"]].drop_duplicates()
     rules |= {str(name): str(rule) for name, rule in recorded.itertuples(index=False)}
@@ -112,26 +104,14 @@ def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | Non
 
 
 def require_one(frame: pd.DataFrame) -> None:
-    """Refuses a table that mixes experiments, whose means would mean nothing.
-
-    Raises:
-        UserError: more than one experiment.
-    """
+    """Refuses a table that mixes experiments, whose means would mean nothing."""
     values = sorted(set(frame["experiment"]))
     if len(values) > 1:
         raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")
 
 
 def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """One metric of a cell's runs as curves.
-
-    Args:
-        frame: rows of one cell.
-        metric: its name.
-
-    Returns:
-        Index step, one column per seed; missing where a seed has no value.
-    """
+    """One metric of a cell's runs as curves."""
     rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
     if rows.empty:
         return pd.DataFrame()
@@ -188,11 +168,6 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
 
 def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
     """Scores of a cell per seed and problem.
-
-    Args:
-        items: the table of test problems.
-        cell: which runs.
-        k: pass@k.
 
     Returns:
         Index seed, columns task_id, values pass@k. Problems that some seed could not grade (fewer than k
@@ -281,11 +256,7 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
-    """Number of planned runs per cell.
-
-    Args:
-        expected: coordinates of planned runs, one mapping per run.
-    """
+    """Number of planned runs per cell."""
     planned: dict[Cell, int] = {}
     for run in expected:
         cell = Cell(*(str(run[name]) for name in GROUP))

@@ -18,13 +18,7 @@ _SPREAD = 0.6
 
 
 def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
-    """Test pass@1 minus the baseline's: a row for each condition and estimator, a column for each task.
-
-    Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-        baseline: what methods are compared with.
-    """
+    """Test pass@1 minus the baseline's: a row for each condition and estimator, a column for each task."""
     require_one(runs)
     kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
     places = list(dict.fromkeys((cell.condition, cell.estimator) for cell in compared))

@@ -47,13 +47,7 @@ class Line:
 
 
 def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> list[Line]:
-    """The unique settings of one or several experiments, variants of a rule left out, in order.
-
-    Args:
-        runs: the tidy tables.
-        items: the tables of test problems.
-        baseline: what every method is compared with.
-    """
+    """The unique settings of one or several experiments, variants of a rule left out, in order."""
     family = comparison_family(runs, items, baseline=baseline)
     names = dict.fromkeys(map(str, runs["experiment"]))
     varied = {name: variants(runs[runs["experiment"] == name]) for name in names}
@@ -70,12 +64,7 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
 
 
 def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
-    """The average over the settings of each condition that has three; else over all settings, named "".
-
-    Args:
-        lines: of ``forest_lines``.
-        method: whose.
-    """
+    """The average over the settings of each condition that has three; else over all settings, named ""."""
     mine = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
     groups = {name: [line for line in mine if line.cell.condition == name] for name in _conditions(mine)}
     groups = {name: group for name, group in groups.items() if len(group) >= LEAST_SETTINGS}
@@ -92,13 +81,7 @@ def _conditions(lines: Sequence[Line]) -> list[str]:
 
 
 def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll") -> Figure:
-    """Differences from the baseline in test pass@1 by setting, and their averages by condition.
-
-    Args:
-        runs: the tidy tables of one or several experiments; a setting that stands in several counts once.
-        items: the tables of test problems.
-        method: whose average is taken.
-    """
+    """Differences from the baseline in test pass@1 by setting, and their averages by condition."""
     lines = forest_lines(runs, items)
     pooled = averages(lines, method)
     columns = _columns(lines, pooled)

@@ -67,9 +67,7 @@ def main_figure(
     those that have one follow each other line by line. Panels of a model and task share their vertical range.
 
     Args:
-        runs: the tidy table of one experiment.
         trust_regions: which; by default all that are no variants of another one.
-        across: steps or time.
     """
     require_one(runs)
     shown, bases = _methods(runs, trust_regions), _bases(runs)
@@ -208,14 +206,7 @@ def _rows_figure(
     *,
     apart: bool = False,
 ) -> Figure:
-    """One row per place (with its label and methods), one column per quantity that any run has.
-
-    Args:
-        runs: the tidy table.
-        places: setting, label and methods of each row.
-        quantities: of each column.
-        apart: the rows show different methods: means alone, and a legend for each row.
-    """
+    """One row per place (with its label and methods), one column per quantity that any run has."""
     require_one(runs)
     present = [quantity for quantity in quantities if _worth_drawing(runs, quantity)]
     blocks = 1 if apart else blocks_of(len(places), len(present), 2.05, 1.5)

@@ -102,10 +102,7 @@ def measured(
     """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured.
 
     Args:
-        cell: the cell.
         measure: a metric of runs, or test pass@1.
-        summary: a row for each run, from `per_run`.
-        items: the table of test problems.
     """
     if measure.metric == "pass@1":
         success = interval(items, cell)

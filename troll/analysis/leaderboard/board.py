@@ -54,14 +54,6 @@ def board_table(
 ) -> pd.DataFrame:
     """One row per task and rule, best first.
 
-    Args:
-        final: results of the experiments of fresh seeds, one for each task.
-        trials: `troll.analysis.leaderboard.inputs.trial_scores`.
-        best: the trial that each rule went on with, by task and name.
-        protocol: of the leaderboard.
-        missing: further rules of the protocol, of which there are no results yet; a note names them.
-        begun: runs of their trials that have ended, by rule; nobody has looked at those.
-
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
         test ``pass@1`` with its 95 % interval, and that of the ``worst`` and ``best`` seed; ``difference``
@@ -71,10 +63,6 @@ def board_table(
         success (median over seeds, infinite where half of them or more never are); late ``kl``; share of runs
         that ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS`
         trials and of all.
-
-    Raises:
-        UserError: a task has no run of the baseline, or a rule lacks fresh seeds, or its fresh runs have no
-            trials, or other settings than the best of them.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -128,10 +116,6 @@ def board_table(
 def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
     """How sure the places of a board are: the range of each rule's place when seeds are drawn again.
 
-    Args:
-        final: results of fresh seeds, one for each task, with one model.
-        names: the rules of the board.
-
     Returns:
         By task and rule: from the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS`
         draws of the seeds with replacement, the same for all rules. Only seeds that every rule has are drawn;
@@ -168,11 +152,7 @@ def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
 
 
 def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
-    """Every difference of the board is one from the baseline.
-
-    Raises:
-        UserError: a task has no run of it, or there are no runs at all.
-    """
+    """Every difference of the board is one from the baseline."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     alone = [
         task
@@ -189,16 +169,7 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
 
 
 def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
-    """Fresh runs have the settings of the trial that the board names.
-
-    Args:
-        runs: those of one rule, with the settings that each recorded.
-        task: theirs.
-        trial: the rule's best.
-
-    Raises:
-        UserError: a run has another learning rate or setting.
-    """
+    """Fresh runs have the settings of the trial that the board names."""
     numbers = {name: value for name, value in trial.settings.items() if isinstance(value, int | float)}
     wanted = {"training/learning_rate": trial.learning_rate} | {
         f"trust_region/settings/{name}": float(value) for name, value in numbers.items()
@@ -214,11 +185,7 @@ def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
 
 
 def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
-    """Every rule has all fresh seeds: means, pairs and what the board says of them are of the same runs.
-
-    Raises:
-        UserError: a seed of the protocol is missing.
-    """
+    """Every rule has all fresh seeds: means, pairs and what the board says of them are of the same runs."""
     if protocol.ranking is not None and cell.trust_region != protocol.baseline:
         return  # how many a rule gets is decided at the looks: `ranking_table` checks it
     if missing := sorted(set(protocol.seeds) - set(table.index.astype(int))):

@@ -150,15 +150,7 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
     """An endpoint of every fresh run of the rules that are compared.
 
     Args:
-        final: results of the experiments of fresh seeds.
-        protocol: with contrasts.
         endpoint: ``pass@1`` or ``area``.
-
-    Returns:
-        By rule: the protocol's seeds [S] by task, or by task and model where there are several.
-
-    Raises:
-        UserError: a run is missing, or has another seed than the protocol.
     """
     found: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
     for results in final:
@@ -197,11 +189,6 @@ def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) 
 def contrasts_table(final: Sequence[Results], protocol: Fixed, tuning: Tuning) -> pd.DataFrame:
     """Every contrast of a protocol: what is read of it, and how robust that is.
 
-    Args:
-        final: results of the experiments of fresh seeds.
-        protocol: with contrasts.
-        tuning: of the rules that they name.
-
     Returns:
         A row for each endpoint, contrast and analysis: ``endpoint``, ``method``, ``baseline``, ``analysis``
         (`MEAN`; for the first endpoint also each task, the trimmed mean, without collapsed runs, with the
@@ -209,9 +196,6 @@ def contrasts_table(final: Sequence[Results], protocol: Fixed, tuning: Tuning) -
         95 % interval, ``p`` of a paired t-test, ``p_holm`` over the contrasts of an endpoint,
         ``p_equivalence`` (the larger of two one-sided tests against the margin) and ``reading``: above,
         below, within or undecided.
-
-    Raises:
-        UserError: a fresh run is missing, or there is one too many.
     """
     comparison = protocol.comparison
     assert comparison is not None
@@ -295,13 +279,7 @@ def _trimmed(differences: pd.Series) -> dict[str, Any]:
 
 
 def _with_tuning(differences: pd.Series, shift: Array, protocol: Fixed) -> dict[str, Any]:
-    """The mean over seeds, where the tuning might have chosen other trials.
-
-    Args:
-        differences: of the fresh seeds.
-        shift: what each draw of the tuning seeds changes of the difference.
-        protocol: its name seeds the draws.
-    """
+    """The mean over seeds, where the tuning might have chosen other trials."""
     values = differences.to_numpy()
     random = np.random.default_rng(derive_seed(purpose="fresh seeds", protocol=protocol.name))
     noise = stats.sem(values) * random.standard_t(len(values) - 1, size=len(shift))
@@ -351,12 +329,7 @@ def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:
 
 
 def sentence(table: pd.DataFrame, protocol: Fixed) -> str:
-    """What the protocol says of the outcome of its first contrast.
-
-    Args:
-        table: of `contrasts_table`.
-        protocol: of the same board.
-    """
+    """What the protocol says of the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
     assert comparison is not None
     low, high = (float(row[f"difference_{end}"]) for end in ("low", "high"))

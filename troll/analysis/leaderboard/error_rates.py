@@ -64,8 +64,6 @@ def simulated(
         protocol: with a ranking; without one each task is tested by itself, as the first of a family of all
             rules on all tasks.
         effect: by which every trial of the rule is better, as a share of test problems.
-        draws: of everything.
-        seed: of the random numbers.
         seeds: fresh ones, in place of the protocol's.
     """
     random, tasks = np.random.default_rng(seed), len(protocol.experiment["tasks"])
@@ -126,13 +124,7 @@ EFFECTS = (0.0, 0.05, 0.10, 0.15, 0.20)
 
 
 def rates_table(protocol: Tuned, other: Tuned | None = None, *, draws: int = 10_000) -> pd.DataFrame:
-    """`simulated` for several effects, in a table.
-
-    Args:
-        protocol: with a ranking.
-        other: without one; it gets as many fresh seeds as make the same number of runs.
-        draws: of each.
-    """
+    """`simulated` for several effects, in a table."""
     tasks, rows = len(protocol.experiment["tasks"]), []
     for effect in EFFECTS:
         rates = simulated(protocol, effect, draws=draws)

@@ -22,11 +22,7 @@ _NAMED = 5
 
 
 def differences_figure(board: pd.DataFrame) -> Figure:
-    """Test pass@1 minus that of the tuned baseline, best rule first, a panel for each task and model.
-
-    Args:
-        board: of `troll.analysis.leaderboard.board.board_table`.
-    """
+    """Test pass@1 minus that of the tuned baseline, best rule first, a panel for each task and model."""
     groups = list(board.groupby(["task", "model"], sort=False))
     rules = int(max(len(rows) for _, rows in groups))
     with styled():
@@ -66,10 +62,6 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
     """Expected validation success of the best of one to all trials, a panel for each task.
 
     Source: Dodge et al. 2019; the estimator is `troll.analysis.leaderboard.inputs.expected_best`.
-
-    Args:
-        trials: of `troll.analysis.leaderboard.inputs.trial_scores`.
-        board: of `troll.analysis.leaderboard.board.board_table`; its baseline and TROLL always have a colour.
     """
     trials = trials.assign(score=first_scores(trials))
     groups = list(trials.groupby("task", sort=False))
@@ -100,10 +92,6 @@ def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.Data
     """Share of tasks on which a rule reaches the target within so many times the rollouts of the quickest.
 
     Source: AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
-
-    Args:
-        board: of `board_table`.
-        ratios: values of tau.
 
     Returns:
         One row per rule, a column for each ratio; a rule that never reaches the target, or has no runs on a
@@ -147,11 +135,6 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
     """Each contrast: every seed on each task, the means of tasks, and the mean of the tasks as a diamond.
 
     Of the first endpoint. The margin is shaded.
-
-    Args:
-        table: of `troll.analysis.leaderboard.contrasts.contrasts_table`.
-        final: results of the experiments of fresh seeds.
-        protocol: with contrasts.
     """
     comparison = protocol.comparison
     assert comparison is not None

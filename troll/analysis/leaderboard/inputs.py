@@ -33,12 +33,7 @@ ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Sty
 
 
 def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """The rules of which there are runs of trials: of the last round, or of any where that has none.
-
-    Args:
-        runs: tidy table of the experiments of trials.
-        protocol: of the leaderboard.
-    """
+    """The rules of which there are runs of trials: of the last round, or of any where that has none."""
     last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
     there = set((runs if last.empty else last)["trust_region"])
     return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
@@ -50,9 +45,6 @@ def trial_scores(
     """Success on validation problems at the end of each trial.
 
     Args:
-        runs: tidy table of the experiments of trials, those of all rounds.
-        protocol: of the leaderboard.
-        only: a rule whose trials alone are in the table.
         rounds: further rounds that count; None: all of them.
 
     Returns:
@@ -62,9 +54,6 @@ def trial_scores(
         has rounds, also first (its score after the first) and rounds (in how many it was). A run that
         collapsed counts with the success that it ended with, one that stopped at a loss that is not finite
         with 0, where the protocol lets it count; else it leaves no results, and its trial is unfinished.
-
-    Raises:
-        UserError: a trial has fewer or more runs than the protocol; the message says how many.
     """
     last = _last_validations(runs)
     ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
@@ -99,16 +88,7 @@ def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) -> Tuning:
-    """Success on validation problems at the end of the trials among which the choice was made.
-
-    Args:
-        runs: tidy table of the experiments of trials, those of all rounds.
-        scores: of `trial_scores`.
-        protocol: of the leaderboard.
-
-    Returns:
-        By task and rule: tuning seeds by trials, in the order of the file, mean over models.
-    """
+    """Success on validation problems at the end of the trials among which the choice was made."""
     last = _last_validations(runs)
     values = {}
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
@@ -167,8 +147,6 @@ def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tupl
     """The trials that go on to a further round, by task and rule, in the order of the file.
 
     Args:
-        scores: of `trial_scores`, after the rounds before.
-        protocol: of the leaderboard.
         number: of the round in `Protocol.rounds`, from 1.
     """
     kept = {}
@@ -183,10 +161,6 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
     """The best trial of each rule on each task; of equal ones the first in the order of the file.
 
     Where trials were tuned in rounds it is one of those that went through all of them.
-
-    Args:
-        scores: of `trial_scores`.
-        protocol: of the leaderboard.
     """
     best = {}
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
@@ -208,11 +182,7 @@ def expected_best(scores: Sequence[float], budget: int) -> float:
     quantity of Dodge et al. (2019, "Show Your Work").
 
     Args:
-        scores: of all trials of a rule.
         budget: 1 to ``len(scores)``.
-
-    Raises:
-        UserError: a budget outside of that range.
     """
     count = len(scores)
     if not 1 <= budget <= count:
@@ -224,15 +194,7 @@ def expected_best(scores: Sequence[float], budget: int) -> float:
 
 
 def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.DataFrame:
-    """The runs of all rounds of tuning as one table.
-
-    Args:
-        tables: tidy tables by directory, the first round's first.
-        protocol: of the leaderboard.
-
-    Raises:
-        UserError: there are more directories than rounds.
-    """
+    """The runs of all rounds of tuning as one table."""
     if len(tables) > len(protocol.stages):
         raise UserError(
             f"{list(tables)[-1]}: is one directory too many; {protocol.name} has "
@@ -255,13 +217,7 @@ def _rounds(count: int) -> str:
 
 
 def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> list[str]:
-    """What a board says of a first round that another protocol has made, in sentences.
-
-    Args:
-        runs: of all rounds of tuning.
-        final: results of fresh seeds.
-        protocol: of the leaderboard.
-    """
+    """What a board says of a first round that another protocol has made, in sentences."""
     if protocol.tuned_in is None:
         return []
     name = Path(protocol.tuned_in).name
@@ -287,16 +243,7 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
 
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:
-    """The rules of which there are trials.
-
-    Args:
-        runs: tidy table of the experiment of trials.
-        protocol: of the leaderboard.
-        directory: the table's, for messages.
-
-    Raises:
-        UserError: there are no trials, or none of the baseline.
-    """
+    """The rules of which there are trials."""
     there = tried(runs, protocol)
     if not there:
         first = next(iter(protocol.trials_by_variant))
@@ -313,27 +260,14 @@ def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[st
 
 
 def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
-    """How many runs of trials each rule has, be they on the board or not.
-
-    Args:
-        runs: tidy table of the experiments of trials, with runs that no plan of them names.
-        protocol: of the leaderboard.
-    """
+    """How many runs of trials each rule has, be they on the board or not."""
     names = runs.drop_duplicates("run_id")["trust_region"].astype(str)
     rules = names.map({variant: trial.name for variant, trial in protocol.trials_by_variant.items()})
     return {str(name): int(count) for name, count in rules.value_counts().items()}
 
 
 def check_named_once(directories: Sequence[Path], option: str = "--final") -> None:
-    """Runs that are read twice would count twice in what is corrected for the number of comparisons.
-
-    Args:
-        directories: as they were given.
-        option: by which.
-
-    Raises:
-        UserError: a directory is named twice, be it by another spelling.
-    """
+    """Runs that are read twice would count twice in what is corrected for the number of comparisons."""
     known: dict[Path, Path] = {}
     for path in directories:
         place = path.resolve()
@@ -344,16 +278,7 @@ def check_named_once(directories: Sequence[Path], option: str = "--final") -> No
 
 
 def check_fresh(finals: Mapping[Path, Results], protocol: Protocol) -> None:
-    """Makes sure that results hold fresh seeds of the protocol's rules, those of each task once.
-
-    Args:
-        finals: by directory.
-        protocol: of the leaderboard.
-
-    Raises:
-        UserError: results have no run of a rule, another task, or several conditions or estimators; or two
-            have the same task.
-    """
+    """Makes sure that results hold fresh seeds of the protocol's rules, those of each task once."""
     tasks: dict[str, Path] = {}
     expected = [f"results/{protocol.name}-{task}" for task in protocol.experiment["tasks"]]
     for directory, results in finals.items():

@@ -29,10 +29,6 @@ def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
     Tasks of the testbed alone: their test problems, which bear the levels, are generated again, and must have
     the digest of those that the runs were tested on.
 
-    Args:
-        final: results of the experiments of fresh seeds, one for each task.
-        protocol: of the leaderboard.
-
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``seeds``; ``level_1`` and so on (test pass@1, mean
         over seeds); ``solved`` and ``solved_sd`` (levels solved by a seed, mean and standard deviation);

@@ -33,15 +33,8 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
     """The protocol with a rule more, which gets the same number of trials.
 
     Args:
-        protocol: of the leaderboard.
-        name: that tables show.
-        rule: its registered name, or ``file.py:function``.
         space: values of its settings; where there are none, all trials are learning rates, evenly spaced on
             a logarithmic scale between the protocol's least and largest.
-
-    Raises:
-        UserError: the name is that of a rule or of something else, or the space has another number of points
-            than the protocol's trials.
     """
     if name in protocol.rules:
         raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
@@ -62,16 +55,7 @@ def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequ
 
 
 def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
-    """The released validation scores of all rules' trials.
-
-    Args:
-        path: trials.csv of the board.
-        protocol: of the leaderboard, without the own rule.
-
-    Raises:
-        UserError: the file is missing, is no such table, has rules that the protocol lacks, or lacks
-            trials of the baseline.
-    """
+    """The released validation scores of all rules' trials."""
     try:
         scores = pd.read_csv(path)
     except FileNotFoundError:
@@ -95,16 +79,7 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
 
 
 def check_same_protocol(board: Path, protocol: Path, known: Protocol) -> None:
-    """Makes sure that a rule is not ranked among rules that another protocol tuned and compared.
-
-    Args:
-        board: directory of the board, with the protocol that it was made by; it may be missing.
-        protocol: the file.
-        known: its contents.
-
-    Raises:
-        UserError: rules of the board had other trials, tuning seeds, rounds, fresh seeds or looks.
-    """
+    """Makes sure that a rule is not ranked among rules that another protocol tuned and compared."""
     path = board / "protocol.yaml"
     if not path.exists():
         return
@@ -119,13 +94,7 @@ def check_same_protocol(board: Path, protocol: Path, known: Protocol) -> None:
 
 
 def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[str]:
-    """What is read of a rule, in a line, where the protocol ranks each rule for itself.
-
-    Args:
-        final: results of fresh seeds by task, the rule's beside the others'.
-        protocol: with the rule.
-        name: of the rule.
-    """
+    """What is read of a rule, in a line, where the protocol ranks each rule for itself."""
     if protocol.ranking is None:
         return []
     table = ranking_table(final, protocol)
@@ -141,15 +110,7 @@ def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[st
 
 
 def check_release(root: Path, protocol: Protocol) -> None:
-    """Makes sure that the released runs are there beside which a rule is ranked.
-
-    Args:
-        root: directory that holds results by experiment.
-        protocol: of the leaderboard, without the own rule.
-
-    Raises:
-        UserError: a table is missing, or has no runs of the baseline.
-    """
+    """Makes sure that the released runs are there beside which a rule is ranked."""
     for task in protocol.experiment["tasks"]:
         directory = root / f"{protocol.name}-{task}"
         if protocol.baseline not in set(read_results(directory).runs["trust_region"]):
@@ -157,13 +118,7 @@ def check_release(root: Path, protocol: Protocol) -> None:
 
 
 def beside(released: Results, own: Results, name: str) -> Results:
-    """The released runs of a task and those of the own rule as one experiment; base models are the released.
-
-    Args:
-        released: of one task, all rules.
-        own: of the same task, the own rule.
-        name: of the own rule.
-    """
+    """The released runs of a task and those of one's own rule, with the released base model."""
     runs = own.runs[own.runs["trust_region"] == name]
     items = own.items[own.items["trust_region"] == name]
     return replace(
@@ -181,17 +136,8 @@ def own_board(
 ) -> pd.DataFrame:
     """The board with the own rule's row between the released ones.
 
-    Args:
-        protocol: of the leaderboard, with the own rule.
-        name: of the own rule.
-        scores: of all trials, the own rule's among them.
-        finals: released and own results by task.
-
     Returns:
         `board_table` with a column ``runs`` more: "here" or "released".
-
-    Raises:
-        UserError: a task has other test problems here than in the release.
     """
     for task, (released, own) in finals.items():
         _check_problems(task, released, own)
@@ -254,13 +200,7 @@ def _base_rate(results: Results) -> float:
 
 
 def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[str]:
-    """The place of the own rule on each task with its range, in a line each.
-
-    Args:
-        table: of `own_board`.
-        name: of the own rule.
-        finals: of `beside`, one for each task.
-    """
+    """The place of the own rule on each task with its range, in a line each."""
     ranges = place_ranges(finals, [str(rule) for rule in table["trust_region"].unique()])
     lines = []
     for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
@@ -279,11 +219,7 @@ def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[st
 def read_finals(
     root: Path, protocol: Protocol, name: str, tasks: Sequence[str]
 ) -> dict[str, tuple[Results, Results]]:
-    """Released and own results of fresh seeds by task.
-
-    Raises:
-        UserError: a table is missing.
-    """
+    """Released and own results of fresh seeds by task."""
     return {
         task: (
             read_results(root / f"{protocol.name}-{task}"),

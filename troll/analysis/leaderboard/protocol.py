@@ -226,11 +226,7 @@ class Trial:
 
 
 def read_protocol(path: Path) -> Protocol:
-    """Reads a protocol file.
-
-    Raises:
-        UserError: it is missing or breaks a rule of the protocol; the message names the key.
-    """
+    """Reads a protocol file."""
     contents = read_yaml(path, "protocol file")
     if not isinstance(contents, dict):
         raise UserError(f"{path}: expected a mapping with keys {', '.join(Protocol.model_fields)}")
@@ -247,11 +243,7 @@ def explained(error: ValidationError) -> str:
 
 
 def among(protocol: Protocol, names: Collection[str]) -> Protocol:
-    """The protocol with some of its rules only: the board grows rule by rule.
-
-    Raises:
-        UserError: a name is none of the rules, or the baseline is not among them.
-    """
+    """The protocol with some of its rules only: the board grows rule by rule."""
     if unknown := next((name for name in names if name not in protocol.rules), None):
         raise UserError(f"the leaderboard has no rule {unknown}; it has {', '.join(protocol.rules)}")
     if protocol.baseline not in names:
@@ -268,10 +260,6 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
 
     Trials are chosen by validation; the test problems, which nobody looks at before the fresh seeds, are
     answered once instead of as often as the protocol says.
-
-    Args:
-        protocol: of the leaderboard.
-        only: a rule whose trials alone are meant, in an experiment of its own.
     """
     regions = {
         variant: region(protocol.rules[trial.name], trial)
@@ -294,10 +282,7 @@ def round_experiment(
     """The experiment file of a further round: on each task the trials that were kept, on the round's seeds.
 
     Args:
-        protocol: of the leaderboard.
         number: of the round in `Protocol.rounds`, from 1.
-        kept: by task and rule, as `troll.analysis.leaderboard.inputs.kept_for` gives it.
-        only: a rule that alone is meant, in an experiment of its own.
     """
     tasks: dict[str, list[str]] = {}
     for (task, name), trials in kept.items():
@@ -327,9 +312,6 @@ def final_experiments(
     """Experiment files of fresh seeds by task, each rule at its best.
 
     Args:
-        protocol: of the leaderboard.
-        best: by task and name of the rule, as `choose` gives it.
-        only: a rule that alone is meant, in experiments of its own.
         counts: how many of the protocol's seeds each rule gets; by default all.
     """
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
@@ -396,11 +378,7 @@ def _experiment(
 
 
 def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
-    """Rules whose trials were chosen before they ended, with the least share of optimiser steps by then.
-
-    Args:
-        scores: of `troll.analysis.leaderboard.inputs.trial_scores`.
-    """
+    """Rules whose trials were chosen before they ended, with the least share of optimiser steps by then."""
     after = scores.groupby("rule", sort=False, observed=True)["after"].min()
     return {str(name): float(share) for name, share in after.items() if share < 1}
 
@@ -410,7 +388,6 @@ def early_in_words(early: Mapping[str, float], rules: int) -> str:
 
     Args:
         early: its result, not empty.
-        rules: how many there are on the board.
     """
     whose = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
     return f"{whose} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"

@@ -92,11 +92,6 @@ def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> O
 
     Args:
         differences: paired, one for each seed [S], S at least 2.
-        spread: standard deviation of what tuning adds (`Ranking.spread_of_difference`).
-        level: of the interval.
-
-    Returns:
-        With Welch's and Satterthwaite's degrees of freedom; a known variance has infinitely many.
     """
     values = np.asarray(differences, dtype=float)
     sampled = values.var(ddof=1) / len(values)
@@ -120,8 +115,6 @@ def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) ->
 
     Args:
         differences: of the seeds so far [..., S], S at least 2.
-        seeds: at the end.
-        spread: of `student`.
     """
     values = np.asarray(differences, dtype=float)
     now, mean, deviation = values.shape[-1], values.mean(axis=-1), values.std(axis=-1, ddof=1)
@@ -139,12 +132,7 @@ def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float)
 
 
 def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:
-    """How many of the protocol's seeds a rule gets, as far as its differences tell.
-
-    Args:
-        differences: from the baseline, mean over the tasks, by seed: the first of the protocol's seeds.
-        protocol: with a ranking.
-    """
+    """How many of the protocol's seeds a rule gets, as far as its differences tell."""
     ranking = protocol.ranking
     assert ranking is not None
     spread = ranking.spread_of_difference(len(protocol.experiment["tasks"]))
@@ -160,11 +148,7 @@ def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]
     """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look.
 
     Args:
-        protocol: of the board.
         final: results of the fresh seeds that were run; empty before the first of them.
-
-    Raises:
-        UserError: the seeds there are not those of the protocol.
     """
     counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
     if protocol.ranking is not None:
@@ -186,17 +170,7 @@ def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
 
 
 def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.DataFrame:
-    """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds.
-
-    Args:
-        final: results of fresh seeds.
-        protocol: theirs.
-        name: of the rule.
-
-    Raises:
-        UserError: its seeds are not the first of the protocol's, or other ones on another task, or the
-            baseline lacks one of them.
-    """
+    """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds."""
     found: dict[str, pd.Series] = {}
     for results in final:
         for cell in (one for one in cells(results.items) if one.trust_region == name):
@@ -234,18 +208,11 @@ def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
 def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
     """What is read of each rule: a family of its own.
 
-    Args:
-        final: results of fresh seeds.
-        protocol: with a ranking.
-
     Returns:
         A row for each rule with fresh seeds but the baseline, and analysis: the mean of the tasks, which is
         read, and each task alone, corrected by Holm over the tasks of this rule. Columns ``trust_region``,
         ``analysis``, ``seeds``, ``difference`` with its interval, ``p`` and ``reading``. A rule that stopped
         has no interval and no p.
-
-    Raises:
-        UserError: a rule has other seeds than the looks give it.
     """
     ranking = protocol.ranking
     assert ranking is not None

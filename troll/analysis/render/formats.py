@@ -311,11 +311,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
 
 
 def write_table(frame: pd.DataFrame, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> list[Path]:
-    """Writes a table in some of `FORMATS` beside each other, and returns the paths.
-
-    Raises:
-        UserError: there is no such format; nothing has been written then.
-    """
+    """Writes a table in some of `FORMATS` beside each other, and returns the paths."""
     check_known("format", formats, FORMATS)
     paths = []
     for suffix, text in (FORMATS[name] for name in formats):

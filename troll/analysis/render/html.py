@@ -75,11 +75,7 @@ class Section:
 
 
 def figure_section(title: str, image: Path, caption: str = "") -> Section:
-    """A PNG, put into the page, with its caption.
-
-    Raises:
-        UserError: the image is missing.
-    """
+    """A PNG, put into the page, with its caption."""
     try:
         data = base64.b64encode(image.read_bytes()).decode()
     except FileNotFoundError:

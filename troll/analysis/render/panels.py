@@ -93,18 +93,7 @@ def panel(
     """Draws every method's curves.
 
     Args:
-        axes: the panel.
-        rows: ``rows_of`` the quantity.
-        setting: the setting; its trust region is ignored.
-        shown: methods.
-        styles: their colours and dashes.
-        quantity: what to draw.
-        across: the horizontal axis.
         missing: what an empty panel says.
-        spread: show single seeds and their band; the means alone where there are many methods.
-
-    Returns:
-        Whether there were any curves.
     """
     drawn = False
     for name in shown:

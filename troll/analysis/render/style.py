@@ -146,18 +146,7 @@ def legend(
     y: float = 1.0,
     columns: int = 6,
 ) -> None:
-    """One legend for the whole figure, above the panels.
-
-    Args:
-        figure: the figure.
-        styles: its methods, as thick lines that show the dashes.
-        base: whether the base model is shown.
-        marked: whether lines have markers.
-        published: whether published end values are shown, as short thick lines.
-        seeds: whether single seeds are thin lines, within a band from the smallest to the largest.
-        y: lower edge in the figure's height.
-        columns: most entries in a line.
-    """
+    """One legend for the whole figure, above the panels."""
     names = [*styles.methods, *([BASE] if base else [])]
     handles: list[Any] = [mpl.lines.Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
     for name, handle in zip(names, handles, strict=True):
@@ -239,19 +228,7 @@ def _frame(figure: Figure) -> dict[str, Any]:
 
 
 def write_figure(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Writes a figure without dates, so that the same data give the same bytes.
-
-    Args:
-        figure: the figure.
-        stem: path without suffix.
-        formats: some of `FORMATS`; each makes a file.
-
-    Returns:
-        The paths of the files.
-
-    Raises:
-        UserError: there is no such format; nothing has been written then.
-    """
+    """Writes a figure without dates, so that the same data give the same bytes."""
     check_known("format", formats, FORMATS)
     paths = []
     with styled():

@@ -41,9 +41,6 @@ def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFr
         frame: any table; data sets are the values of ``task``, and columns named ``<data set>/...``. A mean
             over the paper's MATH Eval is touched by its members.
         notes: what there is in place of the paper's set, by name of the data set.
-
-    Returns:
-        The very frame where nothing is touched.
     """
     names = {str(name) for name in frame["task"]} if "task" in frame.columns else set()
     columns = {str(column): _sets(str(column).partition("/")) & set(notes) for column in frame.columns}

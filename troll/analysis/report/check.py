@@ -39,21 +39,6 @@ def check_results(
     """Makes every table, figure and page of an experiment again from its tidy tables and compares them.
 
     Files have to be the same: see `same`.
-
-    Args:
-        directory: results/<experiment>, with ``tidy/``, ``tables/``, ``figures/``.
-        results: where they are known otherwise than from the directory.
-        claims: the files that ``claims.md`` and ``claims.json`` were judged by; those are compared too.
-        write: put what differs in its place, in one step when everything could be made.
-        figures: compare the figures too, which take most of the time.
-
-    Returns:
-        The files that were compared, or those that were written.
-
-    Raises:
-        UserError: a file differs, is missing in one of its formats, cannot be made from the tidy table, or
-            there is none; every one is named. Where files differ and nothing says what was planned, that
-            is named instead.
     """
     known = results or read_results(directory)
     tracked = [

@@ -22,13 +22,7 @@ _GIVEN = ("runs", "items", "expected", "skipped")
 
 
 def make(entry: Entry, results: Results, task: str | None = None) -> Any:
-    """Calls the function of an entry: a DataFrame for a table, a Figure for a figure.
-
-    Args:
-        entry: of the registry.
-        results: what its function may ask for, by the names of its parameters.
-        task: for entries that are made for each task.
-    """
+    """Calls the function of an entry: a DataFrame for a table, a Figure for a figure."""
     module, _, name = entry.function.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"troll.analysis.{module}"), name)
     tables = entries("table")
@@ -44,11 +38,7 @@ def make(entry: Entry, results: Results, task: str | None = None) -> Any:
 
 
 def table(name: str, results: Results) -> pd.DataFrame:
-    """A table by name, data sets that replace the paper's marked, and a rehearsal's too.
-
-    Raises:
-        UserError: there is no table of this name.
-    """
+    """A table by name, data sets that replace the paper's marked, and a rehearsal's too."""
     frame: pd.DataFrame = make(_known("table", name), results)
     frame.attrs["notes"] = [*frame.attrs.get("notes", []), *_places_note(results)]
     return mark_rehearsal(mark_substitutes(frame, results.substitutes), results.rehearsal)
@@ -80,23 +70,14 @@ def _known(kind: Kind, name: str) -> Entry:
 
 
 def make_table(name: str, results: Results, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> None:
-    """Writes ``<stem>.csv`` and ``.md``, or other formats of `formats.FORMATS`.
-
-    Raises:
-        UserError: there is no table of this name, or no such format.
-    """
+    """Writes ``<stem>.csv`` and ``.md``, or other formats of `formats.FORMATS`."""
     write_table(table(name, results), stem, formats)
 
 
 def make_figure(
     name: str, results: Results, stem: Path, task: str | None = None, formats: Sequence[str] = ("png",)
 ) -> None:
-    """Writes ``<stem>.png``, or other formats of `style.FORMATS`.
-
-    Raises:
-        UserError: there is no figure of this name, or no such format; or it is one per task and no task of
-            the table is named.
-    """
+    """Writes ``<stem>.png``, or other formats of `style.FORMATS`."""
     entry = _known("figure", name)
     if entry.per_task and task is None:
         raise UserError(f"figure {name!r} is made for one task; name it with --task")

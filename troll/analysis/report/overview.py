@@ -32,13 +32,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
 
 
 def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> str:
-    """The page of an experiment: verdicts, figures, and every table that is there.
-
-    Args:
-        results: the tidy tables, and what was planned.
-        judged: the verdicts on the experiment's claims.
-        directory: results/<experiment>; its ``figures/*.png`` and ``tables/*.csv`` say what to show.
-    """
+    """The page of an experiment: verdicts, figures, and every table that is there."""
     runs = results.runs
     name = str(runs["experiment"].iloc[0])
     parts = [f"# {name}", results.summary, _size(runs), _verdicts(judged)]
@@ -53,9 +47,6 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
 
 def contrasts(directory: Path) -> str:
     """The outcome of every comparison that a protocol fixed beforehand, as a Markdown list.
-
-    Args:
-        directory: of all results; those with ``contrasts.csv`` and ``protocol.yaml`` are meant.
 
     Returns:
         The sentence of each protocol for the outcome of its first contrast, with a link to the table as seen
@@ -102,12 +93,7 @@ def _tables(results: Results, directory: Path) -> Iterator[str]:
 
 
 def index(root: Path, known: Mapping[str, Results]) -> str:
-    """The list of all released results, as a Markdown table.
-
-    Args:
-        root: the directory of results.
-        known: the results of experiments, by the name of their directory.
-    """
+    """The list of all released results, as a Markdown table."""
     rows = [_experiment(root, name, results) for name, results in known.items()]
     for name, (first, question) in _OTHERS.items():
         if (root / name).is_dir():

@@ -40,15 +40,7 @@ def make_page(
     shown if there are any.
 
     Args:
-        results: the tidy tables, and what was planned.
-        judged: the verdicts.
-        directory: results/<experiment>.
-        out: the page.
-        commands: shell lines that made the results.
         replication: whether they replicate a release, in lines; the first of the page.
-
-    Raises:
-        UserError: a caption is missing, or the tables hold more than one experiment.
     """
     require_one(results.runs)
     name = str(results.runs["experiment"].iloc[0])
@@ -148,12 +140,7 @@ _LINK = re.compile(r"\[([^\[\]]+)\]\(([\w./%+-]+\.jsonl)\)")
 
 
 def markdown_table(text: str, directory: str = ".") -> str:
-    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written.
-
-    Args:
-        text: Markdown.
-        directory: where the page finds the files that cells link to.
-    """
+    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written."""
     rows, rest = [], []
     for line in text.splitlines():
         if line.startswith("|"):

@@ -58,18 +58,8 @@ def blocks(
     """The generated blocks of the README and of docs/findings.md.
 
     Args:
-        main: the result of ``main_table``.
-        items: the table of test problems.
-        judged: the verdicts on the claims.
-        family: the result of ``comparison_family``; readings are then those of the family.
-        runs: the tidy tables of all released experiments, for what made them and what they took.
         board: the released leaderboard; None where there is none.
-        waiting: rules of its protocol that have no runs yet.
         early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
-        benchmark: the verdicts on the benchmark's claims.
-        places: of `troll.analysis.leaderboard.board.place_ranges`.
-        method: whose results are told.
-        baseline: what it is compared with.
 
     Returns:
         Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
@@ -101,12 +91,7 @@ def top_of(
     """What the leaderboard says of a method, and the best rules of each task beside it and the baseline.
 
     Args:
-        board: the columns of ``board.csv``, best first within a task.
-        waiting: rules that have no runs yet.
         early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
-        benchmark: the verdicts on the benchmark's claims.
-        method: whose difference from the baseline is told.
-        places: the range of each rule's place, by task and rule.
     """
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
@@ -323,19 +308,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> str:
-    """Replaces the blocks of a Markdown text.
-
-    Args:
-        text: the whole file.
-        generated: Markdown by block name.
-        name: of the file, for messages.
-
-    Returns:
-        The text with new blocks; everything else is untouched.
-
-    Raises:
-        UserError: a marker names no known block, is not closed, or closes nothing.
-    """
+    """Replaces the blocks of a Markdown text."""
     lines: list[str] = []
     opened: tuple[int, str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -363,11 +336,7 @@ def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> 
 
 
 def included(text: str, page: Path) -> dict[str, str]:
-    """The tables that blocks of a page name by their files, by these names.
-
-    Raises:
-        UserError: there is no such file, or no such heading in it.
-    """
+    """The tables that blocks of a page name by their files, by these names."""
     names = [match["name"] for line in text.splitlines() if (match := _OPEN.match(line.strip()))]
     return {name: _section(page.parent, name) for name in names if ".md" in name}
 

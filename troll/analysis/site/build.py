@@ -63,18 +63,7 @@ def write_site(
     """Writes ``out/zensical.toml`` and ``out/pages``, from which ``zensical build`` makes ``out/html``.
 
     Args:
-        root: a checkout of the repository.
-        out: directory of the site; its pages are replaced.
-        repository: web address of the repository, for links to files that the site does not hold.
-        revision: branch, tag or commit that such links show.
-        address: where the site will be, for the page of unknown addresses and the site map.
         draw: names of the figures that are drawn again as SVG; all if None. Of others the PNG is shown.
-
-    Returns:
-        The pages, in the order of the navigation.
-
-    Raises:
-        UserError: `root` is no checkout of the repository, or `out` holds something that is no site.
     """
     tracked = tracked_files(root)
     pages_directory = out / PAGES
@@ -102,11 +91,7 @@ def write_site(
 
 
 def tracked_files(root: Path) -> frozenset[str]:
-    """Paths of all files that git tracks and that are there.
-
-    Raises:
-        UserError: `root` is not the top of a git checkout with the README of the repository.
-    """
+    """Paths of all files that git tracks and that are there."""
     command = ["git", "ls-files", "-z"]
     try:
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout

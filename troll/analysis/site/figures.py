@@ -21,8 +21,6 @@ class Figures:
         """Draws into the pages of a site.
 
         Args:
-            root: the repository.
-            pages: directory of the site's pages.
             only: names of the figures that are drawn; of the others the tracked PNG is copied. None: all.
         """
         self.written: dict[str, str] = {}

@@ -32,12 +32,7 @@ class Links:
     copied: set[str] = field(default_factory=set)
 
     def of(self, page: str, source: str) -> Resolve:
-        """The resolver of one page.
-
-        Args:
-            page: its path on the site.
-            source: path in the repository that its links are relative to.
-        """
+        """The resolver of one page."""
 
         def resolve(target: str) -> str | None:
             if re.match(r"[a-z]+:|//|#", target):

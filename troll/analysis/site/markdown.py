@@ -107,14 +107,7 @@ def sort_key(cell: str) -> str:
 
 
 def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -> str:
-    """A pipe table as HTML in a box that scrolls by itself.
-
-    Args:
-        lines: of the table: head, rule, rows.
-        name: what anchors of its rows begin with.
-        anchors: of the page.
-        resolve: targets of links.
-    """
+    """A pipe table as HTML in a box that scrolls by itself."""
     head, rule, *rows = map(cells, lines)
     numeric = [mark.endswith(":") for mark in rule]
     leading = next((index for index, number in enumerate(numeric) if number), len(numeric))
@@ -172,10 +165,7 @@ def adapt(text: str, resolve: Resolve, *, name: str = "", anchors: Anchors | Non
     """A page, or a part of one, as the generator shall read it.
 
     Args:
-        text: Markdown as GitHub shows it.
-        resolve: targets of links and images.
         name: what anchors of table rows begin with; by default the heading above a table.
-        anchors: of the page, where this is only a part of it.
     """
     anchors = anchors or Anchors()
     return "\n".join(_adapted(text.splitlines(), resolve, name, anchors)) + "\n"

@@ -38,10 +38,6 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
     Normalised: (pass@1 - base) / (1 - base), with the base model's pass@1 on the task. Only settings (tasks
     and estimators) that the method shares with ``baseline`` count, and only where the base model was graded.
 
-    Args:
-        items: the table of test problems of one experiment.
-        baseline: what methods are compared with.
-
     Returns:
         One row per model, condition and method: ``settings``, ``runs``, ``mean``, ``iqm`` (interquartile mean
         over the runs of all settings), ``iqm_baseline`` and ``improvement`` (chance that a random seed of the

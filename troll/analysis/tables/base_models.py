@@ -39,11 +39,6 @@ ALL = "all"
 def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
     """Test pass@1 of every method minus the baseline's, averaged over base models of one kind.
 
-    Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-        baseline: what methods are compared with.
-
     Returns:
         One row per condition, estimator, method, kind of model and task, and for all tasks and all kinds
         together: ``base_models`` and ``settings`` (a task with a base model), ``seeds`` (the least of any

@@ -45,10 +45,8 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
     least two) is at or above it. Medians count runs that never get there as later than all others.
 
     Args:
-        runs: the tidy table of one experiment.
         target: success between 0 and 1; by default, for each model and task, half-way from the success of the
             first batch to the best final mean of any method, to the nearest 5 points.
-        baseline: what the height is compared with, paired by seed.
 
     Returns:
         One row per method and setting: ``target``, ``reached`` and ``seeds`` (runs), ``steps_to`` and
@@ -189,12 +187,6 @@ def power_table(
     runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
 ) -> pd.DataFrame:
     """How many seeds it takes to see a difference in test pass@1, at the spread that was observed.
-
-    Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-        method: against ``baseline``; its variants count as methods too.
-        baseline: what differences are taken from, paired by seed.
 
     Returns:
         One row per setting: ``spread`` (standard deviation over seeds of the paired difference) with

@@ -34,7 +34,6 @@ def benchmark_table(
     Args:
         rows: (name of the answers, a file of grades as `troll.evaluation.grading.grade` writes it, how many
             of the samples were written after a prompt that was cut).
-        skipped: why something planned was not evaluated, by its name.
 
     Returns:
         ``task``, ``answers``, ``problems`` of ``available``, ``samples`` for each; ``official``, the pass@1
@@ -161,17 +160,7 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
 def read_answers(
     label: str, grades: Path, samples: Path, beside: Path | None = None
 ) -> tuple[str, Mapping[str, Any], int]:
-    """A row for `benchmark_table` from two files.
-
-    Args:
-        label: what the answers are called.
-        grades: of the answers.
-        samples: the answers; their lines say which prompts were cut.
-        beside: directory of the table, from which it links to the list of disagreements.
-
-    Raises:
-        UserError: a file is missing, or is not one of grades.
-    """
+    """A row for `benchmark_table` from two files."""
     graded = read_json(grades)
     missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
     if missing:

@@ -25,11 +25,6 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     A comparison that stands in several experiments counts once (`troll.analysis.data.identity`), with the
     runs of the first of them.
 
-    Args:
-        runs: the tidy tables, one below the other.
-        items: the tables of test problems.
-        baseline: what methods are compared with; a variant is compared with the method that it varies.
-
     Returns:
         One row per comparison: ``experiment`` (the first), the coordinates, ``against``, ``seeds``,
         ``difference`` with ``_low`` and ``_high``, ``p`` (paired t-test), ``p_holm`` over all rows, and
@@ -82,12 +77,7 @@ def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval
 
 
 def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
-    """A main table whose readings are those of a family of comparisons that has its own among them.
-
-    Args:
-        main: the result of ``main_table`` of the family's first experiment.
-        family: the result of ``comparison_family``.
-    """
+    """A main table whose readings are those of a family of comparisons that has its own among them."""
     if family.empty:
         return main
     own = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]

@@ -26,11 +26,6 @@ _GAP = ("difference", "difference_low", "difference_high")
 def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
     """Every method beside the variant of the baseline whose late divergence is nearest to its own.
 
-    Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-        baseline: the method whose variants are compared with.
-
     Returns:
         One row per method and setting: ``against`` (the baseline's variant with the nearest late KL), ``kl``
         and ``kl_against`` (nats, means over seeds), ``ratio`` of the two and, where they agree within

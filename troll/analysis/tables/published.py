@@ -219,11 +219,6 @@ SECTIONS: Mapping[str, _Section] = {
 def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
     """One table of the paper with our numbers beside it.
 
-    Args:
-        section: a key of ``SECTIONS``.
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-
     Returns:
         One row per comparison (and condition, where ours has several): ``published_baseline``,
         ``published_method``, ``published_gain``; ours as ``baseline`` and ``method`` with ``_sd``, ``_off``

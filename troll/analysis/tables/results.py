@@ -53,12 +53,8 @@ def main_table(
     """Test scores and training behaviour of every method in every setting.
 
     Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
         expected: coordinates of the planned runs; by default every method is expected in every setting
             that is present.
-        skipped: reason by task, for tasks that this machine could not run.
-        baseline: the trust region that differences are taken from, within task, condition and estimator.
         trust_regions: which methods; by default all that are no variants of another one (those are in
             ``ablation_table``).
 
@@ -68,9 +64,6 @@ def main_table(
         ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
         ``p`` (paired t-test over seeds; it and the reading are of this comparison alone, and
         ``comparison_family`` corrects for all). Shares are between 0 and 1, KL and entropy are in nats.
-
-    Raises:
-        UserError: the tables hold more than one experiment.
     """
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
@@ -132,12 +125,6 @@ def ablation_table(
     skipped: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
     """Variants of each rule beside its default, in the settings where a variant was run or planned.
-
-    Args:
-        runs: the tidy table of one experiment.
-        items: the table of test problems.
-        expected: coordinates of the planned runs.
-        skipped: reason by task.
 
     Returns:
         As ``main_table`` with pass@1 and ``ABLATION_METRICS``, rule by rule; differences are taken from the

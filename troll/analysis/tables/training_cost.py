@@ -18,11 +18,6 @@ def training_cost_table(
 ) -> pd.DataFrame:
     """Time and memory of whole training runs.
 
-    Args:
-        runs: the tidy table of one experiment.
-        baseline: the trust region, and
-        reference: the estimator of the runs that others are compared with, in the same condition.
-
     Returns:
         One row per method and setting: ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per
         rollout batch with its updates; mean and ``_sd`` over seeds), ``cpu_ratio`` (processor time, times the

@@ -50,11 +50,6 @@ def show(workflow: Any, experiment: Experiment, root: Path) -> Shown:
     where another logger plugin prints, where somebody asked for more or less than the usual log
     (``--verbose``, ``--quiet``, ``--printshellcmds``, ``--debug-dag``), or with TROLL_PROGRESS=0. Whatever
     fails here leaves Snakemake's log where it is.
-
-    Args:
-        workflow: Snakemake's object of that name in a Snakefile.
-        experiment: what is run.
-        root: directory of its results.
     """
     try:
         settings = workflow.output_settings

@@ -18,10 +18,6 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
 
     Training is estimated as `troll check` does, for the runs that are missing; the other rules take what
     they took, by Snakemake's benchmarks, in this experiment or else in any.
-
-    Args:
-        experiment: what is run.
-        root: directory of its results; those of other experiments lie beside it.
     """
     found = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
     experiment = with_further_seeds(experiment, root)

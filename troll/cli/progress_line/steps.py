@@ -26,12 +26,7 @@ class Steps:
 
 
 def totals(experiment: Experiment, root: Path) -> dict[str, int]:
-    """Optimiser steps of a whole run, by its id.
-
-    Args:
-        experiment: what is run.
-        root: directory of its results, where further seeds are named.
-    """
+    """Optimiser steps of a whole run, by its id."""
     runs = with_further_seeds(experiment, root).runs()
     one_of_each = {run.setting: run for run in runs}
     known = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
@@ -44,9 +39,6 @@ def read_steps(
     """The steps of a running job; None where this attempt has written none yet.
 
     Args:
-        directory: of the run.
-        total: steps of the whole run.
-        running_s: for how long the job has been running; what is older was written by an earlier attempt.
         now: seconds since 1970.
     """
     path = directory / "metrics.jsonl"
@@ -64,8 +56,6 @@ def read_all(jobs: Mapping[int, tuple[str, float]], known: Mapping[str, int], ro
 
     Args:
         jobs: by number, the id of the run that a job trains, and for how many seconds it has been running.
-        known: steps of whole runs (`totals`).
-        root: directory of results.
     """
     found = {}
     for number, (run_id, running_s) in jobs.items():

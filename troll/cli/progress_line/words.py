@@ -52,8 +52,6 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
     """How far it is, in one line.
 
     Args:
-        state: of the run.
-        stage: of `make results`.
         claims: how many are decided; empty where nothing is known of them.
         now: seconds since 1970, for the time of day; the present by default.
     """

@@ -44,16 +44,7 @@ def cover(runs: Sequence[Run]) -> list[Run]:
 
 
 def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool = False) -> list[Run]:
-    """The runs of a rehearsal, of the experiment's first seed: a cover, or all of them.
-
-    Args:
-        experiment: checked.
-        groups: only runs of these; none for all.
-        full: every combination instead of a cover.
-
-    Raises:
-        UserError: the experiment has no such group.
-    """
+    """The runs of a rehearsal, of the experiment's first seed: a cover, or all of them."""
     names = list(groups)
     runs = [run for run in runs_of(experiment, names) if run.seed == experiment.seeds[0]]
     if full:

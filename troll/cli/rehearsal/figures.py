@@ -85,11 +85,7 @@ def _drawn(experiment: Experiment, directory: Path) -> Iterator[Check]:
 
 
 def check_figures(experiment: Experiment) -> list[Check]:
-    """Draws every figure of the whole plan, and holds each to the limits of size and time.
-
-    Args:
-        experiment: as it is, not shrunk.
-    """
+    """Draws every figure of the whole plan, and holds each to the limits of size and time."""
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as directory:
         drawn = list(_drawn(experiment, Path(directory)))

@@ -257,12 +257,7 @@ def _setting(row: Any, run: Run) -> bool:
 
 
 def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:
-    """All of these, one after the other.
-
-    Args:
-        experiment: the small one.
-        root: directory of its results.
-    """
+    """All of these, one after the other."""
     done = finished(experiment, root)
     looks: tuple[Callable[[], list[Check]], ...] = (
         lambda: check_runs(experiment, root),

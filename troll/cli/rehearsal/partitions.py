@@ -126,15 +126,7 @@ def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iter
 
 
 def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Check]:
-    """Every kind of job against the partitions, by the executor plugin's own rule.
-
-    Args:
-        experiment: as it is, not shrunk.
-        profile: directory of a Snakemake profile whose config.yaml names a file of partitions.
-
-    Raises:
-        UserError: the profile or the file of partitions is missing or broken.
-    """
+    """Every kind of job against the partitions, by the executor plugin's own rule."""
     try:
         path, partitions = _partitions(profile)
     except ImportError:

@@ -26,12 +26,7 @@ def digest_of(experiment: Experiment) -> str:
 def last_rehearsal(
     experiment: Experiment, results: Path
 ) -> tuple[Literal["ok", "note", "missing"], str, str]:
-    """What the last rehearsal of an experiment has found: state, words, and what to do about it.
-
-    Args:
-        experiment: checked.
-        results: the directory that holds results by experiment.
-    """
+    """What the last rehearsal of an experiment has found: state, words, and what to do about it."""
     path = root_of(experiment.experiment, results) / REPORT
     again = "troll rehearse FILE"
     try:

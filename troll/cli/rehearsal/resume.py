@@ -51,12 +51,7 @@ def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subp
 
 
 def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list[Check]:
-    """Trains a run again, kills it after its first checkpoint, goes on, and compares with the finished one.
-
-    Args:
-        done: finished runs.
-        environment: of the processes.
-    """
+    """Retrains a run, kills it after its first checkpoint, resumes it, and compares it with the original."""
     item = _chosen(done)
     if item is None:
         return []

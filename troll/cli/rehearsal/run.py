@@ -69,16 +69,7 @@ class Options:
 
 
 def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Check]:
-    """Rehearses an experiment, says what it finds line by line, and writes rehearsal.json.
-
-    Args:
-        experiment: checked.
-        results: the directory that holds results by experiment; the workflow's own.
-        options: see `Options`.
-
-    Raises:
-        UserError: no such group, not in a checkout, or another rehearsal or workflow runs there.
-    """
+    """Rehearses an experiment, says what it finds line by line, and writes rehearsal.json."""
     from troll.cli.rehearsal.figures import check_figures
     from troll.cli.rehearsal.partitions import check_partitions
     from troll.cli.rehearsal.sources import check_data, check_models, check_templates
@@ -190,9 +181,6 @@ def _prepare(
 
     Leftovers of a rehearsal of other settings or other source are removed; those of one that was interrupted
     are gone on with.
-
-    Returns:
-        The small experiment, and the environment of the workflow that runs it.
     """
     from troll.cli.rehearsal.rows import write_rows
     from troll.cli.rehearsal.substitutes import write_models

@@ -85,10 +85,6 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
     Prompts, responses and mini-batches are divided by what they have in common over all runs, and the
     smallest becomes 4, 2 and 4 where that much is in common. Should responses then not divide into
     mini-batches, as they do in the experiment, all runs get more prompts.
-
-    Args:
-        trainings: resolved settings of the runs.
-        reference: the experiment's own, from which conditions and models depart.
     """
     divisors = {}
     for key, wanted in _SMALLEST.items():
@@ -131,12 +127,7 @@ def processes_of(experiment: Experiment, runs: Sequence[Run]) -> tuple[Run, int]
 
 
 def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
-    """An experiment with these runs alone, small enough for a laptop, as the contents of an experiment file.
-
-    Args:
-        experiment: checked.
-        runs: of its first seed; see `troll.cli.rehearsal.cover`.
-    """
+    """An experiment file with these runs alone, small enough for a laptop."""
     trainings = {run: experiment.training_of(run) for run in runs}
     scale = scale_of(list(trainings.values()), experiment.training)
 

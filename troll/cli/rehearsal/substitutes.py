@@ -35,14 +35,7 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content
 
 
 def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], tasks: Iterable[str]) -> None:
-    """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every model of the hub.
-
-    Args:
-        directory: the mirror's.
-        experiment: checked.
-        runs: of which the models are.
-        tasks: of the testbed, from whose text the tokenizer is made that stands in for others.
-    """
+    """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every model of the hub."""
     tokenizer: Path | None = None
     for seed, hub in enumerate(hubs_of(experiment, runs).values()):
         source = source_of(hub.id)
@@ -126,11 +119,6 @@ def random_model(config: Any, end: int, seed: int) -> Any:
     All input embeddings share a direction, which the residual stream carries to the head, where the end of
     text answers to it: in every place it has about one chance in ten. With tied embeddings the direction
     adds the same to all other logits.
-
-    Args:
-        config: of transformers.
-        end: id of the end of text.
-        seed: of the weights.
     """
     import torch
     from transformers import AutoModelForCausalLM

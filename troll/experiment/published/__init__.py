@@ -15,11 +15,7 @@ PUBLISHED = files(__name__) / "troll_iclr2026.yaml"
 
 @cache
 def read_published(path: Traversable = PUBLISHED) -> tuple[Mapping[str, Any], ...]:
-    """The published numbers, one mapping each.
-
-    Raises:
-        UserError: the file is missing or broken.
-    """
+    """The published numbers, one mapping each."""
     rows = read_yaml(path, "file; tables of published numbers need it")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "value" in row for row in rows):
         raise UserError(f"{path}: expected a list of numbers, each with a value")

@@ -166,7 +166,6 @@ def humaneval(row: Row, plus: Row) -> Problem:
     """HumanEval: its own prompt and solution; its own tests as inputs, which HumanEval+ lists.
 
     Args:
-        row: of HumanEval.
         plus: the same problem of HumanEval+, whose ``base_input`` are the calls of HumanEval's tests and
             whose reference gives the expected outputs.
     """

@@ -24,9 +24,6 @@ def split_dapo(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], d
 
     Problems that differ in typesetting only count as one: some 150 pairs of the source do. Which problems are
     held out depends on their texts alone, so the order of the rows does not move them.
-
-    Returns:
-        Problems by split (train, test), and how many rows there were, were duplicates and were dropped.
     """
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
@@ -61,10 +58,6 @@ def contamination(
     train: Sequence[Problem], evaluation: Mapping[str, Sequence[Problem]]
 ) -> list[dict[str, Any]]:
     """Evaluation problems that occur among training problems.
-
-    Args:
-        train: problems with the field ``problem`` in their record.
-        evaluation: such problems by name of the set.
 
     Returns:
         Per evaluation set: ``set``, ``problems``, ``exact`` (same words and numbers), ``near`` (at least 80 %

@@ -42,11 +42,7 @@ def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
-    """Rows of a part, and the revision that they come from; pins both on the first read.
-
-    Raises:
-        UserError: the hub cannot be reached, or the content is not what the lock file or the row count says.
-    """
+    """Rows of a part, and the revision that they come from; pins both on the first read."""
     revision = lock_file.pinned(part.repository).get("revision") or _resolve(part.repository)
     rows = _download(part, revision)
     where = f"{part.repository} ({part.key}) at revision {revision}"

@@ -33,11 +33,7 @@ def mirror_files() -> dict[str, MirrorFile]:
 
 
 def mirror() -> Path | None:
-    """The mirror's directory, if the environment names one.
-
-    Raises:
-        UserError: the variable names no directory.
-    """
+    """The mirror's directory, if the environment names one."""
     value = os.environ.get(VARIABLE)
     if not value:
         return None
@@ -50,15 +46,7 @@ def mirror() -> Path | None:
 
 
 def read_mirror(root: Path, name: str) -> list[dict[str, Any]]:
-    """Rows of a file of the mirror, after its digest and its number of rows have been found right.
-
-    Args:
-        root: the mirror's directory.
-        name: path inside it; JSON lines, possibly gzipped.
-
-    Raises:
-        UserError: the file is missing, truncated or another version.
-    """
+    """Rows of a file of the mirror, after its digest and its number of rows have been found right."""
     expected = mirror_files()[name]
     path = root / name
     try:

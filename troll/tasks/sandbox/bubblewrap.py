@@ -53,12 +53,6 @@ def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
 
     There is no /proc: the kernel lets no one mount it in a container where parts of it are covered, as Docker
     and Kubernetes do, and programs have nothing to look for there.
-
-    Args:
-        read_only: further files and directories to show, at their own paths.
-
-    Raises:
-        UserError: not Linux, or bubblewrap is not installed.
     """
     program = bubblewrap_program()
     if program is None:
@@ -101,13 +95,6 @@ def scratch_command(read_only: Sequence[Path] = (), files: Mapping[str, Path] | 
     """The same for evalplus, with small directories in memory to write to: /scratch and /dev/shm.
 
     Of /proc it has the one file that evalplus reads, the size of the machine's memory.
-
-    Args:
-        read_only: see `bubblewrap_command`.
-        files: what to show elsewhere, by the path inside.
-
-    Raises:
-        UserError: see `bubblewrap_command`.
     """
     command = bubblewrap_command((_MEMORY, *read_only))
     for inside, path in (files or {}).items():
@@ -118,11 +105,7 @@ def scratch_command(read_only: Sequence[Path] = (), files: Mapping[str, Path] | 
 
 
 def check_scratch() -> None:
-    """Starts a sandbox as evalplus gets it, so that a refusal shows before anything is graded.
-
-    Raises:
-        UserError: bubblewrap is missing, or this sandbox does not start.
-    """
+    """Starts a sandbox as evalplus gets it, so that a refusal shows before anything is graded."""
     command = [*scratch_command(), base_interpreter(), "-sSPBc", _PROBE]
     try:
         found = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
@@ -205,11 +188,7 @@ class Sandbox:
         return self._control.fileno()
 
     def send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Hands a program to the runner.
-
-        Raises:
-            LostError: the runner is gone.
-        """
+        """Hands a program to the runner."""
         rights = array.array("i", descriptors).tobytes()
         try:
             self._control.sendmsg(
@@ -219,11 +198,7 @@ class Sandbox:
             raise LostError(str(error)) from None
 
     def receive(self) -> dict[str, Any]:
-        """The runner's next report.
-
-        Raises:
-            LostError: the runner is gone.
-        """
+        """The runner's next report."""
         try:
             data = self._control.recv(4096)
         except ConnectionError:
@@ -243,11 +218,7 @@ class Sandbox:
 
 @functools.cache
 def program_namespaces() -> bool:
-    """Whether programs get pid namespaces and directories of their own here.
-
-    Raises:
-        UserError: the sandbox cannot start.
-    """
+    """Whether programs get pid namespaces and directories of their own here."""
     sandbox = Sandbox()
     sandbox.close()
     return sandbox.pid_namespaces

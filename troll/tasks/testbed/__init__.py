@@ -27,12 +27,6 @@ def tokenizer_texts(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
     The same texts whatever an experiment trains on: its base models are then those of every other. Settings
     that fill a larger vocabulary are an exception: ``names`` of chains, and all of the wordy tasks.
-
-    Args:
-        tasks: settings of the experiment's tasks by name.
-
-    Returns:
-        Settings by name of the task whose demonstrations are read.
     """
     if any(name in tasks for name in WORDY_TASKS):
         return {name: dict(tasks.get(name, {})) for name in WORDY_TASKS}

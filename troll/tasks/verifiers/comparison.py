@@ -19,8 +19,6 @@ def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
     """Tells whether a candidate's output counts as the expected one.
 
     Args:
-        output: what the candidate returned.
-        expected: what the reference solution returned.
         tolerance: the problem's absolute tolerance (evalplus' ``atol``); 0 for exact problems.
     """
     if output.kind != "value" or expected.kind != "value":

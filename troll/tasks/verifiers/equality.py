@@ -57,7 +57,6 @@ def equal_answers(reference: str, answer: str) -> bool:
     Args:
         reference: the content of its box; where it is no mathematics that can be parsed, the answer must be
             the same text, spaces and typesetting apart.
-        answer: likewise.
     """
     reference, answer = respelled(reference), respelled(answer)
     if contradicts(reference, answer):

@@ -58,15 +58,7 @@ def compare(
     """Compares outputs of one program with the expected ones.
 
     Args:
-        outputs: at most as many as are expected.
-        expected: what the reference solution returned.
-        rule: what counts as equal.
-        tolerance: the problem's absolute tolerance.
-        arguments: of each call, for special rules; plain data.
         cpu_s: CPU seconds for all of them together, one at least.
-
-    Raises:
-        UserError: the comparing process does not start.
     """
     result = Comparison([_same(output, wanted) for output, wanted in zip(outputs, expected, strict=False)])
     unlike = [number for number, same in enumerate(result.matched) if not same]
@@ -115,11 +107,7 @@ class _Worker:
             raise UserError("verifier: the process that compares outputs does not start")
 
     def ask(self, question: dict[str, Any]) -> list[bool | str]:
-        """Answers in order; at the first that ends the process, fewer than asked for.
-
-        Raises:
-            _EndError: with the answers so far.
-        """
+        """Answers in order; at the first that ends the process, fewer than asked for."""
         assert self._process.stdin is not None
         answers: list[bool | str] = []
         deadline = time.monotonic() + _WALL_FACTOR * question["cpu_s"] + _WALL_S

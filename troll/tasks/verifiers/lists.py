@@ -46,12 +46,7 @@ class Item(NamedTuple):
 
 
 def split(text: str, mark: re.Pattern[str]) -> list[str]:
-    """Splits at the marks outside of brackets.
-
-    Args:
-        text: an answer.
-        mark: a pattern of one group, which stands between the parts that are returned, as in `re.split`.
-    """
+    """Splits at the marks outside of brackets."""
     brackets = list(_depths(text))
     start, at, depth, parts = 0, 0, 0, list[str]()
     for found in mark.finditer(text):
@@ -86,11 +81,6 @@ def _without(opened: str, closed: str, text: str) -> str | None:
 
 def same_list(reference: str, answer: str, same: Same) -> bool | None:
     """Whether two respelled answers are lists of the same values.
-
-    Args:
-        reference: the content of its box.
-        answer: likewise.
-        same: compares two values.
 
     Returns:
         None where `same` has to decide on the whole texts: neither is a list, or one is a set or tuple.

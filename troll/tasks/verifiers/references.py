@@ -88,11 +88,7 @@ _INPUTS: dict[str, str] = {}
 
 
 def read_problem(record: Mapping[str, Any]) -> CodeProblem:
-    """Reads an evalplus-like record.
-
-    Raises:
-        UserError: a field is missing, or the inputs are no plain data.
-    """
+    """Reads an evalplus-like record."""
     name = str(record.get("task_id", "?"))
     missing = [key for key in _REQUIRED if key not in record]
     if missing:
@@ -140,14 +136,7 @@ def _arguments(name: str, dataset: Dataset, inputs: list[Any]) -> list[Any]:
 
 
 def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = None) -> dict[str, Reference]:
-    """Runs the reference solutions that have not run yet.
-
-    Returns:
-        References by digest of the problem.
-
-    Raises:
-        UserError: the sandbox cannot start, or a reference fails on its own inputs.
-    """
+    """Runs the reference solutions that have not run yet."""
     wanted = {problem.digest: problem for problem in problems}
     for digest, item in wanted.items():
         if digest not in _REFERENCES and (stored := _load(digest)) is not None:

@@ -157,7 +157,6 @@ def quantity(text: str, like: str = "") -> Quantity:
     """Splits a respelled answer into its value and its unit.
 
     Args:
-        text: the answer.
         like: the unit of what it is compared with, of which single letters (``5 m``) may then be one, too.
     """
     if sign := _CURRENCY.search(text):
