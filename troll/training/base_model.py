@@ -294,6 +294,7 @@ def _made_or_taken(
     before = taken.made
     manifest = manifest_of(config, wall_s=before["wall_s"], data={})
     manifest |= {key: before[key] for key in (*_OF_THE_TRAINING, "last_loss")}
+    manifest |= {key: before[key] for key in ("skipped_steps",) if key in before}
     return manifest | {"made_by": {key: before[key] for key in _MADE_BY}}, taken
 
 

@@ -5,8 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from troll.common.errors import UserError
+from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.model_settings import SupervisedSteps
 from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
@@ -20,6 +30,51 @@ _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 # Tokens, padding included, that a pretrained model learns from at a time: they decide what memory it takes.
 _TOKENS_ON_CPU, _TOKENS_ON_GPU = 1024, 16384
 _LAST = 10
+_SKIPPED_IN_A_ROW = 3
+
+
+class SkipNonFiniteGradients(TrainerCallback):
+    """Leaves out optimiser steps with a NaN or infinite gradient, which would make every weight NaN.
+
+    verl's actor leaves such a step out, too. The schedule of the learning rate moves on.
+
+    Args:
+        run_id: for messages.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._in_a_row = 0
+        self.skipped = 0
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Drops gradients that are not finite.
+
+        Raises:
+            UserError: this is the third such step in a row.
+        """
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        self.skipped += 1
+        step = state.global_step + 1
+        if self._in_a_row >= _SKIPPED_IN_A_ROW:
+            first = step - self._in_a_row + 1
+            raise UserError(
+                f"{self._run_id}: the gradients of supervised steps {first} to {step} are not finite; "
+                "lower supervised.learning_rate, or raise supervised.batch_size"
+            )
+        say(f"[train] {self._run_id}: supervised step {step}: skipped, its gradient is not finite")
+        model.zero_grad(set_to_none=True)
 
 
 def rows_of(
@@ -103,7 +158,10 @@ def train_supervised(
 
     Returns:
         ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10
-        that were logged.
+        that were logged; ``skipped_steps``: those left out because of their gradient, if there are any.
+
+    Raises:
+        UserError: see `SkipNonFiniteGradients`.
     """
     on_gpu = torch.cuda.is_available()
     parts, cached = 1, getattr(model.config, "use_cache", None)
@@ -133,12 +191,13 @@ def train_supervised(
     arguments._n_gpu = min(
         1, arguments.n_gpu
     )  # of several GPUs the Trainer would take all, with a batch each
+    skip = SkipNonFiniteGradients(run_id)
     trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=list(rows),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[ProgressCallback(run_id, measure="loss", label="loss")],
+        callbacks=[ProgressCallback(run_id, measure="loss", label="loss"), skip],
     )
     result = trainer.train()
     if pretrained:
@@ -148,4 +207,5 @@ def train_supervised(
         "wall_s": result.metrics["train_runtime"],
         "final_loss": result.metrics["train_loss"],
         "last_loss": sum(losses) / len(losses) if losses else result.metrics["train_loss"],
+        **({"skipped_steps": skip.skipped} if skip.skipped else {}),
     }

@@ -17,6 +17,7 @@
 # MINUTES=9        after which it stops; runs that have not ended are lost unless they wrote a checkpoint in this checkout
 # JOBS=12          processes at a time on the card: sampling a small model waits for the processor, so that they barely disturb each other
 # PYTHON=python3   has torch with CUDA and transformers
+# MPS=1            0: without NVIDIA's Multi-Process Service, by which processes use the card at the same time and not in turn
 #
 # The machine needs a checkout, which without results/ is 4 MB:
 #   git clone --depth 1 --filter=blob:none --sparse URL troll && git -C troll sparse-checkout set --no-cone '/*' '!/results/'
@@ -62,6 +63,14 @@ export TROLL_MODEL_MIRROR="$files/model" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTH
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True # many processes on one card leave each other no room for fragments
 [ ! -d "$files/data" ] || export TROLL_DATA_MIRROR="$files/data"
 
+mps=
+if [ "${MPS:-1}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null && [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ]; then
+    mps=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY="$mps" CUDA_MPS_LOG_DIRECTORY="$mps/log"
+    mkdir "$mps/log"
+    nvidia-cuda-mps-control -d || { echo "note: no Multi-Process Service; processes take turns on the card"; mps=; unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY; }
+fi
+
 name=$(sed -n 's/^experiment: *//p' "$experiment")
 collect() {
     [ -d "results/$name" ] || return 0
@@ -72,7 +81,11 @@ collect() {
         split -b 15000000 -d "$out/$name.tar.gz" "$out/$name.tar.gz.part" && rm "$out/$name.tar.gz"
     fi
 }
-trap collect EXIT
+finish() {
+    collect
+    [ -z "$mps" ] || echo quit | nvidia-cuda-mps-control >/dev/null
+}
+trap finish EXIT
 
 for target in "${@:-all}"; do
     left=$((end - $(date +%s)))
