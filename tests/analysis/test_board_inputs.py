@@ -101,7 +101,7 @@ def test_what_holds_no_fresh_seeds_is_named(results):
         (
             "task",
             "sums",
-            "other: has runs on sums, which is no task of the protocol; expected results/board-",
+            "other: has runs on sums, which is not a task of the protocol; expected results/board-",
         ),
         ("condition", "tuned", "other: has runs with condition stale and with condition tuned; a board "),
         ("estimator", "rloo", "other: has runs with estimator grpo and with estimator rloo; a board "),

@@ -255,7 +255,7 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
     ("change", "message"),
     [
         ({"seeds": [0, 100]}, "seeds: 100 is a tuning seed too"),
-        ({"baseline": "klip"}, "baseline: 'klip' is none of the rules"),
+        ({"baseline": "klip"}, "baseline: 'klip' is not one of the rules"),
         ({"trials": 6}, "rules.clip: 4 trials (2 learning rates x 2 settings), and every rule gets 6"),
         ({"trial": 6}, "trial: "),
         (
@@ -285,7 +285,7 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
         (compared(contrasts=[]), "comparison.contrasts: is empty; at least 1 needed"),
         (
             compared(contrasts=[{"method": "trol", "baseline": "clip"}]),
-            "comparison.contrasts: 'trol' is none of the rules",
+            "comparison.contrasts: 'trol' is not one of the rules",
         ),
         (
             compared(contrasts=[{"method": "clip", "baseline": "clip"}]),
@@ -561,7 +561,7 @@ def test_a_first_round_with_other_seeds_is_none(rounds):
     tables["other-trials"] = tables["board-round-2"]
     error = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"]).exception
     assert str(error).startswith("results/other-trials: run tiny/chains/") and not ran
-    assert " is none of the trials of board, such as tiny/chains/clip.1/grpo/tuned/seed100" in str(error)
+    assert " is not a trial of board, such as tiny/chains/clip.1/grpo/tuned/seed100" in str(error)
 
 
 def test_a_step_that_fails_ends_it_in_one_line_and_makes_no_board(workflow):

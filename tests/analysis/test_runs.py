@@ -194,8 +194,12 @@ LARGE = "1" * 400  # larger than any float
         ("run.yaml", "a: [", "run.yaml: not YAML"),
         ("run.yaml", "- 1", "run.yaml: expected a mapping"),
         ("metrics.jsonl", "", "metrics.jsonl: empty"),
-        ("metrics.jsonl", '{"step": 1}\n{"step": 1}\n', r"metrics.jsonl:2: step: 1 is no integer above 1"),
-        ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', r"metrics.jsonl:1: loss: 'x' is no number"),
+        (
+            "metrics.jsonl",
+            '{"step": 1}\n{"step": 1}\n',
+            r"metrics.jsonl:2: step: 1 must be an integer above 1",
+        ),
+        ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', r"metrics.jsonl:1: loss: 'x' must be a number"),
         ("metrics.jsonl", '{"step": 1}\n{"step"', r"metrics.jsonl:2: not JSON"),
         ("manifest.json", "{", "manifest.json: not JSON"),
         ("manifest.json", "[]", "manifest.json: expected a JSON object"),
@@ -207,11 +211,15 @@ LARGE = "1" * 400  # larger than any float
             f'{{"step": 1, "loss": {LARGE}}}\n',
             "metrics.jsonl:1: loss: 1+... is larger than any",
         ),
-        ("metrics.jsonl", f'{{"step": {LARGE}}}\n', r"metrics.jsonl:1: step: 1+\.\.\. is no integer above 0"),
+        (
+            "metrics.jsonl",
+            f'{{"step": {LARGE}}}\n',
+            r"metrics.jsonl:1: step: 1+\.\.\. must be an integer above 0",
+        ),
         (
             "metrics.jsonl",
             '{"step": 1, "rollout_batch": "x"}\n',
-            "metrics.jsonl:1: rollout_batch: 'x' is no int",
+            "metrics.jsonl:1: rollout_batch: 'x' must be an integer",
         ),
         (
             "metrics.jsonl",
@@ -230,18 +238,18 @@ def test_broken_file_is_named(run_dir: Path, name: str, text: str, message: str)
 def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
     manifest = json.loads((run_dir / "manifest.json").read_text())
     edit_json(run_dir / "manifest.json", digests=manifest["digests"] | {"data": None})
-    with pytest.raises(UserError, match=r"digests\.data: None is no digest"):
+    with pytest.raises(UserError, match=r"digests\.data: None must be a digest"):
         read_directories([run_dir])
     for wrong in (None, True, -1, 1.5, "2"):
         synthetic.write_json(run_dir / "manifest.json", manifest | {"numerics": wrong})
-        with pytest.raises(UserError, match=rf"json: numerics: {wrong!r} is no integer of 0 or more"):
+        with pytest.raises(UserError, match=rf"json: numerics: {wrong!r} must be an integer of 0 or more"):
             read_directories([run_dir])
     synthetic.write_json(run_dir / "manifest.json", manifest | {"run_id": "other"})
     with pytest.raises(UserError, match=r"run_id: 'other' is not the 'tiny/chains"):
         read_directories([run_dir])
     config = yaml.safe_load((run_dir / "run.yaml").read_text())
     (run_dir / "run.yaml").write_text(yaml.safe_dump(config | {"seed": "zero"}))
-    with pytest.raises(UserError, match=r"run\.yaml: seed: 'zero' is no int"):
+    with pytest.raises(UserError, match=r"run\.yaml: seed: 'zero' must be an integer"):
         read_directories([run_dir])
 
 

@@ -129,7 +129,7 @@ def test_claims_with_runs_are_none_of_these(write):
         ),
         (
             {"metric": "mean/kept_mas"},
-            "metric: 'kept_mas' is none of the usual logged metrics; did you mean 'mean/kept_mass'?",
+            "metric: 'kept_mas' is not a logged metric; did you mean 'mean/kept_mass'?",
         ),
     ],
 )

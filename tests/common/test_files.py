@@ -164,11 +164,11 @@ _BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for
         ("a: 1\nb: 2\na: 3", "line 3, column 1: key 'a' is there twice"),
         ("x:\n  - {a: 1, a: 1}", "line 2, column 12: key 'a' is there twice"),
         ("[" * 100_000, "nested too deeply"),
-        ("a: " + "9" * 5000, "line 1, column 4: a whole number has to lie between"),
-        ("a: 0x" + "f" * 5000, "line 1, column 4: a whole number has to lie between"),
+        ("a: " + "9" * 5000, "line 1, column 4: a whole number must be between"),
+        ("a: 0x" + "f" * 5000, "line 1, column 4: a whole number must be between"),
         ("? [1]\n: 2", "a key has to be text"),
-        ("a: &x [*x]", "an alias stands inside of what it names"),
-        (_BOMB, "stand for more than 1,000,000 values"),
+        ("a: &x [*x]", "an alias is inside of the value that it names"),
+        (_BOMB, "expand to more than 1,000,000 values"),
         ("a: 2024-13-41", "month must be in 1..12"),
         ("a: [1", "line 1, column 6: "),
         ("a: !!python/object/apply:os.system [echo]", "could not determine a constructor"),
@@ -215,6 +215,6 @@ def test_a_launcher_tells_its_processes_in_a_file(tmp_path, monkeypatch):
     assert held_signal() is None
     note.write_text(str(int(signal.SIGTERM)))
     assert held_signal() == signal.SIGTERM
-    with pytest.raises(Stopped, match="a run: stopped by SIGTERM; the same command goes on") as stopped:
+    with pytest.raises(Stopped, match="a run: stopped by SIGTERM; the same command resumes") as stopped:
         stop_if_asked("a run")
     assert stopped.value.signal == signal.SIGTERM and os.environ[SIGNAL_NOTE]

@@ -423,7 +423,7 @@ def test_fetch_leaves_nothing_for_jobs_to_download(tiny, tmp_path, monkeypatch, 
     monkeypatch.setenv("TROLL_MODEL_MIRROR", str(tiny.path.parent))
     with pytest.raises(UserError, match="1 of 1 downloads failed"):
         fetch(experiment)
-    assert "no place to keep it; TROLL_BASE_MODELS names one" in capsys.readouterr().err
+    assert "nowhere to keep it; TROLL_BASE_MODELS names one" in capsys.readouterr().err
 
 
 def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):

@@ -154,8 +154,8 @@ def test_words_follow_zipfs_law():
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("locks", {"words": 5000}, r"words is 5000; it lies in \[1, 4900\]"),
-        ("programs", {"careful": 1.5}, r"careful is 1.5; it lies in \[0, 1\]"),
+        ("locks", {"words": 5000}, r"words is 5000; must be in \[1, 4900\]"),
+        ("programs", {"careful": 1.5}, r"careful is 1.5; must be in \[0, 1\]"),
     ],
 )
 def test_settings_out_of_range_are_one_line(name, settings, said):

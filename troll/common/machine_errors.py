@@ -7,7 +7,7 @@ from pathlib import Path
 
 from troll.common.errors import UserError
 
-_INTACT = "finished checkpoints are intact and the same command goes on from the newest"
+_INTACT = "finished checkpoints are intact and the same command resumes from the newest"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),

@@ -42,4 +42,4 @@ def stop_if_asked(what: str) -> None:
     """Ends the work here if a signal waits."""
     number = held_signal()
     if number is not None:
-        raise Stopped(f"{what}: stopped by {number.name}; the same command goes on", number)
+        raise Stopped(f"{what}: stopped by {number.name}; the same command resumes", number)

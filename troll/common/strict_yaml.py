@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         except ValueError:
             value = _LARGEST
         if abs(value) >= _LARGEST:
-            raise _error(node, "a whole number has to lie between -2^63 and 2^63")
+            raise _error(node, "a whole number must be between -2^63 and 2^63")
         return value
 
 
@@ -53,7 +53,7 @@ def _expanded(node: Node, sizes: dict[int, int], above: set[int]) -> int:
     if id(node) in sizes:
         return sizes[id(node)]
     if id(node) in above:
-        raise _error(node, "an alias stands inside of what it names")
+        raise _error(node, "an alias is inside of the value that it names")
     above.add(id(node))
     size = 1
     if isinstance(node, SequenceNode):
@@ -62,7 +62,7 @@ def _expanded(node: Node, sizes: dict[int, int], above: set[int]) -> int:
         size += sum(_expanded(part, sizes, above) for item in node.value for part in item)
     above.remove(id(node))
     if size > _NODES:
-        raise _error(node, f"its aliases stand for more than {_NODES:,} values")
+        raise _error(node, f"its aliases expand to more than {_NODES:,} values")
     sizes[id(node)] = size
     return size
 

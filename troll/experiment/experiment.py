@@ -88,7 +88,8 @@ class Experiment(Settings):
     seeds: list[Whole] = Field(min_length=1, description="a run for each, of every combination")
     more_seeds: MoreSeeds | None = Field(
         None,
-        description="`make results` goes on with further seeds where claims are undecided; none does not",
+        description="more seeds where claims are undecided, run by `make results`; none: only the seeds of "
+        "the file",
     )
     further_seeds: dict[str, list[Whole]] = Field(
         {},
@@ -112,14 +113,14 @@ class Experiment(Settings):
     claims: list[str] = Field(
         ["default"], description="files of claims to be judged; `default`: the package's"
     )
-    allow_mixed: bool = Field(False, description="admit runs whose digests differ; marked")
+    allow_mixed: bool = Field(False, description="admit runs with different digests; their rows are marked")
     archive: bool = Field(
         False, description="keep finished runs as rows of results/<experiment>/tidy, where they count as made"
     )
     not_finite: Literal["stop", "zero"] = Field(
         "stop",
-        description="a run whose loss is not finite: `stop` is an error; `zero` counts it as a finished run "
-        "that solves no test problem (boards whose protocol says so)",
+        description="what happens when a loss is not finite: `stop` is an error; `zero` counts it as a "
+        "finished run that solves no test problem (boards whose protocol says so)",
     )
     rehearsal: bool = Field(
         False,

@@ -44,8 +44,8 @@ class HubModel(Settings):
     chat_template_of: str | None = Field(
         None,
         pattern=_HUB_ID,
-        description="owner/name of a model whose chat template this one takes, having none of its own; null "
-        "written out says that plain text is meant where there is none (`troll rehearse` asks)",
+        description="owner/name of a model with the chat template that this one uses; `null` asks for plain "
+        "text where a model has no template (`troll rehearse` asks for one of the two)",
     )
 
 
@@ -101,7 +101,7 @@ class FromScratch(Settings):
     )
     supervised: Supervised = Field(
         Supervised(),
-        description="supervised training; a pretrained model has none unless it stands in the file",
+        description="supervised training; a pretrained model has none unless the file has this key",
     )
 
 

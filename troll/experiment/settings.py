@@ -98,7 +98,7 @@ class Vllm(Settings):
 
     mode: Literal["colocate", "server"] = Field(
         "colocate",
-        description="inside of the training processes, or a server of its own: "
+        description="inside of the training processes, or a separate server: "
         '`vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\'`',
     )
     sleep: bool = Field(True, description="colocated: give its memory back while the policy learns")
@@ -147,7 +147,7 @@ class Training(Settings):
     micro_batch_tokens: Count | None = Field(
         None,
         description="cut by length instead: tokens, padding included, that a process learns from at a time "
-        "(paper: 12,000, and 6,144 for some models); a longer response stands alone",
+        "(paper: 12,000, and 6,144 for some models); a longer response is a micro-batch alone",
     )
     gpus: Whole = Field(0, description="GPUs of a run, with a process for each; 0 takes one if there is one")
     # Where the next two are not set, configurations stay what they were to the last byte, and so do digests.

@@ -121,7 +121,7 @@ _COORDINATES = ("tasks", "models", "trust_regions", "estimators", "conditions")
 def _empty_lists(experiment: Experiment) -> Iterator[str]:
     """Lists that say nothing, where leaving the key out says all."""
     if not experiment.matrix:
-        yield "matrix: is empty, and so there are no runs; leave it out for every combination"
+        yield "matrix: is empty, so there are no runs; leave it out for every combination"
     for number, block in enumerate(experiment.matrix):
         for section in _COORDINATES:
             if getattr(block, section) == []:

@@ -52,7 +52,7 @@ def check_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
         low, high = task.ranges.get(key, (0, 1) if key in task.shares else (-math.inf, math.inf))
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, int | float) and not low <= item <= high:
-                raise UserError(f"task {task.name}: setting {key} is {value!r}; it lies in [{low}, {high}]")
+                raise UserError(f"task {task.name}: setting {key} is {value!r}; must be in [{low}, {high}]")
     whole = {**task.defaults, **settings}
     if sum(whole[key] for key in task.shares) > 1 + 1e-9:
         raise UserError(f"task {task.name}: settings {' and '.join(task.shares)} are more than 1 together")

@@ -96,7 +96,7 @@ def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
             value = value.get("name")
         wanted = int if name == "seed" else str
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path}: {name}: {value!r} is no {wanted.__name__}")
+            raise UserError(f"{path}: {name}: {value!r} must be {'an integer' if wanted is int else 'text'}")
         coordinates[name] = value
     return coordinates
 
@@ -120,7 +120,7 @@ def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[
         if isinstance(value, str) and value:
             digests[name] = value
         elif required or value is not None:
-            raise UserError(f"{path}: digests.{name}: {value!r} is no digest")
+            raise UserError(f"{path}: digests.{name}: {value!r} must be a digest (text)")
     return manifest, digests
 
 
@@ -129,7 +129,7 @@ def _numerics(path: Path, manifest: Mapping[str, Any], *, required: bool) -> int
     if value is None and not required:
         return 0
     if not _is_count(value):
-        raise UserError(f"{path}: numerics: {_shown(value)} is no integer of 0 or more")
+        raise UserError(f"{path}: numerics: {_shown(value)} must be an integer of 0 or more")
     return value
 
 
@@ -142,13 +142,17 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         step, batch = line.get("step"), line.get("rollout_batch")
         if not _is_count(step) or step <= previous:
-            raise UserError(f"{path}:{number}: step: {_shown(step)} is no integer above {max(previous, 0)}")
+            raise UserError(
+                f"{path}:{number}: step: {_shown(step)} must be an integer above {max(previous, 0)}"
+            )
         if batch is not None and not _is_count(batch):
-            raise UserError(f"{path}:{number}: rollout_batch: {_shown(batch)} is no integer of 0 or more")
+            raise UserError(
+                f"{path}:{number}: rollout_batch: {_shown(batch)} must be an integer of 0 or more"
+            )
         previous = step
         time = line.get("time", {})
         if not isinstance(time, dict):
-            raise UserError(f"{path}:{number}: time: {time!r} is no object")
+            raise UserError(f"{path}:{number}: time: {time!r} must be an object")
         wall_s = _number(time.get("wall_s", math.nan), f"{path}:{number}: time.wall_s")
         common = {"step": step, "rollout_batch": batch, "wall_s": wall_s}
         values = {name: value for name, value in line.items() if name not in _NOT_A_METRIC}
@@ -170,7 +174,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _number(value: Any, where: str) -> float:
     if not isinstance(value, int | float):
-        raise UserError(f"{where}: {value!r} is no number")
+        raise UserError(f"{where}: {value!r} must be a number")
     if isinstance(value, int) and abs(value) >= _LARGEST:
         raise UserError(f"{where}: {_shown(value)} is larger than any number of a run")
     return float(value)

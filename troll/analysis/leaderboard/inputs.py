@@ -292,7 +292,7 @@ def check_fresh(finals: Mapping[Path, Results], protocol: Protocol) -> None:
         for task in sorted({cell.task for cell in present}):
             if task not in protocol.experiment["tasks"]:
                 raise UserError(
-                    f"{directory}: has runs on {task}, which is no task of the protocol; expected "
+                    f"{directory}: has runs on {task}, which is not a task of the protocol; expected "
                     f"{' or '.join(expected)}"
                 )
             if (other := tasks.setdefault(task, directory)) != directory:

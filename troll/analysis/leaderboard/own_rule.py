@@ -88,7 +88,7 @@ def check_same_protocol(board: Path, protocol: Path, known: Protocol) -> None:
         if getattr(made, key) != getattr(known, key):
             raise UserError(
                 f"{board}: its rules were tuned and compared by another protocol ({key} is not that of "
-                f"{protocol}); rules of both never stand in one table: leave --board out, or name the "
+                f"{protocol}); rules of both cannot share a table: leave --board out, or name the "
                 f"protocol of that board (--protocol)"
             )
 

@@ -105,7 +105,7 @@ class Protocol(Settings):
         if shared := set(self.tuning_seeds) & set(self.seeds):
             raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
         if self.baseline not in self.rules:
-            raise ValueError(f"baseline: {self.baseline!r} is none of the rules")
+            raise ValueError(f"baseline: {self.baseline!r} is not one of the rules")
         if BASE in self.rules:  # its trials may have the name with a number, its fresh runs may not have it
             raise ValueError(f"rules.{BASE}: is what base models are called; take another name")
         for name, rule in self.rules.items():
@@ -137,7 +137,7 @@ class Protocol(Settings):
 
     def _check_contrasts(self) -> None:
         if unknown := sorted(set(compared(self)) - set(self.rules)):
-            raise ValueError(f"comparison.contrasts: {unknown[0]!r} is none of the rules")
+            raise ValueError(f"comparison.contrasts: {unknown[0]!r} is not one of the rules")
 
     def _check_ranking(self) -> None:
         if self.ranking is None:
@@ -389,8 +389,8 @@ def early_in_words(early: Mapping[str, float], rules: int) -> str:
     Args:
         early: its result, not empty.
     """
-    whose = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
-    return f"{whose} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
+    trials = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
+    return f"{trials} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
 
 
 def rate(value: float) -> str:

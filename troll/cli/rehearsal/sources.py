@@ -267,7 +267,9 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
             if ask_hub("datasets", repository) is False
         ]
     if absent:
-        failures.insert(0, Check("data", "note", f"not here, built-in rows stand in: {', '.join(absent)}"))
+        failures.insert(
+            0, Check("data", "note", f"not here, built-in rows used instead: {', '.join(absent)}")
+        )
     total = here + len(absent)
     return Data(
         failures_or_ok("data", failures, f"{here} of {total} sets read on this machine") if total else [],

@@ -19,7 +19,7 @@ INSTALL_LINE = "sudo apt-get install bubblewrap (or dnf, pacman); it needs Linux
 _NAMESPACES = "let this user make namespaces: docs/troubleshooting.md, section on the code task"
 _REMEDIES = {  # by a part of bubblewrap's complaint
     "Unknown option": "bubblewrap 0.7 or newer is needed",
-    "/proc/": "mount /proc where troll runs, as every container has it by itself",
+    "/proc/": "mount /proc where troll runs, as containers do by default",
 }
 _INSIDE = ("runner.py", "extraction.py", "plain_data.py", "syscall_filter.py", "thread_limit.py")
 _START_S = 30.0  # a loaded machine may be slow to start; a refusal comes at once

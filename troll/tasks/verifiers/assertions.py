@@ -116,7 +116,7 @@ def _parse(key: str) -> tuple[list[str], list[str], str, str]:
     for statement in statements:
         for node in ast.parse(statement).body:
             if not isinstance(node, ast.Assert):
-                raise UserError(f"mbpp: a test is no assertion: {statement!r}")
+                raise UserError(f"mbpp: a test is not an assertion: {statement!r}")
             test = node.test
             if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
                 questions.append(ast.unparse(test.left))
