@@ -73,7 +73,9 @@ def error_covariance(
     Returns:
         The covariance of the differences of one seed ``[K, K]``, and that of the means ``[K, K]``.
     """
-    table = pd.DataFrame({index: pd.Series(one, dtype=float) for index, one in enumerate(differences)})
+    table = pd.DataFrame(
+        {index: pd.Series(by_seed, dtype=float) for index, by_seed in enumerate(differences)}
+    )
     covariances = table.cov(min_periods=2).to_numpy()
     products = np.outer(spreads := np.sqrt(covariances.diagonal()), spreads)
     same = np.asarray([[a == b and a is not None for b in baselines] for a in baselines])
@@ -82,9 +84,9 @@ def error_covariance(
     apart = float(products[pairs].sum())
     correlation = np.clip(covariances[pairs].sum() / apart, 0, _MOST_CORRELATED) if apart else 0.0
     one_seed = (np.eye(len(baselines)) + correlation * same) * products
-    there = table.notna().to_numpy(dtype=float)
-    counts = there.sum(axis=0)
-    return one_seed, one_seed * (there.T @ there) / np.outer(counts, counts)
+    measured = table.notna().to_numpy(dtype=float)
+    counts = measured.sum(axis=0)
+    return one_seed, one_seed * (measured.T @ measured) / np.outer(counts, counts)
 
 
 def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None) -> float:

@@ -143,12 +143,12 @@ def wanted(
     group: str | None = None,
 ) -> list[Entry]:
     """The tables or figures of an experiment, or of a group of its runs."""
-    there: dict[When, bool] = {"always": True, "variants": variants, "crossed": crossed}
-    there |= {"base models": base_models, "published": published}
+    applies: dict[When, bool] = {"always": True, "variants": variants, "crossed": crossed}
+    applies |= {"base models": base_models, "published": published}
     return [
         entry
         for entry in entries(kind).values()
-        if there[entry.when] and (entry.when != "published" or group is None or group in entry.groups)
+        if applies[entry.when] and (entry.when != "published" or group is None or group in entry.groups)
     ]
 
 

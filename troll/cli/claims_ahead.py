@@ -71,8 +71,10 @@ def claims_in_words(claims: Sequence[Claim], experiment: Experiment) -> str:
     having = [claim.id for claim in claims if claim.id not in lacking]
     line = f"claims about this experiment: {_some(having) or 'none'}"
     if lacking:
-        own = [name for name in _own(experiment) if name in lacking]
-        line += f"; without runs here: {len(lacking)}" + (f", of your own: {_some(own)}" if own else "")
+        lacking_own = [name for name in _own(experiment) if name in lacking]
+        line += f"; without runs here: {len(lacking)}" + (
+            f", of your own: {_some(lacking_own)}" if lacking_own else ""
+        )
     return "\n".join([line, *_doubts(claims, experiment)])
 
 
@@ -92,13 +94,13 @@ def _doubts(claims: Sequence[Claim], experiment: Experiment) -> Iterator[str]:
 
     These are no errors: a claim may be about other experiments too, and the package's claims mostly are.
     """
-    own = _own(experiment)
+    own_metrics = _own(experiment)
     cells = _cells(experiment)
     for claim in claims:
-        if claim.id in own:
+        if claim.id in own_metrics:
             tasks = dict.fromkeys(cell.task for cell in _about(claim, experiment, cells))
             doubts = _not_measured(claim, experiment, tasks) if tasks else _alike(claim, experiment)
-            yield from (f"{own[claim.id]}: claim {claim.id}: {doubt}" for doubt in doubts)
+            yield from (f"{own_metrics[claim.id]}: claim {claim.id}: {doubt}" for doubt in doubts)
 
 
 def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
@@ -127,8 +129,8 @@ def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) ->
     if data in DATA_SETS or claim.metric == MATH_EVAL_MEAN:
         measured = dict.fromkeys(name for task in tasks for name in _of_data_sets(experiment.tasks[task]))
         if claim.metric not in measured:
-            there = ", ".join(measured) or "nothing"
-            yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {there}"
+            available = ", ".join(measured) or "nothing"
+            yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {available}"
 
 
 def _misspelt(metric: str) -> Iterator[str]:

@@ -143,18 +143,18 @@ def unmet_requirements() -> list[str]:
     unmet = []
     for text in requires("troll") or ():
         requirement = Requirement(text)
-        wanted = ("", *_EXTRAS)
+        extras = ("", *_EXTRAS)
         if requirement.name == "troll" or not (
-            requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in wanted)
+            requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in extras)
         ):
             continue
         try:
-            found = version(requirement.name)
+            installed_version = version(requirement.name)
         except PackageNotFoundError:
             unmet.append(f"{requirement.name} (not installed)")
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            unmet.append(f"{requirement.name} {found} ({requirement.specifier} is needed)")
+        if not requirement.specifier.contains(installed_version, prereleases=True):
+            unmet.append(f"{requirement.name} {installed_version} ({requirement.specifier} is needed)")
     return unmet
 
 
@@ -171,20 +171,20 @@ def _gpus() -> list[str]:
         import torch
     except ImportError:
         return []
-    found = []
+    names = []
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
-        found.append(f"{device.name}, {device.total_memory / _GIB:.0f} GiB")
-    return found
+        names.append(f"{device.name}, {device.total_memory / _GIB:.0f} GiB")
+    return names
 
 
 def _gpu(needs: Needs) -> Finding:
-    found = _gpus()
-    if found and len(found) < needs.gpus and not tool(("sbatch", "--version")):
+    gpus = _gpus()
+    if gpus and len(gpus) < needs.gpus and not tool(("sbatch", "--version")):
         fix = "lower training.gpus in the experiment file, or run it where there are as many"
-        return Finding("GPU", "missing", f"{len(found)}; one run takes {needs.gpus}", fix)
-    if found:
-        return Finding("GPU", "ok", "; ".join(found))
+        return Finding("GPU", "missing", f"{len(gpus)}; one run takes {needs.gpus}", fix)
+    if gpus:
+        return Finding("GPU", "ok", "; ".join(gpus))
     driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
     large = [] if needs.on_processors else [*needs.hub_models, *(wheel.name for wheel in needs.wheels)]
     if driver:
@@ -201,13 +201,13 @@ def _gpu(needs: Needs) -> Finding:
 
 
 def _vllm(needs: Needs) -> Finding:
-    found = installed("vllm")
-    if found:
-        return Finding("vLLM", "ok", found)
+    version_found = installed("vllm")
+    if version_found:
+        return Finding("vLLM", "ok", version_found)
     beside = next(Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"), None)
     if beside is not None:
-        found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
-        return Finding("vLLM", "ok", f"{found} in {VLLM_ENVIRONMENT}")
+        version_found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{version_found} in {VLLM_ENVIRONMENT}")
     if needs.vllm:
         fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
         return Finding("vLLM", "missing", "not installed", fix)
@@ -232,34 +232,34 @@ def _sandbox(needs: Needs) -> Finding:
 
 
 def _slurm(_: Needs) -> Finding:
-    found = tool(("sbatch", "--version"))
-    return Finding("SLURM", "ok" if found else "note", found or "none; jobs run on this machine")
+    sbatch = tool(("sbatch", "--version"))
+    return Finding("SLURM", "ok" if sbatch else "note", sbatch or "none; jobs run on this machine")
 
 
 def _disk(needs: Needs, results: Path) -> Finding:
     free = shutil.disk_usage(nearest_existing(results)).free / _GIB
-    found = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
+    words = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
     if (closed := unwritable(results)) is not None:
         return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
     if free < needs.disk_gib + 0.5:
-        return Finding("disk", "missing", found, f"make room, or link {results}/ to a larger disk")
-    return Finding("disk", "ok", found)
+        return Finding("disk", "missing", words, f"make room, or link {results}/ to a larger disk")
+    return Finding("disk", "ok", words)
 
 
 def _memory(needs: Needs) -> Finding:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     total = pages * size / _GIB
     cores = os.cpu_count() or 1
-    found = f"{total:.1f} GiB"
+    words = f"{total:.1f} GiB"
     if not needs.memory_gib:
-        return Finding("memory", "ok", found)
-    found += f", {needs.memory_gib:.1f} GiB needed for one job"
+        return Finding("memory", "ok", words)
+    words += f", {needs.memory_gib:.1f} GiB needed for one job"
     if total < needs.memory_gib:
-        return Finding("memory", "missing", found, "run it on a larger machine")
+        return Finding("memory", "missing", words, "run it on a larger machine")
     at_once = int(total // needs.memory_gib)
     if at_once < cores:
-        return Finding("memory", "note", found, f"fewer jobs at a time: snakemake --cores {at_once}")
-    return Finding("memory", "ok", found)
+        return Finding("memory", "note", words, f"fewer jobs at a time: snakemake --cores {at_once}")
+    return Finding("memory", "ok", words)
 
 
 def _cores(_: Needs) -> Finding:
@@ -299,8 +299,8 @@ def _mirror(needs: Needs) -> Finding | None:
     if lacking:
         fix = f"fetch them again, or unset {VARIABLE} to use the hub"
         return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
-    found = f"{root}" + (f" has {', '.join(held)}" if held else "")
-    return Finding("mirror", "ok", found + (f"; the hub is asked for {', '.join(absent)}" if absent else ""))
+    words = f"{root}" + (f" has {', '.join(held)}" if held else "")
+    return Finding("mirror", "ok", words + (f"; the hub is asked for {', '.join(absent)}" if absent else ""))
 
 
 def hub_answers(timeout_s: float = 5.0) -> str:
@@ -324,26 +324,26 @@ def _uncached(models: Iterable[str]) -> list[str]:
 
     from troll.common.hub import in_mirror
 
-    found = []
+    missing = []
     for name in dict.fromkeys(models):
         try:
             here = in_mirror(name) is not None
         except UserError:
             here = False
         if not (here or isinstance(try_to_load_from_cache(name, "config.json"), str)):
-            found.append(name)
-    return found
+            missing.append(name)
+    return missing
 
 
 def _hub(needs: Needs) -> Finding:
-    wanted = [*_uncached((*needs.hub_models, *needs.chat_templates)), *_not_mirrored(needs)]
+    missing = [*_uncached((*needs.hub_models, *needs.chat_templates)), *_not_mirrored(needs)]
     problem = hub_answers()
     if not problem:
         return Finding("hub", "ok", "answers")
-    if not wanted:
+    if not missing:
         return Finding("hub", "note", f"{problem}; nothing here needs it")
     fix = "`troll fetch` while online; or name mirrors in TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
-    return Finding("hub", "missing", f"{problem}; needed for {', '.join(wanted)}", fix)
+    return Finding("hub", "missing", f"{problem}; needed for {', '.join(missing)}", fix)
 
 
 def _wheels(needs: Needs) -> Iterator[Finding]:
@@ -357,9 +357,9 @@ def _wheels(needs: Needs) -> Iterator[Finding]:
 def _tracker(needs: Needs) -> Finding | None:
     if needs.tracking == "none":
         return None
-    found = installed(needs.tracking)
-    if found:
-        return Finding("tracking", "ok", f"{needs.tracking} {found}")
+    tracker_version = installed(needs.tracking)
+    if tracker_version:
+        return Finding("tracking", "ok", f"{needs.tracking} {tracker_version}")
     fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the file"
     return Finding("tracking", "missing", f"{needs.tracking} is not installed", fix)
 

@@ -20,20 +20,20 @@ _LOG_IN = "; accept its terms on the hub and log in (hf auth login)"
 
 def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool]:
     """Ids of models on the hub, and whether their weights are needed or the tokenizer alone."""
-    found: dict[str, bool] = {}
+    with_weights: dict[str, bool] = {}
     for name in dict.fromkeys(run.model for run in runs):
         hub = experiment.models[name].hub
         if hub is not None:
-            found[hub.id] = True
+            with_weights[hub.id] = True
             if hub.chat_template_of is not None:
-                found.setdefault(hub.chat_template_of, False)
-    return found
+                with_weights.setdefault(hub.chat_template_of, False)
+    return with_weights
 
 
 def needed_wheels(experiment: Experiment, runs: Iterable[Run]) -> list[Wheel]:
     """The packages that hold models of these runs."""
-    found = [experiment.models[name].wheel for name in dict.fromkeys(run.model for run in runs)]
-    return list(dict.fromkeys(wheel for wheel in found if wheel is not None))
+    wheels = [experiment.models[name].wheel for name in dict.fromkeys(run.model for run in runs)]
+    return list(dict.fromkeys(wheel for wheel in wheels if wheel is not None))
 
 
 def needed_templates(experiment: Experiment, runs: Iterable[Run]) -> list[str]:
@@ -47,15 +47,15 @@ def needed_templates(experiment: Experiment, runs: Iterable[Run]) -> list[str]:
 def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[str]]:
     """Splits of public data by name: all of a task, the test split of what is evaluated on."""
     tasks = dict.fromkeys(run.task for run in runs)
-    found = {
+    data_sets = {
         name: [split for split in DATA_SETS[name].parts if split != "all"]
         for name in tasks
         if name not in testbed.NAMES
     }
     for name in tasks:
         for suite in experiment.tasks[name].evaluate_on:
-            found.setdefault(suite, ["test"])
-    return found
+            data_sets.setdefault(suite, ["test"])
+    return data_sets
 
 
 def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
@@ -104,9 +104,9 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
 
 def _model(name: str, weights: bool) -> Callable[[], str]:
     def get() -> str:
-        found = snapshot(name, weights=weights).provenance
-        size = sum(int(facts["bytes"]) for facts in found["files"].values()) / _GIB
-        return f"{size:.2f} GiB at {found['revision'] or 'the mirror'}"
+        provenance = snapshot(name, weights=weights).provenance
+        size = sum(int(facts["bytes"]) for facts in provenance["files"].values()) / _GIB
+        return f"{size:.2f} GiB at {provenance['revision'] or 'the mirror'}"
 
     return get
 

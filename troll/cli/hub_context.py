@@ -23,8 +23,8 @@ def known_context(model_id: str) -> int | None:
     from troll.common.hub import in_mirror
 
     directory = in_mirror(model_id)
-    found = directory / "config.json" if directory else try_to_load_from_cache(model_id, "config.json")
-    return _context_in(Path(found)) if isinstance(found, str | Path) else None
+    path = directory / "config.json" if directory else try_to_load_from_cache(model_id, "config.json")
+    return _context_in(Path(path)) if isinstance(path, str | Path) else None
 
 
 def _context_in(config: Path) -> int | None:

@@ -16,8 +16,8 @@ _NAMED = 3
 
 def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[ClaimVerdict]:
     """The claims that have a verdict, or could get one from this experiment's runs."""
-    others = {claim.id for claim in without_runs([one.claim for one in judged], experiment)}
-    return [one for one in judged if one.verdict != "not run" or one.claim.id not in others]
+    others = {claim.id for claim in without_runs([entry.claim for entry in judged], experiment)}
+    return [entry for entry in judged if entry.verdict != "not run" or entry.claim.id not in others]
 
 
 def last_screen(
@@ -50,19 +50,20 @@ def last_screen(
     return [*head, *_verdicts(judged, lines - len(head) - len(tail)), *tail]
 
 
-def is_decided(one: ClaimVerdict) -> bool:
+def is_decided(entry: ClaimVerdict) -> bool:
     """Whether a claim has its verdict: by its looks, or, without them, by the verdict itself."""
-    return one.verdict not in UNDECIDED if one.seen is None else one.seen.decided
+    return entry.verdict not in UNDECIDED if entry.seen is None else entry.seen.decided
 
 
 def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
     """A line for each claim; where they are more than fit, the last line counts the others."""
-    ordered = sorted(judged, key=lambda one: (one.verdict == "not run", not is_decided(one)))
+    ordered = sorted(judged, key=lambda entry: (entry.verdict == "not run", not is_decided(entry)))
     shown = ordered if len(ordered) <= room else ordered[: room - 1]
-    width = max((len(one.decision.label) for one in shown), default=0)
+    width = max((len(entry.decision.label) for entry in shown), default=0)
     lines = [
-        f"{one.decision.label:<{width}}  {one.claim.id}: {short(one) if one.decision.settings else why(one)}"
-        for one in shown
+        f"{entry.decision.label:<{width}}  {entry.claim.id}: "
+        f"{short(entry) if entry.decision.settings else why(entry)}"
+        for entry in shown
     ]
     left = len(ordered) - len(shown)
     return lines + ([f"and {left} more, on the page"] if left else [])
@@ -70,27 +71,29 @@ def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
 
 def further(judged: Sequence[ClaimVerdict]) -> list[str]:
     """What more minutes, or seeds in the file, would decide, as one line; none where nothing is open."""
-    open_ = [one for one in judged if not is_decided(one) and one.decision.settings and not _ended(one)]
+    open_ = [
+        entry for entry in judged if not is_decided(entry) and entry.decision.settings and not _ended(entry)
+    ]
     if not open_:
         return []
-    ordered = sorted(open_, key=lambda one: (one.decision.seeds is None, one.decision.seeds or 0))
-    told = [_needs(one) for one in ordered[:_NAMED]]
+    ordered = sorted(open_, key=lambda entry: (entry.decision.seeds is None, entry.decision.seeds or 0))
+    told = [_needs(entry) for entry in ordered[:_NAMED]]
     more = len(ordered) - _NAMED
     told += [f"{more} more on the page"] if more > 0 else []
-    what = "more minutes" if any(one.seen is not None for one in open_) else "more seeds"
+    what = "more minutes" if any(entry.seen is not None for entry in open_) else "more seeds"
     return [f"{what} might decide: {', '.join(told)}"]
 
 
-def _ended(one: ClaimVerdict) -> bool:
+def _ended(entry: ClaimVerdict) -> bool:
     """Whether a claim has had all of its looks, or waits for no run."""
-    return one.seen is not None and (one.seen.last or not one.seen.missing)
+    return entry.seen is not None and (entry.seen.last or not entry.seen.missing)
 
 
-def _needs(one: ClaimVerdict) -> str:
-    if one.decision.seeds is None:
-        return f"{one.claim.id} (unlikely)"
-    lacking = max(one.decision.seeds - min(setting.seeds for setting in one.decision.settings), 1)
-    return f"{one.claim.id} (about {lacking} more seed{'' if lacking == 1 else 's'} per setting)"
+def _needs(entry: ClaimVerdict) -> str:
+    if entry.decision.seeds is None:
+        return f"{entry.claim.id} (unlikely)"
+    lacking = max(entry.decision.seeds - min(setting.seeds for setting in entry.decision.settings), 1)
+    return f"{entry.claim.id} (about {lacking} more seed{'' if lacking == 1 else 's'} per setting)"
 
 
 def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
@@ -99,6 +102,6 @@ def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lin
     from troll.analysis.data.replication import replication_of
     from troll.analysis.data.results import read_results
 
-    known = read_results(root)
-    judged = judge(claims_of(experiment), known.runs, known.items, known.looks)
+    results = read_results(root)
+    judged = judge(claims_of(experiment), results.runs, results.items, results.looks)
     return last_screen(concerning(judged, experiment), replication_of(root), page=page, lines=lines)

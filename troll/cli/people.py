@@ -72,13 +72,15 @@ def status(
     from troll.experiment.files import read_experiment
     from troll.experiment.looks import with_further_seeds
 
-    wanted = read_experiment(experiment)
+    planned = read_experiment(experiment)
     if seeds is not None:
-        wanted = wanted.model_copy(update={"seeds": _seeds(seeds)})
+        planned = planned.model_copy(update={"seeds": _seeds(seeds)})
 
     def lines() -> list[str]:
-        known = wanted if seeds is not None else with_further_seeds(wanted, results / wanted.experiment)
-        return show(status_of(known, results, only or []), wanted.experiment)
+        with_seeds = (
+            planned if seeds is not None else with_further_seeds(planned, results / planned.experiment)
+        )
+        return show(status_of(with_seeds, results, only or []), planned.experiment)
 
     if not (watch and sys.stdout.isatty()):
         typer.echo("\n".join(lines()))

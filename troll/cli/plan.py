@@ -76,15 +76,15 @@ def _model(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _job_seconds(root: Path, run_id: str) -> dict[str, float]:
     """Seconds of the jobs of a run, from Snakemake's benchmarks, as far as they are there."""
-    found = {}
+    seconds = {}
     for job in _JOBS:
         name = run_id if job == "train" else f"runs/{run_id}"
         path = root / "benchmarks" / job / f"{name}.jsonl"
         try:
-            found[job] = _duration(parse_json(path.read_text().splitlines()[-1])["s"])
+            seconds[job] = _duration(parse_json(path.read_text().splitlines()[-1])["s"])
         except _BROKEN:
             continue
-    return found
+    return seconds
 
 
 def _duration(value: Any) -> float:
@@ -206,10 +206,12 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
 
     lines = []
     for name, region in experiment.trust_regions.items():
-        own = make_trust_region(region.rule, **region.settings).aggregation
+        aggregation = make_trust_region(region.rule, **region.settings).aggregation
         asked = {
             experiment.training_of(run).aggregation for run in experiment.runs() if run.trust_region == name
         }
-        for other in sorted({*filter(None, asked)} - {own}) if own else ():
-            lines.append(f"trust_regions.{name}: {region.rule} keeps its own aggregation, {own}, not {other}")
+        for other in sorted({*filter(None, asked)} - {aggregation}) if aggregation else ():
+            lines.append(
+                f"trust_regions.{name}: {region.rule} keeps its own aggregation, {aggregation}, not {other}"
+            )
     return lines

@@ -40,8 +40,8 @@ def protocol_problems(protocol: Protocol) -> Iterator[str]:
     """What makes trials or seeds other than they seem, a line each."""
     for key in ("tuning_seeds", "seeds", "learning_rates"):
         yield from _twice(key, getattr(protocol, key))
-    for number, one in enumerate(protocol.rounds):
-        yield from _twice(f"rounds.{number}.seeds", one.seeds)
+    for number, round_ in enumerate(protocol.rounds):
+        yield from _twice(f"rounds.{number}.seeds", round_.seeds)
     for name in protocol.rules:
         for problem in rule_problems(protocol, name):
             yield f"rules.{name}.{problem}"
@@ -109,19 +109,19 @@ def check_tuned_in(directory: Path, runs: "pd.DataFrame", protocol: Protocol) ->
 
     experiment = parse_experiment(trials_experiment(protocol), protocol.name)
     planned = {run.run_id: run for run in experiment.runs()}
-    own = runs[runs["trust_region"].isin(protocol.trials_by_variant)]
-    table = own[["run_id", "settings"]].drop_duplicates("run_id").astype(str)
+    trial_runs = runs[runs["trust_region"].isin(protocol.trials_by_variant)]
+    table = trial_runs[["run_id", "settings"]].drop_duplicates("run_id").astype(str)
     for run_id, text in table.itertuples(index=False):
         if run_id not in planned:
             raise UserError(
                 f"{directory}: run {run_id} is not a trial of {protocol.name}, such as "
                 f"{next(iter(planned))}; tuned_in needs the same names and seeds"
             )
-        there = flat_settings(text)
+        recorded = flat_settings(text)
         here = flat_settings(resolve(experiment, planned[run_id]).model_dump_json())
-        for name in differing(there, here):
+        for name in differing(recorded, here):
             raise UserError(
-                f"{directory}: run {run_id}: {name} is {there[name]!r} there, and {here[name]!r} in the "
+                f"{directory}: run {run_id}: {name} is {recorded[name]!r} there, and {here[name]!r} in the "
                 "protocol; tuned_in needs the same settings"
             )
 

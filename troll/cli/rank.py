@@ -212,7 +212,7 @@ def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Proto
     rates, count = len(protocol.learning_rates), math.prod(map(len, space.values()))
     if count * rates == protocol.trials:
         return
-    wanted, rest = divmod(protocol.trials, rates)
+    expected, rest = divmod(protocol.trials, rates)
     if rest:
         raise UserError(
             f"rank: --space: {rates} learning rates and any number of values never make the "
@@ -220,7 +220,7 @@ def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Proto
         )
     what = "value" if len(space) == 1 else "combination"
     raise UserError(
-        f"rank: --space: {listed([*space])}: {count} {what}{'s' if count > 1 else ''}, must be {wanted}: "
+        f"rank: --space: {listed([*space])}: {count} {what}{'s' if count > 1 else ''}, must be {expected}: "
         f"with {rates} learning rates, they make the {protocol.trials} trials that every rule gets"
     )
 

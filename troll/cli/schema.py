@@ -154,12 +154,12 @@ Tables below: a key, what it takes, its default and what it means. `none` is wri
 
 def reference() -> str:
     """The page docs/configuration.md."""
-    found: dict[type[BaseModel], None] = {}
+    models: dict[type[BaseModel], None] = {}
     waiting: list[type[BaseModel]] = [Experiment]
     while waiting:
         model = waiting.pop(0)
-        if model not in found:
-            found[model] = None
+        if model not in models:
+            models[model] = None
             waiting += [part for field in model.model_fields.values() for part in _parts(field.annotation)]
-    lines = [line for model in found for line in _section(model)] + list(_rules())
+    lines = [line for model in models for line in _section(model)] + list(_rules())
     return _HEAD + "\n" + "\n".join(lines).rstrip() + "\n"

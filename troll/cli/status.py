@@ -123,8 +123,8 @@ def is_held(directory: Path) -> bool | None:
 
 def _error_in(log: Path) -> str:
     """The last error of a log; empty if it names none."""
-    found = _ERROR.findall(_tail(log))
-    return str(found[-1]).strip() if found else ""
+    errors = _ERROR.findall(_tail(log))
+    return str(errors[-1]).strip() if errors else ""
 
 
 def _pace(rows: list[dict[str, Any]]) -> float | None:
@@ -166,8 +166,8 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
     metrics = directory / "metrics.jsonl"
     rows = _last_rows(metrics)
     step = rows[-1]["step"] if rows else 0
-    known = (_number(row.get("success")) for row in reversed(rows))
-    success = next((value for value in known if value is not None), None)
+    successes = (_number(row.get("success")) for row in reversed(rows))
+    success = next((value for value in successes if value is not None), None)
     quiet = time.time() - metrics.stat().st_mtime if rows else None
     held = is_held(directory)
     if held or (held is None and quiet is not None and quiet < _QUIET_S):
@@ -209,7 +209,7 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
         for model, task in bases
         if settings[model].pretrained is None or settings[model].supervised_steps is not None
     ]
-    found = [
+    statuses = [
         RunStatus(name, "done")
         if (name := f"{BASE}/{model}/{task}") in held
         else status_of_base(root, model, task)
@@ -218,10 +218,10 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     for run in runs:
         steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)
         if run.run_id in held:
-            found.append(RunStatus(run.run_id, "done", steps, steps))
+            statuses.append(RunStatus(run.run_id, "done", steps, steps))
         else:
-            found.append(status_of_run(root, run, steps, suites=suites))
-    return found
+            statuses.append(status_of_run(root, run, steps, suites=suites))
+    return statuses
 
 
 def _line(status: RunStatus) -> str:

@@ -99,5 +99,5 @@ def terminations() -> Iterator[list[int]]:
 
 
 def _progress(log: Path) -> str:
-    found = _STEPS.findall(log.read_bytes())
-    return "{} of {} jobs".format(*(part.decode() for part in found[-1])) if found else "no job is done"
+    steps = _STEPS.findall(log.read_bytes())
+    return "{} of {} jobs".format(*(part.decode() for part in steps[-1])) if steps else "no job is done"

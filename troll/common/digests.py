@@ -41,11 +41,13 @@ def facts_of(directory: Path, leave_out: Collection[str] = ()) -> dict[str, dict
 
 def damage(directory: Path, facts: Facts) -> str | None:
     """What is wrong with the files of a directory, if anything is; sizes are looked at first."""
-    for name, known in facts.items():
+    for name, recorded in facts.items():
         path = directory / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != known["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {known['bytes']}"
-    changed = (name for name, known in facts.items() if sha256_of_file(directory / name) != known["sha256"])
+        if path.stat().st_size != recorded["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {recorded['bytes']}"
+    changed = (
+        name for name, recorded in facts.items() if sha256_of_file(directory / name) != recorded["sha256"]
+    )
     return next((f"the contents of {name} have changed" for name in changed), None)

@@ -64,13 +64,13 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
         names = _wanted(model_id, _listing(model_id, revision, weights), weights)
         directory = _download(model_id, revision, names)
     files = {name: (directory / name).resolve() for name in names}
-    found = {name: _facts(path) for name, path in files.items()}
+    facts = {name: _facts(path) for name, path in files.items()}
     if revision:
-        lock_file.pin(lock_file.MODELS + model_id, revision, "files", found)
+        lock_file.pin(lock_file.MODELS + model_id, revision, "files", facts)
     else:
-        lock_file.check(lock_file.MODELS + model_id, "", "files", found)
+        lock_file.check(lock_file.MODELS + model_id, "", "files", facts)
     source = {"source": "hub", "revision": revision} if revision else {"source": "mirror", "revision": None}
-    return Snapshot(model_id, files, {"id": model_id, **source, "files": found})
+    return Snapshot(model_id, files, {"id": model_id, **source, "files": facts})
 
 
 def mirror() -> Path | None:
@@ -182,9 +182,9 @@ def _resolve(model_id: str) -> str:
 
 def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
     """The repository's files: those that the lock file knows, if they are enough, else the hub's."""
-    known = list(lock_file.pinned(lock_file.MODELS + model_id).get("files", {}))
-    if known and (not weights or _matching(known, (*_SAFE, *_PICKLED))):
-        return known
+    pinned = list(lock_file.pinned(lock_file.MODELS + model_id).get("files", {}))
+    if pinned and (not weights or _matching(pinned, (*_SAFE, *_PICKLED))):
+        return pinned
     from huggingface_hub import HfApi
 
     try:

@@ -45,15 +45,17 @@ def check(repository: str, revision: str, section: str, found: Mapping[str, Foun
     Args:
         revision: that it was found at, for messages; empty for a mirror's copy.
     """
-    known = pinned(repository).get(section, {})
+    pinned_parts = pinned(repository).get(section, {})
     for name, facts in found.items():
-        if name in known and known[name] != facts:
-            recorded, there = ("{} with sha256 {}".format(*_words(item)) for item in (known[name], facts))
+        if name in pinned_parts and pinned_parts[name] != facts:
+            recorded, there = (
+                "{} with sha256 {}".format(*_words(item)) for item in (pinned_parts[name], facts)
+            )
             where = f"{repository.removeprefix(MODELS)} ({name})" + (
                 f" at revision {revision}" * bool(revision)
             )
             raise UserError(f"{where}: {there}, but {lock_path()} says {recorded}")
-    return [name for name in found if name not in known]
+    return [name for name in found if name not in pinned_parts]
 
 
 def _words(facts: Found) -> tuple[str, str]:

@@ -41,7 +41,9 @@ def last_change(rule: str) -> int:
     Args:
         rule: of the run's trust region; empty for base models.
     """
-    return max((one.numerics for one in CHANGES if one.rules is None or rule in one.rules), default=0)
+    return max(
+        (change.numerics for change in CHANGES if change.rules is None or rule in change.rules), default=0
+    )
 
 
 def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool:

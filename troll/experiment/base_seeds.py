@@ -39,8 +39,8 @@ def with_base_models_apart(data: Any) -> Any:
         if model.get("hub") is not None or model.get("wheel") is not None:
             raise ValueError(f"{where}: a pretrained model is not made here; leave them out")
         families[name] = [base_name(name, seed) for seed in seeds]
-        own = {key: value for key, value in model.items() if key != "base_seeds"}
-        models |= {base_name(name, seed): {**own, "base_seed": seed} for seed in seeds}
+        settings = {key: value for key, value in model.items() if key != "base_seeds"}
+        models |= {base_name(name, seed): {**settings, "base_seed": seed} for seed in seeds}
     taken = [name for names in families.values() for name in names if name in data["models"]]
     if taken:
         raise ValueError(f"models.{taken[0]}: is also what base_seeds make; give one of them another name")

@@ -160,11 +160,11 @@ class Experiment(Settings):
 
     def groups(self) -> dict[str, list[Run]]:
         """The runs of each named group of blocks, each once; a run may belong to several groups."""
-        found: dict[str, dict[Run, None]] = {}
+        groups: dict[str, dict[Run, None]] = {}
         for block in self.matrix:
             if block.group is not None:
-                found.setdefault(block.group, {}).update(dict.fromkeys(self._runs_of(block)))
-        return {group: list(runs) for group, runs in found.items()}
+                groups.setdefault(block.group, {}).update(dict.fromkeys(self._runs_of(block)))
+        return {group: list(runs) for group, runs in groups.items()}
 
     def bases(self) -> list[tuple[str, str]]:
         """The (model, task) pairs that runs start from, each once."""

@@ -17,12 +17,12 @@ def key_of(config: Any, evaluation: Any) -> str:
 
 def largest_values(experiment: Experiment, runs: Iterable[Run], setting: str) -> dict[str, int]:
     """The largest value of a training setting by run id; for a base model, the largest of its runs."""
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for run in runs:
         value = getattr(experiment.training_of(run), setting)
         for place in (f"runs/{run.run_id}", f"{BASE}/{run.model}/{run.task}"):
-            found[place] = max(value, found.get(place, 0))
-    return found
+            largest[place] = max(value, largest.get(place, 0))
+    return largest
 
 
 def suites_of(experiment: Experiment, task: str, skipped: Collection[str] = ()) -> dict[str, Suite]:

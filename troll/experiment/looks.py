@@ -20,14 +20,14 @@ def read_looks(root: Path) -> dict[str, Any]:
     path = root / NAME
     if not path.exists():
         return {}
-    found = read_json(path)
-    seeds = found.get("further_seeds") if isinstance(found, dict) else None
+    record = read_json(path)
+    seeds = record.get("further_seeds") if isinstance(record, dict) else None
     if not isinstance(seeds, dict) or not all(
         isinstance(numbers, list) and all(type(seed) is int and seed >= 0 for seed in numbers)
         for numbers in seeds.values()
     ):
         raise UserError(f"{path}: further_seeds: expected lists of seeds by setting; remove the file")
-    return dict(found)
+    return dict(record)
 
 
 def write_looks(
@@ -38,18 +38,18 @@ def write_looks(
     Args:
         ended: why no further seeds were begun; empty while they are.
     """
-    known = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
-    write_json(root / NAME, {"looks": list(looks), "ended": ended, "further_seeds": known})
+    seeds_by_setting = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
+    write_json(root / NAME, {"looks": list(looks), "ended": ended, "further_seeds": seeds_by_setting})
 
 
 def with_further_seeds(experiment: Experiment, root: Path) -> Experiment:
     """The experiment with the seeds that `make results` has asked for; as it is where it asks for none."""
     if experiment.more_seeds is None:
         return experiment
-    there = {run.setting for run in experiment.runs()}
+    settings = {run.setting for run in experiment.runs()}
     further = {name: list(seeds) for name, seeds in experiment.further_seeds.items()}
     for name, seeds in read_looks(root).get("further_seeds", {}).items():
-        if name in there:  # the file may be older than the experiment
+        if name in settings:  # the file may be older than the experiment
             further[name] = sorted({*further.get(name, []), *seeds})
     fields = {name: getattr(experiment, name) for name in Experiment.model_fields}
     return Experiment.model_validate(fields | {"further_seeds": further})

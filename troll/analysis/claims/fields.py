@@ -25,8 +25,8 @@ _BASE = re.compile(r"(^|/)(base|official)$")  # of sets with fewer tests, and by
 
 def pass_at(metric: str) -> tuple[str, int] | None:
     """The data set and the k of pass@k, with an empty name for a run's own test problems; None for others."""
-    found = _PASS.fullmatch(metric)
-    return (found["data"] or "", int(found["k"])) if found else None
+    match = _PASS.fullmatch(metric)
+    return (match["data"] or "", int(match["k"])) if match else None
 
 
 def own_k(metric: str) -> int | None:
@@ -36,8 +36,8 @@ def own_k(metric: str) -> int | None:
 
 
 def _checked_metric(metric: str) -> str:
-    found = pass_at(metric)
-    of_data = found is not None and _BASE.sub("", found[0]) in ("", *DATA_SETS)
+    parsed = pass_at(metric)
+    of_data = parsed is not None and _BASE.sub("", parsed[0]) in ("", *DATA_SETS)
     if of_data or metric in (*SUMMARIES, MATH_EVAL_MEAN) or _OPEN.fullmatch(metric):
         return metric
     valid = ("pass@k (k from 1 on)", "<data set>/pass@k", *SUMMARIES, "mean/<logged metric>", "status/<...>")

@@ -18,53 +18,53 @@ def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[Claim
     Returns:
         A Markdown list, an empty line and a closing sentence; only the latter where nothing is decided.
     """
-    known = [one for one in judged if one.verdict != "not run"]
-    kinds = [[one for one in known if one.verdict.startswith(kind)] for kind in _KINDS]
-    chosen = [one for turn in itertools.zip_longest(*kinds) for one in turn if one is not None]
-    lines = [f"- {one.claim.sentence}: **{label(one)}** ({_evidence(one)})." for one in chosen[:most]]
+    with_runs = [entry for entry in judged if entry.verdict != "not run"]
+    kinds = [[entry for entry in with_runs if entry.verdict.startswith(kind)] for kind in _KINDS]
+    chosen = [entry for turn in itertools.zip_longest(*kinds) for entry in turn if entry is not None]
+    lines = [f"- {entry.claim.sentence}: **{label(entry)}** ({_evidence(entry)})." for entry in chosen[:most]]
     counted = [*judged, *also]
-    told = [one for one in counted if one.verdict != "not run"]
+    told = [entry for entry in counted if entry.verdict != "not run"]
     return [*lines, *([""] if lines else []), _closing(len(counted), told)]
 
 
 _KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
-def _evidence(one: ClaimVerdict) -> str:
+def _evidence(entry: ClaimVerdict) -> str:
     """The average with its interval, or the span where there is no average; and of how many settings.
 
     Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
     """
-    count, wrong = len(one.decision.settings), sum(one.decision.wrong)
-    told = on_average(one) or span(one)
-    told = levels(one, most=3) if one.verdict == "depends" else told
+    count, wrong = len(entry.decision.settings), sum(entry.decision.wrong)
+    told = on_average(entry) or span(entry)
+    told = levels(entry, most=3) if entry.verdict == "depends" else told
     settings = f"{count} setting{'' if count == 1 else 's'}"
-    base = f"; {both_below(one)}" if both_below(one) else ""
-    if not wrong or one.verdict != "not shown":
+    base = f"; {both_below(entry)}" if both_below(entry) else ""
+    if not wrong or entry.verdict != "not shown":
         return f"{told}, {settings}{base}"
-    held, there = sum(one.decision.held), f", {collapsed(one)}" if collapsed(one) else ""
+    held, there = sum(entry.decision.held), f", {collapsed(entry)}" if collapsed(entry) else ""
     return (
         f"the contrary is shown in {wrong} of {settings}{there}, the claim in {held or 'none'}; {told}{base}"
     )
 
 
-def _closing(count: int, known: Sequence[ClaimVerdict]) -> str:
-    if not known:
+def _closing(count: int, with_runs: Sequence[ClaimVerdict]) -> str:
+    if not with_runs:
         return f"None of {_claims(count)} has runs."
-    there = {name: sum(one.verdict == name for one in known) for name in VERDICTS}
+    counts = {name: sum(entry.verdict == name for entry in with_runs) for name in VERDICTS}
     told = []
-    for name, number in there.items():
+    for name, number in counts.items():
         word = "depend" + "s" * (number == 1) + " on the setting" if name == "depends" else name
         word = "where the contrary holds" if name == "the contrary holds" else word
         if number:
             told.append(f"{number} {word}")
-    left = count - len(known)
+    left = count - len(with_runs)
     more = (
         f" {left} further claim{'s' * (left != 1)} {'have' if left != 1 else 'has'} no runs yet."
         if left
         else ""
     )
-    return f"Of {_claims(len(known))} with runs: {', '.join(told)}.{more}"
+    return f"Of {_claims(len(with_runs))} with runs: {', '.join(told)}.{more}"
 
 
 def _claims(count: int) -> str:

@@ -31,31 +31,31 @@ def next_looks(judged: Sequence[ClaimVerdict], seeds: Sequence[int]) -> list[Nex
     Those come last that no number of seeds would decide with a chance of 80 %: a few seeds predict badly.
     """
     wants = []
-    for one in judged:
-        if one.seen is None or one.seen.decided or not one.seen.missing:
+    for entry in judged:
+        if entry.seen is None or entry.seen.decided or not entry.seen.missing:
             continue
-        number = max(one.looks.first if one.looks else 0, one.seen.seeds + 1)
-        settings = [one.decision.settings[index] for index in one.seen.missing]
+        number = max(entry.looks.first if entry.looks else 0, entry.seen.seeds + 1)
+        settings = [entry.decision.settings[index] for index in entry.seen.missing]
         runs = dict.fromkeys(
             (path, seed)
             for setting in settings
             for seed in _lacking(setting, seeds, number)
             for path in paths_of(setting)
         )
-        wants.append(NextLook(one.claim.id, tuple(runs), one.decision.seeds))
+        wants.append(NextLook(entry.claim.id, tuple(runs), entry.decision.seeds))
     return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
 
 
 def _lacking(setting: PairedDifferences, seeds: Sequence[int], number: int) -> list[int]:
     """The seeds that a setting lacks of the first so many; one that was left as it was may lack several."""
-    there = setting.seed_numbers or range(setting.seeds)
-    return [seed for rank in range(1, number + 1) if (seed := nth_seed(seeds, rank)) not in there]
+    present = setting.seed_numbers or range(setting.seeds)
+    return [seed for rank in range(1, number + 1) if (seed := nth_seed(seeds, rank)) not in present]
 
 
 def nth_seed(seeds: Sequence[int], number: int) -> int:
     """The seed of this rank: those of the file, then counting on."""
-    known = sorted(set(seeds))
-    return known[number - 1] if number <= len(known) else known[-1] + number - len(known)
+    ordered = sorted(set(seeds))
+    return ordered[number - 1] if number <= len(ordered) else ordered[-1] + number - len(ordered)
 
 
 def paths_of(setting: PairedDifferences) -> list[str]:
@@ -93,12 +93,12 @@ def affordable(
 def look_record(judged: Sequence[ClaimVerdict], minutes: float, runs: int) -> dict[str, Any]:
     """One look at all claims, for looks.json."""
     claims = {
-        one.claim.id: {
-            "verdict": one.decision.label,
-            "seeds": one.seen.seeds,
-            "decided": one.seen.decided,
+        entry.claim.id: {
+            "verdict": entry.decision.label,
+            "seeds": entry.seen.seeds,
+            "decided": entry.seen.decided,
         }
-        for one in judged
-        if one.seen is not None and one.verdict != "not run"
+        for entry in judged
+        if entry.seen is not None and entry.verdict != "not run"
     }
     return {"minutes": round(minutes, 1), "runs": runs, "claims": claims}

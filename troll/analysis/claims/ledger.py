@@ -35,8 +35,8 @@ def counts(judged: Sequence[ClaimVerdict]) -> str:
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
     """How many claims got each verdict, in words."""
-    there = {name: sum(one.verdict == name for one in judged) for name in VERDICTS}
-    return {name: f"{number} {_told(name, number)}" for name, number in there.items()}
+    counts = {name: sum(entry.verdict == name for entry in judged) for name in VERDICTS}
+    return {name: f"{number} {_told(name, number)}" for name, number in counts.items()}
 
 
 def _told(verdict: str, number: int) -> str:
@@ -51,24 +51,24 @@ def _count(judged: Sequence[ClaimVerdict]) -> str:
 
 def ordered(judged: Sequence[ClaimVerdict]) -> list[ClaimVerdict]:
     """Claims with a verdict first, those not run last; otherwise in the order of the files."""
-    return sorted(judged, key=lambda one: one.verdict == "not run")
+    return sorted(judged, key=lambda entry: entry.verdict == "not run")
 
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger as Markdown: counts, one table, and the intervals behind each verdict."""
-    looked = any(one.seen is not None for one in judged)
+    looked = any(entry.seen is not None for entry in judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
     lines = [counts(judged), "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for one in ordered(judged):
-        claim = one.claim
-        row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(one)}**", why(one)]
-        row += [looks_of(one)] if looked else []
+    for entry in ordered(judged):
+        claim = entry.claim
+        row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(entry)}**", why(entry)]
+        row += [looks_of(entry)] if looked else []
         lines.append(f"| {' | '.join(map(_cell, [*row, claim.source]))} |")
-    for one in judged:
-        if one.decision.settings:
-            claim = one.claim
+    for entry in judged:
+        if entry.decision.settings:
+            claim = entry.claim
             lines += ["", f"**{claim.id}** ({measure(claim)})", ""]
-            lines += [f"- {text}" for text in _numbers(one)]
+            lines += [f"- {text}" for text in _numbers(entry)]
             lines += [f"- history: {text}" for text in _history(claim)]
             if claim.note:
                 lines += ["", claim.note]
@@ -80,19 +80,19 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _numbers(one: ClaimVerdict) -> list[str]:
+def _numbers(entry: ClaimVerdict) -> list[str]:
     """A line for each setting, and one for the average."""
     lines = [
-        f"{setting.name}: {show_difference(one.claim, setting.interval())}, {_seeds(setting)}"
+        f"{setting.name}: {show_difference(entry.claim, setting.interval())}, {_seeds(setting)}"
         f"{_level(setting.level)}"
-        for setting in one.decision.settings
+        for setting in entry.decision.settings
     ]
-    return lines + ([average(one) + _level(_pooled_level(one))] if one.decision.pooled else [])
+    return lines + ([average(entry) + _level(_pooled_level(entry))] if entry.decision.pooled else [])
 
 
-def _pooled_level(one: ClaimVerdict) -> float:
-    known = one.looks is not None and one.seen is not None and one.seen.seeds
-    return one.looks.level_at(one.seen.seeds) if known and one.looks and one.seen else LEVEL
+def _pooled_level(entry: ClaimVerdict) -> float:
+    looked = entry.looks is not None and entry.seen is not None and entry.seen.seeds
+    return entry.looks.level_at(entry.seen.seeds) if looked and entry.looks and entry.seen else LEVEL
 
 
 def _level(level: float) -> str:
@@ -106,12 +106,14 @@ def _history(claim: Claim) -> list[str]:
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The verdicts of a README: claims that were judged, and how many others were not run."""
-    known = [one for one in judged if one.verdict != "not run"]
+    with_runs = [entry for entry in judged if entry.verdict != "not run"]
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
-    lines += [f"| {_cell(one.claim.sentence)} | **{label(one)}** | {_cell(why(one))} |" for one in known]
-    left = len(judged) - len(known)
+    lines += [
+        f"| {_cell(entry.claim.sentence)} | **{label(entry)}** | {_cell(why(entry))} |" for entry in with_runs
+    ]
+    left = len(judged) - len(with_runs)
     others = f"{left} further claim{'' if left == 1 else 's'}: **not run**."
-    return "\n".join([*lines, "", *([others] if left else [])] if known else [others]) + "\n"
+    return "\n".join([*lines, "", *([others] if left else [])] if with_runs else [others]) + "\n"
 
 
 def _seeds(setting: PairedDifferences) -> str:
@@ -124,30 +126,31 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
         f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
         for name, text in _tallies(judged).items()
     )
-    known = [one for one in judged if one.verdict != "not run"]
-    rest = [one for one in judged if one.verdict == "not run"]
+    with_runs = [entry for entry in judged if entry.verdict != "not run"]
+    rest = [entry for entry in judged if entry.verdict == "not run"]
     text = f'<p class="tiles">{tiles}</p>\n'
-    if known:
-        body = "".join(_row(one) for one in known)
+    if with_runs:
+        body = "".join(_row(entry) for entry in with_runs)
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
     if rest:
         items = "".join(
-            f"<li>{html.escape(one.claim.sentence)} ({html.escape(one.claim.source)})</li>\n" for one in rest
+            f"<li>{html.escape(entry.claim.sentence)} ({html.escape(entry.claim.source)})</li>\n"
+            for entry in rest
         )
         text += f"<details><summary>{_count(rest)} not run here</summary>\n<ul>\n{items}</ul></details>\n"
     return text
 
 
-def _row(one: ClaimVerdict) -> str:
-    claim = one.claim
-    lines = [*([f"Decided: {looks_of(one)}"] if one.seen else []), *_numbers(one)]
+def _row(entry: ClaimVerdict) -> str:
+    claim = entry.claim
+    lines = [*([f"Decided: {looks_of(entry)}"] if entry.seen else []), *_numbers(entry)]
     lines += [*(f"History: {text}" for text in _history(claim))]
     parts = "".join(f"<li>{html.escape(line)}</li>\n" for line in lines)
     note = f"<p>{html.escape(claim.note)}</p>" if claim.note else ""
-    word = f"{_MARKS[one.verdict]} {label(one)}"
+    word = f"{_MARKS[entry.verdict]} {label(entry)}"
     return (
-        f'<tr><td><span class="verdict {_css(one.verdict)}">{word}</span></td>'
-        f"<td><strong>{html.escape(claim.sentence)}.</strong> {html.escape(_sentence(why(one)))}\n"
+        f'<tr><td><span class="verdict {_css(entry.verdict)}">{word}</span></td>'
+        f"<td><strong>{html.escape(claim.sentence)}.</strong> {html.escape(_sentence(why(entry)))}\n"
         f"<details><summary>Numbers</summary><p>{html.escape(measure(claim))}. Source: "
         f"{html.escape(claim.source)}.</p><ul>\n{parts}</ul>{note}</details></td></tr>\n"
     )
@@ -176,7 +179,7 @@ def write_claims(
         "digests": {
             name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
         },
-        "claims": [_record(one) for one in judged],
+        "claims": [_record(entry) for entry in judged],
     }
     # Both are complete before either takes its place: one of them alone would belong to another judgement.
     with atomic_path(paths[0]) as markdown, atomic_path(paths[1]) as ledger:
@@ -187,26 +190,26 @@ def write_claims(
 
 def _digests(paths: Sequence[Path]) -> dict[str, str]:
     """SHA-256 of files by name; of two files of one name, the second has its directory before it."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for path in paths:
-        name = f"{path.parent.name}/{path.name}" if path.name in found else path.name
-        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+        name = f"{path.parent.name}/{path.name}" if path.name in digests else path.name
+        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
-def _record(one: ClaimVerdict) -> dict[str, Any]:
+def _record(entry: ClaimVerdict) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
-    decision, pooled = one.decision, one.decision.pooled
-    return one.claim.model_dump() | {
+    decision, pooled = entry.decision, entry.decision.pooled
+    return entry.claim.model_dump() | {
         "verdict": decision.label,
-        "reason": why(one),
+        "reason": why(entry),
         "pooled": {name: number(value) for name, value in asdict(pooled).items()} if pooled else None,
         "levels": {name: number(mean) for name, mean in (decision.levels or {}).items()} or None,
         "p_levels": number(decision.p),
         "seeds_needed": decision.seeds,
-        **({"look": asdict(one.seen)} if one.seen else {}),
+        **({"look": asdict(entry.seen)} if entry.seen else {}),
         "evidence": [
             {
                 "setting": setting.name,

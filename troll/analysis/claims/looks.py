@@ -43,19 +43,19 @@ def look_again(
         The decision of the first look that gives a verdict, else of the last one; and how far the looks have
         come.
     """
-    there = [one.seeds for one in settings]
+    seeds_present = [setting.seeds for setting in settings]
     opened, used = list(range(len(settings))), dict.fromkeys(range(len(settings)), looks.first)
     decision, seen = decide(side, (), least_seeds), 0
     for seeds in range(looks.first, looks.most + 1):
         used |= dict.fromkeys(opened, seeds)
-        missing = tuple(index for index in opened if there[index] < seeds)
+        missing = tuple(index for index in opened if seeds_present[index] < seeds)
         if missing or not settings:
             if settings and not seen:  # before the first look nothing is said
                 decision = decide(side, settings, max(least_seeds, looks.first))
             return decision, LookState(seen, decided=False, missing=missing)
         known = [
-            replace(one.first(used[index]), level=looks.level_at(used[index]))
-            for index, one in enumerate(settings)
+            replace(setting.first(used[index]), level=looks.level_at(used[index]))
+            for index, setting in enumerate(settings)
         ]
         decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds
         if decision.verdict not in UNDECIDED:

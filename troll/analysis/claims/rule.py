@@ -198,29 +198,29 @@ def decide(
     """
     if not settings:
         return Decision("not run")
-    known = tuple(settings)
-    held = tuple(_shown(side, one, one.level) for one in known)
-    wrong = tuple(_refuted(side, one, one.strict(len(known))) for one in known)
-    if any(one.seeds < least_seeds for one in known):
-        return Decision("inconclusive", known, held, wrong, seeds=least_seeds)
-    pooled = pool(*_effects(known), level=level) if len(known) >= LEAST_SETTINGS else None
-    evidence = (known, held, wrong, pooled)
+    present = tuple(settings)
+    held = tuple(_shown(side, setting, setting.level) for setting in present)
+    wrong = tuple(_refuted(side, setting, setting.strict(len(present))) for setting in present)
+    if any(setting.seeds < least_seeds for setting in present):
+        return Decision("inconclusive", present, held, wrong, seeds=least_seeds)
+    pooled = pool(*_effects(present), level=level) if len(present) >= LEAST_SETTINGS else None
+    evidence = (present, held, wrong, pooled)
     if all(held):
         return Decision("supported everywhere", *evidence)
-    name, p = _moderator(side, known, 1 - level)
+    name, p = _moderator(side, present, 1 - level)
     if name:
-        return Decision("depends", *evidence, name, _levels(known, name), p)
+        return Decision("depends", *evidence, name, _levels(present, name), p)
     if pooled and side.shown(pooled.low, pooled.high):
         return Decision("supported on average", *evidence)
     if pooled and side.refuted(pooled.low, pooled.high):
         return Decision("the contrary holds", *evidence)
-    holds = tuple(_shown(side, one, one.strict(len(known))) for one in known)
+    holds = tuple(_shown(side, setting, setting.strict(len(present))) for setting in present)
     if any(wrong) and any(holds):
-        name = _separates(known, holds, wrong)
-        return Decision("depends", *evidence, name, _levels(known, name))
-    if sum(wrong) >= _least_wrong(known) and not any(held):
+        name = _separates(present, holds, wrong)
+        return Decision("depends", *evidence, name, _levels(present, name))
+    if sum(wrong) >= _least_wrong(present) and not any(held):
         return Decision("the contrary holds" if all(wrong) else "not shown", *evidence)
-    return Decision("inconclusive", *evidence, seeds=_seeds(side, known))
+    return Decision("inconclusive", *evidence, seeds=_seeds(side, present))
 
 
 def _shown(side: Side, setting: PairedDifferences, level: float) -> bool:
@@ -235,17 +235,23 @@ def _refuted(side: Side, setting: PairedDifferences, level: float) -> bool:
 
 def _effects(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
     """Effects [K] and the covariance of their errors [K, K]."""
-    return np.asarray([one.effect for one in settings]), _errors(settings)[1]
+    return np.asarray([setting.effect for setting in settings]), _errors(settings)[1]
 
 
 def _errors(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
-    return error_covariance([one.by_seed for one in settings], [one.baseline for one in settings])
+    return error_covariance(
+        [setting.by_seed for setting in settings], [setting.baseline for setting in settings]
+    )
 
 
 def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float]:
-    values = [one.coordinates.get(name, one.name) for one in settings]
+    values = [setting.coordinates.get(name, setting.name) for setting in settings]
     return {
-        level: float(np.mean([one.effect for one, own in zip(settings, values, strict=True) if own == level]))
+        level: float(
+            np.mean(
+                [setting.effect for setting, value in zip(settings, values, strict=True) if value == level]
+            )
+        )
         for level in dict.fromkeys(values)
     }
 
@@ -253,7 +259,7 @@ def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float
 def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
     """The coordinate whose levels lie on different sides and differ most surely, with its p-value."""
     effects, errors = _effects(settings)
-    by_name = {name: [one.coordinates[name] for one in settings] for name in MODERATORS}
+    by_name = {name: [setting.coordinates[name] for setting in settings] for name in MODERATORS}
     p_values = holm([moderator_p(effects, errors, values) for values in by_name.values()])
     corrected = dict(zip(MODERATORS, map(float, p_values), strict=True))
     tests = []
@@ -269,7 +275,7 @@ def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) 
 def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
     """The first coordinate none of whose levels has both settings that hold and settings that are wrong."""
     for name in ("condition", *MODERATORS):
-        values = [one.coordinates[name] for one in settings]
+        values = [setting.coordinates[name] for setting in settings]
         right, left = (
             {value for value, flag in zip(values, flags, strict=True) if flag} for flags in (holds, wrong)
         )
@@ -283,8 +289,8 @@ def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
 
     How the levels of a coordinate might come to differ is not foreseen.
     """
-    effects, one_seed = np.asarray([one.effect for one in settings]), _errors(settings)[0]
-    least = min(one.seeds for one in settings)
+    effects, one_seed = np.asarray([setting.effect for setting in settings]), _errors(settings)[0]
+    least = min(setting.seeds for setting in settings)
     counts: list[int | None] = []
     if len(settings) != 2:
         counts.append(seeds_to_decide(effects, one_seed, side.chance, least=least, most=MOST_SEEDS))

@@ -93,8 +93,8 @@ class Claim(Settings):
     @model_validator(mode="after")
     def _two_methods(self) -> "Claim":
         of_two = isinstance(self.baseline, str) and self.baseline != BASE
-        for name, there in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
-            if there and not of_two:
+        for name, used in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
+            if used and not of_two:
                 raise ValueError(
                     f"baseline {self.baseline}: {name} compares two trust regions; name one, not "
                     f"{'the base model' if self.baseline == BASE else 'a number'}"
@@ -171,12 +171,14 @@ def judge(
     Args:
         looks: the plan, where seeds were added after looking; None where they were fixed beforehand.
     """
-    known = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
+    experiments = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
     # A single experiment's table stays itself: what tables and figures have worked out of it is used again.
-    tables = {name: runs if len(known) == 1 else runs[runs["experiment"] == name] for name in known}
+    tables = {
+        name: runs if len(experiments) == 1 else runs[runs["experiment"] == name] for name in experiments
+    }
     summaries = {name: per_run(table) for name, table in tables.items()}
-    parts = {name: items[items["experiment"] == name] for name in known}
-    first = first_experiments(runs) if known else {}
+    parts = {name: items[items["experiment"] == name] for name in experiments}
+    first = first_experiments(runs) if experiments else {}
     return [_judge(claim, tables, summaries, parts, first, looks) for claim in claims]
 
 
@@ -226,27 +228,30 @@ def _judge(
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
     """Whether all of these cells end below their base models, by the mean over seeds."""
-    found = [difference(items, cell, cell.base_model()) for cell in line]
-    return bool(found) and all(one is not None and one.estimate < 0 for one in found)
+    differences = [difference(items, cell, cell.base_model()) for cell in line]
+    return bool(differences) and all(
+        difference_to_base is not None and difference_to_base.estimate < 0
+        for difference_to_base in differences
+    )
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
     """Whether every run of these has a GPU to itself; processors are shared with whatever else runs there."""
     gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
-    known = [set(one.rows(runs)["run_id"]) for one in compared]
+    run_ids = [set(cell.rows(runs)["run_id"]) for cell in compared]
     alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
-    return all(ids <= alone for ids in known)
+    return all(ids <= alone for ids in run_ids)
 
 
 def _no_data_reason(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line
 ) -> str:
     """Why a setting that has runs gives no difference; empty where the baseline has no runs either."""
-    there = set(cells(summary))
-    if not there.issuperset(baselines):
+    present = set(cells(summary))
+    if not present.issuperset(baselines):
         return ""
     values = [seed_values(claim.metric, summary, items, cell) for cell in (*line, *baselines)]
-    if all(one.dropna().empty for one in values):
+    if all(series.dropna().empty for series in values):
         return f"no run of {claim.method} has the metric {claim.metric!r}"
     if claim.across is not None:
         return f"no seed has runs at every point of {claim.across.setting}, or nothing was learned"
@@ -267,15 +272,15 @@ def _compared(
             yield (cell,), () if baseline is None else (baseline,), differences
         return
     against = str(claim.baseline)
-    found = by_condition(runs, claim.across.axis)
-    for points in found:
+    lines = by_condition(runs, claim.across.axis)
+    for points in lines:
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:
             baselines = tuple(cell.with_trust_region(against) for cell in line.values())
             # A line of the baseline with further points is no other question: the method lacks runs there.
             longer = any(
                 {*baselines} < {cell for cell in other.values() if claim.where.holds(experiment, cell)}
-                for other in found
+                for other in lines
             )
             differences = across_differences(claim.across, claim.metric, line, against, summary, items)
             yield tuple(line.values()), baselines, {} if longer else differences
@@ -311,7 +316,7 @@ def _setting(
     differences: Mapping[float, float],
     shared: Hashable,
 ) -> PairedDifferences:
-    cell, conditions = line[0], tuple(one.condition for one in line)
+    cell, conditions = line[0], tuple(member.condition for member in line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
     names = [experiment, cell.model, cell.task, condition, cell.estimator]
     names += [cell.trust_region] if cell.trust_region != claim.method else []

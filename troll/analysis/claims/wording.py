@@ -34,34 +34,34 @@ def _is_share(metric: str) -> bool:
     return metric in _IN_POINTS or metric.rpartition("/")[2].startswith("pass@")
 
 
-def span(one: ClaimVerdict) -> str:
+def span(entry: ClaimVerdict) -> str:
     """The differences behind a verdict in a few words: from the least to the largest setting."""
-    if not one.decision.settings:
+    if not entry.decision.settings:
         return ""
-    show, unit = _shown(one.claim)
-    effects = sorted(setting.effect for setting in one.decision.settings)
+    show, unit = _shown(entry.claim)
+    effects = sorted(setting.effect for setting in entry.decision.settings)
     ends = list(dict.fromkeys((show(effects[0]), show(effects[-1]))))
     return " to ".join(ends) + unit
 
 
-def label(one: ClaimVerdict) -> str:
+def label(entry: ClaimVerdict) -> str:
     """The verdict as people read it; of a contrary that holds, also which: "above by 20.7 points"."""
-    decision = one.decision
+    decision = entry.decision
     if decision.verdict != "the contrary holds":
         return decision.label
-    show, unit = _shown(one.claim)
+    show, unit = _shown(entry.claim)
     effects = [setting.effect for setting in decision.settings]
     estimate = decision.pooled.estimate if decision.pooled else sum(effects) / len(effects)
     size = show(abs(estimate)).lstrip("+")
-    only = "only " if one.claim.margin and one.claim.direction != "equivalent" else ""
+    only = "only " if entry.claim.margin and entry.claim.direction != "equivalent" else ""
     return f"the contrary holds: {'above' if estimate > 0 else 'below'} by {only}{size}{unit}"
 
 
-def why(one: ClaimVerdict) -> str:
+def why(entry: ClaimVerdict) -> str:
     """The reason of a verdict: the average and what settings say, or what is missing."""
-    claim, decision = one.claim, one.decision
-    if decision.verdict == "not run" and one.no_data_reason:
-        return one.no_data_reason
+    claim, decision = entry.claim, entry.decision
+    if decision.verdict == "not run" and entry.no_data_reason:
+        return entry.no_data_reason
     if decision.verdict == "not run":
         equal = " with equal late KL" if claim.at_equal_kl else ""
         both = f" and {claim.baseline}" if isinstance(claim.baseline, str) else ""
@@ -70,54 +70,57 @@ def why(one: ClaimVerdict) -> str:
     if few:
         least = min(setting.seeds for setting in few)
         where = f"{_of(len(few), len(decision.settings))}, the claim asks for {claim.least_seeds}"
-        return f"{least} seed{'' if least == 1 else 's'} in {where}; {span(one)}"
-    parts = [average(one), levels(one)] if decision.verdict == "depends" else [average(one)]
-    parts += [_holding(one), both_below(one)]
+        return f"{least} seed{'' if least == 1 else 's'} in {where}; {span(entry)}"
+    parts = [average(entry), levels(entry)] if decision.verdict == "depends" else [average(entry)]
+    parts += [_holding(entry), both_below(entry)]
     alone = decision.pooled is None and decision.verdict != "depends"
-    parts += [span(one)] if alone or decision.verdict == "supported everywhere" else []
-    parts += [_missing(one)] if decision.verdict == "inconclusive" else []
+    parts += [span(entry)] if alone or decision.verdict == "supported everywhere" else []
+    parts += [_missing(entry)] if decision.verdict == "inconclusive" else []
     return "; ".join(part for part in parts if part)
 
 
-def on_average(one: ClaimVerdict) -> str:
+def on_average(entry: ClaimVerdict) -> str:
     """The average over settings with its interval; empty where there is none."""
-    pooled = one.decision.pooled
+    pooled = entry.decision.pooled
     if pooled is None:
         return ""
-    show, unit = _shown(one.claim)
+    show, unit = _shown(entry.claim)
     return f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average"
 
 
-def average(one: ClaimVerdict) -> str:
+def average(entry: ClaimVerdict) -> str:
     """The average over settings with its interval and the prediction interval."""
-    pooled = one.decision.pooled
+    pooled = entry.decision.pooled
     if pooled is None:
         return ""
-    show, _ = _shown(one.claim)
+    show, _ = _shown(entry.claim)
     further = f"[{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
-    return f"{on_average(one)}, a further setting within {further}"
+    return f"{on_average(entry)}, a further setting within {further}"
 
 
-def short(one: ClaimVerdict) -> str:
+def short(entry: ClaimVerdict) -> str:
     """The difference with its interval where one number tells it; else from the least to the largest."""
-    settings = one.decision.settings
+    settings = entry.decision.settings
     if len(settings) == 1:
-        return show_difference(one.claim, settings[0].interval())
+        return show_difference(entry.claim, settings[0].interval())
     count = f"{len(settings)} settings"
-    return f"{on_average(one)} over {count}" if one.decision.pooled else f"{span(one)} in {count}"
+    return f"{on_average(entry)} over {count}" if entry.decision.pooled else f"{span(entry)} in {count}"
 
 
-def levels(one: ClaimVerdict, *, most: int | None = None) -> str:
+def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
     """The means at the levels that a verdict depends on; of more than so many the least and the largest."""
-    show, unit = _shown(one.claim)
-    known = one.decision.levels or {}
-    if most is not None and len(known) > most:
-        known = {
-            name: known[name]
-            for name in (min(known, key=known.__getitem__), max(known, key=known.__getitem__))
+    show, unit = _shown(entry.claim)
+    means_by_level = entry.decision.levels or {}
+    if most is not None and len(means_by_level) > most:
+        means_by_level = {
+            name: means_by_level[name]
+            for name in (
+                min(means_by_level, key=means_by_level.__getitem__),
+                max(means_by_level, key=means_by_level.__getitem__),
+            )
         }
-    means = [f"{name} {show(mean)}" for name, mean in known.items()]
-    chance = "" if math.isnan(one.decision.p) else f" (p {_below(probability(one.decision.p))})"
+    means = [f"{name} {show(mean)}" for name, mean in means_by_level.items()]
+    chance = "" if math.isnan(entry.decision.p) else f" (p {_below(probability(entry.decision.p))})"
     return f"{', '.join(means)}{unit}{chance}"
 
 
@@ -125,53 +128,53 @@ def _below(text: str) -> str:
     return text.replace("<", "< ") if text.startswith("<") else f"= {text}"
 
 
-def _holding(one: ClaimVerdict) -> str:
+def _holding(entry: ClaimVerdict) -> str:
     """In how many settings the claim is shown by itself, and in which it is not."""
-    decision, settings = one.decision, one.decision.settings
+    decision, settings = entry.decision, entry.decision.settings
     held, wrong = sum(decision.held), sum(decision.wrong)
     if len(settings) == 1:
         return "holds in its one setting" if held else "does not hold in its one setting"
     text = f"holds in {'all ' if held == len(settings) else ''}{_of(held, len(settings))}"
-    text += f", {_contrary(one)}" if wrong else ""
-    text += f", {collapsed(one)}" if collapsed(one) else ""
+    text += f", {_contrary(entry)}" if wrong else ""
+    text += f", {collapsed(entry)}" if collapsed(entry) else ""
     if decision.verdict == "supported on average" and held:
-        text += f", not shown in {_without(one)}"
+        text += f", not shown in {_without(entry)}"
     return text
 
 
-def both_below(one: ClaimVerdict) -> str:
+def both_below(entry: ClaimVerdict) -> str:
     """Where a method is said to end above another: in which settings it ends below its base model itself."""
-    if one.claim.direction != "higher" or not any(one.below_base):
+    if entry.claim.direction != "higher" or not any(entry.below_base):
         return ""
-    tasks = [setting.coordinates["task"] for setting in one.decision.settings]
-    below = [task for task, flag in zip(tasks, one.below_base, strict=True) if flag]
+    tasks = [setting.coordinates["task"] for setting in entry.decision.settings]
+    below = [task for task, flag in zip(tasks, entry.below_base, strict=True) if flag]
     told = [_of(below.count(task), tasks.count(task), f" on {task}") for task in dict.fromkeys(below)]
     return f"on average over seeds it ends below its own base model in {' and '.join(told)}"
 
 
-def collapsed(one: ClaimVerdict) -> str:
+def collapsed(entry: ClaimVerdict) -> str:
     """That the baseline had collapsed in every setting that shows the contrary; empty where it had not."""
-    wrong = one.decision.wrong
-    if not any(wrong) or not one.fallen:
+    wrong = entry.decision.wrong
+    if not any(wrong) or not entry.fallen:
         return ""
-    if not all(fallen for fallen, flag in zip(one.fallen, wrong, strict=True) if flag):
+    if not all(fallen for fallen, flag in zip(entry.fallen, wrong, strict=True) if flag):
         return ""
-    return f"where {_name(one.claim).rstrip('*')} has fallen below its base model"
+    return f"where {_name(entry.claim).rstrip('*')} has fallen below its base model"
 
 
-def _contrary(one: ClaimVerdict) -> str:
+def _contrary(entry: ClaimVerdict) -> str:
     """In how many settings the contrary is shown: of a margin, on which side of it they lie."""
-    decision = one.decision
-    wrong = [own for own, flag in zip(decision.settings, decision.wrong, strict=True) if flag]
-    if one.claim.direction != "equivalent":
+    decision = entry.decision
+    wrong = [setting for setting, flag in zip(decision.settings, decision.wrong, strict=True) if flag]
+    if entry.claim.direction != "equivalent":
         return f"the contrary in {len(wrong)}"
-    sides = sorted({"above" if own.effect > 0 else "below" for own in wrong})
+    sides = sorted({"above" if setting.effect > 0 else "below" for setting in wrong})
     return f"outside the margin in {len(wrong)} ({' or '.join(sides)})"
 
 
-def _without(one: ClaimVerdict) -> str:
+def _without(entry: ClaimVerdict) -> str:
     """The settings that do not show the claim, by whole conditions where all of one do not."""
-    settings, held = one.decision.settings, one.decision.held
+    settings, held = entry.decision.settings, entry.decision.held
     left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
     whole = [
         name
@@ -199,16 +202,16 @@ def _by_condition(settings: Sequence[PairedDifferences]) -> dict[str, list[str]]
 
 def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> str:
     """A setting by the coordinates in which the claim's settings differ."""
-    own = [
+    differing = [
         value
         for name, value in setting.coordinates.items()
         if len({other.coordinates[name] for other in others}) > 1
     ]
-    return " / ".join(own) or setting.name
+    return " / ".join(differing) or setting.name
 
 
-def _missing(one: ClaimVerdict) -> str:
-    settings, seeds = one.decision.settings, one.decision.seeds
+def _missing(entry: ClaimVerdict) -> str:
+    settings, seeds = entry.decision.settings, entry.decision.seeds
     if seeds is not None:
         lacking = seeds - min(setting.seeds for setting in settings)
         return (
@@ -275,14 +278,14 @@ def _unit(claim: Claim) -> str:
     return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"
 
 
-def looks_of(one: ClaimVerdict) -> str:
+def looks_of(entry: ClaimVerdict) -> str:
     """At which look a claim was decided, or what the next one lacks; a dash where there are no looks."""
-    seen, looks = one.seen, one.looks
-    if seen is None or looks is None or one.verdict == "not run":
+    seen, looks = entry.seen, entry.looks
+    if seen is None or looks is None or entry.verdict == "not run":
         return "–"
     if seen.decided:
         return f"at {seen.seeds} seeds"
     if seen.last:
         return f"not by {looks.most} seeds"
-    lacking = f"needs one more seed in {_of(len(seen.missing), len(one.decision.settings))}"
+    lacking = f"needs one more seed in {_of(len(seen.missing), len(entry.decision.settings))}"
     return f"not by {seen.seeds} seeds, {lacking}" if seen.seeds else lacking

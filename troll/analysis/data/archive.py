@@ -58,12 +58,12 @@ def part_of(rule: str) -> str:
 
 def held(results: Path) -> dict[str, Held]:
     """The runs and base models in the tables of an experiment, by run id."""
-    found: dict[str, Held] = {}
+    runs: dict[str, Held] = {}
     for path in parts(results).values():
         rows = read_part(path, _IDENTITY).drop_duplicates()
         for run_id, key, numerics, rule in rows[[*_IDENTITY]].itertuples(index=False):
-            found[str(run_id)] = Held(str(key), int(numerics), str(rule))
-    return found
+            runs[str(run_id)] = Held(str(key), int(numerics), str(rule))
+    return runs
 
 
 def append_run(directory: Path, results: Path, key: str) -> None:
@@ -110,9 +110,9 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
     """The tables of the planned runs and base models; finished ones that they lack are appended first."""
     if not keys:
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
-    known = held(results)
+    archived = held(results)
     for run_id, key in keys.items():
-        if run_id in known and known[run_id].counts_as(key):
+        if run_id in archived and archived[run_id].counts_as(key):
             continue
         if run_id not in directories:
             raise UserError(

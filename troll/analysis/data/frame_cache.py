@@ -12,15 +12,15 @@ _Result = TypeVar("_Result")
 
 def cached_per_frame(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
     """Remembers what was computed from a table, which nobody changes in place, as long as the table lives."""
-    known: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
+    cache: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
 
     @wraps(compute)
     def remembered(frame: pd.DataFrame) -> _Result:
         key = id(frame)
-        found = known.get(key)
-        if found is None or found[0]() is not frame:
-            gone = weakref.ref(frame, lambda _: known.pop(key, None) and None)
-            found = known[key] = (gone, compute(frame))
-        return found[1]
+        entry = cache.get(key)
+        if entry is None or entry[0]() is not frame:
+            gone = weakref.ref(frame, lambda _: cache.pop(key, None) and None)
+            entry = cache[key] = (gone, compute(frame))
+        return entry[1]
 
     return remembered

@@ -34,12 +34,12 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
         made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
         if _trained_here(own):
             made_of.pop("digest_base_model", None)
-        known = seen.setdefault(run_id, [])
+        earlier = seen.setdefault(run_id, [])
         first = next(
-            (name for name, before, data in known if _agree(own, before) and _agree(made_of, data)), None
+            (name for name, before, data in earlier if _agree(own, before) and _agree(made_of, data)), None
         )
         if first is None:
-            known.append((experiment, own, made_of))
+            earlier.append((experiment, own, made_of))
         owners[experiment, run_id] = first or experiment
     return owners
 

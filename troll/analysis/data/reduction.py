@@ -56,11 +56,11 @@ def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     reduced = [dict(row) for row in every if row["source"] != "train"]
     curves = curves_of(train)
     for metric, curve in curves.items():
-        known = ~np.isnan(curve.rollout_batch)
-        for index in np.flatnonzero(~known):
+        in_batch = ~np.isnan(curve.rollout_batch)
+        for index in np.flatnonzero(~in_batch):
             reduced.append(_row(metric, curve, int(index), float(curve.value[index])))
-        batches, firsts = np.unique(curve.rollout_batch[known], return_index=True)
-        places = np.flatnonzero(known)[firsts]
+        batches, firsts = np.unique(curve.rollout_batch[in_batch], return_index=True)
+        places = np.flatnonzero(in_batch)[firsts]
         for batch, place in zip(batches, places, strict=True):
             values = curve.value[curve.rollout_batch == batch]
             reduced.append(_row(metric, curve, int(place), _reduced(metric, values)))

@@ -75,7 +75,7 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BAS
 
 def replicates(predicted: list[Predicted]) -> bool:
     """Whether no more settings miss their prediction than chance explains; False without any setting."""
-    outside = sum(not one.inside for one in predicted)
+    outside = sum(not prediction.inside for prediction in predicted)
     chance = float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL))
     return bool(predicted) and chance > 1 - LEVEL + 1e-9  # one of one that misses has this chance exactly
 
@@ -84,24 +84,24 @@ def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -
     """The verdict in lines for people: how many settings are as predicted, and the others by name."""
     if not predicted:
         return ["Nothing to replicate: no setting here has two methods that the release has with two seeds"]
-    outside = [one for one in predicted if not one.inside]
-    methods = sorted({one.cell.trust_region for one in predicted})
+    outside = [prediction for prediction in predicted if not prediction.inside]
+    methods = sorted({prediction.cell.trust_region for prediction in predicted})
     word = "Replicates" if replicates(predicted) else "Does not replicate"
     what = "settings" if len(methods) == 1 else "comparisons"
     lines = [
         f"{word}: {len(predicted) - len(outside)} of {len(predicted)} {what} lie within the 95 % prediction "
         f"interval of the release ({' and '.join(methods)} minus {baseline}, test {_METRIC})"
     ]
-    return lines + [f"  outside: {_line(one, named=len(methods) > 1)}" for one in outside]
+    return lines + [f"  outside: {_line(prediction, named=len(methods) > 1)}" for prediction in outside]
 
 
-def _line(one: Predicted, *, named: bool) -> str:
-    names = [one.cell.task, one.cell.condition, one.cell.estimator]
-    names += [one.cell.trust_region] if named else []
-    ends = f"[{points(one.low)}, {points(one.high)}]"
+def _line(prediction: Predicted, *, named: bool) -> str:
+    names = [prediction.cell.task, prediction.cell.condition, prediction.cell.estimator]
+    names += [prediction.cell.trust_region] if named else []
+    ends = f"[{points(prediction.low)}, {points(prediction.high)}]"
     return (
-        f"{' / '.join(names)}: {points(one.difference)} points ({_seeds(one.seeds)}), "
-        f"predicted {ends} ({_seeds(one.reference_seeds)})"
+        f"{' / '.join(names)}: {points(prediction.difference)} points ({_seeds(prediction.seeds)}), "
+        f"predicted {ends} ({_seeds(prediction.reference_seeds)})"
     )
 
 

@@ -51,10 +51,12 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
         ``metric``, ``here``, ``there``; the smallest step), ``pass@1`` and ``reference`` (on the test
         problems), and ``digests`` (what the runs were made from that differs).
     """
-    here, there = _measured(ours.runs), _measured(theirs.runs)
+    here, reference = _measured(ours.runs), _measured(theirs.runs)
     # What only one version logs is no difference; a step that only one of them has is.
-    logged = here[_SERIES].drop_duplicates().merge(there[_SERIES].drop_duplicates())
-    both = here.merge(there, on=_KEY, how="outer", suffixes=("", "_there"), indicator="side").merge(logged)
+    logged = here[_SERIES].drop_duplicates().merge(reference[_SERIES].drop_duplicates())
+    both = here.merge(reference, on=_KEY, how="outer", suffixes=("", "_there"), indicator="side").merge(
+        logged
+    )
     equal = (both["value"] == both["value_there"]) | (both["value"].isna() & both["value_there"].isna())
     equal &= both["side"] == "both"
     both = both.assign(different=~equal)
@@ -66,7 +68,7 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
         if (run_id,) in settings
     }
     firsts, others = (tidy.runs.drop_duplicates("run_id").set_index("run_id") for tidy in (ours, theirs))
-    same_metrics = _same_metrics(here, there)
+    same_metrics = _same_metrics(here, reference)
     rows = []
     for run_id, numbers in both.groupby("run_id", sort=True, observed=True):
         ran, other = firsts.loc[run_id], others.loc[run_id]
@@ -129,10 +131,12 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
 
 def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     """Names of processors by maker and instructions, which decide how they round."""
-    found = [json.loads(text) for text in runs["hardware"].astype(str).unique() if text]
+    hardware = [json.loads(text) for text in runs["hardware"].astype(str).unique() if text]
     return {
-        (str(one.get("vendor", one.get("processor"))), str(one.get("capability"))): str(one.get("processor"))
-        for one in found
+        (str(record.get("vendor", record.get("processor"))), str(record.get("capability"))): str(
+            record.get("processor")
+        )
+        for record in hardware
     }
 
 

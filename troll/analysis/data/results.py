@@ -87,8 +87,8 @@ def write_plan(
 def rehearsed(directories: Sequence[Path]) -> bool:
     """Whether one of these runs or base models was made by `troll rehearse`, as its manifest says."""
     manifests = [path / "manifest.json" for path in directories]
-    known = [read_json(path) for path in manifests if path.exists()]
-    configs = [manifest.get("config") for manifest in known if isinstance(manifest, dict)]
+    manifest_contents = [read_json(path) for path in manifests if path.exists()]
+    configs = [manifest.get("config") for manifest in manifest_contents if isinstance(manifest, dict)]
     return any(config.get("rehearsal", False) for config in configs if isinstance(config, dict))
 
 
@@ -99,9 +99,9 @@ def read_results(directory: Path) -> Results:
     """
     path = directory / PLAN
     plan = read_json(path) if path.exists() else {}
-    known = [*_KINDS]
-    if not isinstance(plan, dict) or set(plan) - {*known}:
-        raise UserError(f"{path}: expected an object with {', '.join(known[:-1])} and {known[-1]}")
+    keys = [*_KINDS]
+    if not isinstance(plan, dict) or set(plan) - {*keys}:
+        raise UserError(f"{path}: expected an object with {', '.join(keys[:-1])} and {keys[-1]}")
     for name, value in plan.items():
         kind = _KINDS[name]
         if not isinstance(value, kind) and not (value is None and name in ("expected", "looks")):
@@ -125,10 +125,10 @@ def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
     names = [name for name in _PLANNED if all(name in run for run in expected)]
     if not names:
         return tidy
-    wanted = {tuple(str(run[name]) for name in names) for run in expected}
+    planned = {tuple(str(run[name]) for name in names) for run in expected}
     table = tidy.runs[["run_id", *_PLANNED]].drop_duplicates("run_id").astype(str)
     rows = zip(*(table[name] for name in ("run_id", "trust_region", *names)), strict=True)
-    kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in wanted]
+    kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in planned]
     return tidy if len(kept) == len(table) else tidy.of_runs(kept)
 
 

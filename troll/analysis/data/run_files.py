@@ -94,9 +94,11 @@ def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         value = settings.get(name)
         if isinstance(value, dict):  # a resolved block, with the settings behind the name
             value = value.get("name")
-        wanted = int if name == "seed" else str
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path}: {name}: {value!r} must be {'an integer' if wanted is int else 'text'}")
+        expected_type = int if name == "seed" else str
+        if not isinstance(value, expected_type) or isinstance(value, bool):
+            raise UserError(
+                f"{path}: {name}: {value!r} must be {'an integer' if expected_type is int else 'text'}"
+            )
         coordinates[name] = value
     return coordinates
 
@@ -138,7 +140,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
     lines = read_jsonl(path)
     if not lines:
         raise UserError(f"{path}: empty, expected one line per optimiser step")
-    previous, found = -1, False
+    previous, has_values = -1, False
     for number, line in enumerate(lines, start=1):
         step, batch = line.get("step"), line.get("rollout_batch")
         if not _is_count(step) or step <= previous:
@@ -163,8 +165,8 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
             source = "validation" if name.startswith("validation_") else "train"
             value = _number(value, f"{path}:{number}: {name}")
             yield common | {"metric": name, "value": value, "source": source}
-            found = True
-    if not found:
+            has_values = True
+    if not has_values:
         raise UserError(f"{path}: no line has a number beside its step and times")
 
 

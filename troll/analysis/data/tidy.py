@@ -103,8 +103,8 @@ def parts(directory: Path) -> dict[str, Path]:
     Args:
         directory: results/<experiment>.
     """
-    found = sorted((directory / TIDY).glob("*.parquet"))
-    return {path.stem: path for path in found if not path.name.startswith(".")}  # those are being written
+    files = sorted((directory / TIDY).glob("*.parquet"))
+    return {path.stem: path for path in files if not path.name.startswith(".")}  # those are being written
 
 
 def part_path(directory: Path, part: str) -> Path:
@@ -126,12 +126,12 @@ def read_tidy(directory: Path) -> Tidy:
     Raises:
         UserError: there are none, or a file is damaged.
     """
-    found = parts(directory)
-    if not found:
+    files = parts(directory)
+    if not files:
         if directory.is_file():
             raise UserError(f"{directory}: is a file; name its directory, {directory.parent}")
         raise UserError(f"{directory / TIDY}: no tables (*.parquet) there; collect the runs first")
-    frames = {path: read_part(path) for path in found.values()}
+    frames = {path: read_part(path) for path in files.values()}
     holder: dict[str, Path] = {}
     for path, frame in frames.items():
         for run_id in frame["run_id"].unique():
@@ -151,26 +151,26 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     Raises:
         UserError: it is damaged, or not such a table.
     """
-    wanted = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
+    dtypes = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
     try:
-        names = [name for name in pq.read_schema(path).names if wanted.get(name) == _STRING]
+        names = [name for name in pq.read_schema(path).names if dtypes.get(name) == _STRING]
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=names) as file:
             lacking = [name for name in _ON_DISK if name not in file.schema_arrow.names]
             if lacking:
                 raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
-            table, rows = file.read(columns=list(wanted)), file.metadata.num_rows
+            table, rows = file.read(columns=list(dtypes)), file.metadata.num_rows
             metadata = file.metadata.metadata or {}
         # Pages have checksums, and what says where they are and what they hold has none.
         types = {field.name: field.type for field in table.schema}
-        if types != {name: _IN_MEMORY[dtype] for name, dtype in wanted.items()}:
+        if types != {name: _IN_MEMORY[dtype] for name, dtype in dtypes.items()}:
             raise ValueError("its columns have other types")
         if table.num_rows != rows:
             raise ValueError(f"{table.num_rows} rows of {rows}")
-        frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)[list(wanted)]
+        frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)[list(dtypes)]
         for name, values in frame.items():
             if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
                 frame[name] = values.cat.set_categories(sorted(values.cat.categories))
-        frame = frame.astype(wanted)
+        frame = frame.astype(dtypes)
         written = dict(json.loads(metadata.get(_DIGESTS_OF_COLUMNS, b"{}")))
         for name, values in frame.items():
             if name in written and written[name] != _digest(values):

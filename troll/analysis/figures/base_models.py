@@ -57,10 +57,10 @@ def _panel(
 ) -> None:
     axes.axhline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for name, centre in position.items():
-        own = [cell for cell in here if kinds[cell.model] == name]
-        places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(own) + 2)[1:-1] + centre
+        members = [cell for cell in here if kinds[cell.model] == name]
+        places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(members) + 2)[1:-1] + centre
         means: dict[str, list[float]] = {}
-        for x, cell in zip(places, sorted(own, key=lambda cell: cell.model), strict=True):
+        for x, cell in zip(places, sorted(members, key=lambda cell: cell.model), strict=True):
             gap = difference(items, cell, cell.with_trust_region(baseline))
             if gap is None:
                 continue

@@ -96,8 +96,14 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "tro
         styles = MethodStyles({line.cell.trust_region for line in lines} | {BASELINE})
         several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
         for axes, column in zip(panels, columns, strict=True):
-            own = [line for line in lines if line.cell.condition in column]
-            _draw(axes, own, {name: mean for name, mean in pooled.items() if name in column}, styles, several)
+            members = [line for line in lines if line.cell.condition in column]
+            _draw(
+                axes,
+                members,
+                {name: mean for name, mean in pooled.items() if name in column},
+                styles,
+                several,
+            )
             axes.set_ylim(rows - 0.4, -0.6)
         _legend(figure, styles, {line.cell.trust_region for line in lines}, bool(pooled))
     return figure
@@ -134,8 +140,8 @@ def _draw(
         numbers.append("")
         for line in (line for line in lines if line.cell.condition == condition):
             _line(axes, len(names), line, styles)
-            own = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
-            names.append(" · ".join(str(getattr(line.cell, name)) for name in own) or line.cell.task)
+            coordinates = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
+            names.append(" · ".join(str(getattr(line.cell, name)) for name in coordinates) or line.cell.task)
             numbers.append(_told(line.difference, line.low, line.high))
         if condition in pooled:
             _diamond(axes, len(names), pooled[condition])

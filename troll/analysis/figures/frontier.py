@@ -42,9 +42,9 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
         if not settings:
             empty(panels[0, 0], "no variants were run")
             return figure
-        own = {cell: defaults.get(cell.trust_region, cell.trust_region) for cell in late}
+        families = {cell: defaults.get(cell.trust_region, cell.trust_region) for cell in late}
         shown = [cell for cell in late if cell.with_trust_region("") in varied]
-        styles = MethodStyles({own[cell] for cell in shown})
+        styles = MethodStyles({families[cell] for cell in shown})
         for row, line in enumerate(wrapped(settings, _COLUMNS)):
             for axes, setting in zip(panels[row], line, strict=False):
                 for family in styles.methods:
@@ -52,7 +52,7 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
                         (
                             cell
                             for cell in shown
-                            if cell.with_trust_region("") == setting and own[cell] == family
+                            if cell.with_trust_region("") == setting and families[cell] == family
                         ),
                         key=late.__getitem__,
                     )
@@ -104,7 +104,7 @@ def _finish(
     if base is not None:
         axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))
     parts = ("model", "task", "condition", "estimator")
-    told = [part for part in parts if len({getattr(one, part) for one in settings}) > 1]
+    told = [part for part in parts if len({getattr(cell, part) for cell in settings}) > 1]
     axes.set_title(" · ".join(getattr(setting, part) for part in told or ("task",)))
     axes.set_xscale("log")
     axes.margins(x=0.1)

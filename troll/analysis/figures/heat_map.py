@@ -63,16 +63,16 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
             key = (cell.trust_region, rate, (steps, _LAG.value(settings) or 0.0))
             by_place.setdefault((cell.model, cell.task, cell.estimator), {}).setdefault(key, cell)
     found = {}
-    for place, known in by_place.items():
+    for place, by_key in by_place.items():
         methods = [
             name
-            for name in sorted({name for name, _, _ in known}, key=method_order)
-            if crossed((rate, stale) for method, rate, stale in known if method == name)
+            for name in sorted({name for name, _, _ in by_key}, key=method_order)
+            if crossed((rate, stale) for method, rate, stale in by_key if method == name)
         ]
         if methods:
-            own = {key: cell for key, cell in known.items() if key[0] in methods}
-            rates, stale = (tuple(sorted({key[part] for key in own})) for part in (1, 2))
-            found[place] = Grid(rates, stale, tuple(methods), own)  # type: ignore[arg-type]
+            cells_of_methods = {key: cell for key, cell in by_key.items() if key[0] in methods}
+            rates, stale = (tuple(sorted({key[part] for key in cells_of_methods})) for part in (1, 2))
+            found[place] = Grid(rates, stale, tuple(methods), cells_of_methods)  # type: ignore[arg-type]
     return found
 
 
@@ -83,18 +83,18 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     out zero.
     """
     require_one(runs)
-    found = grids(runs)
-    columns = max((len(one.methods) for one in found.values()), default=1)
-    wide = max((len(one.rates) for one in found.values()), default=1)
-    high = max((len(one.stale) for one in found.values()), default=1)
+    all_grids = grids(runs)
+    columns = max((len(one.methods) for one in all_grids.values()), default=1)
+    wide = max((len(one.rates) for one in all_grids.values()), default=1)
+    high = max((len(one.stale) for one in all_grids.values()), default=1)
     with styled():
-        figure, panels = grid(2 * len(found), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
-        if not found:
+        figure, panels = grid(2 * len(all_grids), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
+        if not all_grids:
             empty(panels[0, 0], "learning rate and staleness were not varied together")
             return figure
         for axes in panels.flat:
             axes.set_visible(False)
-        for row, (place, one) in enumerate(found.items()):
+        for row, (place, one) in enumerate(all_grids.items()):
             upper, lower = panels[2 * row], panels[2 * row + 1]
             base = interval(items, next(iter(one.cells.values())).base_model())
             tables = {name: _table(one, name, items) for name in one.methods}
@@ -132,32 +132,29 @@ def _span(tables: Sequence[Array]) -> tuple[float, float]:
     return low, max(high, low + _LEAST_SPAN)
 
 
-def _table(one: Grid, name: str, items: pd.DataFrame) -> Array:
+def _table(grid: Grid, name: str, items: pd.DataFrame) -> Array:
     """Means over seeds, ``[staleness, rate]``; NaN where there are no runs."""
-    table = np.full((len(one.stale), len(one.rates)), np.nan)
-    for (method, rate, stale), cell in one.cells.items():
-        if method == name and (known := interval(items, cell)) is not None:
-            table[one.stale.index(stale), one.rates.index(rate)] = known.estimate
+    table = np.full((len(grid.stale), len(grid.rates)), np.nan)
+    for (method, rate, stale), cell in grid.cells.items():
+        if method == name and (measured := interval(items, cell)) is not None:
+            table[grid.stale.index(stale), grid.rates.index(rate)] = measured.estimate
     return table
 
 
-def _gaps(one: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Array, Array]:
+def _gaps(grid: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Array, Array]:
     """Mean differences from the baseline, and where their intervals over seeds leave out zero."""
-    table = np.full((len(one.stale), len(one.rates)), np.nan)
+    table = np.full((len(grid.stale), len(grid.rates)), np.nan)
     sure = np.zeros_like(table)
-    for (method, rate, stale), cell in one.cells.items():
-        if (
-            method == name
-            and (known := difference(items, cell, cell.with_trust_region(baseline))) is not None
-        ):
-            place = one.stale.index(stale), one.rates.index(rate)
-            table[place], sure[place] = known.estimate, float(known.reading() in ("higher", "lower"))
+    for (method, rate, stale), cell in grid.cells.items():
+        if method == name and (gap := difference(items, cell, cell.with_trust_region(baseline))) is not None:
+            place = grid.stale.index(stale), grid.rates.index(rate)
+            table[place], sure[place] = gap.estimate, float(gap.reading() in ("higher", "lower"))
     return table, sure
 
 
 def _draw(
     axes: Axes,
-    one: Grid,
+    grid: Grid,
     table: Array,
     colours: str,
     span: tuple[float, float],
@@ -178,8 +175,8 @@ def _draw(
         axes.text(
             column, row, text, ha="center", va="center", fontsize=7, weight=weight, color="w" if dark else "k"
         )
-    axes.set_xticks(range(len(one.rates)), [_rate(rate) for rate in one.rates], fontsize=6)
-    axes.set_yticks(range(len(one.stale)), [_said(stale) for stale in one.stale], fontsize=6)
+    axes.set_xticks(range(len(grid.rates)), [_rate(rate) for rate in grid.rates], fontsize=6)
+    axes.set_yticks(range(len(grid.stale)), [_said(stale) for stale in grid.stale], fontsize=6)
 
 
 def _rate(value: float) -> str:

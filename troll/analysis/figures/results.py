@@ -114,7 +114,7 @@ def _lines(
 ) -> tuple[Sequence[Sequence[tuple[Cell, _Condition]]], bool]:
     """Base and setting of each panel of the main figure, row by row; whether that is every combination."""
     settings = _settings(runs)
-    there = {(cell.base_model(), (cell.condition, cell.estimator)) for cell in cells(runs)}
+    present = {(cell.base_model(), (cell.condition, cell.estimator)) for cell in cells(runs)}
     if len(settings) > _MOST_COLUMNS:
         conditions, names = ([*dict.fromkeys(part)] for part in zip(*settings, strict=True))
         together = wrapped(conditions, _conditions_in_a_row(len(conditions), len(names)))
@@ -123,9 +123,9 @@ def _lines(
         ]
     else:
         lines = [[(base, setting) for setting in settings] for base in bases]
-    if all(index in there for line in lines for index in line):
+    if all(index in present for line in lines for index in line):
         return lines, True
-    places = [(base, setting) for base in bases for setting in settings if (base, setting) in there]
+    places = [(base, setting) for base in bases for setting in settings if (base, setting) in present]
     return wrapped(places, math.ceil(math.sqrt(len(places)))), False
 
 
@@ -192,8 +192,8 @@ def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEAR
         doses = dose_families(names)
         rest = [name for name in names if not any(name in own for own in doses.values())]
         for shown in (*doses.values(), *([rest] if rest else [])):
-            there = {cell.with_trust_region("") for cell in varied if cell.trust_region in shown}
-            for cell in sorted(there, key=cell_order):
+            varied_settings = {cell.with_trust_region("") for cell in varied if cell.trust_region in shown}
+            for cell in sorted(varied_settings, key=cell_order):
                 label = f"{cell.task}\n{cell.condition} · {cell.estimator}"
                 places.append((cell, label, [default, *shown]))
     return _rows_figure(runs, places, quantities, apart=True)

@@ -69,10 +69,10 @@ def board_table(
         summary = per_run(results.runs)
         present = [cell for cell in cells(results.items) if cell.trust_region in protocol.rules]
         for model, task in sorted({(cell.model, cell.task) for cell in present}):
-            own = [cell for cell in present if (cell.model, cell.task) == (model, task)]
-            lines = {cell: cell.rows(summary) for cell in own}
+            members = [cell for cell in present if (cell.model, cell.task) == (model, task)]
+            lines = {cell: cell.rows(summary) for cell in members}
             target = TARGET * max(float(line["final"].mean()) for line in lines.values())
-            for cell in own:
+            for cell in members:
                 if (task, cell.trust_region) not in best:
                     raise UserError(
                         f"{cell.trust_region}: {task}: fresh seeds, and no trials they were chosen by"
@@ -86,24 +86,24 @@ def board_table(
     if protocol.ranking is not None:
         _put_readings(frame, ranking_table(final, protocol))
     else:
-        known = frame["p"].notna()
-        frame.loc[known, "p_holm"] = holm(frame.loc[known, "p"].to_numpy())
+        tested = frame["p"].notna()
+        frame.loc[tested, "p_holm"] = holm(frame.loc[tested, "p"].to_numpy())
     frame = frame.sort_values(["task", "model", "pass@1"], ascending=[True, True, False], ignore_index=True)
     frame.attrs["styles"] = _STYLES
-    there = set(frame["trust_region"])
-    edges = _at_edges({key: trial for key, trial in best.items() if key[1] in there}, protocol)
+    ranked = set(frame["trust_region"])
+    edges = _at_edges({key: trial for key, trial in best.items() if key[1] in ranked}, protocol)
     frame.attrs["notes"] = _notes(
         protocol,
         frame["task"].nunique(),
         _not_on_the_board(protocol, missing, begun or {}, best, frame),
         edges,
     )
-    early = {name: share for name, share in chosen_early(trials).items() if name in there}
+    early = {name: share for name, share in chosen_early(trials).items() if name in ranked}
     if early:
         frame.attrs["notes"].insert(
             1,
-            f"{early_in_words(early, len(there))}: earlier versions lost the validation after the last step. "
-            "They are to be made again.",
+            f"{early_in_words(early, len(ranked))}: earlier versions lost the validation after the last "
+            "step. They are to be made again.",
         )
     read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
     if read:
@@ -121,21 +121,23 @@ def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[s
         draws of the seeds with replacement, the same for all rules. Only seeds that every rule has are drawn;
         a task with fewer than two of them has no ranges.
     """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    ranges: dict[tuple[str, str], tuple[int, int]] = {}
     for results in final:
-        own = [cell for cell in cells(results.items) if cell.trust_region in names]
-        means = pd.DataFrame({cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in own})
+        members = [cell for cell in cells(results.items) if cell.trust_region in names]
+        means = pd.DataFrame(
+            {cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in members}
+        )
         means = means.dropna()
         if len(means) < 2:
             continue
-        task = own[0].task
+        task = members[0].task
         random = np.random.default_rng(derive_seed(purpose="places", task=task))
         drawn = random.integers(len(means), size=(DRAWS, len(means)))
         again = means.to_numpy()[drawn].mean(axis=1)  # [draws, rules]
         places = 1 + (again[:, None, :] > again[:, :, None]).sum(axis=2)
         low, high = np.quantile(places, [0.025, 0.975], axis=0, method="inverted_cdf")
-        found |= {(task, str(name)): (int(low[n]), int(high[n])) for n, name in enumerate(means)}
-    return found
+        ranges |= {(task, str(name)): (int(low[n]), int(high[n])) for n, name in enumerate(means)}
+    return ranges
 
 
 def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
@@ -160,7 +162,9 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
         if not any(row["task"] == task and row["trust_region"] == protocol.baseline for row in rows)
     ]
     if alone or not tasks:
-        experiments = dict.fromkeys(name for one in final for name in one.runs["experiment"].astype(str))
+        experiments = dict.fromkeys(
+            name for results in final for name in results.runs["experiment"].astype(str)
+        )
         on = f" on {', '.join(alone)}" if alone else ""
         raise UserError(
             f"leaderboard: {', '.join(experiments) or 'the finals'}: no run of the baseline "
@@ -171,11 +175,11 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
 def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
     """Fresh runs have the settings of the trial that the board names."""
     numbers = {name: value for name, value in trial.settings.items() if isinstance(value, int | float)}
-    wanted = {"training/learning_rate": trial.learning_rate} | {
+    expected = {"training/learning_rate": trial.learning_rate} | {
         f"trust_region/settings/{name}": float(value) for name, value in numbers.items()
     }
     for (run_id,), settings in settings_by(runs, ["run_id"]):
-        for name, meant in wanted.items():
+        for name, meant in expected.items():
             value = float(settings.get(name, meant))
             if not np.isclose(value, meant, rtol=1e-9, atol=0):
                 raise UserError(
@@ -198,9 +202,9 @@ def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
 def _tuned_alone(best: Mapping[tuple[str, str], Trial], board: pd.DataFrame) -> list[str]:
     """The rules that were tuned and have no run on fresh seeds, with the task where only some are missing."""
     rows = set(zip(board["task"], board["trust_region"], strict=True))
-    there = {name for _, name in rows}
+    present = {name for _, name in rows}
     lacking = [(task, name) for task, name in best if (task, name) not in rows]
-    return list(dict.fromkeys(f"{name} on {task}" if name in there else name for task, name in lacking))
+    return list(dict.fromkeys(f"{name} on {task}" if name in present else name for task, name in lacking))
 
 
 def _row(
@@ -234,13 +238,13 @@ def _row(
     }
     against = None if cell == baseline else difference(items, cell, baseline)
     if against is not None:
-        own, other = (scores(items, one).mean(axis=1).to_numpy() for one in (cell, baseline))
+        scores_by_seed, other = (scores(items, one).mean(axis=1).to_numpy() for one in (cell, baseline))
         row |= {
             "difference": against.estimate,
             "difference_low": against.low,
             "difference_high": against.high,
             "p": paired_p_value(seed_differences(items, cell, baseline)),
-            "improvement": probability_of_improvement(own, other),
+            "improvement": probability_of_improvement(scores_by_seed, other),
         }
     else:
         row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
@@ -257,7 +261,10 @@ def _row(
 def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
     """Median over seeds of the rollout batches until training success reaches a target; infinite if never."""
     batches = curve(rows, "success")
-    reached = [steps_to(np.arange(1, len(one) + 1), one.to_numpy(), target) for _, one in batches.items()]
+    reached = [
+        steps_to(np.arange(1, len(curve_of_seed) + 1), curve_of_seed.to_numpy(), target)
+        for _, curve_of_seed in batches.items()
+    ]
     return (
         float(np.median([np.inf if np.isnan(value) else value for value in reached])) if reached else np.nan
     )
@@ -280,14 +287,14 @@ _STYLES = {
 
 def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list[str]:
     """The rules whose best trial has the least or largest of the numbers tried, by what and task."""
-    found: dict[str, dict[str, list[str]]] = {}
+    edges: dict[str, dict[str, list[str]]] = {}
     for (task, name), trial in best.items():
         trials = [_tried(one) for one in protocol.trials_of(name)]
         for what, value in _tried(trial).items():
             values = {one[what] for one in trials}
             if len(values) > 1 and value in (min(values), max(values)):
-                found.setdefault(name, {}).setdefault(what, []).append(task)
-    return [f"{name} ({'; '.join(_edges_in_words(tasks))})" for name, tasks in found.items()]
+                edges.setdefault(name, {}).setdefault(what, []).append(task)
+    return [f"{name} ({'; '.join(_edges_in_words(tasks))})" for name, tasks in edges.items()]
 
 
 def _tried(trial: Trial) -> dict[str, float]:
@@ -325,8 +332,8 @@ def _not_on_the_board(
 
 def _further_rounds(protocol: Protocol) -> str:
     return "".join(
-        f"the best {one.keep} then got {len(one.seeds)} more seed{'s' * (len(one.seeds) > 1)}, "
-        for one in protocol.rounds
+        f"the best {round_.keep} then got {len(round_.seeds)} more seed{'s' * (len(round_.seeds) > 1)}, "
+        for round_ in protocol.rounds
     )
 
 

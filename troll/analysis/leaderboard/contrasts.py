@@ -102,11 +102,11 @@ class Comparison(Settings):
     @model_validator(mode="after")
     def _each_once(self) -> "Comparison":
         seen: set[frozenset[str]] = set()
-        for one in self.contrasts:
-            pair = frozenset((one.method, one.baseline))
+        for contrast in self.contrasts:
+            pair = frozenset((contrast.method, contrast.baseline))
             if len(pair) == 1 or pair in seen:
-                known = "is there twice" if len(pair) > 1 else "compares a rule with itself"
-                raise ValueError(f"contrasts: {one.method} minus {one.baseline} {known}")
+                problem = "is there twice" if len(pair) > 1 else "compares a rule with itself"
+                raise ValueError(f"contrasts: {contrast.method} minus {contrast.baseline} {problem}")
             seen.add(pair)
         if len(set(self.endpoints)) < len(self.endpoints):
             raise ValueError(f"endpoints: {', '.join(self.endpoints)} names one twice")
@@ -135,15 +135,17 @@ class Fixed(Protocol):
 
 def lacking(final: Sequence[Results], protocol: Fixed) -> list[str]:
     """The rules of the contrasts that have no fresh runs on a task, with it."""
-    there = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
-    wanted = [(name, task) for name in compared(protocol) for task in protocol.experiment["tasks"]]
-    return [f"{name} on {task}" for name, task in wanted if (name, task) not in there]
+    present = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
+    expected = [(name, task) for name in compared(protocol) for task in protocol.experiment["tasks"]]
+    return [f"{name} on {task}" for name, task in expected if (name, task) not in present]
 
 
 def compared(protocol: Fixed) -> list[str]:
     """The rules that the contrasts of a protocol name, each once."""
     contrasts = protocol.comparison.contrasts if protocol.comparison else ()
-    return list(dict.fromkeys(name for one in contrasts for name in (one.method, one.baseline)))
+    return list(
+        dict.fromkeys(name for contrast in contrasts for name in (contrast.method, contrast.baseline))
+    )
 
 
 def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> dict[str, pd.DataFrame]:
@@ -173,13 +175,13 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
 
 
 def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) -> None:
-    there = set(values.index.astype(int))
-    if missing := sorted(set(protocol.seeds) - there):
+    present = set(values.index.astype(int))
+    if missing := sorted(set(protocol.seeds) - present):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: no {endpoint} of a fresh run with seed "
             f"{', '.join(map(str, missing))}; finish the fresh seeds first"
         )
-    if others := sorted(there - set(protocol.seeds)):
+    if others := sorted(present - set(protocol.seeds)):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: has a fresh run with seed {others[0]}, which the protocol "
             "lacks; contrasts are of the seeds that were fixed"
@@ -230,8 +232,8 @@ def contrasts_table(final: Sequence[Results], protocol: Fixed, tuning: Tuning) -
                 rows.append(names | {"analysis": analysis} | row | {"p_holm": np.nan, "reading": read})
         for row, p_value, equivalence in zip(
             means,
-            holm([one["p"] for one in means]),
-            holm([one["p_equivalence"] for one in means]),
+            holm([row_of_contrast["p"] for row_of_contrast in means]),
+            holm([row_of_contrast["p_equivalence"] for row_of_contrast in means]),
             strict=True,
         ):
             row["p_holm"] = float(p_value)
@@ -323,8 +325,10 @@ def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:
     for results in final:
         for cell in cells(results.items):
             if cell.trust_region in fallen:
-                own = collapsed_runs(results.items, cell)
-                fallen[cell.trust_region] |= own.reindex(fallen[cell.trust_region].index, fill_value=False)
+                collapsed = collapsed_runs(results.items, cell)
+                fallen[cell.trust_region] |= collapsed.reindex(
+                    fallen[cell.trust_region].index, fill_value=False
+                )
     return fallen
 
 
@@ -365,8 +369,8 @@ def _notes(table: pd.DataFrame, protocol: Fixed, tuning: Tuning) -> list[str]:
     margin = 100 * protocol.comparison.margin if protocol.comparison else 0.0
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
-    own = table[same & (table["baseline"] == first["baseline"])]
-    other = own[(own["reading"] != first["reading"]) & own["difference"].notna()]
+    alike = table[same & (table["baseline"] == first["baseline"])]
+    other = alike[(alike["reading"] != first["reading"]) & alike["difference"].notna()]
     told = [f"{row['analysis']} ({row['reading']})" for _, row in other.iterrows()]
     robust = f"otherwise in {listed(told)}" if told else "the same in every analysis"
     again = []

@@ -35,8 +35,10 @@ ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Sty
 def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
     """The rules of which there are runs of trials: of the last round, or of any where that has none."""
     last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
-    there = set((runs if last.empty else last)["trust_region"])
-    return [name for name in protocol.rules if there & {trial.variant for trial in protocol.trials_of(name)}]
+    present = set((runs if last.empty else last)["trust_region"])
+    return [
+        name for name in protocol.rules if present & {trial.variant for trial in protocol.trials_of(name)}
+    ]
 
 
 def trial_scores(
@@ -65,11 +67,13 @@ def trial_scores(
     for task in protocol.experiment["tasks"]:
         for name in protocol.rules if only is None else [only]:
             trials = protocol.trials_of(name)
-            own = {
+            scores_of_rounds = {
                 trial.variant: last[(last["task"] == task) & (last["trust_region"] == trial.variant)]
                 for trial in trials
             }
-            for trial, line in zip(trials, _rule_lines(own, protocol, stages, task, models), strict=True):
+            for trial, line in zip(
+                trials, _rule_lines(scores_of_rounds, protocol, stages, task, models), strict=True
+            ):
                 told = {"learning_rate": trial.learning_rate, "settings": trial.described}
                 rows.append({"task": task, "rule": name, "trial": trial.number, **told, **line})
     frame = pd.DataFrame(rows)
@@ -92,10 +96,10 @@ def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) 
     last = _last_validations(runs)
     values = {}
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        there = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
-        variants = [f"{name}.{number}" for number in there["trial"]]
-        own = last[(last["task"] == task) & last["trust_region"].isin(variants)]
-        table = own.astype({"trust_region": str}).pivot_table(
+        finalists = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
+        variants = [f"{name}.{number}" for number in finalists["trial"]]
+        rows = last[(last["task"] == task) & last["trust_region"].isin(variants)]
+        table = rows.astype({"trust_region": str}).pivot_table(
             index="seed", columns="trust_region", values="value"
         )
         values[str(task), str(name)] = table[variants]
@@ -133,14 +137,14 @@ def _best(scores: Mapping[str, float], keep: int) -> list[str]:
     return [variant for variant in scores if variant in best]
 
 
-def _check_count(runs: int, trial: str, wanted: int) -> None:
-    if runs > wanted:
+def _check_count(runs: int, trial: str, expected: int) -> None:
+    if runs > expected:
         raise UserError(
-            f"trial {trial} has {runs} runs, and the protocol {wanted}, one for each "
+            f"trial {trial} has {runs} runs, and the protocol {expected}, one for each "
             "tuning seed and model; they belong to another protocol"
         )
-    if runs < wanted:
-        raise UserError(f"trial {trial} has {runs} of {wanted} runs; finish the trials first")
+    if runs < expected:
+        raise UserError(f"trial {trial} has {runs} of {expected} runs; finish the trials first")
 
 
 def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tuple[str, str], list[Trial]]:
@@ -164,8 +168,8 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
     """
     best = {}
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        known = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
-        number = int(known["trial"].iloc[int(known["score"].to_numpy().argmax())])
+        finalists = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
+        number = int(finalists["trial"].iloc[int(finalists["score"].to_numpy().argmax())])
         best[str(task), str(name)] = protocol.trials_by_variant[f"{name}.{number}"]
     return best
 
@@ -222,7 +226,7 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
         return []
     name = Path(protocol.tuned_in).name
     first = runs[runs["experiment"].astype(str) == name]
-    until = max(int(one.runs["numerics"].max()) for one in final)
+    until = max(int(results.runs["numerics"].max()) for results in final)
     made = first[first["trust_region"].isin(protocol.trials_by_variant)][
         ["rule", "numerics"]
     ].drop_duplicates()
@@ -244,19 +248,19 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:
     """The rules of which there are trials."""
-    there = tried(runs, protocol)
-    if not there:
+    names = tried(runs, protocol)
+    if not names:
         first = next(iter(protocol.trials_by_variant))
         raise UserError(
             f"{directory}: has no trials of {protocol.name}: none of its trust regions has the name of a "
             f"trial, such as {first}; expected results/{protocol.tuning_experiments[0]}"
         )
-    if protocol.baseline not in there:
+    if protocol.baseline not in names:
         raise UserError(
             f"{directory}: has no trials of {protocol.baseline}, which all rules are compared with; run them "
             "first"
         )
-    return there
+    return names
 
 
 def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
@@ -268,13 +272,13 @@ def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
 
 def check_named_once(directories: Sequence[Path], option: str = "--final") -> None:
     """Runs that are read twice would count twice in what is corrected for the number of comparisons."""
-    known: dict[Path, Path] = {}
+    seen: dict[Path, Path] = {}
     for path in directories:
         place = path.resolve()
-        if place in known:
-            spelt = "" if known[place] == path else f", first as {known[place]}"
+        if place in seen:
+            spelt = "" if seen[place] == path else f", first as {seen[place]}"
             raise UserError(f"{option}: {path} is given twice{spelt}; name it once")
-        known[place] = path
+        seen[place] = path
 
 
 def check_fresh(finals: Mapping[Path, Results], protocol: Protocol) -> None:

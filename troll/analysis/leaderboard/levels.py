@@ -37,8 +37,10 @@ def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for results in final:
         present = [cell for cell in cells(results.items) if cell.trust_region in (BASE, *protocol.rules)]
-        known = {task: problem_levels(results, task, protocol) for task in {cell.task for cell in present}}
-        rows += [_row(results.items, cell, known[cell.task]) for cell in present if known[cell.task]]
+        levels_of = {
+            task: problem_levels(results, task, protocol) for task in {cell.task for cell in present}
+        }
+        rows += [_row(results.items, cell, levels_of[cell.task]) for cell in present if levels_of[cell.task]]
     frame = pd.DataFrame(rows)
     if frame.empty:
         return frame

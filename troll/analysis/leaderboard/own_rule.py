@@ -62,30 +62,30 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
         raise UserError(f"{path}: no such file; a rule is ranked beside the released board") from None
     except ValueError as error:
         raise UserError(f"{path}: not a table of trials ({str(error).strip()})") from None
-    wanted = (*TRIAL_STYLES, "task", *(ROUND_STYLES if protocol.rounds else ()))
-    absent = [column for column in wanted if column not in scores]
+    columns = (*TRIAL_STYLES, "task", *(ROUND_STYLES if protocol.rounds else ()))
+    absent = [column for column in columns if column not in scores]
     if absent:
         raise UserError(f"{path}: not a table of trials; it has no column {absent[0]}")
     if not set(scores["rule"]) <= set(protocol.rules):
         raise UserError(f"{path}: has other rules than the protocol; it belongs to another board")
     for task in protocol.experiment["tasks"]:
-        known = scores[(scores["task"] == task) & (scores["rule"] == protocol.baseline)]
-        if len(known) != protocol.trials:
+        at_baseline = scores[(scores["task"] == task) & (scores["rule"] == protocol.baseline)]
+        if len(at_baseline) != protocol.trials:
             raise UserError(
-                f"{path}: has {len(known)} trials of {protocol.baseline} on {task}, and the protocol "
+                f"{path}: has {len(at_baseline)} trials of {protocol.baseline} on {task}, and the protocol "
                 f"{protocol.trials}; it belongs to another board"
             )
     return scores
 
 
-def check_same_protocol(board: Path, protocol: Path, known: Protocol) -> None:
+def check_same_protocol(board: Path, protocol: Path, expected: Protocol) -> None:
     """Makes sure that a rule is not ranked among rules that another protocol tuned and compared."""
     path = board / "protocol.yaml"
     if not path.exists():
         return
     made = read_protocol(path)
     for key in ("trials", "tuning_seeds", "rounds", "seeds", "ranking", "baseline"):
-        if getattr(made, key) != getattr(known, key):
+        if getattr(made, key) != getattr(expected, key):
             raise UserError(
                 f"{board}: its rules were tuned and compared by another protocol ({key} is not that of "
                 f"{protocol}); rules of both cannot share a table: leave --board out, or name the "

@@ -122,18 +122,18 @@ class Protocol(Settings):
 
     def _check_rounds(self) -> None:
         before, used = self.trials, set(self.tuning_seeds)
-        for number, one in enumerate(self.rounds):
-            if one.keep > before:
+        for number, round_ in enumerate(self.rounds):
+            if round_.keep > before:
                 raise ValueError(
-                    f"rounds.{number}.keep: is {one.keep}, and the round before has {before} trials"
+                    f"rounds.{number}.keep: is {round_.keep}, and the round before has {before} trials"
                 )
-            if shared := used & set(one.seeds):
+            if shared := used & set(round_.seeds):
                 raise ValueError(
                     f"rounds.{number}.seeds: {min(shared)} is a seed of a round before; take others"
                 )
-            if shared := set(one.seeds) & set(self.seeds):
+            if shared := set(round_.seeds) & set(self.seeds):
                 raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
-            before, used = one.keep, used | set(one.seeds)
+            before, used = round_.keep, used | set(round_.seeds)
 
     def _check_contrasts(self) -> None:
         if unknown := sorted(set(compared(self)) - set(self.rules)):
@@ -155,12 +155,12 @@ class Protocol(Settings):
     @property
     def kept(self) -> list[int]:
         """How many trials of each rule and task are in each round."""
-        return [self.trials, *(one.keep for one in self.rounds)]
+        return [self.trials, *(round_.keep for round_ in self.rounds)]
 
     @property
     def stages(self) -> list[list[int]]:
         """The seeds that each round adds, the first round's first."""
-        return [self.tuning_seeds, *(one.seeds for one in self.rounds)]
+        return [self.tuning_seeds, *(round_.seeds for round_ in self.rounds)]
 
     @property
     def tuning_runs(self) -> int:
@@ -170,8 +170,8 @@ class Protocol(Settings):
     @property
     def tuning_experiments(self) -> list[str]:
         """The experiments of the rounds, by their directories in ``results``."""
-        own = [f"{self.name}-{round_name(number)}" for number in range(1, len(self.rounds) + 1)]
-        return [Path(self.tuned_in).name if self.tuned_in else f"{self.name}-{TRIALS}", *own]
+        further = [f"{self.name}-{round_name(number)}" for number in range(1, len(self.rounds) + 1)]
+        return [Path(self.tuned_in).name if self.tuned_in else f"{self.name}-{TRIALS}", *further]
 
     def _rates(self, rule: Candidate) -> list[float]:
         return rule.learning_rates or self.learning_rates
@@ -288,11 +288,11 @@ def round_experiment(
     for (task, name), trials in kept.items():
         if only in (None, name):
             tasks.setdefault(task, []).extend(trial.variant for trial in trials)
-    there = {variant for variants in tasks.values() for variant in variants}
+    present = {variant for variants in tasks.values() for variant in variants}
     regions = {
         variant: region(protocol.rules[trial.name], trial)
         for variant, trial in protocol.trials_by_variant.items()
-        if variant in there
+        if variant in present
     }
     seeds, what = (
         protocol.rounds[number - 1].seeds,
@@ -315,8 +315,8 @@ def final_experiments(
         counts: how many of the protocol's seeds each rule gets; by default all.
     """
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
-    wanted = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
-    least = min(wanted.values())
+    seed_counts = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
+    least = min(seed_counts.values())
     experiments = {}
     for task in protocol.experiment["tasks"]:
         experiments[task] = _experiment(
@@ -329,7 +329,7 @@ def final_experiments(
         )
         further = {
             f"{model}/{task}/{name}/{estimator}/{condition}": protocol.seeds[least:count]
-            for name, count in wanted.items()
+            for name, count in seed_counts.items()
             if count > least
             for model in protocol.experiment["models"]
             for estimator in protocol.experiment["estimators"]

@@ -100,11 +100,14 @@ def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> O
         mean = float(values.mean())
         return Outcome(mean, mean, mean, float(mean == 0))
     freedom = (len(values) - 1) * (whole / sampled) ** 2 if sampled else np.inf
-    known = stats.t(freedom) if np.isfinite(freedom) else stats.norm
-    half = known.ppf((1 + level) / 2) * np.sqrt(whole)
+    distribution = stats.t(freedom) if np.isfinite(freedom) else stats.norm
+    half = distribution.ppf((1 + level) / 2) * np.sqrt(whole)
     mean = values.mean()
     return Outcome(
-        float(mean), float(mean - half), float(mean + half), 2 * float(known.sf(abs(mean) / whole**0.5))
+        float(mean),
+        float(mean - half),
+        float(mean + half),
+        2 * float(distribution.sf(abs(mean) / whole**0.5)),
     )
 
 
@@ -152,7 +155,7 @@ def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]
     """
     counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
     if protocol.ranking is not None:
-        for name in (one for one in counts if one != protocol.baseline):
+        for name in (rule for rule in counts if rule != protocol.baseline):
             differences = differences_of(final, protocol, name)
             counts[name] = seeds_wanted(differences.mean(axis=1), protocol)
     return counts
@@ -161,26 +164,26 @@ def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]
 def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
     """How many fresh seeds a rule has on the task where it has fewest."""
     counts = [
-        one.rows(results.items)["seed"].nunique()
+        cell.rows(results.items)["seed"].nunique()
         for results in final
-        for one in cells(results.items)
-        if one.trust_region == name
+        for cell in cells(results.items)
+        if cell.trust_region == name
     ]
     return min(counts, default=0)
 
 
 def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.DataFrame:
     """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds."""
-    found: dict[str, pd.Series] = {}
+    differences: dict[str, pd.Series] = {}
     for results in final:
         for cell in (one for one in cells(results.items) if one.trust_region == name):
             values = _paired(results, cell, protocol)
-            found[cell.task if cell.task not in found else f"{cell.task} ({cell.model})"] = values
-    counts = {label: len(values) for label, values in found.items()}
+            differences[cell.task if cell.task not in differences else f"{cell.task} ({cell.model})"] = values
+    counts = {label: len(values) for label, values in differences.items()}
     if len(set(counts.values())) > 1:
         told = listed([f"{count} on {label}" for label, count in counts.items()])
         raise UserError(f"{name}: has {told} fresh seeds; finish them on all tasks first")
-    return pd.DataFrame(found)
+    return pd.DataFrame(differences)
 
 
 def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
@@ -188,11 +191,11 @@ def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
         {int(seed) for seed in one.rows(results.items)["seed"].dropna()}
         for one in (cell, cell.with_trust_region(protocol.baseline))
     )
-    wanted = protocol.seeds[: len(own)]
-    if unlike := sorted(own ^ set(wanted)):
+    expected = protocol.seeds[: len(own)]
+    if unlike := sorted(own ^ set(expected)):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: its fresh seeds are not the first of the protocol's "
-            f"({'no' if unlike[0] in wanted else 'has'} seed {unlike[0]}); finish them in their order"
+            f"({'no' if unlike[0] in expected else 'has'} seed {unlike[0]}); finish them in their order"
         )
     if lacking := sorted(own - other):
         raise UserError(
@@ -202,7 +205,7 @@ def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
     pair = paired_scores(results.items, cell, cell.with_trust_region(protocol.baseline))
     assert pair is not None
     values = (pair[0] - pair[1]).mean(axis=1)
-    return values.set_axis(values.index.astype(int)).loc[wanted]
+    return values.set_axis(values.index.astype(int)).loc[expected]
 
 
 def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
@@ -217,18 +220,18 @@ def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
     ranking = protocol.ranking
     assert ranking is not None
     rows: list[dict[str, Any]] = []
-    there = {cell.trust_region for results in final for cell in cells(results.items)}
-    for name in (one for one in protocol.rules if one in there and one != protocol.baseline):
+    present = {cell.trust_region for results in final for cell in cells(results.items)}
+    for name in (one for one in protocol.rules if one in present and one != protocol.baseline):
         by_task = differences_of(final, protocol, name)
         mean = by_task.mean(axis=1)
-        wanted = seeds_wanted(mean, protocol)
-        if wanted != len(mean):
+        seeds_needed = seeds_wanted(mean, protocol)
+        if seeds_needed != len(mean):
             raise UserError(
-                f"{name}: has {len(mean)} fresh seeds, and gets {wanted} by the looks of the protocol; "
-                f"{'finish them first' if wanted > len(mean) else 'it stopped there'}"
+                f"{name}: has {len(mean)} fresh seeds, and gets {seeds_needed} by the looks of the protocol; "
+                f"{'finish them first' if seeds_needed > len(mean) else 'it stopped present'}"
             )
-        whole = wanted == len(protocol.seeds)
-        about = {"trust_region": name, "seeds": wanted}
+        whole = seeds_needed == len(protocol.seeds)
+        about = {"trust_region": name, "seeds": seeds_needed}
         rows.append(
             about | {"analysis": "mean of the tasks"} | _read(mean, ranking, by_task.shape[1], whole=whole)
         )

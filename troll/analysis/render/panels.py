@@ -109,16 +109,25 @@ def panel(
         # Validation is measured on some steps only, and a seed may have stopped early.
         x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
         style = styles.line(name)
-        known = ~np.isnan(values).all(axis=1)
+        steps_with_values = ~np.isnan(values).all(axis=1)
         if spread:
             for seed in values.T:
-                there = ~np.isnan(seed)
-                axes.plot(x[there], seed[there], linewidth=0.5, alpha=0.35, color=style["color"])
-            low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
-            axes.fill_between(x[known], low, high, color=style["color"], alpha=0.13, linewidth=0)
+                measured = ~np.isnan(seed)
+                axes.plot(x[measured], seed[measured], linewidth=0.5, alpha=0.35, color=style["color"])
+            low, high = (
+                np.nanmin(values[steps_with_values], axis=1),
+                np.nanmax(values[steps_with_values], axis=1),
+            )
+            axes.fill_between(x[steps_with_values], low, high, color=style["color"], alpha=0.13, linewidth=0)
         # Broken lines lie above solid ones: what is equal shows as both.
         order = 3.0 if style["linestyle"] == "solid" else 3.5
-        axes.plot(x[known], np.nanmean(values[known], axis=1), linewidth=1.7, zorder=order, **style)
+        axes.plot(
+            x[steps_with_values],
+            np.nanmean(values[steps_with_values], axis=1),
+            linewidth=1.7,
+            zorder=order,
+            **style,
+        )
     if not drawn:
         empty(axes, f"no values above {FLOOR:g}" if quantity.scale == "log" else missing)
         return False

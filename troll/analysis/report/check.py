@@ -40,7 +40,7 @@ def check_results(
 
     Files have to be the same: see `same`.
     """
-    known = results or read_results(directory)
+    expected = results or read_results(directory)
     tracked = [
         *_files(directory / "tables", _TABLES),
         *(_files(directory / "figures", _FIGURES) if figures else ()),
@@ -52,7 +52,7 @@ def check_results(
         tracked.append(directory / overview.PAGE)
     with tempfile.TemporaryDirectory() as name:
         fresh = Path(name)
-        foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, known, claims)]
+        foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, expected, claims)]
         if foreign:
             raise UserError(
                 f"{_names(foreign, directory)}: not made from the tidy table; "
@@ -89,8 +89,8 @@ def _lacks_plan(path: Path) -> str:
 
 def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:
     """Every format of what there is in any of them: a format that is missing is a difference."""
-    there = [path for path in directory.glob(pattern) if path.suffix in suffixes]
-    return sorted(stem.with_name(stem.name + suffix) for stem in _stems(there) for suffix in suffixes)
+    files = [path for path in directory.glob(pattern) if path.suffix in suffixes]
+    return sorted(stem.with_name(stem.name + suffix) for stem in _stems(files) for suffix in suffixes)
 
 
 def _stems(paths: Sequence[Path]) -> list[Path]:

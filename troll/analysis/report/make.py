@@ -57,8 +57,8 @@ def _places_note(results: Results) -> list[str]:
 
 def _processor(hardware: str) -> str:
     """The processor of a run, and the instructions it used, as its manifest says."""
-    known = json.loads(hardware) if hardware else {}
-    names = (known.get("processor"), known.get("capability"))
+    parsed = json.loads(hardware) if hardware else {}
+    names = (parsed.get("processor"), parsed.get("capability"))
     return " ".join(filter(None, names)) or "an unknown processor"
 
 

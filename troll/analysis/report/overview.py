@@ -68,10 +68,10 @@ def _size(runs: pd.DataFrame) -> str:
 
 
 def _verdicts(judged: Sequence[ClaimVerdict]) -> str:
-    known = [one for one in judged if one.verdict != "not run"]
+    with_runs = [entry for entry in judged if entry.verdict != "not run"]
     return (
-        f"## Verdicts\n\n{to_short_markdown(known)}\nNumbers behind them: [`claims.md`](claims.md)."
-        if known
+        f"## Verdicts\n\n{to_short_markdown(with_runs)}\nNumbers behind them: [`claims.md`](claims.md)."
+        if with_runs
         else ""
     )
 

@@ -97,16 +97,16 @@ def top_of(
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
     decided = [line for line in findings(benchmark)[:-1] if line]
     parts = [_best_of(task, rows, method, places or {}) for task, rows in tasks]
-    there = board["trust_region"].nunique()
-    which = f"All {there} rules that have results"
-    if there > _TOP:
+    ranked = board["trust_region"].nunique()
+    which = f"All {ranked} rules that have results"
+    if ranked > _TOP:
         always = board["difference"].isna() | (board["trust_region"] == method)
         named = listed(sorted(board.loc[always, "trust_region"].unique(), key=lambda name: name != method))
-        which = f"The first {_TOP} of {there} rules, {named} in any case"
-    others = f" {there} of {there + waiting} rules of the protocol have results." if waiting else ""
+        which = f"The first {_TOP} of {ranked} rules, {named} in any case"
+    others = f" {ranked} of {ranked + waiting} rules of the protocol have results." if waiting else ""
     early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
-        f" **{early_in_words(early, there)}, by mistake** "
+        f" **{early_in_words(early, ranked)}, by mistake** "
         "([how](docs/leaderboard.md#how-trials-are-chosen)); this tuning is to be repeated."
         if early
         else ""
@@ -123,18 +123,18 @@ def top_of(
 
 def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
     """By how much a method and the baseline, both tuned, differ on a task."""
-    own = rows[rows["trust_region"] == method].iloc[0]
+    row = rows[rows["trust_region"] == method].iloc[0]
     baseline = rows[rows["difference"].isna()].iloc[0]
     reading = "no clear difference"
-    if own["p_holm"] < _SIGNIFICANT:
-        reading = f"{method} is {'higher' if own['difference'] > 0 else 'lower'}"
-    p = float(own["p_holm"])
+    if row["p_holm"] < _SIGNIFICANT:
+        reading = f"{method} is {'higher' if row['difference'] > 0 else 'lower'}"
+    p = float(row["p_holm"])
     corrected = f" (p = {significant(p)} after Holm's correction over the board)" if p == p else ""
-    low, high = points(float(own["difference_low"])), points(float(own["difference_high"]))
+    low, high = points(float(row["difference_low"])), points(float(row["difference_high"]))
     return (
-        f"- Both tuned, on {task}: {method} ends at {percent(own['pass@1'])} %, "
+        f"- Both tuned, on {task}: {method} ends at {percent(row['pass@1'])} %, "
         f"{baseline['trust_region']} at {percent(baseline['pass@1'])} %, "
-        f"{points(float(own['difference']))} points [{low}, {high}] over {int(own['seeds'])} seeds; "
+        f"{points(float(row['difference']))} points [{low}, {high}] over {int(row['seeds'])} seeds; "
         f"**{reading}**{corrected}."
     )
 
@@ -154,9 +154,9 @@ def _best_of(
     top.insert(0, "place", told)
     top["task"] = task
     ends = [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
-    found = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends, *_P & set(top)]]
-    found.attrs["styles"] = {"place": Style("Place"), "pass@1": Style("Test pass@1 (%)", percent)}
-    return to_markdown(found)
+    best = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends, *_P & set(top)]]
+    best.attrs["styles"] = {"place": Style("Place"), "pass@1": Style("Test pass@1 (%)", percent)}
+    return to_markdown(best)
 
 
 def _to(low: int, high: int) -> str:
@@ -204,18 +204,18 @@ def sentences(
     """
     table = comparison_table(main, method=method, baseline=baseline)
     table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})
-    known = table.dropna(subset=["difference"])
-    if known.empty:
+    compared = table.dropna(subset=["difference"])
+    if compared.empty:
         return [f"- No comparison of {method} with {baseline} has been run."]
-    lines = [_overall(known, method, baseline)]
-    for condition, rows in known.groupby("condition", sort=True):
+    lines = [_overall(compared, method, baseline)]
+    for condition, rows in compared.groupby("condition", sort=True):
         lines.append(_condition(str(condition), rows, method, baseline))
     lines += _together(items, method, baseline)
-    lines += _against_base(items, known, (baseline, method))
-    missing = len(table) - len(known)
+    lines += _against_base(items, compared, (baseline, method))
+    missing = len(table) - len(compared)
     if missing:
         lines.append(f"- {missing} of {len(table)} comparisons have not been run.")
-    seeds = int(known["seeds"].min())
+    seeds = int(compared["seeds"].min())
     if seeds < _FEW_SEEDS:
         lines.append(
             f"- {_count(seeds, 'seed')} per setting: the intervals are wide. No clear difference means that "
@@ -224,11 +224,11 @@ def sentences(
     return lines
 
 
-def _overall(known: pd.DataFrame, method: str, baseline: str) -> str:
-    counts = [(reading, int((known["reading"] == reading).sum())) for reading in _ORDER]
+def _overall(compared: pd.DataFrame, method: str, baseline: str) -> str:
+    counts = [(reading, int((compared["reading"] == reading).sum())) for reading in _ORDER]
     readings = ", ".join(f"{reading} in {count}" for reading, count in counts if count)
     return (
-        f"- Test pass@1 of {method} against {baseline} in {_count(len(known), 'setting')} "
+        f"- Test pass@1 of {method} against {baseline} in {_count(len(compared), 'setting')} "
         f"(task × condition × estimator): {readings}."
     )
 
@@ -275,10 +275,10 @@ def _difference(row: "pd.Series[str]") -> str:
     )
 
 
-def _against_base(items: pd.DataFrame, known: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
+def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
     """Names the methods that did not end clearly above the base model: the collapses a reader has to know."""
     chosen = [cell for cell in cells(items) if cell.trust_region in methods]
-    conditions = sorted(set(known["condition"]))
+    conditions = sorted(set(compared["condition"]))
     for name in methods:
         for condition in conditions:
             intervals = [

@@ -97,10 +97,10 @@ def tracked_files(root: Path) -> frozenset[str]:
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout
     except OSError as error:  # no such directory, or no git
         raise UserError(f"{root}: the files that git tracks cannot be listed ({error})") from None
-    found = frozenset(path for path in listed.split("\0") if path and (root / path).is_file())
-    if "README.md" not in found:
+    files = frozenset(path for path in listed.split("\0") if path and (root / path).is_file())
+    if "README.md" not in files:
         raise UserError(f"{root}: no checkout of the repository; the site is made of files that git tracks")
-    return found
+    return files
 
 
 def _shown(names: Sequence[str], tracked: frozenset[str]) -> dict[str, str]:
@@ -139,11 +139,11 @@ class _Site:
         return self._document("README.md", "index.md", "Home")
 
     def documents(self) -> list[Page]:
-        there = [path for path in self._links.pages if path.startswith("docs/")]
+        documents = [path for path in self._links.pages if path.startswith("docs/")]
         order = {f"docs/{name}.md": index for index, name in enumerate(_DOCUMENTS)}
         pages = [
             self._document(path, path)
-            for path in sorted(there, key=lambda path: (order.get(path, len(order)), path))
+            for path in sorted(documents, key=lambda path: (order.get(path, len(order)), path))
         ]
         changes = [self._document("CHANGELOG.md", "changes.md")] if self._has("CHANGELOG.md") else []
         return pages + changes
@@ -199,8 +199,8 @@ class _Site:
         if not self._has(f"results/{name}/claims.json"):
             return "–"
         verdicts = [one["verdict"] for one in read_json(self._root / f"results/{name}/claims.json")["claims"]]
-        found = {one: verdicts.count(one) for one in dict.fromkeys(verdicts) if one != "not run"}
-        return ", ".join(f"{count} {verdict}" for verdict, count in found.items()) or "none yet"
+        counts = {one: verdicts.count(one) for one in dict.fromkeys(verdicts) if one != "not run"}
+        return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none yet"
 
     def _statistics(self) -> Page:
         path = "results/statistics/index.md"
@@ -209,9 +209,9 @@ class _Site:
             # The benchmark, with claims of its own, is a family of its own.
             family = [name for name, results in self._known.items() if not results.claims]
             tables = read_tables([self._root / "results" / name for name in family])
-            found = self._figures.drawn(_FOREST, "forest", lambda: forest_figure(*tables))
+            drawn = self._figures.drawn(_FOREST, "forest", lambda: forest_figure(*tables))
             shown = paragraphs(caption("forest_figure"))
-            text += [figure(relative(path, found), "Differences from PPO-clip", shown), ""]
+            text += [figure(relative(path, drawn), "Differences from PPO-clip", shown), ""]
         return Page(path, "Statistics", "\n".join(text) + self._parts(path, "statistics", _STATISTICS))
 
     def _graders(self) -> Page:

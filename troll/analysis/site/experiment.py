@@ -133,9 +133,9 @@ class _Writer:
                 if png in self._links.tracked:
                     task = stem.removeprefix(f"{entry.name}_") if entry.per_task else ""
                     title = f"{entry.title}: {task}" if task else entry.title
-                    found = self._figures.of_experiment(png, results)
+                    drawn = self._figures.of_experiment(png, results)
                     yield self._heading(3, title, f"figure-{slug(stem)}")
-                    yield figure(relative(self.path, found), title, _caption(entry))
+                    yield figure(relative(self.path, drawn), title, _caption(entry))
 
     def _tables(self, results: Results) -> Iterator[str]:
         for name, entry in entries("table").items():
@@ -148,8 +148,8 @@ class _Writer:
     def _file(self, source: str) -> str:
         """A link to the numbers of a table."""
         numbers = source.removesuffix(".md") + ".csv"
-        found = self._links.of(self.path, "README.md")(numbers) if numbers in self._links.tracked else None
-        return f'\n<p class="file"><a href="{found}">{Path(numbers).name}</a></p>' if found else ""
+        link = self._links.of(self.path, "README.md")(numbers) if numbers in self._links.tracked else None
+        return f'\n<p class="file"><a href="{link}">{Path(numbers).name}</a></p>' if link else ""
 
     def _others(self) -> Iterator[tuple[str, list[str]]]:
         """Tables that other commands wrote, by directory, each with the figure beside it."""
@@ -174,8 +174,8 @@ class _Writer:
         png = str(path.with_suffix(".png"))
         if png not in self._links.tracked:
             return folded
-        found = relative(self.path, self._figures.tracked(png))
-        return folded + figure(found, path.stem, shown["figure"])
+        address = relative(self.path, self._figures.tracked(png))
+        return folded + figure(address, path.stem, shown["figure"])
 
 
 def _linked(match: re.Match[str], known: Collection[str]) -> str:

@@ -55,9 +55,9 @@ class Figures:
 
 def _entry(stem: str, tasks: Collection[str]) -> tuple[Entry | None, str | None]:
     """The entry of the registry that a file is of, and its task where there is one for each."""
-    known = entries("figure")
-    if stem in known and not known[stem].per_task:
-        return known[stem], None
+    figures = entries("figure")
+    if stem in figures and not figures[stem].per_task:
+        return figures[stem], None
     name, _, task = stem.partition("_")
-    found = known.get(name)
-    return (found, task) if found and found.per_task and task in tasks else (None, None)
+    entry = figures.get(name)
+    return (entry, task) if entry and entry.per_task and task in tasks else (None, None)

@@ -39,10 +39,10 @@ class Links:
                 return target
             path, _, anchor = target.partition("#")
             wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-            found = self._found(wanted)
-            if found is None:
+            address = self._found(wanted)
+            if address is None:
                 return self._elsewhere(wanted, anchor)
-            return relative(page, found if "#" in found or not anchor else f"{found}#{anchor}")
+            return relative(page, address if "#" in address or not anchor else f"{address}#{anchor}")
 
         return resolve
 
@@ -64,6 +64,6 @@ class Links:
 def relative(page: str, target: str) -> str:
     """The address of a site path, as a page names it: pages end in ``.html``."""
     path, _, anchor = target.partition("#")
-    found = posixpath.relpath(path, posixpath.dirname(page) or ".")
-    found = re.sub(r"\.md$", ".html", found)
-    return f"{found}#{anchor}" if anchor else found
+    address = posixpath.relpath(path, posixpath.dirname(page) or ".")
+    address = re.sub(r"\.md$", ".html", address)
+    return f"{address}#{anchor}" if anchor else address

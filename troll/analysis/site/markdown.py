@@ -62,13 +62,13 @@ class Anchors:
 
     def take(self, name: str) -> str:
         """The name, or the name with the first number that is free."""
-        wanted, number = name or "part", 0
-        found = wanted
-        while found in self.taken:
+        base, number = name or "part", 0
+        anchor = base
+        while anchor in self.taken:
             number += 1
-            found = f"{wanted}-{number}"
-        self.taken.add(found)
-        return found
+            anchor = f"{base}-{number}"
+        self.taken.add(anchor)
+        return anchor
 
 
 def inline(text: str, resolve: Resolve) -> str:
@@ -121,13 +121,13 @@ def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -
     for row in rows:
         named = _NAMED.search(row[0])
         parts = [named[1]] if named else [cell for cell in row[: max(1, leading)] if cell]
-        found = anchors.take(slug("-".join([name, *parts])))
-        mark = f'<a class="row" href="#{found}" aria-label="link to this row">#</a>'
+        anchor = anchors.take(slug("-".join([name, *parts])))
+        mark = f'<a class="row" href="#{anchor}" aria-label="link to this row">#</a>'
         shown = "".join(
             _cell(cell, kind, number, resolve, mark if index == 0 else "")
             for index, (cell, kind, number) in enumerate(zip(row, kinds, numeric, strict=True))
         )
-        body.append(f'<tr id="{found}">{shown}</tr>')
+        body.append(f'<tr id="{anchor}">{shown}</tr>')
     rows_html = "\n".join(body)
     return (
         '<div class="table"><table class="sortable n-last">\n'

@@ -48,8 +48,8 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
     by_place: dict[tuple[str, str, str], list[Cell]] = {}
     present, varied = set(cells(items)), variants(items)
     for cell in sorted(present, key=cell_order):
-        known = cell.trust_region not in (BASE, baseline) and cell.trust_region not in varied
-        if known and {cell.with_trust_region(baseline), cell.base_model()} <= present:
+        is_method = cell.trust_region not in (BASE, baseline) and cell.trust_region not in varied
+        if is_method and {cell.with_trust_region(baseline), cell.base_model()} <= present:
             by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
     rows = []
     for setting, group in sorted(

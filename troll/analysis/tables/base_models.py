@@ -130,26 +130,28 @@ def _row(
 ) -> dict[str, Any] | None:
     """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
     pairs = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
-    known = {cell: pair for cell, pair in pairs.items() if pair is not None}
-    if not known:
+    pairs_present = {cell: pair for cell, pair in pairs.items() if pair is not None}
+    if not pairs_present:
         return None
-    differences = [(own - other).mean(axis="columns") for own, other in known.values()]
+    differences = [(own - other).mean(axis="columns") for own, other in pairs_present.values()]
     by_seed = [dict(zip(map(float, one.index), one.tolist(), strict=True)) for one in differences]
     effects = np.asarray([one.mean() for one in differences])
-    bases = [table.to_numpy().mean() for cell in known if len(table := scores(items, cell.base_model()))]
+    bases = [
+        table.to_numpy().mean() for cell in pairs_present if len(table := scores(items, cell.base_model()))
+    ]
     least = min(map(len, by_seed))
     row: dict[str, Any] = {
-        "base_models": len({cell.model for cell in known}),
-        "settings": len(known),
+        "base_models": len({cell.model for cell in pairs_present}),
+        "settings": len(pairs_present),
         "seeds": least,
-        **_official(summary, list(known), baseline),
+        **_official(summary, list(pairs_present), baseline),
         "base": float(np.mean(bases)) if bases else np.nan,
-        "baseline": float(np.mean([other.to_numpy().mean() for _, other in known.values()])),
-        "method": float(np.mean([own.to_numpy().mean() for own, _ in known.values()])),
+        "baseline": float(np.mean([other.to_numpy().mean() for _, other in pairs_present.values()])),
+        "method": float(np.mean([own.to_numpy().mean() for own, _ in pairs_present.values()])),
         "difference": float(effects.mean()),
     }
     row |= dict.fromkeys(("difference_low", "difference_high", "further_low", "further_high"), np.nan)
-    if len(known) >= LEAST_SETTINGS and least > 1:
+    if len(pairs_present) >= LEAST_SETTINGS and least > 1:
         pooled = pool(effects, error_covariance(by_seed, [None] * len(by_seed))[1])
         row |= {"difference": pooled.estimate, "difference_low": pooled.low, "difference_high": pooled.high}
         row |= {
@@ -159,14 +161,14 @@ def _row(
     return row | {"lowest": float(effects.min()), "highest": float(effects.max())}
 
 
-def _official(summary: pd.DataFrame, known: Sequence[Cell], baseline: str) -> dict[str, float]:
+def _official(summary: pd.DataFrame, compared: Sequence[Cell], baseline: str) -> dict[str, float]:
     """pass@1 by the official scorer, means over settings; nothing where no setting is on public data."""
     if OFFICIAL_METRIC not in summary:
         return {}
     asked = {
-        "base": [cell.base_model() for cell in known],
-        "baseline": [cell.with_trust_region(baseline) for cell in known],
-        "method": known,
+        "base": [cell.base_model() for cell in compared],
+        "baseline": [cell.with_trust_region(baseline) for cell in compared],
+        "method": compared,
     }
     means = {
         name: [spread(cell.rows(summary)[OFFICIAL_METRIC])[0] for cell in cells]

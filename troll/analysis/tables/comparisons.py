@@ -44,7 +44,7 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
             interval = difference(tested, cell, other)
             if interval is None:
                 continue
-            same = (made_first(experiment, one.rows(names)["run_id"], first) for one in (cell, other))
+            same = (made_first(experiment, part.rows(names)["run_id"], first) for part in (cell, other))
             rows.setdefault((cell, other, *same), _row(experiment, tested, cell, other, interval))
     frame = pd.DataFrame(list(rows.values()))
     if len(frame):
@@ -80,10 +80,10 @@ def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
     """A main table whose readings are those of a family of comparisons that has its own among them."""
     if family.empty:
         return main
-    own = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
+    readings = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
     names = [tuple(map(str, setting)) for setting in main.loc[:, list(GROUP)].itertuples(index=False)]
     corrected = main.assign(
-        reading=[own.get(name, old) for name, old in zip(names, main["reading"], strict=True)]
+        reading=[readings.get(name, old) for name, old in zip(names, main["reading"], strict=True)]
     ).drop(columns="p")
     corrected.attrs = main.attrs | {
         "notes": [note.replace(ALONE, READING) for note in main.attrs.get("notes", [])]

@@ -282,8 +282,8 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
         else [pd.DataFrame()] * 2
     )
     ours = [spread(part.get(row.measure, ())) for part in lines]
-    known = not all(math.isnan(mean) for mean, _ in ours)
-    shown |= {"seeds": max(map(len, lines)), "status": "run" if known else "not run"}
+    measured = not all(math.isnan(mean) for mean, _ in ours)
+    shown |= {"seeds": max(map(len, lines)), "status": "run" if measured else "not run"}
     for name, there, (mean, deviation) in zip(("baseline", "method"), row.published, ours, strict=True):
         shown |= {
             f"published_{name}": there,

@@ -131,14 +131,14 @@ def ablation_table(
         rule's own default. Without rows when there are no variants.
     """
     require_one(runs)
-    known = set(cells(runs)) | set(planned_seeds(expected or ()))
+    present = set(cells(runs)) | set(planned_seeds(expected or ()))
     parts = []
     defaults = variants(runs, expected)
     for default in sorted(set(defaults.values()), key=method_order):
-        varied = {cell for cell in known if defaults.get(cell.trust_region) == default}
+        varied = {cell for cell in present if defaults.get(cell.trust_region) == default}
         chosen = {cell.trust_region for cell in varied} | {default}
         settings = {cell.with_trust_region(default) for cell in varied}
-        wanted = (
+        columns = (
             chosen,
             (*_of_test(runs, "pass@1"), *ABLATION_METRICS),
             default,
@@ -146,7 +146,7 @@ def ablation_table(
             skipped or {},
             settings,
         )
-        parts.append(_table(runs, items, *wanted))
+        parts.append(_table(runs, items, *columns))
     if not parts:
         frame = pd.DataFrame()
         frame.attrs["notes"] = ["No variants were run."]
@@ -172,10 +172,10 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
             continue
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = train["seed"].nunique()
-        own = cell.rows(summary)
+        lines = cell.rows(summary)
         for metric, how in _CONSTRAINT_CHECK.items():
             if how == "mean":
-                row[metric] = _mean_over_steps(own, f"mean/{metric}")
+                row[metric] = _mean_over_steps(lines, f"mean/{metric}")
                 continue
             values = train.loc[train["metric"] == metric, "value"]
             row[metric] = float(getattr(values, how)()) if len(values) else math.nan

@@ -29,14 +29,14 @@ def training_cost_table(
     for cell in cells(runs[runs["source"] == "train"]):
         if cell.trust_region == BASE:
             continue
-        own = _costs(summary, cell)
+        costs = _costs(summary, cell)
         other = _costs(summary, Cell(cell.model, cell.task, cell.condition, reference, baseline))
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = len(cell.rows(summary))
-        for name, (mean, deviation) in own.items():
+        for name, (mean, deviation) in costs.items():
             row[name], row[f"{name}_sd"] = mean, deviation
-        row["cpu_ratio"] = own["batch_cpu_s"][0] / other["batch_cpu_s"][0]
-        row["memory_ratio"] = own["peak_gib"][0] / other["peak_gib"][0]
+        row["cpu_ratio"] = costs["batch_cpu_s"][0] / other["batch_cpu_s"][0]
+        row["memory_ratio"] = costs["peak_gib"][0] / other["peak_gib"][0]
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {

@@ -58,7 +58,7 @@ def show(workflow: Any, experiment: Experiment, root: Path) -> Shown:
         if not main or settings.dryrun or asked or os.environ.get(SWITCH) == "0":
             return Shown()
         logger: logging.Logger = workflow.logger_manager.logger
-        usual = next((one for one in logger.handlers if one.name == "DefaultStreamHandler"), None)
+        usual = next((handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"), None)
         logs = workflow.logger_manager.get_logfile()
         if usual is None or not logs:
             return Shown()

@@ -19,7 +19,7 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
     Training is estimated as `troll check` does, for the runs that are missing; the other rules take what
     they took, by Snakemake's benchmarks, in this experiment or else in any.
     """
-    found = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
+    measured = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
     experiment = with_further_seeds(experiment, root)
     held = made(experiment, root)
     missing = [
@@ -29,12 +29,12 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
     ]
     seen = list(earlier_runs(root.parent)) if missing else []
     times = [estimate(experiment, run, experiment.training_of(run), seen) for run in missing]
-    known = [seconds for seconds in times if seconds is not None]
-    if known and len(known) == len(missing):
+    estimated = [seconds for seconds in times if seconds is not None]
+    if estimated and len(estimated) == len(missing):
         # An estimate is of all jobs of a run.
-        others = found.get("sample", 0.0) + found.get("grade", 0.0)
-        found["train"] = max(mean(known) - others, 1.0)
-    return found
+        others = measured.get("sample", 0.0) + measured.get("grade", 0.0)
+        measured["train"] = max(mean(estimated) - others, 1.0)
+    return measured
 
 
 def _measured(root: Path, rule: str) -> float | None:

@@ -29,8 +29,8 @@ def totals(experiment: Experiment, root: Path) -> dict[str, int]:
     """Optimiser steps of a whole run, by its id."""
     runs = with_further_seeds(experiment, root).runs()
     one_of_each = {run.setting: run for run in runs}
-    known = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
-    return {run.run_id: known[run.setting] for run in runs}
+    steps = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
+    return {run.run_id: steps[run.setting] for run in runs}
 
 
 def read_steps(

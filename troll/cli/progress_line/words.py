@@ -94,7 +94,7 @@ def verdicts_in(path: Path) -> dict[str, tuple[str, str]]:
     """Verdict and sentence of each claim of a ``claims.json``, by id; empty where it cannot be read."""
     try:
         claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
-        return {one["id"]: (str(one["verdict"]), str(one["sentence"])) for one in claims}
+        return {claim["id"]: (str(claim["verdict"]), str(claim["sentence"])) for claim in claims}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -31,8 +31,10 @@ class Check:
 
 def failures_or_ok(name: str, failures: Iterable[Check], otherwise: str) -> list[Check]:
     """The failures and notes of a check, or the one line that all is well."""
-    found = list(failures)
-    return found if any(item.state == "failed" for item in found) else [*found, Check(name, "ok", otherwise)]
+    checks = list(failures)
+    return (
+        checks if any(item.state == "failed" for item in checks) else [*checks, Check(name, "ok", otherwise)]
+    )
 
 
 def failed(checks: Sequence[Check]) -> list[Check]:

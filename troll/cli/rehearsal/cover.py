@@ -51,7 +51,7 @@ def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool 
         return runs
     chosen = set(cover(runs))
     for members in experiment.groups().values():  # a group without a run would have no page
-        wanted = [run for run in members if run in set(runs)]
-        if wanted and not names and not chosen & set(wanted):
-            chosen.add(wanted[0])
+        selected = [run for run in members if run in set(runs)]
+        if selected and not names and not chosen & set(selected):
+            chosen.add(selected[0])
     return [run for run in runs if run in chosen]

@@ -66,14 +66,14 @@ def blamed(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run]]:
     left = list(bad)
     if len(runs) > 1 and set(left) == set(runs):
         return {"training": list(runs)}
-    found: dict[str, list[Run]] = {}
+    runs_by_job: dict[str, list[Run]] = {}
     for coordinate, section in _SECTIONS.items():
         for name in dict.fromkeys(getattr(run, coordinate) for run in left):
             having = [run for run in runs if getattr(run, coordinate) == name]
             if len(having) < len(runs) and set(having) <= set(left):
-                found[f"{section}.{name}"] = having
+                runs_by_job[f"{section}.{name}"] = having
                 left = [run for run in left if run not in having]
-    return found | {f"run {run.run_id}": [run] for run in left}
+    return runs_by_job | {f"run {run.run_id}": [run] for run in left}
 
 
 def _each(name: str, bad: Mapping[Run, str], runs: Sequence[Run]) -> list[Check]:

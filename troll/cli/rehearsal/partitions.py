@@ -36,7 +36,7 @@ class _Job:
 
 def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Request]:
     """What the jobs ask for, by rule and the key that decides it; the largest of each."""
-    found: dict[tuple[str, str], Request] = {}
+    by_kind: dict[tuple[str, str], Request] = {}
     shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
     for run in experiment.runs():
         model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
@@ -49,8 +49,10 @@ def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Requ
             wanted["hub_model"] = base_request(source, model.supervised_steps, gpus, attempt)
         for rule, request in wanted.items():
             key = (rule, f"models.{run.model}")
-            found[key] = max(found.get(key, request), request, key=lambda item: (item.memory_mb, item.gpus))
-    return found | {(rule, ""): request for rule, request in FIXED.items()}
+            by_kind[key] = max(
+                by_kind.get(key, request), request, key=lambda item: (item.memory_mb, item.gpus)
+            )
+    return by_kind | {(rule, ""): request for rule, request in FIXED.items()}
 
 
 def _partitions(profile: Path) -> tuple[Path, list[Any]]:

@@ -155,23 +155,23 @@ def not_covered(
     """What a rehearsal cannot show, in words."""
     from troll.cli.rehearsal.sources import hubs_of, source_of
 
-    found = ["every run: only the plan was looked at"] if plan_only else []
-    found += list(_NEVER_COVERED)
+    gaps = ["every run: only the plan was looked at"] if plan_only else []
+    gaps += list(_NEVER_COVERED)
     hubs = hubs_of(experiment, planned)
     strangers = [name for name, hub in hubs.items() if source_of(hub.id).directory is None]
     if strangers:
-        found.append(f"real tokenizers of {len(strangers)} of {len(hubs)} models")
+        gaps.append(f"real tokenizers of {len(strangers)} of {len(hubs)} models")
     if absent:
-        found.append(f"real rows of {', '.join(absent)}")
+        gaps.append(f"real rows of {', '.join(absent)}")
     if len(runs) < len(planned) and not plan_only:
-        found.append(
+        gaps.append(
             f"{len(planned) - len(runs)} of {len(planned)} runs, because other runs cover all their pairs"
         )
     if experiment.tracking not in ("none", "tensorboard"):
-        found.append(experiment.tracking)
+        gaps.append(experiment.tracking)
     if experiment.public_data is not None and experiment.public_data.audit != "none":
-        found.append("the audit of the graders")
-    return found
+        gaps.append("the audit of the graders")
+    return gaps
 
 
 def _prepare(

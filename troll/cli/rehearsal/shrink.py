@@ -180,9 +180,9 @@ def _prompts(task: str, trainings: Mapping[Run, Training], scale: Scale) -> int:
 def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict[str, Any]:
     task = experiment.tasks[name]
     # Twice the prompts of a batch: some are left out for their length.
-    wanted = _SPLITS | {"train": max(_SPLITS["train"], 2 * prompts)}
+    smallest = _SPLITS | {"train": max(_SPLITS["train"], 2 * prompts)}
     sizes = {}
-    for split, count in wanted.items():
+    for split, count in smallest.items():
         there = getattr(task, split)
         sizes[split] = count if there == "all" else min(there, count)
     suites = {
@@ -266,8 +266,8 @@ def _add_processes(small: dict[str, Any], run: Run, gpus: int, training: Trainin
     parts = scale.count("mini_batches", training.mini_batches) * training.micro_batches * gpus
     prompts *= parts // gcd(parts, responses)
     name = f"{run.condition}-{gpus}-{PROCESSES}"
-    own = small["conditions"][run.condition]
-    small["conditions"][name] = {**own, "gpus": gpus, "prompts_per_batch": prompts}
+    condition = small["conditions"][run.condition]
+    small["conditions"][name] = {**condition, "gpus": gpus, "prompts_per_batch": prompts}
     task = small["tasks"][run.task]
     task["train"] = max(task["train"], 2 * prompts)
     small["matrix"].append(_block(run) | {"conditions": [name]})

@@ -119,12 +119,12 @@ def source_of(model_id: str) -> Source:
     directory = _here(model_id)
     if directory is not None:
         return Source(model_id, "here", directory, _has_template(directory))
-    known = known_models().get(model_id)
+    wheel_model = known_models().get(model_id)
     answer = ask_hub("models", model_id)
-    template = known.template if known else None
+    template = wheel_model.template if wheel_model else None
     if answer is not None:
         return Source(model_id, "hub" if answer else "nowhere", None, template)
-    return Source(model_id, "known" if known else "nowhere", None, template)
+    return Source(model_id, "known" if wheel_model else "nowhere", None, template)
 
 
 def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
@@ -133,8 +133,8 @@ def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
     A rehearsal's substitutes are all models of one mirror.
     """
     names = dict.fromkeys(run.model for run in runs)
-    found = {name: as_hub(experiment.models[name]) for name in names}
-    return {name: hub for name, hub in found.items() if hub is not None}
+    hubs = {name: as_hub(experiment.models[name]) for name in names}
+    return {name: hub for name, hub in hubs.items() if hub is not None}
 
 
 def as_hub(model: ModelSettings) -> Hub | None:
@@ -200,10 +200,13 @@ def _template_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[
             state: Literal["note", "failed"] = (
                 "note" if "chat_template_of" in hub.model_fields_set else "failed"
             )
-            found = f"{hub.id} has no chat template, so that its prompts are plain text"
+            problem = f"{hub.id} has no chat template, so that its prompts are plain text"
             remedy = "; name a model that has one, or write null if that is meant"
             yield Check(
-                "chat templates", state, found + (remedy if state == "failed" else ", as the file says"), key
+                "chat templates",
+                state,
+                problem + (remedy if state == "failed" else ", as the file says"),
+                key,
             )
 
 

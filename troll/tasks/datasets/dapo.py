@@ -74,8 +74,8 @@ def contamination(
         exact, near = [], []
         for problem in problems:
             text = problem.record["problem"]
-            if (found := by_text.get(same_text(text))) is not None:
-                exact.append((problem.task_id, found))
+            if (source := by_text.get(same_text(text))) is not None:
+                exact.append((problem.task_id, source))
                 continue
             shingles = _shingles(text)
             shared: dict[str, int] = defaultdict(int)

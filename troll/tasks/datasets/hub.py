@@ -48,8 +48,8 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
     where = f"{part.repository} ({part.key}) at revision {revision}"
     if part.rows is not None and len(rows) != part.rows:
         raise UserError(f"{where}: {len(rows)} rows, expected {part.rows}")
-    found: dict[str, dict[str, int | str]] = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
-    lock_file.pin(part.repository, revision, "parts", found)
+    facts: dict[str, dict[str, int | str]] = {part.key: {"rows": len(rows), "sha256": rows_digest(rows)}}
+    lock_file.pin(part.repository, revision, "parts", facts)
     return rows, revision
 
 

@@ -108,12 +108,12 @@ def check_scratch() -> None:
     """Starts a sandbox as evalplus gets it, so that a refusal shows before anything is graded."""
     command = [*scratch_command(), base_interpreter(), "-sSPBc", _PROBE]
     try:
-        found = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
+        completed = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
     except subprocess.TimeoutExpired:
         raise _refused("the sandbox of evalplus", f"no answer within {_START_S:.0f} s") from None
-    if found.returncode:
-        lines = found.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _refused("the sandbox of evalplus", lines[-1] if lines else f"exit {found.returncode}")
+    if completed.returncode:
+        lines = completed.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _refused("the sandbox of evalplus", lines[-1] if lines else f"exit {completed.returncode}")
 
 
 def base_interpreter() -> str:
@@ -123,10 +123,10 @@ def base_interpreter() -> str:
 
 def _numpy() -> list[Path]:
     """The directories of numpy, if it is installed: what solutions use beside the standard library."""
-    found = importlib.util.find_spec("numpy")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("numpy")
+    if spec is None or not spec.submodule_search_locations:
         return []
-    package = Path(found.submodule_search_locations[0])
+    package = Path(spec.submodule_search_locations[0])
     return [path for path in (package, package.with_name("numpy.libs")) if path.is_dir()]
 
 

@@ -312,5 +312,5 @@ def _install(threads: int, flags: int) -> int:
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     number = _SECCOMP[_ARCHITECTURES[MACHINE][1]]
-    found = _call(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.c_char_p(header))
-    return _checked(found, "seccomp")
+    status = _call(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.c_char_p(header))
+    return _checked(status, "seccomp")

@@ -30,8 +30,8 @@ def tokenizer_texts(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     """
     if any(name in tasks for name in WORDY_TASKS):
         return {name: dict(tasks.get(name, {})) for name in WORDY_TASKS}
-    found: dict[str, dict[str, Any]] = {name: {} for name in TOKENIZER_TASKS}
-    for name in found.keys() & tasks.keys():
+    settings: dict[str, dict[str, Any]] = {name: {} for name in TOKENIZER_TASKS}
+    for name in settings.keys() & tasks.keys():
         if names := tasks[name].get("names"):
-            found[name] = {"names": names}
-    return found
+            settings[name] = {"names": names}
+    return settings

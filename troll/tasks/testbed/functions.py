@@ -131,11 +131,11 @@ _ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
 
 
 def _inputs(function: Function, count: int, generator: random.Random) -> list[list[Any]]:
-    found: dict[str, list[Any]] = {}
-    while len(found) < count:
+    inputs: dict[str, list[Any]] = {}
+    while len(inputs) < count:
         arguments = _ARGUMENTS[function.signature](generator)
-        found[json.dumps(arguments)] = arguments
-    return list(found.values())
+        inputs[json.dumps(arguments)] = arguments
+    return list(inputs.values())
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:

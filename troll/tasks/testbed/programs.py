@@ -102,11 +102,11 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Program:
 
 
 def _inputs(count: int, generator: random.Random) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
-    while len(found) < count:
+    inputs: dict[str, list[int]] = {}
+    while len(inputs) < count:
         arguments = [generator.randint(-99, 99)]
-        found[json.dumps(arguments)] = arguments
-    return list(found.values())
+        inputs[json.dumps(arguments)] = arguments
+    return list(inputs.values())
 
 
 def careful_share(level: int, settings: Mapping[str, Any]) -> float:

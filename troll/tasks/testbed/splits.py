@@ -41,22 +41,22 @@ def draw_distinct(
         UserError: the task has too few different problems.
     """
     generator = random.Random(derive_seed(**coordinates, split=split))
-    found: dict[str, Item] = {}
+    drawn: dict[str, Item] = {}
     fruitless = 0
-    while len(found) < count:
+    while len(drawn) < count:
         item = draw(generator)
         key = identity(item)
-        if split_of(key) == split and key not in found:
-            found[key] = item
+        if split_of(key) == split and key not in drawn:
+            drawn[key] = item
             fruitless = 0
         else:
             fruitless += 1
         if fruitless > _PATIENCE:
             raise UserError(
                 f"task {coordinates.get('task')}: {count} {split} problems are wanted, but its settings "
-                f"give about {len(found)}; ask for fewer or widen the settings"
+                f"give about {len(drawn)}; ask for fewer or widen the settings"
             )
-    return list(found.values())
+    return list(drawn.values())
 
 
 def draw_any(

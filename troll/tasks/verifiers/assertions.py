@@ -96,8 +96,8 @@ def _prepare(keys: Sequence[str]) -> list[_Assertions]:
     programs = [_program(code, setup, answers, _REFERENCE_LIMITS) for _, answers, setup, code in parsed]
     programs += [_program(code, setup, questions, _REFERENCE_LIMITS) for questions, _, setup, code in parsed]
     executions = run_batch(programs) if programs else []
-    found = zip(executions[: len(new)], executions[len(new) :], strict=True)
-    for key, (questions, _, setup, _), (execution, reference) in zip(new, parsed, found, strict=True):
+    pairs = zip(executions[: len(new)], executions[len(new) :], strict=True)
+    for key, (questions, _, setup, _), (execution, reference) in zip(new, parsed, pairs, strict=True):
         if execution.status != "finished" or any(output.kind != "value" for output in execution.outputs):
             raise UserError(
                 f"mbpp: the expected values of {json.loads(key)[0][0]!r} cannot be computed "
@@ -160,9 +160,9 @@ def verify_stdio(
             programs.append(Program(text, name, inputs, limits=limits, prompt=prompt))
             judges.append(partial(_judge, expected=outputs, rule="lists", cpu_s=cpu_s))
         else:
-            for number, (stdin, wanted) in enumerate(zip(record["inputs"], record["outputs"], strict=True)):
+            for number, (stdin, expected) in enumerate(zip(record["inputs"], record["outputs"], strict=True)):
                 programs.append(Program(text, stdin=str(stdin), limits=limits, prompt=prompt))
-                judges.append(partial(_judge_text, expected=str(wanted), number=number))
+                judges.append(partial(_judge_text, expected=str(expected), number=number))
         own.append(range(start, len(programs)))
     verdicts = run_batch(
         programs, workers=workers, reduce=lambda number, execution: judges[number](execution)

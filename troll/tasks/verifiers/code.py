@@ -106,11 +106,11 @@ def _verify_evalplus(
     workers: int | None,
     as_written: bool,
 ) -> list[CodeVerdict]:
-    known: dict[int, CodeProblem] = {}  # records are often one object many times
+    prepared: dict[int, CodeProblem] = {}  # records are often one object many times
     for record in records:
-        if id(record) not in known:
-            known[id(record)] = read_problem(record)
-    problems = [known[id(record)] for record in records]
+        if id(record) not in prepared:
+            prepared[id(record)] = read_problem(record)
+    problems = [prepared[id(record)] for record in records]
     references = reference_outputs(problems, workers=workers)
     unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
     programs = [_program(references[digest], text, limits or Limits(), as_written) for digest, text in unique]

@@ -112,10 +112,10 @@ def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
     golds = [parse(with_percents(reference, keep=keep), is_complex) for keep in keeps]
     with _exactly():
         return any(
-            verify([gold], [found], timeout_seconds=None, allow_set_relation_comp=True)
+            verify([gold], [candidate], timeout_seconds=None, allow_set_relation_comp=True)
             for gold in golds
             if gold is not None
-            for found in _turned(parsed)
+            for candidate in _turned(parsed)
         )
 
 
@@ -323,7 +323,7 @@ def _same_solutions(reference: str, answer: str) -> bool:
 def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
     """The letter of inequalities and the numbers that solve them; None for anything else."""
     letters: set[sympy.Symbol] = set()
-    found = []
+    solutions = []
     for group in groups(text):
         parsed = [parse(part, False) for part in group]
         letters |= {
@@ -334,8 +334,8 @@ def _solutions(text: str) -> tuple[set[sympy.Symbol], sympy.Set] | None:
             return None
         values = any(isinstance(part, sympy.Expr) for part in parsed)
         both = sympy.Union(*sets) if values else sympy.Intersection(*sets)
-        found.append(sympy.Union(*sets) if both is sympy.S.EmptySet else both)
-    return letters, sympy.Union(*found)
+        solutions.append(sympy.Union(*sets) if both is sympy.S.EmptySet else both)
+    return letters, sympy.Union(*solutions)
 
 
 def _solution(parsed: Any) -> Any:

@@ -60,7 +60,9 @@ def compare(
     Args:
         cpu_s: CPU seconds for all of them together, one at least.
     """
-    result = Comparison([_same(output, wanted) for output, wanted in zip(outputs, expected, strict=False)])
+    result = Comparison(
+        [_same(output, reference) for output, reference in zip(outputs, expected, strict=False)]
+    )
     unlike = [number for number, same in enumerate(result.matched) if not same]
     if not unlike:
         return result

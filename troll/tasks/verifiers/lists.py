@@ -49,25 +49,25 @@ def split(text: str, mark: re.Pattern[str]) -> list[str]:
     """Splits at the marks outside of brackets."""
     brackets = list(_depths(text))
     start, at, depth, parts = 0, 0, 0, list[str]()
-    for found in mark.finditer(text):
-        while at < len(brackets) and brackets[at][0] <= found.start():
+    for match in mark.finditer(text):
+        while at < len(brackets) and brackets[at][0] <= match.start():
             depth = brackets[at][1]
             at += 1
         if depth == 0:
-            parts += [text[start : found.start()], found[1]]
-            start = found.end()
+            parts += [text[start : match.start()], match[1]]
+            start = match.end()
     return [*parts, text[start:]]
 
 
 def _depths(text: str) -> Iterator[tuple[int, int]]:
     """Where brackets end, and how many are open from there on."""
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        token = found[0]
+    for match in _BRACKETS.finditer(text):
+        token = match[0]
         change = (token in _OPEN or token.startswith(r"\l")) - (token in _CLOSED or token.startswith(r"\r"))
         if len(token) > 2 or token in (*_OPEN, *_CLOSED):
             depth += change
-            yield found.end(), depth
+            yield match.end(), depth
 
 
 def _without(opened: str, closed: str, text: str) -> str | None:

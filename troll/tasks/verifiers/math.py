@@ -198,32 +198,32 @@ class _Pool:
 
     def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> list[MathStatus]:
         with self._lock:
-            known = [self._cache.get((*pair, timeout_s)) for pair in pairs]
-            todo = [i for i, status in enumerate(known) if status is None]
-            found = {i: status for i, status in enumerate(known) if status is not None}
-            found.update(self._run(pairs, todo, timeout_s))
+            cached = [self._cache.get((*pair, timeout_s)) for pair in pairs]
+            todo = [i for i, status in enumerate(cached) if status is None]
+            statuses = {i: status for i, status in enumerate(cached) if status is not None}
+            statuses.update(self._run(pairs, todo, timeout_s))
             for i in todo:
-                self._cache[(*pairs[i], timeout_s)] = found[i]
+                self._cache[(*pairs[i], timeout_s)] = statuses[i]
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
-        return [found[i] for i in range(len(pairs))]
+        return [statuses[i] for i in range(len(pairs))]
 
     def _run(self, pairs: Sequence[_Pair], todo: Iterable[int], timeout_s: float) -> dict[int, MathStatus]:
         waiting = list(reversed(list(todo)))
-        found: dict[int, MathStatus] = {}
+        statuses: dict[int, MathStatus] = {}
         total = len(waiting)
-        while len(found) < total:
+        while len(statuses) < total:
             # A worker for every eight comparisons: starting one costs about as much as a hundred.
-            wanted = min(self._size, max(1, (len(waiting) + 7) // 8))
-            while len(self._workers) < wanted and waiting:
+            workers = min(self._size, max(1, (len(waiting) + 7) // 8))
+            while len(self._workers) < workers and waiting:
                 self._workers.append(_Worker())
             for worker in self._workers:
                 if worker.ready and worker.item is None and waiting:
                     item = waiting.pop()
                     worker.ask(item, pairs[item], timeout_s)
             for worker in self._next_events():
-                self._take(worker, found)
-        return found
+                self._take(worker, statuses)
+        return statuses
 
     def _next_events(self) -> list[_Worker]:
         busy = [worker for worker in self._workers if worker.item is not None or not worker.ready]
@@ -234,13 +234,13 @@ class _Pool:
             ready = [key.data for key, _ in selector.select(timeout)]
         return ready or [worker for worker in busy if worker.deadline <= time.monotonic()]
 
-    def _take(self, worker: _Worker, found: dict[int, MathStatus]) -> None:
+    def _take(self, worker: _Worker, statuses: dict[int, MathStatus]) -> None:
         overrun = worker.deadline <= time.monotonic()
         line = "" if overrun else worker.answer()
         if line in ("ready", "true", "false"):
             worker.ready = True
             if worker.item is not None:
-                found[worker.item] = "passed" if line == "true" else "wrong"
+                statuses[worker.item] = "passed" if line == "true" else "wrong"
                 worker.item = None
             return
         self._workers.remove(worker)
@@ -254,7 +254,7 @@ class _Pool:
             raise UserError(
                 "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
             )
-        found[worker.item] = "timeout" if overrun else "crash"
+        statuses[worker.item] = "timeout" if overrun else "crash"
 
     def close(self) -> None:
         for worker in self._workers:

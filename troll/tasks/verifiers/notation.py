@@ -340,8 +340,8 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _in_base(found: re.Match[str]) -> str:
-    base = found["base"] or found["said"]
+def _in_base(match: re.Match[str]) -> str:
+    base = match["base"] or match["said"]
     return f"_{{{_BASES.get(base, base)}}}"
 
 

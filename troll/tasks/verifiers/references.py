@@ -137,11 +137,11 @@ def _arguments(name: str, dataset: Dataset, inputs: list[Any]) -> list[Any]:
 
 def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = None) -> dict[str, Reference]:
     """Runs the reference solutions that have not run yet."""
-    wanted = {problem.digest: problem for problem in problems}
-    for digest, item in wanted.items():
+    by_digest = {problem.digest: problem for problem in problems}
+    for digest, item in by_digest.items():
         if digest not in _REFERENCES and (stored := _load(digest)) is not None:
             _REFERENCES[digest] = _reference(item, *stored)
-    missing = [problem for digest, problem in wanted.items() if digest not in _REFERENCES]
+    missing = [problem for digest, problem in by_digest.items() if digest not in _REFERENCES]
     programs = [Program(item.prompt + item.reference, item.entry_point, item.inputs) for item in missing]
     faults = []
     for item, execution in zip(missing, run_batch(programs, _LIMITS, workers=workers), strict=True):
@@ -153,7 +153,7 @@ def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = 
             _store(item.digest, execution.outputs, execution.cpu_s)
     if faults:
         raise UserError(faults[0])
-    return {digest: _REFERENCES[digest] for digest in wanted}
+    return {digest: _REFERENCES[digest] for digest in by_digest}
 
 
 @contextmanager

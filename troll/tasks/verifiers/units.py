@@ -223,22 +223,22 @@ def measure(unit: str) -> tuple[Any, Mapping[str, int]] | None:
 def _parts(unit: str) -> Iterator[tuple[str, int]]:
     """Names and their powers: of "km/h" km to the power of 1 and h to that of -1."""
     below, prefix = 1, 1
-    found: list[tuple[str, int]] = []
+    parts: list[tuple[str, int]] = []
     for token in _TOKEN.finditer(unit.replace("p.m", "pm").replace("a.m", "am")):
         text = token[0]
         if text in ("/", "per"):
             below = -1
         elif text[0] == "^":
-            if found:
-                found[-1] = found[-1][0], found[-1][1] * int(token[1])
+            if parts:
+                parts[-1] = parts[-1][0], parts[-1][1] * int(token[1])
         elif text in _POWERS:
             prefix = _POWERS[text]
         else:
-            found.append((text, below * prefix))
+            parts.append((text, below * prefix))
             prefix = 1
-    if any(name.lower() in ("celsius", "fahrenheit") for name, _ in found):
-        found = [item for item in found if _singular(item[0]) != "degree"]
-    yield from found
+    if any(name.lower() in ("celsius", "fahrenheit") for name, _ in parts):
+        parts = [item for item in parts if _singular(item[0]) != "degree"]
+    yield from parts
 
 
 def _named(name: str) -> tuple[Any, Mapping[str, int]] | None:
@@ -274,10 +274,10 @@ def _spelled(text: str) -> str:
     return "degree" if text in ("degrees", "deg", "deg.") else text
 
 
-def _is_unit(found: re.Match[str]) -> bool:
-    name = found[3]
+def _is_unit(match: re.Match[str]) -> bool:
+    name = match[3]
     return name in _ABBREVIATIONS or (
-        bool(found[1]) and (name in _SPACED or (len(name) > 2 and _singular(name) in _WORDS))
+        bool(match[1]) and (name in _SPACED or (len(name) > 2 and _singular(name) in _WORDS))
     )
 
 
