@@ -224,7 +224,7 @@ LARGE = "1" * 400  # larger than any float
         (
             "metrics.jsonl",
             '{"step": 1, "time": {"wall_s": "x"}}\n',
-            "metrics.jsonl:1: time.wall_s: 'x' is no num",
+            "metrics.jsonl:1: time.wall_s: 'x' must be a number",
         ),
     ],
 )
