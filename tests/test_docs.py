@@ -81,8 +81,9 @@ def scripts():
         written += [re.sub(r"[\"']|\{.*?\}", "", line).split() for line in found]
     asked = {}
     for script, *words in written:
+        words = [word for word in words if word != "--log"]
         command = tuple(word for word in words[:1] if re.fullmatch("[a-z][a-z-]*", word))
-        options = {word.split("=")[0] for word in words if word.startswith("--")} - {"--log"}
+        options = {word.split("=")[0] for word in words if word.startswith("--")}
         asked.setdefault((script, *command), set()).update(options)
     return sorted(asked.items())
 

@@ -19,7 +19,6 @@ ROOMS = (
     "training",
     "evaluation",
     "analysis",
-    "benchmark",
     "cli",
     "warm",
 )

@@ -1,13 +1,17 @@
+import re
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from troll.benchmark.approximation import (
+from approximation import (
     Pairs,
     approximation_errors,
     approximation_figure,
     run_approximation,
     zipf_pairs,
 )
+from measure import app
 from troll.common.errors import UserError
 
 
@@ -54,7 +58,7 @@ def test_gradient_errors_come_from_projected_rows_only(pairs):
 def test_blocks_of_rows_make_no_difference(pairs, monkeypatch):
     options = {"keeps": (8,), "dropped_masses": (1e-3,)}
     together = approximation_errors(pairs, **options)
-    monkeypatch.setattr("troll.benchmark.approximation._BLOCK_ROWS", 5)
+    monkeypatch.setattr("approximation._BLOCK_ROWS", 5)
     assert approximation_errors(pairs, **options).iloc[0].to_dict() == pytest.approx(
         together.iloc[0].to_dict()
     )
@@ -77,3 +81,21 @@ def test_writes_table_and_figure(tmp_path, pairs):
 def test_shapes_must_agree(pairs):
     with pytest.raises(UserError, match=r"must be \[N, V\], \[N, V\] and \[N\]"):
         Pairs(pairs.old, pairs.new[:, :5], pairs.labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["approximation", "--old", "checkpoint"], "--old, --new, --samples and --problems belong together"),
+        (["approximation", "--redraw"], r"approximation\.csv: no such file"),
+        (["cost", "--device", "tpu"], "device 'tpu' is not available"),
+        (
+            ["cost-step", "--shape", "huge", "--device", "cpu"],
+            "no shape 'huge'; valid: qwen3-0.6b, 20m",
+        ),
+    ],
+)
+def test_a_command_that_cannot_measure_says_why_and_writes_nothing(arguments, message, tmp_path):
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, UserError)
+    assert re.search(message, str(result.exception)) and not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from troll.benchmark.difficulty import run_difficulty, tail_shares
+from difficulty import run_difficulty, tail_shares
 from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
 from troll.experiment.model_settings import FromScratch

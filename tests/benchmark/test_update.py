@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 import torch
 
+import step as cost_step
+from step_worker import METHODS, Learner, Work, moved
 from troll.algorithms.distributions import sparsify
 from troll.algorithms.divergences import kl_divergence
-from troll.benchmark import step as cost_step
-from troll.benchmark.step_worker import METHODS, Learner, Work, moved
-from troll.benchmark.update import run_cost, summarise, verdicts
-from troll.benchmark.update_variants import VARIANTS, Batch, projected_share
+from troll.analysis.tables.cost import annotate_steps, summarise, summarise_steps, verdicts
 from troll.common.errors import UserError
+from update import run_cost
+from update_worker import VARIANTS, Batch, projected_share
 
 
 def make_batch(tokens=24, width=12, vocab=40, keep=40, dtype=torch.float64):
@@ -68,11 +69,8 @@ def measurements(ours_seconds=1.0, ours_bytes=100.0, solver_seconds=0.001, distu
     return pd.DataFrame(rows)
 
 
-ORDER = ["clip, full logits", "clip, our head", "TROLL, our head"]
-
-
 def test_summary_takes_ratios_to_clip_on_full_logits():
-    table = summarise(measurements(), ORDER).set_index("variant")
+    table = summarise(measurements()).set_index("variant")
     assert table["time_ratio"].tolist() == [1.0, 0.5, 0.5]
     assert table["memory_ratio"].tolist() == [1.0, 0.25, 0.25]
     assert table.loc["TROLL, our head", "solver_percent"] == pytest.approx(0.1)
@@ -98,7 +96,7 @@ def test_summary_takes_ratios_to_clip_on_full_logits():
     ids=str,
 )
 def test_verdict_names_the_missed_goals(worse, missed):
-    (said,) = verdicts(summarise(measurements(**worse), ORDER))
+    (said,) = verdicts(summarise(measurements(**worse)))
     assert said.startswith("D = 8:") and missed in said
 
 
@@ -120,7 +118,7 @@ def test_an_interruption_costs_no_width_that_was_done_and_progress_is_told(tmp_p
         return {"projected_share": 0.1, "seconds": 0.25, "processor_seconds": 0.25, "peak_bytes": 2.0**20}
 
     for module in ("harness", "update"):
-        monkeypatch.setattr(f"troll.benchmark.{module}.measure", measured)
+        monkeypatch.setattr(f"{module}.measure", measured)
     with pytest.raises(UserError, match="out of memory"):
         run_cost(tmp_path, tokens=8, widths=(8, 16), vocab=32, keep=4, repeats=2, variants=["clip, our head"])
     assert (tmp_path / "cost.md").read_text().count("\n| 8 |") == 2
@@ -198,11 +196,11 @@ def test_every_tenth_old_distribution_leaves_its_ball_however_sharp_it_was(sprea
 def test_a_measurement_that_projects_nothing_is_refused_before_a_table_is_written(tmp_path, monkeypatch):
     quiet = {"projected_share": [0.0, 0.2], "old_seconds": [1.0], "seconds": [1.0]}
     quiet |= {"processor_seconds": [1.0], "peak_bytes": 1.0}
-    monkeypatch.setattr("troll.benchmark.harness.measure", lambda *_: dict(quiet))
+    monkeypatch.setattr("harness.measure", lambda *_: dict(quiet))
     message = r"a step of tiny with troll projected 0 % of its tokens, must be at least 10 %"
     with pytest.raises(UserError, match=message):
         cost_step.run_step_cost(tmp_path, shape="tiny", device="cpu")
-    monkeypatch.setattr("troll.benchmark.update.measure", lambda *_: {"projected_share": 0.09})
+    monkeypatch.setattr("update.measure", lambda *_: {"projected_share": 0.09})
     with pytest.raises(UserError, match=r"an update of D = 8 projected 9 % of its tokens"):
         run_cost(tmp_path, tokens=8, widths=(8,), vocab=32, keep=4)
     assert not list(tmp_path.iterdir())
@@ -211,9 +209,9 @@ def test_a_measurement_that_projects_nothing_is_refused_before_a_table_is_writte
 def test_a_table_of_steps_that_projected_nothing_judges_nothing():
     rows = [{"method": method, "projected_share": 0.1 * (method == "troll")} for method in METHODS]
     costs = {"old_seconds": 1.0, "seconds": 1.0, "processor_seconds": 1.0, "peak_bytes": 2.0**20}
-    table = cost_step.summarise(pd.DataFrame([row | costs for row in rows]))
-    assert "goal 1.02: met" in cost_step.annotate(table, "On a CPU.").attrs["notes"][1]
-    older = cost_step.annotate(table.drop(columns="projected_percent"), "On a CPU.")
+    table = summarise_steps(pd.DataFrame([row | costs for row in rows]))
+    assert "goal 1.02: met" in annotate_steps(table, "On a CPU.").attrs["notes"][1]
+    older = annotate_steps(table.drop(columns="projected_percent"), "On a CPU.")
     assert "with no token projected" in older.attrs["notes"][1] and "met" not in older.attrs["notes"][1]
 
 
@@ -241,8 +239,7 @@ def test_unknown_shapes_and_devices_are_refused(tmp_path):
 
 
 @pytest.fixture
-def gpu(repository, monkeypatch):
-    monkeypatch.syspath_prepend(repository / "workflow/benchmarks")
+def gpu():
     import gpu_check
     import gpu_more_rows
     import gpu_rows

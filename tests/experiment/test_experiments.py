@@ -437,6 +437,6 @@ def test_a_model_without_runs_may_be_made_from_scratch_beside_vllm(data):
 
 
 def test_the_shapes_of_the_step_benchmark_are_known_without_importing_it():
-    from troll.benchmark.step_worker import SHAPES
+    from step_worker import SHAPES
 
     assert tuple(SHAPES) == STEP_SHAPES

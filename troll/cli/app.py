@@ -15,13 +15,13 @@ import typer
 from troll import __version__
 from troll.cli.evaluation import register_evaluation
 from troll.cli.leaderboard import leaderboard
-from troll.cli.measurements import register_measurements
 from troll.cli.options import AROUND_A_RUN, Config, Log, Out, settings_of
 from troll.cli.paper import register_paper
 from troll.cli.people import register_support
 from troll.cli.rank import register_rank
 from troll.cli.rehearse import register_rehearse
 from troll.cli.results import register_results
+from troll.cli.simulations import register_simulations
 from troll.cli.site import register_site
 from troll.cli.train import register_train
 from troll.common.errors import UserError
@@ -154,7 +154,7 @@ register_train(app)
 register_evaluation(app)
 register_results(app)
 register_site(app)
-register_measurements(app)
+register_simulations(app)
 register_paper(app)
 app.add_typer(leaderboard, name="leaderboard", rich_help_panel=AROUND_A_RUN)
 register_support(app)

@@ -78,7 +78,7 @@ def _audit(data: Path, out: Path) -> None:
 
 def _cost(data: Path, out: Path) -> None:
     from troll.analysis.render.formats import write_table
-    from troll.benchmark.update import cost_table
+    from troll.analysis.tables.cost import cost_table
     from troll.common.files import read_json
 
     write_table(cost_table(read_json(data)), out / "cost")
@@ -86,15 +86,15 @@ def _cost(data: Path, out: Path) -> None:
 
 def _step_cost(data: Path, out: Path) -> None:
     from troll.analysis.render.formats import write_table
-    from troll.benchmark.step import annotate
+    from troll.analysis.tables.cost import annotate_steps
 
-    write_table(annotate(_numbers(data), _notes(data)[0]), out / "cost_step")
+    write_table(annotate_steps(_numbers(data), _notes(data)[0]), out / "cost_step")
 
 
 def _approximation(data: Path, out: Path) -> None:
+    from troll.analysis.figures.approximation import annotate, approximation_figure
     from troll.analysis.render.formats import write_table
     from troll.analysis.render.style import write_figure
-    from troll.benchmark.approximation import annotate, approximation_figure
 
     errors = _numbers(data)
     write_table(annotate(errors, _notes(data)[0]), out / "approximation")

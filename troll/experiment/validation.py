@@ -17,7 +17,7 @@ from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
 
 STEP_SHAPES = ("qwen3-0.6b", "20m", "tiny")
-"""Models of `cost.step`: those of `troll.benchmark.step_worker`, which is slow to import."""
+"""Models of `cost.step`: those of `workflow/benchmarks/step_worker.py`, which is no part of the package."""
 
 
 def _choices(where: str, name: str, valid: list[str]) -> str:

@@ -45,7 +45,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "sample-suites": ("troll.evaluation.suites", *_TRAINING),
     "grade": ("troll.evaluation.grading",),
     "grade-suites": ("troll.evaluation.suites",),
-    "approximation": ("troll.benchmark.approximation", "troll.evaluation.policies", *_TRAINING),
     "collect": ("troll.analysis.data.archive", "troll.analysis.render.substitutes", *_ANALYSIS),
     "append": ("troll.analysis.data.archive",),
     "table": _ANALYSIS,

@@ -208,7 +208,7 @@ class Bench:
                 more["limit_ms"] = max(products, case.bytes / limits["terabytes_per_s"] * 1e-9)
                 more["ratio"] = row["ms"] / more["limit_ms"]
             more |= self._launches(case.run)
-        from troll.benchmark.harness import LEAST_PROJECTED
+        from harness import LEAST_PROJECTED
 
         if case.share is not None:
             share = case.share()

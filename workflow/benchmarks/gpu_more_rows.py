@@ -39,7 +39,7 @@ from troll.algorithms.lm_head import lm_head
 
 def steps(s: Sizes, data: Data) -> Groups:
     """Whole optimiser steps of a model, and scoring a rollout."""
-    from troll.benchmark.step_worker import Learner, Work
+    from step_worker import Learner, Work
 
     responses, prompt, response = s.step
     learners: dict[str, Learner] = {}
@@ -198,7 +198,7 @@ def sharded(s: Sizes, data: Data) -> Groups:
         import torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
 
-        from troll.benchmark.step_worker import Learner, Work
+        from step_worker import Learner, Work
 
         results = []
         dist.init_process_group(

@@ -161,7 +161,8 @@ rule cost:
     message:
         "cost of an update"
     shell:
-        "troll --log {log:q} cost --out {params.out:q} --tokens {params.tokens} {params.widths}"
+        'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} cost'
+        " --out {params.out:q} --tokens {params.tokens} {params.widths}"
         " --vocabulary {params.vocabulary} --repeats {params.repeats} --threads {threads}"
 
 
@@ -189,7 +190,8 @@ rule cost_step:
     message:
         "cost of an optimiser step"
     shell:
-        "troll --log {log:q} cost-step --out {params.out:q} {params.sizes} --repeats {params.repeats}"
+        'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} cost-step'
+        " --out {params.out:q} {params.sizes} --repeats {params.repeats}"
         " --device cpu --threads {threads}"
 
 
@@ -214,7 +216,7 @@ rule difficulty:
     message:
         "difficulty of the tasks"
     shell:
-        "troll --log {log:q} difficulty {params.bases:q} --out {params.out:q}"
+        'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} difficulty {params.bases:q} --out {params.out:q}'
 
 
 rule approximation_zipf:
@@ -235,7 +237,7 @@ rule approximation_zipf:
     message:
         "sparse against dense, Zipf-like policies"
     shell:
-        "troll --log {log:q} approximation --out {params.out:q}"
+        'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} approximation --out {params.out:q}'
 
 
 rule approximation_task:
@@ -262,7 +264,8 @@ rule approximation_task:
     message:
         "sparse against dense, {wildcards.task}"
     shell:
-        "troll --log {log:q} approximation --old {params.old:q} --new {params.new:q} --samples {input.old:q}"
+        'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} approximation'
+        " --old {params.old:q} --new {params.new:q} --samples {input.old:q}"
         " --problems {input.problems:q} --task {wildcards.task:q} --out {params.out:q}"
 
 

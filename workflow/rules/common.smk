@@ -397,7 +397,7 @@ def outputs_of(directory, runs, group=None):
 
 
 def step_cost_options():
-    """Options of `troll cost-step`; none where the experiment does not ask for it."""
+    """Options of the cost of a step; none where the experiment does not ask for it."""
     step = EXPERIMENT.cost.step if EXPERIMENT.cost else None
     return [f"--{key} {value}" for key, value in step] if step else []
 

@@ -1,10 +1,9 @@
 """What a whole optimiser step costs: a model's forward and backward pass and AdamW, clip, TROLL and a critic.
 
-`troll.benchmark.update` measures the output layer and the loss alone; here the model around them takes part,
+`update` measures the output layer and the loss alone; here the model around them takes part,
 so that the ratio is what a training run pays.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,24 +11,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from harness import check, check_projected, in_turns
+from step_worker import METHODS, SHAPES, Work
 from troll.analysis.render.formats import write_table
-from troll.benchmark.harness import QUIET, check, check_projected, costs, in_turns, spread
-from troll.benchmark.step_worker import METHODS, SHAPES, Work
+from troll.analysis.tables.cost import annotate_steps, summarise_steps
 from troll.common.errors import UserError
-
-GOAL = 1.02
-"""TROLL's time over clip's for a whole step."""
-BASELINE = METHODS[0]
-_HEADINGS = {
-    "method": "Method",
-    "old_seconds": "Scoring a rollout (s)",
-    "seconds": "Step (s) [range]",
-    "time_ratio": "Step, times clip",
-    "processor_seconds": "Step, processor seconds",
-    "projected_percent": "Projected (% of tokens)",
-    "peak_mib": "Peak memory (MiB)",
-    "memory_ratio": "Memory, times clip",
-}
 
 
 def run_step_cost(
@@ -80,7 +66,7 @@ def run_step_cost(
             check_projected(f"a step of {shape} with {method}", min(measured["projected_share"]))
         row = {"method": method, "peak_bytes": measured.pop("peak_bytes")}
         measurements.append(row | {name: median(values) for name, values in measured.items()})
-    table = summarise(pd.DataFrame(measurements))
+    table = summarise_steps(pd.DataFrame(measurements))
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads or 'default'} threads"
     conditions = (
         f"One optimiser step (forward, backward, AdamW) of a random {shape} model on {responses} responses "
@@ -90,60 +76,5 @@ def run_step_cost(
         "values. For TROLL one token in ten is then given another old distribution, outside whose ball the "
         "policy lies. Memory is the peak of weights, optimiser states, gradients and activations."
     )
-    write_table(annotate(table, conditions), out / "cost_step")
+    write_table(annotate_steps(table, conditions), out / "cost_step")
     return table
-
-
-def annotate(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
-    """Gives the table its headings, and below it the conditions and what follows from its numbers.
-
-    Args:
-        table: of `summarise`.
-        conditions: under which it was measured.
-    """
-    table.attrs |= {"headings": _HEADINGS, "notes": [conditions, *_verdict(table)]}
-    return table
-
-
-def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
-    """One row per method, with ratios to clip.
-
-    Args:
-        measurements: method, old_seconds, seconds, processor_seconds, projected_share and peak_bytes of
-            every process.
-    """
-    by_method = dict(iter(measurements.groupby("method")))
-    clip = by_method[BASELINE]
-    rows = []
-    for method in METHODS:
-        group = by_method[method]
-        rows.append(
-            {
-                "method": method,
-                "old_seconds": group["old_seconds"].median(),
-                **costs(group, clip),
-                "projected_percent": 100 * group["projected_share"].median(),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _verdict(table: pd.DataFrame) -> Iterator[str]:
-    rows: dict[str, dict[str, float]] = table.set_index("method").to_dict("index")  # type: ignore[assignment]
-    clip, troll, critic = (rows[method] for method in METHODS)
-    disturbed = spread(clip, troll)
-    ratio = troll["time_ratio"]
-    judged = "met" if ratio <= GOAL else "missed"
-    if disturbed > QUIET:
-        judged = f"not judged, repeats differ by {100 * disturbed:.0f} %"
-    if "projected_percent" in table:
-        yield f"TROLL's step takes {ratio:.3f} x clip's time (goal {GOAL}: {judged})."
-    else:
-        yield (
-            f"TROLL's step takes {ratio:.3f} x clip's time with no token projected, as the old policy's "
-            "weights were the new one's; so this says nothing of what projecting costs, and is not judged."
-        )
-    yield (
-        f"A critic beside the policy: {critic['time_ratio']:.2f} x the time of clip's step and "
-        f"{critic['memory_ratio']:.2f} x its memory."
-    )

@@ -1,4 +1,4 @@
-"""Measures whole optimiser steps of one method: the worker of `troll.benchmark.step`."""
+"""Measures whole optimiser steps of one method: the worker of `step`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness import LEAST_PROJECTED, Clock, serve, timed
 from troll.algorithms.aggregation import aggregate
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
-from troll.benchmark.harness import LEAST_PROJECTED, Clock, serve, timed
 from troll.common.seeding import derive_seed
 
 METHODS = ("clip", "troll", "clip, critic")

@@ -6,45 +6,26 @@ sparsification differs. Inside the trust region both give the same gradient; err
 it, and from the few that the coarser KL takes for being inside.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from troll.algorithms.distributions import kl, on_support, sparsify, tail_gap_bound
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import Projection, project
-from troll.analysis.render.formats import Style, percent, whole, write_table
-from troll.analysis.render.style import MARKERS, styled, write_figure
+from troll.analysis.figures.approximation import annotate, approximation_figure
+from troll.analysis.render.formats import write_table
+from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 
 KEEPS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DROPPED_MASSES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 _BLOCK_ROWS = 8
-_STYLES = {
-    "keep": Style("K", whole),
-    "dropped_mass": Style("Dropped mass, at most"),
-    "kept": Style("Tokens kept"),
-    "tail": Style("Mass dropped"),
-    "kl_error": Style("KL error"),
-    "kl_error_max": Style("largest"),
-    "kl_bound_ratio": Style("over its bound"),
-    "log_prob_error": Style("Log-prob error"),
-    "log_prob_error_max": Style("largest"),
-    "gradient_cosine": Style("Cosine of gradients"),
-    "gradient_cosine_min": Style("least"),
-    "gradient_norm": Style("Norm of gradient, times dense"),
-    "outside": Style("Outside (%)", percent),
-    "disagree": Style("Projected by one alone (%)", percent),
-}
 
 
 @dataclass(frozen=True)
@@ -215,57 +196,6 @@ def _summary(rows: pd.DataFrame) -> dict[str, float]:
     }
 
 
-_SHADES = mpl.colormaps["cividis"]
-"""By lightness, from yellow to blue: told apart without red and green, and in a grey print."""
-_PANELS = (
-    ("kl_error", "error of KL to old policy (nats)"),
-    ("log_prob_error", "error of projected log-probs"),
-    ("gradient_error", "1 \N{MINUS SIGN} cosine of policy gradients"),
-)
-
-
-def approximation_figure(errors: pd.DataFrame) -> Figure:
-    """Three panels over K, a line per dropped mass, logarithmic throughout."""
-    with styled():
-        figure = Figure(figsize=(7.2, 2.5), layout="constrained")
-        panels = figure.subplots(1, len(_PANELS))
-        for axes, (name, label) in zip(panels, _PANELS, strict=True):
-            masses: list[float] = sorted(errors["dropped_mass"].unique().tolist(), reverse=True)
-            for place, (marker, mass) in enumerate(zip(_markers(), masses, strict=False)):
-                line = errors[errors["dropped_mass"] == mass].sort_values("keep")
-                values = 1.0 - line["gradient_cosine"] if name == "gradient_error" else line[name]
-                # Below float64's own rounding there is nothing to see.
-                share = place / max(len(masses) - 1, 1)
-                axes.plot(
-                    line["keep"],
-                    values.clip(lower=1e-14),
-                    marker=marker,
-                    # From light and large to dark and small: what is equal lies within each other.
-                    color=_SHADES(0.92 * (1 - share)),
-                    markersize=6.5 - 4 * share,
-                    linewidth=3 - 2.2 * share,
-                    label=_power(mass),
-                )
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.set_xlabel("kept tokens K, at most")
-            axes.set_ylabel(label)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="dropped mass", loc="outside upper center", ncols=len(labels))
-    return figure
-
-
-def _power(mass: float) -> str:
-    exponent = math.log10(mass) if mass > 0 else math.nan
-    return f"$10^{{{exponent:.0f}}}$" if exponent.is_integer() else f"{mass:g}"
-
-
-def _markers() -> Iterator[str]:
-    while True:
-        yield from MARKERS
-
-
 def draw_again(out: Path) -> None:
     """Draws the figure of a folder again from its ``approximation.csv``.
 
@@ -276,14 +206,8 @@ def draw_again(out: Path) -> None:
     try:
         errors = pd.read_csv(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `troll approximation --out {out}` makes it") from None
+        raise UserError(f"{path}: no such file; the same command without --redraw makes it") from None
     write_figure(approximation_figure(errors), out / "approximation")
-
-
-def annotate(errors: pd.DataFrame, conditions: str) -> pd.DataFrame:
-    """Gives the table its headings, and below it the conditions under which it was measured."""
-    errors.attrs |= {"styles": _STYLES, "notes": [conditions]}
-    return errors
 
 
 def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float = 0.05) -> pd.DataFrame:

@@ -15,18 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from troll.common.errors import UserError
 from troll.common.progress import clock, say
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-QUIET = 0.1
-"""Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
 LEAST_PROJECTED = 0.1
 """Share of tokens that a measurement of TROLL projects at least; without any it would measure clip."""
 
@@ -76,7 +71,7 @@ def in_turns(
     """Measures every work ``repeats`` times, one after the other within each repeat, and says how far it is.
 
     Args:
-        worker: the module below ``troll.benchmark`` that measures.
+        worker: the module beside this one that measures.
         works: a dataclass of settings by name.
         repeats: measurements of each.
         threads: of a CPU; as the environment has it by default.
@@ -110,39 +105,13 @@ def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str,
     environment = dict(os.environ)
     if threads is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", f"troll.benchmark.{worker}", json.dumps(asdict(work))]
+    command = [sys.executable, str(Path(__file__).with_name(f"{worker}.py")), json.dumps(asdict(work))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         errors = done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode} (out of memory?)"]
         raise UserError(f"cost: {name} failed: {errors[-1]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
-
-
-def costs(own: "pd.DataFrame", base: "pd.DataFrame") -> dict[str, float]:
-    """Columns of a table about one piece of work: medians and range of seconds, and multiples of the base.
-
-    Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the
-    largest peak.
-
-    Args:
-        own: seconds, processor_seconds and peak_bytes of every repeat.
-        base: the same of the work that it is compared with.
-    """
-    return {
-        "seconds": own["seconds"].median(),
-        "seconds_low": own["seconds"].min(),
-        "seconds_high": own["seconds"].max(),
-        "time_ratio": own["seconds"].min() / base["seconds"].min(),
-        "processor_seconds": own["processor_seconds"].min(),
-        "peak_mib": own["peak_bytes"].max() / 2**20,
-        "memory_ratio": own["peak_bytes"].max() / base["peak_bytes"].max(),
-    }
-
-
-def spread(*rows: Mapping[str, float]) -> float:
-    """By how much the repeats of the most disturbed row of a table differ; 0.1 is ten per cent."""
-    return max(row["seconds_high"] / row["seconds_low"] for row in rows) - 1
 
 
 def serve(kind: type[W], work: Callable[[W], Mapping[str, Any]]) -> None:

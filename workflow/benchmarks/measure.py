@@ -1,15 +1,34 @@
-"""Commands that measure: an update's cost, sparse against dense projections, base models, intervals."""
+"""Measures what needs no run of an experiment: costs, sparse against dense projections, what base models can.
+
+    python workflow/benchmarks/measure.py COMMAND --help
+
+The workflow calls these commands. `troll check-results` makes the tables and figures of costs and projections
+again from the numbers beside them.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from troll.cli.leaderboard import ProtocolFile, leaderboard
-from troll.cli.options import Out, Stem
+from troll.cli.app import begin, main
+from troll.cli.options import Log, Out, Stem
 from troll.common.errors import UserError
 
+app = typer.Typer(
+    help="Measure costs, approximations and base models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
 
+
+@app.callback()
+def _root(log: Log = None) -> None:
+    begin(log)
+
+
+@app.command()
 def cost(
     out: Out,
     tokens: Annotated[int, typer.Option(help="N, tokens of the update")] = 512,
@@ -21,14 +40,15 @@ def cost(
 ) -> None:
     """Measure time and memory of one update, by clip and by TROLL.
 
-    Example: troll cost --out cost --tokens 8192 --device cuda
+    Example: python workflow/benchmarks/measure.py cost --out cost --tokens 8192 --device cuda
     """
-    from troll.benchmark.update import run_cost
+    from update import run_cost
 
     settings: dict[str, Any] = {"vocab": vocabulary, "repeats": repeats, "device": device, "threads": threads}
     run_cost(out, tokens=tokens, widths=width or [1024], **settings)
 
 
+@app.command()
 def cost_step(
     out: Out,
     shape: Annotated[str, typer.Option(help="qwen3-0.6b, 20m or tiny; weights are random")] = "qwen3-0.6b",
@@ -44,15 +64,16 @@ def cost_step(
 
     Clip, TROLL, and clip with a critic take turns.
 
-    Example: troll cost-step --out cost --shape qwen3-0.6b --device cuda
+    Example: python workflow/benchmarks/measure.py cost-step --out cost --shape qwen3-0.6b --device cuda
     """
-    from troll.benchmark.step import run_step_cost
+    from step import run_step_cost
 
     sizes: dict[str, Any] = {"responses": responses, "prompt": prompt, "response": response, "steps": steps}
     machine: dict[str, Any] = {"repeats": repeats, "device": device, "threads": threads}
     run_step_cost(out, shape=shape, **sizes, **machine)
 
 
+@app.command()
 def approximation(
     out: Out,
     old: Annotated[Path | None, typer.Option(help="checkpoint that sampled; none for Zipf-like ones")] = None,
@@ -67,9 +88,9 @@ def approximation(
 
     By the number of kept tokens and the dropped mass, on Zipf-like policies unless checkpoints are given.
 
-    Example: troll approximation --out approximation
+    Example: python workflow/benchmarks/measure.py approximation --out approximation
     """
-    from troll.benchmark.approximation import Pairs, draw_again, run_approximation
+    from approximation import Pairs, draw_again, run_approximation
 
     if redraw:
         draw_again(out)
@@ -85,6 +106,7 @@ def approximation(
     run_approximation(out, pairs)
 
 
+@app.command()
 def difficulty(
     bases: Annotated[list[Path], typer.Argument(help="<experiment>/base/<model>/<task>, graded")],
     out: Stem,
@@ -93,74 +115,18 @@ def difficulty(
     ] = None,
     tokens: Annotated[int, typer.Option(help="response tokens whose distributions are read", min=1)] = 8192,
 ) -> None:
-    """Show how hard a task is for graded base models.
+    r"""Show how hard a task is for graded base models.
 
     pass@1 and pass@8, distinct tokens in right answers, lengths, and how often 16 or 64 tokens are too few.
 
-    Example: troll difficulty results/testbed/base/tiny/chains --out difficulty
+    Example: python workflow/benchmarks/measure.py difficulty \
+    results/testbed/base/tiny/chains --out difficulty
     """
+    from difficulty import run_difficulty
     from troll.analysis.render.formats import to_markdown
-    from troll.benchmark.difficulty import run_difficulty
 
     typer.echo(to_markdown(run_difficulty(bases, out, data=data, tokens=tokens)))
 
 
-def coverage(
-    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
-    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
-) -> None:
-    """Simulate how reliable intervals and verdicts are.
-
-    How often intervals cover the truth, and how often looking again and again misleads.
-
-    Example: troll coverage --out results/statistics
-    """
-    from troll.analysis.coverage import coverage_table
-    from troll.analysis.render.formats import to_markdown
-    from troll.analysis.sequential import error_rates
-    from troll.common.files import write_text
-
-    rates = error_rates(trials)
-    write_text(out / "looks.csv", rates.round(6).to_csv(index=False, lineterminator="\n"))
-    write_text(out / "looks.md", to_markdown(rates))
-
-    frame = coverage_table(trials)
-    write_text(out / "coverage.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
-    write_text(out / "coverage.md", to_markdown(frame))
-
-
-@leaderboard.command("error-rates")
-def error_rates(
-    protocol: ProtocolFile,
-    against: Annotated[
-        Path | None, typer.Option(help="another protocol, without a ranking: its power with as many runs")
-    ] = None,
-    draws: Annotated[int, typer.Option(help="simulated comparisons of each effect", min=100)] = 20_000,
-) -> None:
-    r"""Simulate how often a protocol that ranks rules errs and finds.
-
-    Prints a table: the effect by which a rule is better than the baseline on
-    every task, how often it is read above and below, its runs, what the tuning
-    loses and how it spreads; with AGAINST also how often that one reads it above
-    with as many runs, corrected over its whole board.
-
-    Example: troll leaderboard error-rates workflow/config/ranking.yaml \
-    --against workflow/config/leaderboard.yaml
-    """
-    from troll.analysis.leaderboard.error_rates import rates_table
-    from troll.analysis.leaderboard.protocol import read_protocol
-    from troll.analysis.render.formats import to_markdown
-
-    known = read_protocol(protocol)
-    if known.ranking is None:
-        raise UserError(f"{protocol}: ranking: is missing; only protocols that rank rules are simulated")
-    other = read_protocol(against) if against else None
-    if other is not None and other.ranking is not None:
-        raise UserError(f"--against: {against}: has a ranking of its own; name a protocol without one")
-    typer.echo(to_markdown(rates_table(known, other, draws=draws)))
-
-
-def register_measurements(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    for function in (cost, cost_step, approximation, difficulty, coverage):
-        app.command()(function)
+if __name__ == "__main__":
+    main(app)

@@ -1,1 +1,0 @@
-"""What an update, a step or an approximation costs, measured side by side in one run."""
