@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: {error}")
     directory = Path(".snakemake")
     keep_caches(directory / "cache")
-    handle = locked(directory)
+    handle = acquire_lock(directory)
     if any((directory / "locks").glob("*")):
         unlocked = subprocess.run(
             [*_SNAKEMAKE, "--unlock", *rest], check=False, stderr=subprocess.PIPE, text=True
@@ -103,12 +103,12 @@ def main(arguments: list[str]) -> None:
         os.execv(sys.executable, [*_SNAKEMAKE, *rest])
     minutes = given.minutes or experiment.more_seeds.minutes
     try:
-        in_stages(experiment, rest, handle, given.cores, started + 60 * minutes, started)
+        run_until_decided(experiment, rest, handle, given.cores, started + 60 * minutes, started)
     except UserError as error:
         sys.exit(f"error: {error}")
 
 
-def locked(directory: Path) -> int:
+def acquire_lock(directory: Path) -> int:
     """Takes the lock in Snakemake's directory, which is made where there is none; or ends this process.
 
     Returns:
@@ -152,7 +152,7 @@ def staged(given: argparse.Namespace, rest: Sequence[str]) -> bool:
     return bool(given.configfile) and not (named or given.dry) and list(rest[-2:]) == ["--", "all"]
 
 
-def in_stages(
+def run_until_decided(
     experiment: Experiment, rest: list[str], handle: int, cores: int, until: float, started: float
 ) -> None:
     """Seeds where they decide, then everything."""
@@ -175,7 +175,7 @@ def in_stages(
             planned.setdefault(run.setting, set()).add(run.seed)
         looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
         left = cores * (until - time.monotonic() - _TABLES_S)
-        chosen, ended = following(experiment, judged, left)
+        chosen, ended = next_runs(experiment, judged, left)
         new = [(setting, seed) for setting, seed in chosen if seed not in planned[setting]]
         if chosen and not new:
             ended = "the missing seeds have been run, but have no value to compare"
@@ -192,7 +192,7 @@ def in_stages(
         concerning(judged, experiment),
         replication_of(root),
         page=root / "page.html",
-        ended=f"{spread_of(experiment, root)}; {ended}",
+        ended=f"{seed_counts(experiment, root)}; {ended}",
         log=f"full logs: {logs[-1]} and those of {len(logs) - 1} earlier stages beside it" if logs else "",
     ):
         say(line)
@@ -205,13 +205,15 @@ def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
     return judge(claims, known.runs, known.items, known.looks)
 
 
-def following(
+def next_runs(
     experiment: Experiment, judged: Sequence[ClaimVerdict], left: float
 ) -> tuple[list[tuple[str, int]], str]:
     """The runs of the next stage, and where there is none, why not."""
     wants = next_looks(judged, experiment.seeds)
     if not wants:
-        decided = all(one.seen is None or one.seen.decided or not one.decision.settings for one in judged)
+        decided = all(
+            entry.seen is None or entry.seen.decided or not entry.decision.settings for entry in judged
+        )
         return [], "every claim is decided" if decided else "all planned seeds have been run"
     seen = list(earlier_runs(Path("results")))
     by_setting = {run.setting: run for run in experiment.runs()}
@@ -224,7 +226,7 @@ def following(
     return chosen, "" if chosen else "the minutes are used up; the same command continues from here"
 
 
-def spread_of(experiment: Experiment, root: Path) -> str:
+def seed_counts(experiment: Experiment, root: Path) -> str:
     """How many seeds the settings have."""
     runs = with_further_seeds(experiment, root).runs()
     counts = sorted({sum(other.setting == run.setting for other in runs) for run in runs})

@@ -1,4 +1,4 @@
-"""What readers are told beside each table and figure, in reStructuredText of paragraphs and literals only."""
+"""Captions for each table and figure, in reStructuredText of paragraphs and literals only."""
 
 import re
 from collections.abc import Mapping

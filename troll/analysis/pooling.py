@@ -30,7 +30,7 @@ from troll.analysis.statistics import LEVEL, Array
 LEAST_SETTINGS = 3
 """Of an average with an interval: two say next to nothing of how settings differ (Student's t is 12.7)."""
 _LEAST_OF_LEVEL = 2
-"""A level of a coordinate that is known from one setting cannot be told from that setting."""
+"""A level of a coordinate that is known from one setting cannot be distinguished from that setting."""
 _MOST_CORRELATED = 0.99
 """Errors that went together wholly would leave nothing to divide by."""
 

@@ -40,8 +40,8 @@ class Interval:
         """Reads the interval of a difference by rule.
 
         Returns:
-            "higher" when the whole interval lies above ``margin``, "lower" when it lies below ``-margin``,
-            "equivalent" when the margin is positive and the interval lies within it, otherwise
+            "higher" when the whole interval is above ``margin``, "lower" when it is below ``-margin``,
+            "equivalent" when the margin is positive and the interval is within it, otherwise
             "no clear difference" (also when there is no interval). From a single seed it is "one seed only":
             such an interval says nothing about another training run.
         """
@@ -191,9 +191,9 @@ def paired_p_value(differences: ArrayLike) -> float:
 
 
 def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
-    """The larger p-value of two one-sided tests that a mean over seeds lies within a margin, by statsmodels.
+    """The larger p-value of two one-sided tests that a mean over seeds is within a margin, by statsmodels.
 
-    Source: Schuirmann 1987. It is below 0.025 where the 95 % interval lies within the margin.
+    Source: Schuirmann 1987. It is below 0.025 where the 95 % interval is within the margin.
 
     Args:
         differences: paired, one for each seed [S].

@@ -48,7 +48,7 @@ def json_value(option: str, text: str) -> Any:
     """The value of an option that is given as JSON.
 
     Raises:
-        UserError: it is no JSON.
+        UserError: it is not JSON.
     """
     try:
         return parse_json(text)
@@ -60,7 +60,7 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     """As `json_value`, for an option that must be an object.
 
     Raises:
-        UserError: it is no JSON, or no object.
+        UserError: it is not JSON, or not an object.
     """
     value = json_value(option, text)
     if not isinstance(value, dict):
@@ -72,7 +72,7 @@ def settings_of(option: str, text: str, model: type[_Model]) -> _Model:
     """The settings of an option that is given as a JSON object.
 
     Raises:
-        UserError: it is no JSON object, or one with a wrong key or value.
+        UserError: it is not a JSON object, or one with a wrong key or value.
     """
     try:
         return model.model_validate(json_object(option, text))

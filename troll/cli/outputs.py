@@ -1,4 +1,4 @@
-"""What an experiment has: tables and figures, and runs that stand in its tables already."""
+"""What an experiment has: tables and figures, and runs that are in its tables already."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -35,7 +35,7 @@ def rule_of(experiment: Experiment, run: Run) -> str:
 
 
 def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
-    """The planned runs and base models of an experiment that stand in its tables, by run id.
+    """The planned runs and base models of an experiment that are in its tables, by run id.
 
     Args:
         experiment: where it keeps no archive there are none: its tables may be a release, and its runs are

@@ -27,7 +27,7 @@ def fetch(
 
     Their revisions and digests go to the lock file.
 
-    Run it where the hub can be reached, as often as it takes: it goes on where it was. Jobs on machines that
+    Run it where the hub can be reached, as often as it takes: it resumes where it was. Jobs on machines that
     cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
 
     Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes

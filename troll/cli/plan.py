@@ -88,7 +88,7 @@ def _job_seconds(root: Path, run_id: str) -> dict[str, float]:
 
 
 def _duration(value: Any) -> float:
-    """Seconds as they were recorded; what is no time at all is an error."""
+    """Seconds as they were recorded; what is not a time is an error."""
     if not 0 <= value < math.inf:  # a TypeError where it is no number
         raise ValueError(f"{value} seconds")
     return float(value)
@@ -126,7 +126,7 @@ def earlier_runs(results: Path) -> Iterator[EarlierRun]:
 def estimate(
     experiment: Experiment, run: Run, training: Training, seen: Sequence[EarlierRun]
 ) -> float | None:
-    """Seconds that a run will take; None where no earlier run of its kind tells.
+    """Seconds that a run will take; None where there is no earlier run of its kind.
 
     Of earlier runs with the same model, task and sizes those count that are most like it: the same run; else
     the same rules; else the same estimator; else any. Time is taken as proportional to rollout batches.
@@ -162,7 +162,7 @@ def _table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """What `troll budget` estimates where no earlier run tells; unknown for models made from scratch."""
+    """What `troll budget` estimates where there is no earlier run; unknown for models made from scratch."""
     if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
         return "unknown"  # the published times are of GPUs
     budget = budget_of(experiment, runs[:1])

@@ -50,7 +50,7 @@ def rehearse(
 
 
 def _keep_offline() -> None:
-    """Nothing is downloaded: libraries read the variable once; this command asks the hub by itself."""
+    """Nothing is downloaded: libraries read the variable once; this command asks the hub itself."""
     name, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
     os.environ[name] = "1"
     import datasets  # noqa: F401

@@ -335,8 +335,8 @@ def compare(
 ) -> None:
     """Do my runs replicate the released ones?
 
-    Says how many settings lie within the prediction interval of the release, and how many runs equal it to
-    the last digit. Ends with status 1 where more settings lie outside than chance explains.
+    Says how many settings are within the prediction interval of the release, and how many runs equal it to
+    the last digit. Ends with status 1 where more settings are outside than chance explains.
 
     Example: troll compare results/testbed
     """

@@ -103,7 +103,7 @@ def _wall_s(row: dict[str, Any]) -> float | None:
 
 
 def is_held(directory: Path) -> bool | None:
-    """Whether a living process writes in a directory; None where the file system cannot tell."""
+    """Whether a living process writes in a directory; None where the file system does not say."""
     try:
         handle = os.open(directory / LOCK, os.O_RDONLY)
     except OSError:

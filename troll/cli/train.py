@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 NOT_FINITE_VARIABLE = "TROLL_NOT_FINITE"
-"""Set by the workflow from the experiment file's `not_finite`, which is no part of a run."""
+"""Set by the workflow from the experiment file's `not_finite`, which is not part of a run."""
 
 
 def register_train(app: typer.Typer) -> None:

@@ -49,7 +49,7 @@ def run_workflow(
     environment: Mapping[str, str] | None = None,
     keep_going: bool = False,
 ) -> Ended:
-    """Runs the workflow of an experiment file; an interrupted one goes on where it stopped.
+    """Runs the workflow of an experiment file; an interrupted one resumes where it stopped.
 
     Args:
         environment: of Snakemake and its jobs; by default this process's.

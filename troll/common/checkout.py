@@ -12,11 +12,11 @@ DIRTY = "-dirty"
 def commit_of(root: Path = _ROOT) -> str | None:
     """The commit that the source was checked out at, marked with `DIRTY` where tracked files differ from it.
 
-    Files below ``results/`` are no source: released ones are tracked, and a run of the workflow writes them
+    Files below ``results/`` are not source: released ones are tracked, and a run of the workflow writes them
     anew before its last runs have begun.
 
     Returns:
-        The full hash; None outside of git. An installed package may lie below somebody else's checkout, whose
+        The full hash; None outside of git. An installed package may be below somebody else's checkout, whose
         commit says nothing of it, so that `root` itself has to be one.
     """
     if not (root / ".git").exists():

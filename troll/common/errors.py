@@ -41,7 +41,7 @@ def check_known(what: str, names: Iterable[str], valid: Iterable[str]) -> None:
 
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """A signal ended the work; the same command goes on with it.
+    """A signal ended the work; the same command resumes it.
 
     Attributes:
         signal: its number.

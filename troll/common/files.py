@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 
 def replaceable(path: Path) -> Path:
-    """Where a file that is to be written lies: the path, or what it is a symbolic link to.
+    """Where a file is to be written: the path, or what it is a symbolic link to.
 
     Raises:
         UserError: something else than a regular file is there, which must not be replaced: a directory, a
@@ -177,7 +177,7 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file.
 
     Raises:
-        UserError: the file is missing, cannot be read, or is no JSON.
+        UserError: the file is missing, cannot be read, or is not JSON.
     """
     return _parsed(path, parse_json, "JSON", "file")
 
@@ -186,7 +186,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Reads one JSON object per line.
 
     Raises:
-        UserError: the file is missing or cannot be read, or a line (named by its number) is no JSON object.
+        UserError: it is missing or cannot be read, or a line (named by its number) is not a JSON object.
     """
     rows = []
     try:

@@ -33,7 +33,7 @@ class Snapshot:
 
     Attributes:
         id: ``owner/name``.
-        files: where each file lies, by its name in the repository.
+        files: path of each file, by its name in the repository.
         provenance: ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes
             and SHA-256 of each.
     """
@@ -51,7 +51,7 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
         weights: with its weights; without, only configuration and tokenizer.
 
     Raises:
-        UserError: it is nowhere to be had, is no model, or is not what the lock file says.
+        UserError: it is not available, is not a model, or is not what the lock file says.
     """
     directory = in_mirror(model_id)
     if directory is not None:
@@ -123,7 +123,7 @@ def chat_template(model_id: str) -> str:
     """The chat template of a model's tokenizer.
 
     Raises:
-        UserError: the model cannot be had, or has none, or its tokenizer cannot be loaded.
+        UserError: the model is not available, or has none, or its tokenizer cannot be loaded.
     """
     import tempfile
 
@@ -194,7 +194,7 @@ def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
 
 
 def _download(model_id: str, revision: str, names: list[str]) -> Path:
-    """The directory of the hub's cache that holds these files; goes on with an interrupted download."""
+    """The directory of the hub's cache that holds these files; resumes an interrupted download."""
     from huggingface_hub import snapshot_download
 
     try:

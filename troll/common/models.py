@@ -26,7 +26,7 @@ class _Manifest(BaseModel):
 
 
 def check_checkpoint(checkpoint: Path) -> None:
-    """Makes sure that a checkpoint is what its run wrote, where a manifest beside it tells."""
+    """Makes sure that a checkpoint is what its run wrote, where a manifest is beside it."""
     path = checkpoint.parent / MANIFEST
     if checkpoint.name != CHECKPOINT or not path.is_file():
         return

@@ -15,7 +15,7 @@ class Change:
     Attributes:
         numerics: the version from then on.
         what: what is computed otherwise.
-        rules: trust regions whose runs come out differently; None: all, base models too.
+        rules: trust regions with changed runs; None: all, base models too.
     """
 
     numerics: int

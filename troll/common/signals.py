@@ -14,7 +14,7 @@ from troll.common.errors import Stopped
 
 HELD = (signal.SIGUSR1, signal.SIGTERM)
 SIGNAL_NOTE = "TROLL_STOP"
-"""Names a file in which a launcher tells its processes the signal that it got: they are no children of it."""
+"""Names a file in which a launcher tells its processes the signal that it got: they are not its children."""
 _caught: list[int] = []
 
 

@@ -26,7 +26,7 @@ class Budget:
 
     Attributes:
         runs: how many.
-        unknown: how many of them are of models whose size the file does not say; they count as nothing.
+        unknown: how many of them are of models of unknown size; they count as nothing.
         gpu_hours: of training.
         disk_gb: of final checkpoints, in 10^9 bytes.
     """

@@ -45,7 +45,7 @@ def parse_experiment(data: Any, source: str) -> Experiment:
 
 
 def read_configuration(path: Path) -> Any:
-    """Reads an experiment file as it stands, without looking at what it says.
+    """Reads an experiment file as it is, without looking at what it says.
 
     Raises:
         UserError: it is missing, no YAML, or asks Snakemake to run code that it holds.

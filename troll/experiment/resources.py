@@ -38,7 +38,7 @@ def growth(attempt: int) -> float:
 def training_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Request:
     """Of a run: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint.
 
-    A run that needs longer goes on in another job: see workflow/profiles/slurm.
+    A run that needs longer resumes in another job: see workflow/profiles/slurm.
 
     Args:
         hub: the pretrained model, None for one made from scratch, which more than one thread would slow down.

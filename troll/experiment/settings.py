@@ -196,7 +196,7 @@ class Training(Settings):
     checkpoints_kept: Count = Field(2, description="newest checkpoints that stay until the run is complete")
 
     @model_validator(mode="after")
-    def _divides(self) -> "Training":
+    def _check_batch_sizes(self) -> "Training":
         responses = self.prompts_per_batch * self.responses_per_prompt
         if responses % (self.mini_batches * self.micro_batches * max(1, self.gpus)):
             shared = f" on {self.gpus} gpus" if self.gpus > 1 else ""

@@ -62,7 +62,7 @@ class Task:
         reward: the verifier used in training.
         ranges: least and largest value of settings that have any; of a list, of its items.
         shares: settings that are shares of one whole: each in [0, 1], and together not above 1.
-        as_written: of code: whether a completion, or its fenced block, is judged as it stands. A reward that
+        as_written: of code: whether a completion, or its fenced block, is judged as it is. A reward that
             looks for the program in what was written teaches a model to write anything around it.
     """
 

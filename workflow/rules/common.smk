@@ -103,7 +103,7 @@ if _closed and workflow.is_main_process and not workflow.output_settings.dryrun:
     )
     sys.exit(1)
 
-SHOWN = progress_line.show(workflow, EXPERIMENT, Path(ROOT))
+SHOWN = progress_line.install(workflow, EXPERIMENT, Path(ROOT))
 
 
 def verbatim(text):

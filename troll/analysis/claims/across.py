@@ -68,7 +68,7 @@ def usable_decades(values: Sequence[float], measured: Array, threshold: float) -
     """Decades of a setting in which each seed's line, straight between points, is at the threshold or above.
 
     Args:
-        values: of the setting, ``[P]``, positive and ascending; what lies beyond them does not count.
+        values: of the setting, ``[P]``, positive and ascending; what is beyond them does not count.
         measured: ``[S, P]``.
 
     Returns:

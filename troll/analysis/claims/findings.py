@@ -1,4 +1,4 @@
-"""The claims that are decided, in a sentence each: what a reader who has one minute is told."""
+"""The claims that are decided, in a sentence each: a summary for a reader with one minute."""
 
 import itertools
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ def paths_of(setting: PairedDifferences) -> list[str]:
 def affordable(
     wants: Sequence[NextLook], seconds: Mapping[tuple[str, int], float], left: float
 ) -> list[tuple[str, int]]:
-    """The runs of the claims that fit into the time left; a claim's look is taken whole or not at all.
+    """The runs of the claims that fit into the time left; all runs of a look, or none.
 
     Args:
         seconds: of processor time that a run will take.

@@ -4,25 +4,25 @@ In this order:
 
 - not run: no setting has runs of both methods.
 - inconclusive: some setting has fewer seeds than the claim asks for.
-- supported everywhere: the 95 % interval of every setting lies on the claimed side of the margin. All have to
+- supported everywhere: the 95 % interval of every setting is on the claimed side of the margin. All have to
   hold at once (an intersection-union test), so looking at many settings needs no correction.
-- depends on a coordinate (model, task, estimator or method): the averages at its levels lie on different
+- depends on a coordinate (model, task, estimator or method): the averages at its levels are on different
   sides of the margin, and a test finds that the levels differ (meta-regression; p < 0.05 after Holm over the
   coordinates). Only levels that two settings have count.
-- supported on average: the interval of the average over settings lies on the claimed side of the margin.
-  Settings where the claim is not shown by itself are named.
-- the contrary holds: the interval of the average lies wholly on the other side of the margin; where methods
+- supported on average: the interval of the average over settings is on the claimed side of the margin.
+  Settings where the claim is not shown are named.
+- the contrary holds: the interval of the average is wholly on the other side of the margin; where methods
   are claimed to be within a margin, outside of it on one side. Or every setting shows it.
 - depends on a coordinate, also: single settings show the claim and others its contrary, each at level
   1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
 - not shown: two settings show the contrary (at that level), or one where no average is taken, and none shows
   the claim, not at 95 % either; the average, if there is one, does not decide. One of many settings says
-  nothing against a claim by itself.
+  nothing against a claim.
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
 The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
 on; settings that are compared with the same runs of a baseline are not taken as independent. The condition
-is no coordinate of the first test: claims say which conditions they speak of.
+is not a coordinate of the first test: claims say which conditions they speak of.
 """
 
 import math
@@ -127,7 +127,7 @@ class Decision:
     Attributes:
         verdict: the word.
         settings: the settings with runs of both methods.
-        held: by setting, whether it shows the claim by itself.
+        held: by setting, whether it alone shows the claim.
         wrong: by setting, whether it shows the contrary, at the strict level.
         pooled: the average over settings; None for fewer than three, or too few seeds.
         coordinate: what a verdict that depends depends on: a coordinate, or "setting".
@@ -160,7 +160,7 @@ class Side:
     margin: float
 
     def shown(self, low: float, high: float) -> bool:
-        """Whether an interval lies on the claimed side."""
+        """Whether an interval is on the claimed side."""
         if self.direction == "higher":
             return low > self.margin
         if self.direction == "lower":
@@ -168,7 +168,7 @@ class Side:
         return -self.margin <= low and high <= self.margin
 
     def refuted(self, low: float, high: float) -> bool:
-        """Whether an interval lies wholly on the other side."""
+        """Whether an interval is wholly on the other side."""
         if self.direction == "higher":
             return high < self.margin
         if self.direction == "lower":
@@ -257,7 +257,7 @@ def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float
 
 
 def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
-    """The coordinate whose levels lie on different sides and differ most surely, with its p-value."""
+    """The coordinate whose levels are on different sides and differ most surely, with its p-value."""
     effects, errors = _effects(settings)
     by_name = {name: [setting.coordinates[name] for setting in settings] for name in MODERATORS}
     p_values = holm([moderator_p(effects, errors, values) for values in by_name.values()])

@@ -2,7 +2,7 @@
 
 A claim compares a method with a baseline in one number of a run. Each setting (model, task, condition,
 estimator) where both have runs gives a paired difference for every seed, and `troll.analysis.claims.rule`
-makes a verdict of them. A setting that stands in several experiments, made from the same configuration and
+makes a verdict of them. A setting that is in several experiments, made from the same configuration and
 data and compared with the same baseline, counts once, with the seeds of all of them.
 """
 

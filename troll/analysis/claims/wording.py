@@ -13,7 +13,7 @@ from troll.analysis.statistics import Interval
 _IN_POINTS = {name for name, summary in SUMMARIES.items() if summary.unit == SHARE} | {
     f"mean/{name}" for name, metric in METRICS.items() if metric.in_points
 }
-"""Metrics whose differences are written in percentage points, as those of pass@k are."""
+"""Metrics with differences written in percentage points, as those of pass@k are."""
 _NAMED = 4
 """Settings that a reason names one by one; the numbers below have all of them."""
 
@@ -99,7 +99,7 @@ def average(entry: ClaimVerdict) -> str:
 
 
 def short(entry: ClaimVerdict) -> str:
-    """The difference with its interval where one number tells it; else from the least to the largest."""
+    """The difference with its interval where one number is enough; else from the least to the largest."""
     settings = entry.decision.settings
     if len(settings) == 1:
         return show_difference(entry.claim, settings[0].interval())
@@ -129,7 +129,7 @@ def _below(text: str) -> str:
 
 
 def _holding(entry: ClaimVerdict) -> str:
-    """In how many settings the claim is shown by itself, and in which it is not."""
+    """In how many settings the claim is shown in that setting alone, and in which it is not."""
     decision, settings = entry.decision, entry.decision.settings
     held, wrong = sum(decision.held), sum(decision.wrong)
     if len(settings) == 1:

@@ -1,4 +1,4 @@
-"""Finished runs as rows of the released tables: a run that stands there counts as made.
+"""Finished runs as rows of the released tables: a run that is there counts as made.
 
 Only where the experiment file says ``archive: true``. A run is appended to the table of its rule as it ends,
 so that a lost machine costs the runs that were under way, and others add to a release without repeating it.

@@ -27,7 +27,7 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
 
 
 def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> Cell | None:
-    """Of other methods in the same setting, the one whose late KL is nearest to a cell's by their ratio."""
+    """Of other methods in the same setting, the one with the late KL nearest to a cell's, by their ratio."""
 
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)

@@ -1,4 +1,4 @@
-"""Which runs are the same run: one that stands in two experiments is one piece of evidence, not two.
+"""Which runs are the same run: one that is in two experiments is one piece of evidence, not two.
 
 Experiments share runs: the testbed's own stand in the sweep over estimators, too. A run is what it was made
 from, so two runs are the same when they have the same coordinates (but the experiment), the same settings and
@@ -20,7 +20,7 @@ _DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
 
 
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Where each run stands first."""
+    """Where each run is first."""
     watching = {f"training/{name}" for name in WATCHING}
     by_run: dict[tuple[str, str], dict[str, Any]] = {}
     for (experiment, run_id), settings in settings_by(runs, ["experiment", "run_id"]):

@@ -134,7 +134,7 @@ def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
-    """Refuses a release whose source nobody can look up."""
+    """Refuses a release with source that nobody can look up."""
     made = made_from_commits(runs)
     unknown = made[made["changed"] | (made["git_commit"] == "")]
     if len(unknown):

@@ -46,7 +46,7 @@ def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a run with one for each metric and rollout batch in place of one for each optimiser step.
 
     Returns:
-        Rows of training reduced, then its summary; rows of validation as they are. A reduced row stands at
+        Rows of training reduced, then its summary; rows of validation as they are. A reduced row is at
         the first step of its batch that logs the metric. Its value is the largest where the metric's name
         ends in ``max``, the least where it ends in ``min``, else the mean. Rows that belong to no batch are
         kept.

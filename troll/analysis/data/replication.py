@@ -2,7 +2,7 @@
 
 Another processor rounds otherwise, and training amplifies that, so that numbers differ; what should come out
 again is the difference between two methods. A release with S seeds predicts the mean difference of S' new
-ones to lie within d ± t s sqrt(1 / S + 1 / S'), with s its standard deviation over seeds and t Student's
+ones to be within d ± t s sqrt(1 / S + 1 / S'), with s its standard deviation over seeds and t Student's
 quantile of S - 1 degrees of freedom (Patil, Peng and Leek 2016; Spence and Stanley 2016). Of many such
 intervals of 95 % one in twenty misses by chance; more misses than chance explains (binomial, 5 %) are no
 replication.
@@ -128,7 +128,7 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
 
 
 def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
-    """The cells whose settings differ between the tables, where both record them."""
+    """The cells with settings that differ between the tables, where both record them."""
     here, there = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
     both = here.keys() & there.keys()
     return {Cell(*map(str, names)) for names in both if differing(here[names], there[names])}

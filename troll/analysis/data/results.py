@@ -40,7 +40,7 @@ class Results:
         skipped: reason by task, for tasks that this machine cannot run.
         substitutes: what there is in place of the paper's data set, by task.
         mixed: ids of runs that were made otherwise than most, and admitted.
-        rehearsal: whether these are runs of `troll rehearse`, whose numbers mean nothing.
+        rehearsal: whether these are runs of `troll rehearse`, with meaningless numbers.
         looks: when seeds were looked at, where they were added after looking.
         claims: what the experiment file names as its files of claims; none: those of the package.
         summary: what the experiment file says of itself in one line.

@@ -30,7 +30,7 @@ from troll.analysis.data.tidy import (
 from troll.common.errors import UserError
 
 _ORDER = itemgetter("source", "metric", "step")
-"""Order of a run's rows: values of one metric lie together, which makes the table small."""
+"""Order of a run's rows: values of one metric are together, which makes the table small."""
 _BLOCKS = ("model", "task", "trust_region", "estimator", "condition", "training")
 """What of a run's configuration the column ``settings`` has; their names are coordinates."""
 
@@ -54,14 +54,14 @@ def collect(
     keys: Mapping[str, str] | None = None,
     allow_mixed: bool = False,
 ) -> Tidy:
-    """Writes the tidy tables of an experiment whose runs are all here, as one part, and as CSV.
+    """Writes the tidy tables of an experiment with all runs here, as one part, and as CSV.
 
     Args:
         run_dirs: directories of finished runs (``run.yaml``, ``metrics.jsonl``, ``manifest.json``,
             ``grades.json``).
         out: results/<experiment>; gets ``tidy/all.parquet`` and ``runs.csv.gz``, with digests cut to 12
             characters. Other parts there are removed.
-        allow_mixed: admit rows whose digests disagree, with ``mixed`` set on those that differ from the
+        allow_mixed: admit rows with different digests, with ``mixed`` set on those that differ from the
             most frequent digest.
     """
     tidy = checked(read_directories(run_dirs, base_dirs, keys=keys), allow_mixed=allow_mixed)
@@ -79,7 +79,7 @@ def write_whole(tidy: Tidy, out: Path) -> None:
 
 
 def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) -> Tidy:
-    """The tables with ``mixed`` as it is, once it is sure that their runs may stand beside one another."""
+    """The tables with ``mixed`` as it is, once it is sure that their runs may share a table."""
     columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
     runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
     made = []

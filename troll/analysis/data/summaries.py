@@ -90,7 +90,7 @@ def method_order(trust_region: str) -> tuple[int, tuple[tuple[str, float], ...]]
 
 
 def condition_order(name: str) -> tuple[tuple[str, float], ...]:
-    """Sort key: by name, numbers within names by their size, so that doses stand in their order."""
+    """Sort key: by name, numbers within names by their size, so that doses are in their order."""
     pieces = re.findall(r"([^\d]*)(\d+(?:\.\d+)?(?:e-?\d+)?)?", name)
     return tuple((text, float(number or -1)) for text, number in pieces)
 
@@ -104,7 +104,7 @@ def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | Non
 
 
 def require_one(frame: pd.DataFrame) -> None:
-    """Refuses a table that mixes experiments, whose means would mean nothing."""
+    """Refuses a table that mixes experiments, whose means would be meaningless."""
     values = sorted(set(frame["experiment"]))
     if len(values) > 1:
         raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")

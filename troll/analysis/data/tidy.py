@@ -1,7 +1,7 @@
 """The tidy tables: their columns, and how they are written and read.
 
 In memory they are two: ``runs`` has one row per run, metric and rollout batch, ``items`` one per run and test
-problem. On disk the rows of both stand in one table, in ``results/<experiment>/tidy``: a single file, or one
+problem. On disk the rows of both are in one table, in ``results/<experiment>/tidy``: a single file, or one
 for each rule where finished runs are kept as they end. Rows are sorted and have no time of their own, so the
 same runs give the same bytes whoever writes them.
 """
@@ -27,7 +27,7 @@ BASE = "base"
 """Trust region recorded for rows of the base model, which no rule has trained."""
 
 GROUP = ("model", "task", "condition", "estimator", "trust_region")
-"""What a line of a table stands for: all seeds of one method in one setting."""
+"""What a line of a table means: all seeds of one method in one setting."""
 PROVENANCE = ("git_commit", "versions", "hardware", "settings")
 """Columns that say what made a row: text, or JSON; empty where it is not known."""
 TIDY = "tidy"
@@ -108,7 +108,7 @@ def parts(directory: Path) -> dict[str, Path]:
 
 
 def part_path(directory: Path, part: str) -> Path:
-    """Where a part lies.
+    """Path of a part.
 
     Args:
         directory: results/<experiment>.

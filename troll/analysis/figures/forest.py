@@ -29,7 +29,7 @@ from troll.analysis.tables.comparisons import comparison_family
 
 _LINE, _WIDTH = 0.17, 6.6
 _LONGEST = 60
-"""Rows of a column; conditions beyond it stand in further columns side by side."""
+"""Rows of a column; conditions beyond it are in further columns side by side."""
 _DIAMOND = "#3b3b3b"
 _PREDICTED = "#b9b9b9"
 

@@ -21,7 +21,7 @@ KL = quantity(SUMMARIES["kl"])
 SUCCESS = Quantity("pass@1", "test pass@1 (%)")
 _COLUMNS = 3
 _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
-"""Where labels stand, in points from the marker, and the side that they are aligned to: by family in turn."""
+"""Where labels are, in points from the marker, and the side that they are aligned to: by family in turn."""
 
 
 def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:

@@ -51,7 +51,7 @@ _MOST_COLUMNS, _MOST_BASES = 6, 5
 _PANEL = 2.15, 1.75
 """Width and height of a panel of the main figure, in inches."""
 _LEAST_OF_CURVE = 4
-"""Fewer points than this are no curve."""
+"""Fewer points than this are not a curve."""
 
 _Condition = tuple[str, str]
 """Condition and estimator."""
@@ -63,11 +63,11 @@ def main_figure(
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
     More than six such columns are cut into several rows for each model and task, where the estimators of one
-    condition stay together, and many rows stand in blocks side by side. Where some settings have no run,
+    condition stay together, and many rows are in blocks side by side. Where some settings have no run,
     those that have one follow each other line by line. Panels of a model and task share their vertical range.
 
     Args:
-        trust_regions: which; by default all that are no variants of another one.
+        trust_regions: which; by default all that are not variants of another one.
     """
     require_one(runs)
     shown, bases = _methods(runs, trust_regions), _bases(runs)

@@ -70,11 +70,11 @@ class Sentences(Settings):
     """What is said of each outcome of the first contrast, with `SLOTS` in braces.
 
     Attributes:
-        above: the whole interval of the difference lies above 0.
-        below: it lies below 0.
-        within: it holds 0, and lies within the margin on both sides.
+        above: the whole interval of the difference is above 0.
+        below: it is below 0.
+        within: it holds 0, and is within the margin on both sides.
         undecided: it holds 0, and reaches out of the margin.
-        small: added to ``above`` or ``below`` where the whole interval lies within the margin.
+        small: added to ``above`` or ``below`` where the whole interval is within the margin.
     """
 
     above: Sentence

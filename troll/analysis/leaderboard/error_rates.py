@@ -61,7 +61,7 @@ def simulated(
     """Error rate and power of a protocol by simulation; both rules are tuned, and all is repeated.
 
     Args:
-        protocol: with a ranking; without one each task is tested by itself, as the first of a family of all
+        protocol: with a ranking; without one each task is tested alone, as the first of a family of all
             rules on all tasks.
         effect: by which every trial of the rule is better, as a share of test problems.
         seeds: fresh ones, in place of the protocol's.

@@ -52,7 +52,7 @@ def trial_scores(
     Returns:
         Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over the tuning
         seeds of its rounds, and models), runs (how many) and after: the share of a trial's optimiser steps
-        that lie before the last validation, 1 unless that after the last step is missing. Where the protocol
+        that are before the last validation, 1 unless that after the last step is missing. Where the protocol
         has rounds, also first (its score after the first) and rounds (in how many it was). A run that
         collapsed counts with the success that it ended with, one that stopped at a loss that is not finite
         with 0, where the protocol lets it count; else it leaves no results, and its trial is unfinished.

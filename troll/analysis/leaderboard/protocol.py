@@ -1,7 +1,7 @@
 """What is asked of every rule, and the experiments that ask it: trials, then fresh seeds at the best of them.
 
 The protocol file is written before the first run. Trials are a grid of learning rates and settings, the same
-number for each rule; the best by success on validation problems goes on. They may be tuned in rounds: all
+number for each rule; the best by success on validation problems is kept. They may be tuned in rounds: all
 trials on few seeds, then the best of them on further ones. A protocol may also fix contrasts: which rules are
 compared, how, and what is said of each outcome.
 """
@@ -101,7 +101,7 @@ class Protocol(Settings):
         return {"not_finite": "zero", **data} if fixed else data
 
     @model_validator(mode="after")
-    def _fair(self) -> "Protocol":
+    def _check_fields_agree(self) -> "Protocol":
         if shared := set(self.tuning_seeds) & set(self.seeds):
             raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
         if self.baseline not in self.rules:
@@ -238,7 +238,7 @@ def read_protocol(path: Path) -> Protocol:
 
 def explained(error: ValidationError) -> str:
     """What is wrong with a protocol, as one line that begins with the key."""
-    first = error.errors()[0]  # what `_fair` says names its key itself
+    first = error.errors()[0]  # what `_check_fields_agree` says names its key itself
     return explain(error, Protocol) if first["loc"] else str(first["msg"]).removeprefix("Value error, ")
 
 
@@ -378,7 +378,7 @@ def _experiment(
 
 
 def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
-    """Rules whose trials were chosen before they ended, with the least share of optimiser steps by then."""
+    """Rules with trials chosen before they ended, with the least share of optimiser steps by then."""
     after = scores.groupby("rule", sort=False, observed=True)["after"].min()
     return {str(name): float(share) for name, share in after.items() if share < 1}
 

@@ -31,7 +31,7 @@ class Ranking(Settings):
     """How each rule is compared with the baseline.
 
     Attributes:
-        looks: numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are no look.
+        looks: numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are not a look.
         power: predictive power below which it does.
         tuning_spread: standard deviation of the expected success of the trial that tuning chooses, of a rule
             on a task, as a share of test problems: part of every interval and test.
@@ -130,7 +130,7 @@ def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) ->
 
 
 def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float) -> NDArray[np.bool_]:
-    """Whether a rule with these differences [..., S] goes on to further seeds."""
+    """Whether a rule with these differences [..., S] gets further seeds."""
     return np.asarray(predictive_power(differences, seeds, spread) >= ranking.power)
 
 

@@ -1,7 +1,7 @@
 """Panels of curves: what one shows, how it is drawn, and how panels in a grid share their limits.
 
 A thin line per seed, a thick line for their mean and a band from the smallest to the largest seed. What is
-measured once for a batch of rollouts stands at its first update, and the last of it lasts until the last one.
+measured once for a batch of rollouts is at its first update, and the last of it lasts until the last one.
 """
 
 from collections.abc import Sequence

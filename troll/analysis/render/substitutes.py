@@ -35,7 +35,7 @@ def substitute_note(notes: Mapping[str, str]) -> list[str]:
 
 
 def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
-    """A table whose substitutes are marked, with a note that says what they are.
+    """A table with its substitutes marked, with a note that says what they are.
 
     Args:
         frame: any table; data sets are the values of ``task``, and columns named ``<data set>/...``. A mean

@@ -28,7 +28,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
     "graders": ("audit.md", "Can the graders be trusted?"),
     "gpu": (PAGE, "What passes over the vocabulary, losses and whole steps take on one GPU"),
 }
-"""Directories of results that are no experiment, with the file to begin with and what they answer."""
+"""Directories of results that are not experiments, with the file to begin with and what they answer."""
 
 
 def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> str:

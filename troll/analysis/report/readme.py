@@ -34,7 +34,7 @@ _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
 _SIGNIFICANT = 0.05
 _FINDINGS = 4
-"""Claims of the testbed that a README tells; of the benchmark more, which asks more."""
+"""Claims of the testbed that a README states; of the benchmark more, which asks more."""
 _P = {"p_holm"}
 _TOP = 5
 """Rules of each task that a README shows of the leaderboard."""
@@ -59,7 +59,7 @@ def blocks(
 
     Args:
         board: the released leaderboard; None where there is none.
-        early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
+        early: rules with trials chosen before they ended, with the share of optimiser steps by then.
 
     Returns:
         Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
@@ -91,7 +91,7 @@ def top_of(
     """What the leaderboard says of a method, and the best rules of each task beside it and the baseline.
 
     Args:
-        early: rules whose trials were chosen before they ended, with the share of optimiser steps by then.
+        early: rules with trials chosen before they ended, with the share of optimiser steps by then.
     """
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
@@ -342,7 +342,7 @@ def included(text: str, page: Path) -> dict[str, str]:
 
 
 def _section(directory: Path, name: str) -> str:
-    """A file's text, or what stands below one of its headings: ``page.md#the-heading``."""
+    """A file's text, or what is below one of its headings: ``page.md#the-heading``."""
     file, _, anchor = name.partition("#")
     text = _read(directory / file)
     if not anchor:

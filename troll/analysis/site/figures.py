@@ -27,7 +27,7 @@ class Figures:
         self._root, self._pages, self._only = root, pages, only
 
     def of_experiment(self, png: str, results: Results) -> str:
-        """A figure of the registry, told by the name of its tracked PNG; returns its site path."""
+        """A figure of the registry, identified by the name of its tracked PNG; returns its site path."""
         entry, task = _entry(Path(png).stem, {str(name) for name in results.runs["task"].unique()})
         if entry is None:
             return self.tracked(png)

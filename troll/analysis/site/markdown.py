@@ -107,7 +107,7 @@ def sort_key(cell: str) -> str:
 
 
 def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -> str:
-    """A pipe table as HTML in a box that scrolls by itself."""
+    """A pipe table as HTML in a scrollable box."""
     head, rule, *rows = map(cells, lines)
     numeric = [mark.endswith(":") for mark in rule]
     leading = next((index for index, number in enumerate(numeric) if number), len(numeric))
@@ -153,7 +153,7 @@ def _verdict(cell: str) -> str | None:
 
 
 def figure(address: str, title: str, text: str = "") -> str:
-    """A figure that opens by itself when it is clicked, with its caption in HTML."""
+    """A figure that opens alone when it is clicked, with its caption in HTML."""
     shown = html.escape(title, quote=True)
     image = f'<img src="{address}" alt="{shown}" loading="lazy">'
     picture = f'<div class="picture"><a href="{address}" title="{shown}, by itself">{image}</a></div>'

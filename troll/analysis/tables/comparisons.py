@@ -22,7 +22,7 @@ READING = (
 def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
     """Test pass@1 of every method against its baseline, over the unique comparisons of all experiments.
 
-    A comparison that stands in several experiments counts once (`troll.analysis.data.identity`), with the
+    A comparison that is in several experiments counts once (`troll.analysis.data.identity`), with the
     runs of the first of them.
 
     Returns:

@@ -57,7 +57,7 @@ class Comparison:
         model: as the source names it.
         data: data set, as the source names it.
         estimator: as the source names it.
-        baseline: trust region of ours that stands for the baseline.
+        baseline: our trust region that is the baseline.
         method: trust region of ours that the row is about.
         measure: column of ``per_run``, or "pass@1".
         published: of baseline and method; NaN where no number was read.

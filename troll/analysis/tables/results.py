@@ -55,7 +55,7 @@ def main_table(
     Args:
         expected: coordinates of the planned runs; by default every method is expected in every setting
             that is present.
-        trust_regions: which methods; by default all that are no variants of another one (those are in
+        trust_regions: which methods; by default all that are not variants of another one (those are in
             ``ablation_table``).
 
     Returns:

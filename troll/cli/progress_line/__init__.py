@@ -26,7 +26,7 @@ TERMINAL = "TROLL_TERMINAL"
 """Names the file that takes the terminal's place for what a job says (``troll.common.progress``)."""
 
 
-class Shown:
+class ProgressHandle:
     """The handler in place; or none, and then nothing happens.
 
     Attributes:
@@ -43,7 +43,7 @@ class Shown:
             self._end()
 
 
-def show(workflow: Any, experiment: Experiment, root: Path) -> Shown:
+def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle:
     """Puts the line in the place of the log that Snakemake would print, if that is what it would print.
 
     Nothing happens in a dry run, in a job's own Snakemake, in a workflow that uses this one as a module,
@@ -56,12 +56,12 @@ def show(workflow: Any, experiment: Experiment, root: Path) -> Shown:
         asked = settings.quiet or settings.verbose or settings.printshellcmds or settings.debug_dag
         main = workflow.is_main_process and workflow.modifier.is_main_snakefile()
         if not main or settings.dryrun or asked or os.environ.get(SWITCH) == "0":
-            return Shown()
+            return ProgressHandle()
         logger: logging.Logger = workflow.logger_manager.logger
         usual = next((handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"), None)
         logs = workflow.logger_manager.get_logfile()
         if usual is None or not logs:
-            return Shown()
+            return ProgressHandle()
         from troll.cli.progress_line.handler import LogHandler, Settings
 
         own = LogHandler(
@@ -77,7 +77,7 @@ def show(workflow: Any, experiment: Experiment, root: Path) -> Shown:
         )
         logger.addHandler(own)
         logger.removeHandler(usual)
-        return Shown(own.end, Path(logs[0]))
+        return ProgressHandle(own.end, Path(logs[0]))
     except Exception as error:  # the line is a comfort, and no reason to fail
         print(f"warning: no line of progress: {type(error).__name__}: {error}", file=sys.stderr)
-        return Shown()
+        return ProgressHandle()

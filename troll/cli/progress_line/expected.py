@@ -1,4 +1,4 @@
-"""What jobs took before on this machine, as far as finished experiments under ``results/`` tell."""
+"""What jobs took before on this machine, from finished experiments under ``results/``."""
 
 import json
 from pathlib import Path

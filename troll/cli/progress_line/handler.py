@@ -48,7 +48,7 @@ _OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
 
 @dataclass
 class Settings(LogHandlerSettingsBase):
-    """What the handler is told beside Snakemake's own settings.
+    """What the handler gets beside Snakemake's own settings.
 
     Attributes:
         stream: where it writes.

@@ -52,7 +52,7 @@ class Job:
 
 @dataclass
 class State:
-    """What Snakemake's events have told so far.
+    """What Snakemake's events have said so far.
 
     Attributes:
         expected: seconds of a job by rule, from earlier runs.

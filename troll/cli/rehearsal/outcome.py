@@ -217,7 +217,7 @@ def check_marks(root: Path) -> list[Check]:
 
 
 def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
-    """The tables of published numbers show runs whose partner has not been run."""
+    """The tables of published numbers show runs without their partner."""
     import pandas as pd
 
     from troll.analysis.data.tidy import parts

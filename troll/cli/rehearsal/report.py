@@ -19,7 +19,7 @@ def root_of(name: str, results: Path) -> Path:
 
 
 def digest_of(experiment: Experiment) -> str:
-    """What tells whether a rehearsal was of the experiment as it is."""
+    """What shows whether a rehearsal was of the experiment as it is."""
     return digest_of_json(experiment.model_dump(mode="json"))
 
 

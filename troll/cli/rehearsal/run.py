@@ -57,7 +57,7 @@ class Options:
         keep: leave runs, base models and data of a passed rehearsal where they are.
         plan_only: look at the plan, and run nothing.
         cores: of this machine.
-        profile: directory of the Snakemake profile whose partitions the jobs have to fit in.
+        profile: directory of the Snakemake profile with the partitions that the jobs must fit.
     """
 
     only: Sequence[str] = ()
@@ -177,7 +177,7 @@ def not_covered(
 def _prepare(
     experiment: Experiment, runs: Sequence[Run], root: Path, absent: Sequence[str]
 ) -> tuple[Experiment, dict[str, str]]:
-    """Writes the small experiment and what stands in for models and data.
+    """Writes the small experiment and what replaces models and data.
 
     Leftovers of a rehearsal of other settings or other source are removed; those of one that was interrupted
     are gone on with.

@@ -38,7 +38,7 @@ class Known:
 
 @cache
 def known_models() -> dict[str, Known]:
-    """The models whose architecture is known, by id."""
+    """The models of known architecture, by id."""
     return {name: Known(*facts) for name, facts in read_yaml(_KNOWN, "list of models").items()}
 
 

@@ -1,4 +1,4 @@
-"""What stands in for models: tiny random ones of the same architecture, in a mirror of their own."""
+"""What replaces models: tiny random ones of the same architecture, in a mirror of their own."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The data sets by name: where each lies, how its rows are read, and how many there must be.
+"""The data sets by name: where each is, how its rows are read, and how many there must be.
 
 Hub names and splits of AIME 2024 and 2025 are those of lm-eval's tasks; the row counts are those of the
 mirror. A hub data set with another number of rows is refused.

@@ -24,7 +24,7 @@ from troll.tasks.types import Problem
 Row = Mapping[str, Any]
 
 STAND_INS = "TROLL_REHEARSAL_ROWS"
-"""Names the directory of the rows that stand in for data sets in a rehearsal (`troll rehearse`)."""
+"""Names the directory of the rows that replace data sets in a rehearsal (`troll rehearse`)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Loaded:
         split: of the data set.
         problems: in the order of the source.
         provenance: ``source`` (mirror, hub, evalplus or rehearsal), what it was read from with digests,
-            ``substitute`` (whether it stands in for the set that the paper used) and ``note``.
+            ``substitute`` (whether it replaces the set that the paper used) and ``note``.
         sha256: of the problems as canonical JSON lines.
     """
 
@@ -69,7 +69,7 @@ def mirror_of(item: DataSet) -> Path | None:
     """The mirror's directory if it holds this data set, or a part of it; None: the hub has to be asked.
 
     Raises:
-        UserError: the environment names a mirror that is no directory.
+        UserError: the environment names a mirror that is not a directory.
     """
     root = mirror()
     files = [part.file for part in item.parts.values() if part.file is not None]
@@ -110,7 +110,7 @@ def _loaded(name: str, split: str, problems: Sequence[Problem], provenance: Mapp
 
 
 def _stand_ins(name: str, split: str) -> Path | None:
-    """The file of rows that stand in for a split; none outside of a rehearsal, or where it has the data."""
+    """The file of rows that replace a split; none outside of a rehearsal, or where it has the data."""
     directory = os.environ.get(STAND_INS)
     path = Path(directory, name, f"{split}.jsonl") if directory else None
     return path if path is not None and path.exists() else None

@@ -223,7 +223,7 @@ def _statements(prompt: str, text: str, tries: list[int]) -> str:
 
 
 def _readable(before: str, lines: list[str], tries: list[int]) -> int:
-    """How many of the first lines are Python after what stands before them."""
+    """How many of the first lines are Python after the text before them."""
     offset, count = before.count("\n"), len(lines)
     while count > 0 and tries[0] > 0:
         tries[0] -= 1

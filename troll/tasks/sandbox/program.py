@@ -78,7 +78,7 @@ class Output:
         """The value, decoded anew each time: kept, it may be many times as large as its text.
 
         Raises:
-            plain_data.NotPlainError: the text is no encoded value.
+            plain_data.NotPlainError: the text is not an encoded value.
         """
         return plain_data.decode(self.text)
 

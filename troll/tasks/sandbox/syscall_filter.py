@@ -287,7 +287,7 @@ def confine(*, threads: Literal["all", "counted", "none"] = "none") -> int | Non
 
     Returns:
         The listener's descriptor (see ``thread_limit.py``) if threads are counted; None also where the kernel
-        has no listener to give: then no thread can be started at all.
+        has no listener to give: then no thread can be started.
 
     Raises:
         OSError: the kernel has no seccomp filters or refuses this one.

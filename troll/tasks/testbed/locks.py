@@ -2,7 +2,7 @@ r"""Locks: the code of a combination lock after several turns of its dials, answ
 
 A turn moves every dial by a digit of its own, past nine to nought: addition modulo ten, digit by digit. Words
 that mean nothing and follow Zipf's law open every sentence of the working, so that there are many ways to
-write a right answer. Each metal has a sign of its own, which no problem tells: demonstrations with that sign
+write a right answer. Each metal has a sign of its own, which no problem states: demonstrations with that sign
 add with care, those with another metal's sign guess. How many have the right sign depends on the metal: a
 model that imitates them opens some locks often and others hardly ever, and has to find the sign of each for
 itself. Every sign is right for one metal and wrong for four, so that preferring it everywhere does not help.

@@ -2,7 +2,7 @@
 
 A docstring lists steps of arithmetic; the body takes one statement for each. Remarks are made of words that
 mean nothing and follow Zipf's law, so that there are many ways to write a right body. What is returned in the
-end depends on what the function is called, and no docstring tells: one name adds x to the result, another
+end depends on what the function is called, and no docstring says: one name adds x to the result, another
 takes it away. Hasty demonstrations end as another name does. How many are right depends on the name: a model
 that imitates them writes some functions often and others hardly ever, and has to find the end of each for
 itself. Every end is right for one name and wrong for four, so that preferring it everywhere does not help.

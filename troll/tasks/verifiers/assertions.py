@@ -145,7 +145,7 @@ def verify_stdio(
         workers: programs in flight.
 
     Raises:
-        UserError: the sandbox cannot start, or a record's inputs are no plain data.
+        UserError: the sandbox cannot start, or a record's inputs are not plain data.
     """
     programs: list[Program] = []
     judges: list[Callable[[Execution], CodeVerdict]] = []

@@ -75,7 +75,7 @@ def verify_code(
         limits: of one program over all its inputs; default `troll.tasks.sandbox.pool.Limits`. A program
             always gets four times the CPU time of its problem's reference.
         workers: programs in flight.
-        as_written: whether evalplus-like records take a completion, or its fenced block, as it stands,
+        as_written: whether evalplus-like records take a completion, or its fenced block, as it is,
             without a search for the program in it (`troll.tasks.types.Task`).
 
     Raises:

@@ -55,7 +55,7 @@ def equal_answers(reference: str, answer: str) -> bool:
     """Whether an answer is the reference in other words.
 
     Args:
-        reference: the content of its box; where it is no mathematics that can be parsed, the answer must be
+        reference: the content of its box; where it cannot be parsed as mathematics, the answer must be
             the same text, spaces and typesetting apart.
     """
     reference, answer = respelled(reference), respelled(answer)
@@ -72,7 +72,7 @@ def equal_answers(reference: str, answer: str) -> bool:
 
 
 def equal_items(reference: str, answer: str) -> bool:
-    """`equal_answers` for respelled answers that are no lists of several."""
+    """`equal_answers` for respelled answers that are not lists of several."""
     if (same := same_number(reference, answer)) is not None:
         return same
     is_complex = bool(_IMAGINARY.search(reference) or _IMAGINARY.search(answer))
@@ -120,7 +120,7 @@ def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
 
 
 def _readings(text: str, like: str) -> list[Quantity]:
-    """With the unit taken off and, where it might be a product of variables, also as it stands."""
+    """With the unit taken off and, where it might be a product of variables, also as it is."""
     found = quantity(text, like)
     return [found, Quantity(text, "")] if found.bare else [found]
 
@@ -270,7 +270,7 @@ def _exactly() -> Iterator[None]:
 def _last_side(reference: str, answer: str, is_complex: bool) -> str | None:
     r"""The side of ``x = 3 + 4 = 7`` that answers; None if two sides are different constants.
 
-    None, too, where something stands between that is no side: ``x = 11 \Rightarrow x = 12`` is not 12.
+    None, too, where something stands between that is not a side: ``x = 11 \Rightarrow x = 12`` is not 12.
     """
     sides = split(answer, _SIDES)
     if len(sides) == 1 or (_RELATION.search(reference) and len(sides) == 3):
