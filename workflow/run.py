@@ -172,7 +172,7 @@ def run_until_decided(
         runs = with_further_seeds(experiment, root).runs()
         planned: dict[str, set[int]] = {}
         for run in runs:
-            planned.setdefault(run.setting, set()).add(run.seed)
+            planned.setdefault(run.group_id, set()).add(run.seed)
         looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
         left = cores * (until - time.monotonic() - _TABLES_S)
         chosen, ended = next_runs(experiment, judged, left)
@@ -216,7 +216,7 @@ def next_runs(
         )
         return [], "every claim is decided" if decided else "all planned seeds have been run"
     seen = list(earlier_runs(Path("results")))
-    by_setting = {run.setting: run for run in experiment.runs()}
+    by_setting = {run.group_id: run for run in experiment.runs()}
     seconds = {}
     for setting, seed in {run for want in wants for run in want.runs}:
         run = by_setting[setting]
@@ -229,7 +229,7 @@ def next_runs(
 def seed_counts(experiment: Experiment, root: Path) -> str:
     """How many seeds the settings have."""
     runs = with_further_seeds(experiment, root).runs()
-    counts = sorted({sum(other.setting == run.setting for other in runs) for run in runs})
+    counts = sorted({sum(other.group_id == run.group_id for other in runs) for run in runs})
     told = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"{len(runs)} runs, {told} seeds in a setting"
 

@@ -40,7 +40,7 @@ def stages(repository, tmp_path, monkeypatch):
 
     def verdicts(experiment, root):
         runs = program.with_further_seeds(experiment, root).runs()
-        count = sum(run.setting == PATHS[0] for run in runs)
+        count = sum(run.group_id == PATHS[0] for run in runs)
         names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo"}
         known = [
             PairedDifferences("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")

@@ -17,7 +17,7 @@ def entries_of(
     kind: Kind, experiment: Experiment, runs: Iterable[Run], group: str | None = None
 ) -> list[Entry]:
     """The tables or figures of an experiment, or of a group of its runs."""
-    by_setting = {run.setting: run for run in runs}
+    by_setting = {run.group_id: run for run in runs}
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
     return wanted(
         kind,

@@ -35,7 +35,7 @@ from troll.experiment.settings import (
     MoreSeeds,
     PublicData,
     Rule,
-    Settings,
+    StrictModel,
     TaskSettings,
     Training,
     Whole,
@@ -47,7 +47,7 @@ BASE = "base"
 _NO_TASK = {"training", "settings", "evaluate_on"}
 
 
-class Block(Settings):
+class Block(StrictModel):
     """One block of the matrix: every combination of the names listed; a key left out means all."""
 
     group: str | None = Field(None, description="a name to run this block by: `snakemake GROUP`")
@@ -70,17 +70,17 @@ class Run:
     seed: int
 
     @property
-    def setting(self) -> str:
+    def group_id(self) -> str:
         """``<model>/<task>/<trust region>/<estimator>/<condition>``: what its seeds have in common."""
         return "/".join((self.model, self.task, self.trust_region, self.estimator, self.condition))
 
     @property
     def run_id(self) -> str:
         """``<model>/<task>/<trust region>/<estimator>/<condition>/seed<k>``."""
-        return f"{self.setting}/seed{self.seed}"
+        return f"{self.group_id}/seed{self.seed}"
 
 
-class Experiment(Settings):
+class Experiment(StrictModel):
     """A whole experiment file."""
 
     experiment: str = Field(description="name; results go to results/<name>")

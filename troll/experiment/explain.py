@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, RootModel, Tag, ValidationError
 
 from troll.common.errors import unknown
-from troll.experiment.settings import Settings
+from troll.experiment.settings import StrictModel
 
 _SHOWN = 100  # characters of a value that a message quotes
 
@@ -27,17 +27,17 @@ def _step_into(annotation: Any, part: int | str) -> Any:
     return options[-1] if options else None  # dict[str, X] or list[X]
 
 
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[Settings] | None:
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[StrictModel] | None:
     """The model whose key ``location[-1]`` was refused, found by walking the annotations."""
     current: Any = model
     for part in location[:-1]:
         current = _step_into(current, part)
     if get_origin(current) in (Union, UnionType):
         current = get_args(current)[0]
-    return current if isinstance(current, type) and issubclass(current, Settings) else None
+    return current if isinstance(current, type) and issubclass(current, StrictModel) else None
 
 
-def _unknown_key(where: str, key: str, owner: type[Settings]) -> str:
+def _unknown_key(where: str, key: str, owner: type[StrictModel]) -> str:
     if key in owner.RENAMED:
         return f"{where}: unknown key {key!r}; it is now called {owner.RENAMED[key]}"
     return f"{where}: {unknown('key', key, owner.model_fields)}"

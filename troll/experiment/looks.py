@@ -46,7 +46,7 @@ def with_further_seeds(experiment: Experiment, root: Path) -> Experiment:
     """The experiment with the seeds that `make results` has asked for; as it is where it asks for none."""
     if experiment.more_seeds is None:
         return experiment
-    settings = {run.setting for run in experiment.runs()}
+    settings = {run.group_id for run in experiment.runs()}
     further = {name: list(seeds) for name, seeds in experiment.further_seeds.items()}
     for name, seeds in read_looks(root).get("further_seeds", {}).items():
         if name in settings:  # the file may be older than the experiment

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from troll.experiment.settings import Count, NotNegative, Positive, Settings, Whole
+from troll.experiment.settings import Count, NotNegative, Positive, StrictModel, Whole
 
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
@@ -16,7 +16,7 @@ def _inside(value: str) -> str:
     return value
 
 
-class SupervisedSteps(Settings):
+class SupervisedSteps(StrictModel):
     """Supervised training of a base model on a task's demonstrations; the defaults are for tiny models."""
 
     steps: Count = Field(700, description="optimiser steps")
@@ -37,7 +37,7 @@ class Supervised(SupervisedSteps):
     demonstrations_for_tokenizer: Count = Field(20000, description="texts that the tokenizer is made from")
 
 
-class HubModel(Settings):
+class HubModel(StrictModel):
     """What identifies a model of the Hugging Face hub. Its revision is in the lock file."""
 
     id: str = Field(pattern=_HUB_ID, description="owner/name")
@@ -58,7 +58,7 @@ class Hub(HubModel):
     )
 
 
-class WheelModel(Settings):
+class WheelModel(StrictModel):
     """What identifies a model that a package holds as a GGUF file."""
 
     name: str = Field(
@@ -82,7 +82,7 @@ class Wheel(WheelModel):
     )
 
 
-class FromScratch(Settings):
+class FromScratch(StrictModel):
     """A model of the Qwen3 architecture, and how it is made."""
 
     vocabulary: Count = Field(512, description="V, tokens")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
 
 from troll.experiment.model_settings import FromScratch, HubModel, SupervisedSteps, WheelModel
-from troll.experiment.settings import Count, Settings, Size, Suite, Training, Whole
+from troll.experiment.settings import Count, Size, StrictModel, Suite, Training, Whole
 
 
 class ScratchModelOfRun(FromScratch):
@@ -26,7 +26,7 @@ class ScratchModelOfRun(FromScratch):
 _Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: value is None)]
 
 
-class HubModelOfRun(Settings):
+class HubModelOfRun(StrictModel):
     """A model of the hub: its id alone, for the sizes are its own."""
 
     name: str = Field(description="in the experiment file")
@@ -34,7 +34,7 @@ class HubModelOfRun(Settings):
     supervised: _Supervised = None
 
 
-class WheelModelOfRun(Settings):
+class WheelModelOfRun(StrictModel):
     """A model from a package."""
 
     name: str = Field(description="in the experiment file")
@@ -58,7 +58,7 @@ ModelOfRun = Annotated[
 """A model with everything that defines it."""
 
 
-class ProblemsConfig(Settings):
+class ProblemsConfig(StrictModel):
     """Problems to be written: of the splits that are named."""
 
     name: str = Field(description="of the task")
@@ -68,7 +68,7 @@ class ProblemsConfig(Settings):
     settings: dict[str, Any] = Field({}, description="of the task's generator")
 
 
-class TaskOfRun(Settings):
+class TaskOfRun(StrictModel):
     """A task with all its settings."""
 
     name: str
@@ -78,7 +78,7 @@ class TaskOfRun(Settings):
     settings: dict[str, Any]
 
 
-class RuleOfRun(Settings):
+class RuleOfRun(StrictModel):
     """A trust region or an estimator with all its settings."""
 
     name: str = Field(description="in the experiment file")
@@ -87,7 +87,7 @@ class RuleOfRun(Settings):
     settings: dict[str, Any]
 
 
-class ConditionOfRun(Settings):
+class ConditionOfRun(StrictModel):
     """The condition, whose overrides are in ``training``."""
 
     name: str
@@ -97,14 +97,14 @@ DerivedSeed = Annotated[int, Field(ge=0, lt=2**32)]
 """As many bits as numpy accepts."""
 
 
-class SeedsOfRun(Settings):
+class SeedsOfRun(StrictModel):
     """Derived seeds: of the order of prompts and rollouts, and of sampling for the evaluation."""
 
     training: DerivedSeed
     evaluation: DerivedSeed
 
 
-class SeedsOfBase(Settings):
+class SeedsOfBase(StrictModel):
     """Derived seeds: of a base model's weights and order, and of its demonstrations."""
 
     model: DerivedSeed
@@ -115,7 +115,7 @@ Rehearsal = Annotated[bool, Field(description="of `troll rehearse`", exclude_if=
 """Written where it is true only: the files of real runs stay as they were."""
 
 
-class RunConfig(Settings):
+class RunConfig(StrictModel):
     """One run."""
 
     experiment: str
@@ -131,7 +131,7 @@ class RunConfig(Settings):
     rehearsal: Rehearsal = False
 
 
-class BaseConfig(Settings):
+class BaseConfig(StrictModel):
     """One base model."""
 
     experiment: str
@@ -142,7 +142,7 @@ class BaseConfig(Settings):
     rehearsal: Rehearsal = False
 
 
-class TokenizerConfig(Settings):
+class TokenizerConfig(StrictModel):
     """The tokenizer that an experiment's models from scratch share."""
 
     tasks: dict[str, dict[str, Any]] = Field(description="settings by name of the task")

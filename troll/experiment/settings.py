@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
-class Settings(BaseModel):
+class StrictModel(BaseModel):
     """Base of all models here: unknown keys are refused, values never change.
 
     Attributes:
@@ -42,7 +42,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_n
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number)]
 
 
-class Critic(Settings):
+class Critic(StrictModel):
     """The value model of GAE and PPO-max: initialised from the policy, trained beside it."""
 
     learning_rate: Positive = Field(1e-5, description="AdamW's learning rate, constant (paper)")
@@ -54,7 +54,7 @@ class Critic(Settings):
     gradient_clipping: Positive = Field(1.0, description="largest global gradient norm")
 
 
-class Regulariser(Settings):
+class Regulariser(StrictModel):
     """The KL to the frozen reference, which is the base model."""
 
     RENAMED = {"place": "applied_to"}
@@ -73,27 +73,27 @@ class Regulariser(Settings):
     horizon: Positive = Field(10000, description="responses over which the coefficient adapts (verl)")
 
 
-class DynamicSampling(Settings):
+class DynamicSampling(StrictModel):
     """DAPO: prompts whose responses are all right or all wrong are replaced by others."""
 
     max_batches: Count = Field(10, description="rollout batches sampled to fill one, at most (verl)")
 
 
-class Overlong(Settings):
+class Overlong(StrictModel):
     """DAPO: a growing penalty on the last tokens before the limit, -factor at the limit."""
 
     buffer: Count = Field(4096, description="L_c: length of the zone before max_response_tokens, in tokens")
     factor: Positive = Field(1.0, description="penalty at the limit")
 
 
-class Pretraining(Settings):
+class Pretraining(StrictModel):
     """PPO-ptx: the likelihood of the task's demonstrations in the loss."""
 
     coefficient: Positive = Field(27.8, description="weight of mean -log pi(token) (InstructGPT)")
     demonstrations: Count = Field(8, description="demonstrations in a micro-batch")
 
 
-class Vllm(Settings):
+class Vllm(StrictModel):
     """Rollouts by vLLM instead of transformers; TRL pushes the weights to it before each rollout batch."""
 
     mode: Literal["colocate", "server"] = Field(
@@ -120,7 +120,7 @@ class Vllm(Settings):
         return self
 
 
-class Training(Settings):
+class Training(StrictModel):
     """How a run trains. Defaults are the paper's (released configurations of arXiv 2510.03817).
 
     Other blocks of an experiment file (a model, a task, a trust region, an estimator, a condition) may
@@ -236,7 +236,7 @@ class Training(Settings):
         return self.steps_per_batch * self.rollout_batches
 
 
-class Suite(Settings):
+class Suite(StrictModel):
     """How a further data set is sampled, on whose test split models of a task are evaluated too."""
 
     samples: Count = Field(1, description="samples for each problem")
@@ -244,7 +244,7 @@ class Suite(Settings):
     test: Size = Field("all", description="number of test problems, or all")
 
 
-class TaskSettings(Settings):
+class TaskSettings(StrictModel):
     """A task of the experiment: sizes of its splits, its own settings, overrides of training."""
 
     train: Size = Field(2000, description="number of problems; a public data set also has all")
@@ -255,7 +255,7 @@ class TaskSettings(Settings):
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the task")
 
 
-class Rule(Settings):
+class Rule(StrictModel):
     """A trust region or an estimator: a registered rule and its settings."""
 
     rule: str = Field(
@@ -266,7 +266,7 @@ class Rule(Settings):
     training: dict[str, Any] = Field({}, description="overrides of training that belong to the rule")
 
 
-class Evaluation(Settings):
+class Evaluation(StrictModel):
     """How checkpoints are sampled and graded on the test split."""
 
     samples: Count = Field(8, description="samples for each problem")
@@ -286,7 +286,7 @@ class Evaluation(Settings):
         return self
 
 
-class MoreSeeds(Settings):
+class MoreSeeds(StrictModel):
     """Seeds where they decide: after the first, in settings in which a claim is undecided."""
 
     most: Count = Field(description="seeds of a setting, at most; looks are planned for as many")
@@ -295,7 +295,7 @@ class MoreSeeds(Settings):
     )
 
 
-class PublicData(Settings):
+class PublicData(StrictModel):
     """Work on public data sets that trains nothing: the graders' audit, and benchmarks of the base models."""
 
     source: Literal["mirror", "hub"] = Field(
@@ -309,7 +309,7 @@ class PublicData(Settings):
     max_tokens: Count = Field(64, description="longest response of a base model, in tokens")
 
 
-class StepBenchmark(Settings):
+class StepBenchmark(StrictModel):
     """Whole optimiser steps of a random language model: clip, TROLL, and clip with a critic, side by side."""
 
     shape: str = Field("20m", description="qwen3-0.6b, 20m or tiny")
@@ -318,7 +318,7 @@ class StepBenchmark(Settings):
     response: Count = Field(192, description="T, tokens of each response")
 
 
-class CostBenchmark(Settings):
+class CostBenchmark(StrictModel):
     """The cost table: forward and backward of the output layer and the loss, clip and TROLL side by side."""
 
     tokens: Count = Field(512, description="N, tokens of the update")

@@ -159,7 +159,7 @@ def _seed_problems(experiment: Experiment) -> Iterator[str]:
             f"more_seeds.most: looks go from the {first} of `seeds` to {more.most}; the first needs two "
             "seeds or more, the last as many at least"
         )
-    settings = list(dict.fromkeys(run.setting for run in experiment.runs()))
+    settings = list(dict.fromkeys(run.group_id for run in experiment.runs()))
     for setting in experiment.further_seeds:
         if setting not in settings:
             yield _choices("further_seeds", setting, settings)

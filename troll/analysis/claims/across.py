@@ -15,10 +15,10 @@ from troll.analysis.claims.fields import own_k
 from troll.analysis.data.axes import AXES, Axis
 from troll.analysis.data.summaries import Cell, scores, values_by_seed
 from troll.analysis.statistics import Array
-from troll.experiment.settings import Settings
+from troll.experiment.settings import StrictModel
 
 
-class Across(Settings):
+class Across(StrictModel):
     """A statistic over conditions that differ in one setting and in nothing else."""
 
     setting: Literal["learning_rate", "staleness", "policy_lag"] = Field(

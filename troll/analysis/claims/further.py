@@ -15,7 +15,7 @@ class NextLook:
 
     Attributes:
         claim: its id.
-        runs: settings of runs (``Run.setting``) and seeds.
+        runs: groups of runs (``Run.group_id``) and seeds.
         likely: seeds in each setting that would decide with a chance of 80 %; None where no number of them
             would.
     """

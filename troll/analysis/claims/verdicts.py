@@ -30,12 +30,12 @@ from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.explain import explain
-from troll.experiment.settings import NotNegative, Settings
+from troll.experiment.settings import NotNegative, StrictModel
 
 _Line = tuple[Cell, ...]
 
 
-class Where(Settings):
+class Where(StrictModel):
     """Where a claim applies: shell patterns for each coordinate; a coordinate left out means everywhere."""
 
     experiment: list[str] = Field(default=["*"], description="patterns of experiment names")
@@ -53,7 +53,7 @@ class Where(Settings):
         )
 
 
-class Claim(Settings):
+class Claim(StrictModel):
     """One entry of a claims file."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"place": "source"}

@@ -48,7 +48,7 @@ class Cell:
         """The base model of the same task."""
         return Cell(self.model, self.task, "", "", BASE)
 
-    def setting(self, condition: str, estimator: str) -> "Cell":
+    def with_condition(self, condition: str, estimator: str) -> "Cell":
         """Another setting of the same model and task, without a method."""
         return Cell(self.model, self.task, condition, estimator, "")
 

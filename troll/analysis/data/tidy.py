@@ -98,30 +98,18 @@ class Tidy:
 
 
 def parts(directory: Path) -> dict[str, Path]:
-    """The files of an experiment's tables by the name of their part, sorted.
-
-    Args:
-        directory: results/<experiment>.
-    """
+    """The files of an experiment's tables by the name of their part, sorted."""
     files = sorted((directory / TIDY).glob("*.parquet"))
     return {path.stem: path for path in files if not path.name.startswith(".")}  # those are being written
 
 
 def part_path(directory: Path, part: str) -> Path:
-    """Path of a part.
-
-    Args:
-        directory: results/<experiment>.
-        part: its name.
-    """
+    """Path of a part."""
     return directory / TIDY / f"{part}.parquet"
 
 
 def read_tidy(directory: Path) -> Tidy:
     """The tables of an experiment.
-
-    Args:
-        directory: results/<experiment>.
 
     Raises:
         UserError: there are none, or a file is damaged.
@@ -145,7 +133,6 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     """One file of a tidy table as it is on disk.
 
     Args:
-        path: of the part.
         columns: which; by default all.
 
     Raises:
@@ -187,12 +174,7 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
 
 
 def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
-    """Writes one file atomically, its rows sorted, with digests of its columns as the only metadata.
-
-    Args:
-        path: of the part.
-        frames: rows as `on_disk` or `read_part` gives them.
-    """
+    """Writes one file atomically, its rows sorted, with digests of its columns as the only metadata."""
     frame = _sorted(frames)
     digests = json.dumps({name: _digest(values) for name, values in frame.items()})
     table = pa.Table.from_pandas(frame, schema=_SCHEMA, preserve_index=False)

@@ -90,7 +90,7 @@ def main_figure(
             for column, (base, setting) in enumerate(line):
                 axes = panels[row, block * width + column]
                 axes.set_axis_on()
-                panel(axes, success, base.setting(*setting), shown, styles, SUCCESS, across)
+                panel(axes, success, base.with_condition(*setting), shown, styles, SUCCESS, across)
                 together.setdefault(base, []).append(axes)
                 if not complete:
                     axes.set_title(f"{_label(base, bases)}\n{' · '.join(setting)}")
@@ -162,7 +162,11 @@ def task_figure(
     rows = runs[runs["task"] == task]
     shown = _methods(rows, trust_regions)
     settings = sorted(
-        {cell.setting(cell.condition, cell.estimator) for cell in cells(rows) if cell.trust_region != BASE},
+        {
+            cell.with_condition(cell.condition, cell.estimator)
+            for cell in cells(rows)
+            if cell.trust_region != BASE
+        },
         key=cell_order,
     )
     several = len({cell.model for cell in settings}) > 1
@@ -264,7 +268,9 @@ def final_figure(
             setting: present
             for setting in _settings(runs)
             if (
-                present := [name for name in shown if base.setting(*setting).with_trust_region(name) in there]
+                present := [
+                    name for name in shown if base.with_condition(*setting).with_trust_region(name) in there
+                ]
             )
         }
         for base in bases

@@ -23,7 +23,7 @@ from troll.analysis.statistics import (
 )
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
-from troll.experiment.settings import Positive, Settings
+from troll.experiment.settings import Positive, StrictModel
 
 TRIMMED = 0.2
 """Share of the seeds that the trimmed mean leaves out at either end."""
@@ -37,7 +37,7 @@ Tuning = Mapping[tuple[str, str], pd.DataFrame]
 """Validation success by task and rule: tuning seeds by the trials that went through all rounds."""
 
 
-class Contrast(Settings):
+class Contrast(StrictModel):
     """Two rules that are compared: the first minus the second.
 
     Attributes:
@@ -66,7 +66,7 @@ def _with_known_slots(text: str) -> str:
 Sentence = Annotated[str, AfterValidator(_with_known_slots)]
 
 
-class Sentences(Settings):
+class Sentences(StrictModel):
     """What is said of each outcome of the first contrast, with `SLOTS` in braces.
 
     Attributes:
@@ -84,7 +84,7 @@ class Sentences(Settings):
     small: Sentence
 
 
-class Comparison(Settings):
+class Comparison(StrictModel):
     """Contrasts that are fixed beforehand, and how they are read.
 
     Attributes:

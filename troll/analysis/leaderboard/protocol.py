@@ -23,12 +23,12 @@ from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
 from troll.experiment.explain import explain
-from troll.experiment.settings import Positive, Settings, Whole
+from troll.experiment.settings import Positive, StrictModel, Whole
 
 TRIALS, FINAL = "trials", "final"
 
 
-class Candidate(Settings):
+class Candidate(StrictModel):
     """A rule, and the values of its settings that trials may take.
 
     Attributes:
@@ -44,7 +44,7 @@ class Candidate(Settings):
     learning_rates: list[Positive] = Field([])
 
 
-class Round(Settings):
+class Round(StrictModel):
     """A further round of tuning.
 
     Attributes:
@@ -56,7 +56,7 @@ class Round(Settings):
     seeds: list[Whole] = Field(min_length=1)
 
 
-class Protocol(Settings):
+class Protocol(StrictModel):
     """The contents of a protocol file.
 
     Attributes:

@@ -22,12 +22,12 @@ from troll.analysis.data.summaries import Cell, cells, paired_scores
 from troll.analysis.render.formats import Style, listed, points
 from troll.analysis.statistics import LEVEL, Array, holm
 from troll.common.errors import UserError
-from troll.experiment.settings import Positive, Settings
+from troll.experiment.settings import Positive, StrictModel
 
 UNDECIDED = "no difference shown"
 
 
-class Ranking(Settings):
+class Ranking(StrictModel):
     """How each rule is compared with the baseline.
 
     Attributes:

@@ -232,12 +232,12 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
         here = [cell for cell in present if row.holds(cell)]
         matching = [cell for cell in here if fnmatchcase(cell.trust_region, row.method)]
         if not row.method.startswith(row.baseline):  # a baseline alone is shown, but for a variant's default
-            settings = {cell.setting(cell.condition, cell.estimator) for cell in matching}
+            settings = {cell.with_condition(cell.condition, cell.estimator) for cell in matching}
             lone = [cell for cell in here if cell.trust_region == row.baseline]
             matching += [
                 cell.with_trust_region(row.method)
                 for cell in lone
-                if cell.setting(cell.condition, cell.estimator) not in settings
+                if cell.with_condition(cell.condition, cell.estimator) not in settings
             ]
         rows += [_row(row, cell, summary, items) for cell in matching or (None,)]
     frame = pd.DataFrame(rows)

@@ -28,9 +28,9 @@ class Steps:
 def totals(experiment: Experiment, root: Path) -> dict[str, int]:
     """Optimiser steps of a whole run, by its id."""
     runs = with_further_seeds(experiment, root).runs()
-    one_of_each = {run.setting: run for run in runs}
+    one_of_each = {run.group_id: run for run in runs}
     steps = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
-    return {run.run_id: steps[run.setting] for run in runs}
+    return {run.run_id: steps[run.group_id] for run in runs}
 
 
 def read_steps(
