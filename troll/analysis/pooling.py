@@ -172,9 +172,9 @@ def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable
     x = np.asarray([[float(level == name) for name in kept] for level in levels if level in kept])
     means, covariance = _fit(y, v, x, reml(y, v, x))
     contrasts = np.eye(len(kept))[1:] - np.eye(len(kept))[0]
-    found = contrasts @ means
-    f = found @ np.linalg.solve(contrasts @ covariance @ contrasts.T, found) / found.size
-    return float(stats.f.sf(f, found.size, y.size - len(kept)))
+    differences = contrasts @ means
+    f = differences @ np.linalg.solve(contrasts @ covariance @ contrasts.T, differences) / differences.size
+    return float(stats.f.sf(f, differences.size, y.size - len(kept)))
 
 
 def common_levels(levels: Sequence[Hashable]) -> list[Hashable]:

@@ -133,7 +133,7 @@ def entries(kind: Kind) -> dict[str, Entry]:
     return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
 
 
-def wanted(
+def requested(
     kind: Kind,
     *,
     variants: bool,
@@ -166,7 +166,7 @@ def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
     by_first: dict[Hashable, set[Hashable]] = {}
     for first, second in pairs:
         by_first.setdefault(first, set()).add(second)
-    return any(len(one & other) > 1 for one, other in combinations(by_first.values(), 2))
+    return any(len(values & other) > 1 for values, other in combinations(by_first.values(), 2))
 
 
 def stems(chosen: Iterable[Entry], tasks: Iterable[str]) -> list[str]:

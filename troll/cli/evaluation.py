@@ -42,7 +42,7 @@ def sample(
     r"""Sample responses from a checkpoint.
 
     Reads a checkpoint and problems; writes a line for each sample. The same seed gives the same text whatever
-    the batch size, and an interrupted call goes on.
+    the batch size, and an interrupted call resumes.
 
     Example: troll sample --task chains --out samples.jsonl \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \

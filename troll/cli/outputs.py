@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll.analysis.registry import Entry, Kind, crossed, variants_of, wanted
+from troll.analysis.registry import Entry, Kind, crossed, requested, variants_of
 from troll.experiment.base_seeds import kind_name
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import planned_keys
@@ -19,7 +19,7 @@ def entries_of(
     """The tables or figures of an experiment, or of a group of its runs."""
     by_setting = {run.group_id: run for run in runs}
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
-    return wanted(
+    return requested(
         kind,
         variants=bool(variants_of(rules)),
         crossed=_varies_both(experiment, by_setting.values()),
@@ -58,7 +58,7 @@ def _varies_both(experiment: Experiment, runs: Iterable[Run]) -> bool:
         stale = training.mini_batches * training.num_iterations, training.policy_lag
         method = run.model, run.task, run.trust_region, run.estimator
         pairs.setdefault(method, []).append((training.learning_rate, stale))
-    return any(crossed(own) for own in pairs.values())
+    return any(crossed(pairs_of) for pairs_of in pairs.values())
 
 
 def _varies_base_seed(experiment: Experiment, runs: Iterable[Run]) -> bool:

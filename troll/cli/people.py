@@ -111,9 +111,9 @@ def doctor(
     from troll.cli.doctor import examine, show
     from troll.experiment.files import load_experiment
 
-    wanted = load_experiment(experiment) if experiment is not None else None
-    findings = list(examine(wanted, results, ask_hub=not offline))
-    typer.echo("\n".join(show(findings, wanted.experiment if wanted else None)))
+    planned = load_experiment(experiment) if experiment is not None else None
+    findings = list(examine(planned, results, ask_hub=not offline))
+    typer.echo("\n".join(show(findings, planned.experiment if planned else None)))
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
 

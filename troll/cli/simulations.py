@@ -55,13 +55,13 @@ def error_rates(
     from troll.analysis.leaderboard.protocol import read_protocol
     from troll.analysis.render.formats import to_markdown
 
-    known = read_protocol(protocol)
-    if known.ranking is None:
+    ranked = read_protocol(protocol)
+    if ranked.ranking is None:
         raise UserError(f"{protocol}: ranking: is missing; only protocols that rank rules are simulated")
     other = read_protocol(against) if against else None
     if other is not None and other.ranking is not None:
         raise UserError(f"--against: {against}: has a ranking of its own; name a protocol without one")
-    typer.echo(to_markdown(rates_table(known, other, draws=draws)))
+    typer.echo(to_markdown(rates_table(ranked, other, draws=draws)))
 
 
 def register_simulations(app: typer.Typer) -> None:

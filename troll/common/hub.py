@@ -151,10 +151,10 @@ def _wanted(model_id: str, names: Iterable[str], weights: bool) -> list[str]:
     here = [name for name in names if "/" not in name and not name.startswith(".")]
     if not weights:
         return _matching(here, _TEXT)
-    found = _matching(here, _SAFE) or _matching(here, _PICKLED)
-    if not found:
+    weight_files = _matching(here, _SAFE) or _matching(here, _PICKLED)
+    if not weight_files:
         raise UserError(f"{model_id}: has no weights, neither {_SAFE[0]} nor {_PICKLED[0]}")
-    return [*_matching(here, _TEXT), *found]
+    return [*_matching(here, _TEXT), *weight_files]
 
 
 def _facts(path: Path) -> dict[str, int | str]:

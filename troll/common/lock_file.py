@@ -39,14 +39,14 @@ def pinned(repository: str) -> dict[str, Any]:
     return entry
 
 
-def check(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> list[str]:
+def check(repository: str, revision: str, section: str, parts: Mapping[str, Found]) -> list[str]:
     """Compares what was found with what the lock file says.
 
     Args:
         revision: that it was found at, for messages; empty for a mirror's copy.
     """
     pinned_parts = pinned(repository).get(section, {})
-    for name, facts in found.items():
+    for name, facts in parts.items():
         if name in pinned_parts and pinned_parts[name] != facts:
             recorded, there = (
                 "{} with sha256 {}".format(*_words(item)) for item in (pinned_parts[name], facts)
@@ -55,7 +55,7 @@ def check(repository: str, revision: str, section: str, found: Mapping[str, Foun
                 f" at revision {revision}" * bool(revision)
             )
             raise UserError(f"{where}: {there}, but {lock_path()} says {recorded}")
-    return [name for name in found if name not in pinned_parts]
+    return [name for name in parts if name not in pinned_parts]
 
 
 def _words(facts: Found) -> tuple[str, str]:

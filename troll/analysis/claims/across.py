@@ -114,11 +114,11 @@ def across_differences(
                 {x: seed_values(metric, summary, items, c) for x, c in zip(line, points, strict=True)}
             )
         )
-    own, other = (table.dropna() for table in both)
-    seeds = own.index.intersection(other.index)
-    if own.shape[1] != len(line) or seeds.empty:
+    of_method, other = (table.dropna() for table in both)
+    seeds = of_method.index.intersection(other.index)
+    if of_method.shape[1] != len(line) or seeds.empty:
         return {}
-    values, first, second = list(line), own.loc[seeds].to_numpy(), other.loc[seeds].to_numpy()
+    values, first, second = list(line), of_method.loc[seeds].to_numpy(), other.loc[seeds].to_numpy()
     if across.statistic == "slope":
         first, second = (slope(values, one, doubling=across.doubling) for one in (first, second))
         change = first - second

@@ -53,11 +53,11 @@ def look_again(
             if settings and not seen:  # before the first look nothing is said
                 decision = decide(side, settings, max(least_seeds, looks.first))
             return decision, LookState(seen, decided=False, missing=missing)
-        known = [
+        at_looks = [
             replace(setting.first(used[index]), level=looks.level_at(used[index]))
             for index, setting in enumerate(settings)
         ]
-        decision, seen = decide(side, known, least_seeds, level=looks.level_at(seeds)), seeds
+        decision, seen = decide(side, at_looks, least_seeds, level=looks.level_at(seeds)), seeds
         if decision.verdict not in UNDECIDED:
             return decision, LookState(seeds, decided=True)
         silent = [

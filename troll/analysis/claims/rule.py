@@ -312,10 +312,10 @@ def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: 
     """Chance that as many settings as it takes will show the contrary at the strict level."""
     exactly = np.zeros(_least_wrong(settings) + 1)  # chances of none, one, ..., that many or more
     exactly[0] = 1.0
-    for one, spread in zip(settings, spreads, strict=True):
-        if side.refuted(one.effect, one.effect):
-            error, level = float(spread) / math.sqrt(seeds), one.strict(len(settings))
-            chance = side.chance(one.effect, error, seeds - 1, level)
+    for setting, spread in zip(settings, spreads, strict=True):
+        if side.refuted(setting.effect, setting.effect):
+            error, level = float(spread) / math.sqrt(seeds), setting.strict(len(settings))
+            chance = side.chance(setting.effect, error, seeds - 1, level)
             moved = exactly[:-1] * chance
             exactly[:-1] -= moved
             exactly[1:] += moved

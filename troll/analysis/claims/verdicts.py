@@ -216,9 +216,9 @@ def _judge(
     below: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
     if claim.metric == "pass@1" and isinstance(claim.baseline, str) and claim.baseline != BASE:
-        known = measured.values()
-        below = tuple(_falls(parts[experiment], line) for experiment, line, *_ in known)
-        fallen = tuple(_falls(parts[experiment], others) for experiment, _, others, *_ in known)
+        compared = measured.values()
+        below = tuple(_falls(parts[experiment], line) for experiment, line, *_ in compared)
+        fallen = tuple(_falls(parts[experiment], others) for experiment, _, others, *_ in compared)
     if looks is None:
         return ClaimVerdict(claim, decide(side, settings, claim.least_seeds), None, None, why, below, fallen)
     return ClaimVerdict(

@@ -113,8 +113,8 @@ def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Lin
     """The lines along a setting, by model, task and estimator; only those with two values or more."""
     by_setting: dict[tuple[str, str, str], list[Line]] = {}
     defaults = variants(runs)
-    found = _grouped(runs, axis, lambda cell: defaults.get(cell.trust_region, cell.trust_region))
-    for (key, _), by_value in found.items():
+    grouped = _grouped(runs, axis, lambda cell: defaults.get(cell.trust_region, cell.trust_region))
+    for (key, _), by_value in grouped.items():
         model, task, estimator, family = key
         conditions = sorted({cell.condition for cell in by_value.values()})
         label = conditions[0] if len(conditions) == 1 else ""

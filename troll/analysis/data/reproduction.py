@@ -109,7 +109,7 @@ def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
     """The runs of which both versions log the same metrics: the digests of their logs can be compared."""
     logged = (frame[frame["source"] != "test"] for frame in (here, there))
     names = [frame.groupby("run_id", observed=True)["metric"].agg(frozenset) for frame in logged]
-    return {str(run_id) for run_id, own in names[0].items() if names[1].get(run_id) == own}
+    return {str(run_id) for run_id, metric_names in names[0].items() if names[1].get(run_id) == metric_names}
 
 
 def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
@@ -125,7 +125,7 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
     here, there = map(_processors, runs)
     if equal or here.keys() & there.keys():
         return [line]
-    names, others = (", ".join(sorted(set(known.values()))) for known in (here, there))
+    names, others = (", ".join(sorted(set(processors.values()))) for processors in (here, there))
     return [f"{line}: they ran on {names}, the release on {others}, which rounds otherwise"]
 
 

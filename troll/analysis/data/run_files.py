@@ -68,8 +68,8 @@ def read_run_files(path: Path) -> RunFiles:
         )
     made_with = manifest.get("config", settings)
     if made_with != settings:
-        known = made_with if isinstance(made_with, dict) else {}
-        key = next((key for key in settings if settings[key] != known.get(key)), "a key is missing")
+        made_from = made_with if isinstance(made_with, dict) else {}
+        key = next((key for key in settings if settings[key] != made_from.get(key)), "a key is missing")
         raise UserError(
             f"{path / 'run.yaml'}: {key}: not what {path / 'manifest.json'} says that "
             "the run was made with; make it again"

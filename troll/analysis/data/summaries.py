@@ -79,8 +79,8 @@ def cell_order(cell: Cell) -> tuple[object, ...]:
 
 def estimator_order(estimator: str) -> tuple[int, str]:
     """Sort key: grpo, its variant dr-grpo, then the others by name."""
-    known = estimator in _LEADING_ESTIMATORS
-    return _LEADING_ESTIMATORS.index(estimator) if known else len(_LEADING_ESTIMATORS), estimator
+    leading = estimator in _LEADING_ESTIMATORS
+    return _LEADING_ESTIMATORS.index(estimator) if leading else len(_LEADING_ESTIMATORS), estimator
 
 
 def method_order(trust_region: str) -> tuple[int, tuple[tuple[str, float], ...]]:

@@ -91,9 +91,12 @@ class Tidy:
 
     def of_runs(self, run_ids: Collection[str]) -> "Tidy":
         """The rows of some runs."""
-        wanted = list(run_ids)
+        selected = list(run_ids)
         return Tidy(
-            *(frame[frame["run_id"].isin(wanted)].reset_index(drop=True) for frame in (self.runs, self.items))
+            *(
+                frame[frame["run_id"].isin(selected)].reset_index(drop=True)
+                for frame in (self.runs, self.items)
+            )
         )
 
 

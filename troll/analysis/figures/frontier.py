@@ -73,16 +73,16 @@ def _draw(
     items: pd.DataFrame,
     styles: MethodStyles,
 ) -> None:
-    known = []
+    points = []
     for cell in members:
         drift, ended = (measured(cell, quantity, summary, items) for quantity in (KL, SUCCESS))
         if not np.isnan(ended[0]):
-            known.append((cell, drift, ended))
-    if not known:
+            points.append((cell, drift, ended))
+    if not points:
         return
     colour = styles.colour(family)
     offset, side = _BESIDE[styles.methods.index(family) % len(_BESIDE)]
-    for cell, (kl, least_kl, most_kl), (success, low, high) in known:
+    for cell, (kl, least_kl, most_kl), (success, low, high) in points:
         # Artists of their own do not widen the axes: an interval that reaches zero ends at the edge.
         axes.add_artist(Line2D([least_kl, most_kl], [success] * 2, linewidth=0.6, color=colour, alpha=0.5))
         axes.vlines(kl, low, high, linewidth=0.9, color=colour, alpha=0.7)
@@ -91,7 +91,7 @@ def _draw(
             axes.annotate(
                 label, (kl, success), offset, textcoords="offset points", ha=side, fontsize=5.5, color=colour
             )
-    x, y = [drift[0] for _, drift, _ in known], [ended[0] for _, _, ended in known]
+    x, y = [drift[0] for _, drift, _ in points], [ended[0] for _, _, ended in points]
     axes.plot(
         x, y, linewidth=1.2, marker=styles.marker(family), markersize=4, zorder=3, **styles.line(family)
     )

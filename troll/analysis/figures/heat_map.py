@@ -62,7 +62,7 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
         if cell.trust_region != BASE and rate is not None and steps is not None:
             key = (cell.trust_region, rate, (steps, _LAG.value(settings) or 0.0))
             by_place.setdefault((cell.model, cell.task, cell.estimator), {}).setdefault(key, cell)
-    found = {}
+    by_setting = {}
     for place, by_key in by_place.items():
         methods = [
             name
@@ -72,8 +72,8 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
         if methods:
             cells_of_methods = {key: cell for key, cell in by_key.items() if key[0] in methods}
             rates, stale = (tuple(sorted({key[part] for key in cells_of_methods})) for part in (1, 2))
-            found[place] = Grid(rates, stale, tuple(methods), cells_of_methods)  # type: ignore[arg-type]
-    return found
+            by_setting[place] = Grid(rates, stale, tuple(methods), cells_of_methods)  # type: ignore[arg-type]
+    return by_setting
 
 
 def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
@@ -84,9 +84,9 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     """
     require_one(runs)
     all_grids = grids(runs)
-    columns = max((len(one.methods) for one in all_grids.values()), default=1)
-    wide = max((len(one.rates) for one in all_grids.values()), default=1)
-    high = max((len(one.stale) for one in all_grids.values()), default=1)
+    columns = max((len(panel_grid.methods) for panel_grid in all_grids.values()), default=1)
+    wide = max((len(panel_grid.rates) for panel_grid in all_grids.values()), default=1)
+    high = max((len(panel_grid.stale) for panel_grid in all_grids.values()), default=1)
     with styled():
         figure, panels = grid(2 * len(all_grids), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
         if not all_grids:
@@ -94,23 +94,27 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
             return figure
         for axes in panels.flat:
             axes.set_visible(False)
-        for row, (place, one) in enumerate(all_grids.items()):
+        for row, (place, panel_grid) in enumerate(all_grids.items()):
             upper, lower = panels[2 * row], panels[2 * row + 1]
-            base = interval(items, next(iter(one.cells.values())).base_model())
-            tables = {name: _table(one, name, items) for name in one.methods}
+            base = interval(items, next(iter(panel_grid.cells.values())).base_model())
+            tables = {name: _table(panel_grid, name, items) for name in panel_grid.methods}
             span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
-            gaps = {name: _gaps(one, name, baseline, items) for name in one.methods if name != baseline}
+            gaps = {
+                name: _gaps(panel_grid, name, baseline, items)
+                for name in panel_grid.methods
+                if name != baseline
+            }
             widest = max(
                 (float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values() if _some(gap)), default=0.0
             )
             widest = max(widest, _LEAST_SPAN)
             for axes, (name, table) in zip(upper, tables.items(), strict=False):
-                _draw(axes, one, table, "viridis_r", span, signed=False)
+                _draw(axes, panel_grid, table, "viridis_r", span, signed=False)
                 axes.set_title(name)
             for axes, name in zip(lower, tables, strict=False):
                 if name in gaps and _some(gaps[name][0]):
                     gap, sure = gaps[name]
-                    _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
+                    _draw(axes, panel_grid, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
                     axes.set_title(f"{name} {MINUS} {baseline}")
             for above, below in zip(upper, lower, strict=True):
                 (below if below.get_visible() else above).set_xlabel(_RATE.label)

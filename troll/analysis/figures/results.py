@@ -194,7 +194,7 @@ def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEAR
         varied = [cell for cell in cells(runs) if defaults.get(cell.trust_region) == default]
         names = MethodStyles({cell.trust_region for cell in varied}).methods
         doses = dose_families(names)
-        rest = [name for name in names if not any(name in own for own in doses.values())]
+        rest = [name for name in names if not any(name in members for members in doses.values())]
         for shown in (*doses.values(), *([rest] if rest else [])):
             varied_settings = {cell.with_trust_region("") for cell in varied if cell.trust_region in shown}
             for cell in sorted(varied_settings, key=cell_order):
@@ -262,20 +262,22 @@ def final_figure(
     """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
     require_one(runs)
     shown, bases = _methods(runs, trust_regions), _bases(runs)
-    there = set(cells(runs))
+    cells_present = set(cells(runs))
     methods = {
         base: {
             setting: present
             for setting in _settings(runs)
             if (
                 present := [
-                    name for name in shown if base.with_condition(*setting).with_trust_region(name) in there
+                    name
+                    for name in shown
+                    if base.with_condition(*setting).with_trust_region(name) in cells_present
                 ]
             )
         }
         for base in bases
     }
-    alike = all(own == methods[bases[0]] for own in methods.values())
+    alike = all(names == methods[bases[0]] for names in methods.values())
     lines = wrapped(bases, _MOST_BASES)
     heights = [
         0.6 + 0.17 * max(len(methods[base]) + sum(map(len, methods[base].values())) for base in line)

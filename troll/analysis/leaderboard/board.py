@@ -289,9 +289,9 @@ def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list
     """The rules whose best trial has the least or largest of the numbers tried, by what and task."""
     edges: dict[str, dict[str, list[str]]] = {}
     for (task, name), trial in best.items():
-        trials = [_tried(one) for one in protocol.trials_of(name)]
+        trials = [_tried(tried) for tried in protocol.trials_of(name)]
         for what, value in _tried(trial).items():
-            values = {one[what] for one in trials}
+            values = {tried[what] for tried in trials}
             if len(values) > 1 and value in (min(values), max(values)):
                 edges.setdefault(name, {}).setdefault(what, []).append(task)
     return [f"{name} ({'; '.join(_edges_in_words(tasks))})" for name, tasks in edges.items()]
@@ -305,9 +305,9 @@ def _tried(trial: Trial) -> dict[str, float]:
 def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
     """Settings that take the same value are at their edges on the same tasks: said once."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for what, own in tasks.items():
-        groups.setdefault(tuple(own), []).append(what)
-    return [f"{listed(names)} on {listed(own)}" for own, names in groups.items()]
+    for what, names_of_tasks in tasks.items():
+        groups.setdefault(tuple(names_of_tasks), []).append(what)
+    return [f"{listed(names)} on {listed(names_of_tasks)}" for names_of_tasks, names in groups.items()]
 
 
 def _not_on_the_board(

@@ -154,11 +154,11 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
     Args:
         endpoint: ``pass@1`` or ``area``.
     """
-    found: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
+    by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
     for results in final:
         summary, present = per_run(results.runs), cells(results.items)
         models = {cell.model for cell in present}
-        for cell in (cell for cell in present if cell.trust_region in found):
+        for cell in (cell for cell in present if cell.trust_region in by_rule):
             values = (
                 scores(results.items, cell).mean(axis=1)
                 if endpoint == "pass@1"
@@ -166,12 +166,15 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
             )
             _check_seeds(values, cell, endpoint, protocol)
             label = cell.task if len(models) == 1 else f"{cell.task} ({cell.model})"
-            found[cell.trust_region][label] = values.set_axis(values.index.astype(int))
-    settings = sorted({label for own in found.values() for label in own})
-    for name, own in found.items():
-        if absent := [label for label in settings if label not in own]:
+            by_rule[cell.trust_region][label] = values.set_axis(values.index.astype(int))
+    settings = sorted({label for by_label in by_rule.values() for label in by_label})
+    for name, by_label in by_rule.items():
+        if absent := [label for label in settings if label not in by_label]:
             raise UserError(f"{name}: {absent[0]}: no fresh runs; finish the fresh seeds first")
-    return {name: pd.DataFrame({label: own[label] for label in settings}) for name, own in found.items()}
+    return {
+        name: pd.DataFrame({label: by_label[label] for label in settings})
+        for name, by_label in by_rule.items()
+    }
 
 
 def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) -> None:
@@ -316,7 +319,7 @@ def _shifts(tuning: Tuning, protocol: Fixed) -> dict[str, Array]:
     for key, numbers in _chosen_again(tuning, protocol).items():
         means = tuning[key].to_numpy().mean(axis=0)
         changes[key[1]].append(means[numbers] - means.max())  # the highest mean is that of the chosen trial
-    return {name: np.mean(own, axis=0) for name, own in changes.items()}
+    return {name: np.mean(shifts, axis=0) for name, shifts in changes.items()}
 
 
 def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:

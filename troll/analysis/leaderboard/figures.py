@@ -73,8 +73,8 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
         styles = MethodStyles(set(named) & set(trials["rule"]))
         panels = np.ravel(figure.subplots(1, len(groups), sharex=True))
         for axes, (task, rows) in zip(panels, groups, strict=True):
-            for rule, own in rows.groupby("rule"):
-                scores = own["score"].to_list()
+            for rule, group in rows.groupby("rule"):
+                scores = group["score"].to_list()
                 budgets = range(1, len(scores) + 1)
                 expected = [100 * expected_best(scores, budget) for budget in budgets]
                 style = (
@@ -102,8 +102,8 @@ def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.Data
     ratio = (board["rollouts"] / quickest).where(np.isfinite(board["rollouts"]), np.inf)
     tasks = len(board[["task", "model"]].drop_duplicates())
     shares = {
-        str(name): [float((own <= tau).sum() / tasks) for tau in ratios]
-        for name, own in ratio.groupby(board["trust_region"])
+        str(name): [float((group <= tau).sum() / tasks) for tau in ratios]
+        for name, group in ratio.groupby(board["trust_region"])
     }
     return pd.DataFrame(shares, index=list(ratios)).T
 

@@ -118,7 +118,7 @@ def _rule_lines(
     kept, seeds = list(ends), set[int]()
     for number, stage in enumerate(stages):
         if number:
-            kept = _best({one: lines[one]["score"] for one in kept}, protocol.rounds[number - 1].keep)
+            kept = _best({trial: lines[trial]["score"] for trial in kept}, protocol.rounds[number - 1].keep)
         seeds |= set(stage)
         for variant in kept:
             runs = ends[variant]
@@ -206,10 +206,10 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
         )
     for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
         mine = table[table["trust_region"].isin(protocol.trials_by_variant)]
-        there = sorted({int(seed) for seed in mine["seed"].dropna()})
-        if there and not set(there) & set(seeds):
+        tuned_seeds = sorted({int(seed) for seed in mine["seed"].dropna()})
+        if tuned_seeds and not set(tuned_seeds) & set(seeds):
             raise UserError(
-                f"{path}: its trials have the seeds {listed([*map(str, there)])}, and those of "
+                f"{path}: its trials have the seeds {listed([*map(str, tuned_seeds)])}, and those of "
                 f"{protocol.name} have {listed([*map(str, seeds)])} in this round: they are another "
                 "protocol's, with which they are not mixed"
             )

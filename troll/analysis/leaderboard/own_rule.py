@@ -117,10 +117,10 @@ def check_release(root: Path, protocol: Protocol) -> None:
             raise UserError(f"{directory}: has no runs of {protocol.baseline}, the baseline of the protocol")
 
 
-def beside(released: Results, own: Results, name: str) -> Results:
+def beside(released: Results, added: Results, name: str) -> Results:
     """The released runs of a task and those of one's own rule, with the released base model."""
-    runs = own.runs[own.runs["trust_region"] == name]
-    items = own.items[own.items["trust_region"] == name]
+    runs = added.runs[added.runs["trust_region"] == name]
+    items = added.items[added.items["trust_region"] == name]
     return replace(
         released,
         runs=pd.concat([released.runs, runs], ignore_index=True),
@@ -139,9 +139,9 @@ def own_board(
     Returns:
         `board_table` with a column ``runs`` more: "here" or "released".
     """
-    for task, (released, own) in finals.items():
-        _check_problems(task, released, own)
-    results = [beside(released, own, name) for released, own in finals.values()]
+    for task, (released, added) in finals.items():
+        _check_problems(task, released, added)
+    results = [beside(released, added, name) for released, added in finals.values()]
     table = board_table(results, scores, choose(scores, protocol), protocol)
     notes = [*table.attrs["notes"], *_base_notes(finals), *_source_notes(finals)]
     table["runs"] = table["trust_region"].map(lambda rule: HERE if rule == name else RELEASED)
@@ -149,8 +149,8 @@ def own_board(
     return table
 
 
-def _check_problems(task: str, released: Results, own: Results) -> None:
-    theirs, mine = (_digests(one.runs, "test_data") for one in (released, own))
+def _check_problems(task: str, released: Results, added: Results) -> None:
+    theirs, mine = (_digests(one.runs, "test_data") for one in (released, added))
     if theirs and mine and theirs != mine:
         here, there = (", ".join(sorted(one[:12] for one in digests)) for digests in (mine, theirs))
         raise UserError(
@@ -165,7 +165,7 @@ def _digests(runs: pd.DataFrame, name: str) -> set[str]:
 
 def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
     """The tasks whose released runs would come out differently from the source here."""
-    other = [task for task, (released, own) in finals.items() if _outdated(released.runs, own.runs)]
+    other = [task for task, (released, added) in finals.items() if _outdated(released.runs, added.runs)]
     if not other:
         return []
     return [
@@ -174,9 +174,9 @@ def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
     ]
 
 
-def _outdated(released: pd.DataFrame, own: pd.DataFrame) -> bool:
+def _outdated(released: pd.DataFrame, added: pd.DataFrame) -> bool:
     """Whether some released run would come out differently with the numerics of the runs here."""
-    until = int(own["numerics"].max())
+    until = int(added["numerics"].max())
     made = released[["rule", "numerics"]].drop_duplicates()
     return any(changed_since(int(old), str(rule), until=until) for rule, old in made.itertuples(index=False))
 
@@ -184,9 +184,9 @@ def _outdated(released: pd.DataFrame, own: pd.DataFrame) -> bool:
 def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
     """What the base models here and those of the release have in common: pairs rest on them."""
     lines = []
-    for task, (released, own) in finals.items():
-        theirs, mine = (_base_rate(results) for results in (released, own))
-        equal = _digests(released.runs, "base_model") == _digests(own.runs, "base_model")
+    for task, (released, added) in finals.items():
+        theirs, mine = (_base_rate(results) for results in (released, added))
+        equal = _digests(released.runs, "base_model") == _digests(added.runs, "base_model")
         same = "the same model" if equal else "not the same model: trained again with other rounding"
         lines.append(
             f"Base models of {task}: {percent(mine)} % here, {percent(theirs)} % in the release, {same}."

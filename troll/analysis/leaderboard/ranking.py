@@ -176,7 +176,7 @@ def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.
     """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds."""
     differences: dict[str, pd.Series] = {}
     for results in final:
-        for cell in (one for one in cells(results.items) if one.trust_region == name):
+        for cell in (member for member in cells(results.items) if member.trust_region == name):
             values = _paired(results, cell, protocol)
             differences[cell.task if cell.task not in differences else f"{cell.task} ({cell.model})"] = values
     counts = {label: len(values) for label, values in differences.items()}
@@ -221,14 +221,14 @@ def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
     assert ranking is not None
     rows: list[dict[str, Any]] = []
     present = {cell.trust_region for results in final for cell in cells(results.items)}
-    for name in (one for one in protocol.rules if one in present and one != protocol.baseline):
+    for name in (rule for rule in protocol.rules if rule in present and rule != protocol.baseline):
         by_task = differences_of(final, protocol, name)
         mean = by_task.mean(axis=1)
         seeds_needed = seeds_wanted(mean, protocol)
         if seeds_needed != len(mean):
             raise UserError(
                 f"{name}: has {len(mean)} fresh seeds, and gets {seeds_needed} by the looks of the protocol; "
-                f"{'finish them first' if seeds_needed > len(mean) else 'it stopped present'}"
+                f"{'finish them first' if seeds_needed > len(mean) else 'it stopped there'}"
             )
         whole = seeds_needed == len(protocol.seeds)
         about = {"trust_region": name, "seeds": seeds_needed}
@@ -239,7 +239,7 @@ def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
             task: _read(values, ranking, 1, whole=whole, family=by_task.shape[1])
             for task, values in by_task.items()
         }
-        corrected = holm([one["p"] for one in own.values()]) if whole else [np.nan] * len(own)
+        corrected = holm([line["p"] for line in own.values()]) if whole else [np.nan] * len(own)
         for (task, row), p_value in zip(own.items(), corrected, strict=True):
             rows.append(
                 about | {"analysis": f"{task} alone"} | row | _reading(row["difference"], float(p_value))

@@ -118,9 +118,9 @@ def heading(frame: pd.DataFrame, name: str) -> str:
 
 
 def _style(frame: pd.DataFrame, name: str) -> Style:
-    own: Mapping[str, Style] = frame.attrs.get("styles", {})
+    styles: Mapping[str, Style] = frame.attrs.get("styles", {})
     renamed = frame.attrs.get("headings", {}).get(name)
-    style = own.get(name) or _known_style(name)
+    style = styles.get(name) or _known_style(name)
     return replace(style, heading=renamed) if renamed else style
 
 

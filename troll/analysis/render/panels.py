@@ -172,8 +172,8 @@ def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
     gpus = runs.loc[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
     rows = train[train["metric"] == "time/cpu_s"]
     everything = set(train["run_id"])
-    known = everything <= set(gpus["run_id"]) and everything <= set(rows["run_id"])
-    if (gpus["value"] > 0).any() or not known:
+    recorded = everything <= set(gpus["run_id"]) and everything <= set(rows["run_id"])
+    if (gpus["value"] > 0).any() or not recorded:
         return None
     clock = rows.set_index(["run_id", "step"])["value"].rename("clock")
     timed = runs.join(clock, on=["run_id", "step"])

@@ -90,7 +90,7 @@ def dose_families(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         if (match := _DOSE.match(name)) is not None:
             groups.setdefault(match[1], []).append(name)
-    return {family: own for family, own in groups.items() if len(own) > 1}
+    return {family: members for family, members in groups.items() if len(members) > 1}
 
 
 class MethodStyles:
@@ -107,8 +107,8 @@ class MethodStyles:
             if name in _COLOURS:
                 styles: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
             elif name in doses and families.index(doses[name]) < len(_HUES):
-                own = [other for other in self.methods if doses.get(other) == doses[name]]
-                shade, hues = own.index(name), _HUES[families.index(doses[name])]
+                members = [other for other in self.methods if doses.get(other) == doses[name]]
+                shade, hues = members.index(name), _HUES[families.index(doses[name])]
                 styles = {
                     "color": hues[min(shade, len(hues) - 1)],
                     "linestyle": _FURTHER_DASHES[shade % len(_FURTHER_DASHES)],

@@ -105,8 +105,8 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
     """Makes the files of one stem; returns whether the tidy table knows how."""
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
-        known = read_claims(claims) if claims else []
-        judged = judge(known, results.runs, results.items, results.looks)
+        claims_read = read_claims(claims) if claims else []
+        judged = judge(claims_read, results.runs, results.items, results.looks)
         if stem.name == Path(overview.PAGE).stem:
             write_text(fresh / overview.PAGE, overview.page(results, judged, directory))
         else:

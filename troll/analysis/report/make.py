@@ -63,10 +63,10 @@ def _processor(hardware: str) -> str:
 
 
 def _known(kind: Kind, name: str) -> Entry:
-    known = entries(kind)
-    if name not in known:
-        raise UserError(f"unknown {kind} {name!r}; valid: {', '.join(known)}")
-    return known[name]
+    registered = entries(kind)
+    if name not in registered:
+        raise UserError(f"unknown {kind} {name!r}; valid: {', '.join(registered)}")
+    return registered[name]
 
 
 def make_table(name: str, results: Results, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> None:

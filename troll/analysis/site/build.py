@@ -198,8 +198,10 @@ class _Site:
         """How many claims got which verdict, those not run left out."""
         if not self._has(f"results/{name}/claims.json"):
             return "–"
-        verdicts = [one["verdict"] for one in read_json(self._root / f"results/{name}/claims.json")["claims"]]
-        counts = {one: verdicts.count(one) for one in dict.fromkeys(verdicts) if one != "not run"}
+        verdicts = [
+            entry["verdict"] for entry in read_json(self._root / f"results/{name}/claims.json")["claims"]
+        ]
+        counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts) if word != "not run"}
         return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none yet"
 
     def _statistics(self) -> Page:

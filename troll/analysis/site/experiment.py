@@ -109,8 +109,8 @@ class _Writer:
         if ledger not in self._links.tracked:
             return []
         text = self._read(ledger)
-        known = {match[1] for match in _CLAIM.finditer(text)}
-        lines = _IN_CODE.sub(lambda match: _linked(match, known), text).splitlines()
+        ids = {match[1] for match in _CLAIM.finditer(text)}
+        lines = _IN_CODE.sub(lambda match: _linked(match, ids), text).splitlines()
         count = next((line for line in lines if line and not line.startswith("|")), "")
         head, rule, *rows = [line for line in lines if line.startswith("|")] or ["", ""]
         absent = [row for row in rows if "| **not run** |" in row]
@@ -178,10 +178,10 @@ class _Writer:
         return folded + figure(address, path.stem, shown["figure"])
 
 
-def _linked(match: re.Match[str], known: Collection[str]) -> str:
+def _linked(match: re.Match[str], ids: Collection[str]) -> str:
     """The id of a claim, with a link to its numbers where there are any."""
     name = match[1]
-    return f"([`{name}`](claims.md#{name})) |" if name in known else match[0]
+    return f"([`{name}`](claims.md#{name})) |" if name in ids else match[0]
 
 
 def _other_directories(name: str, tracked: frozenset[str]) -> list[str]:

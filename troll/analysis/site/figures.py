@@ -48,9 +48,9 @@ class Figures:
         target.write_bytes((self._root / png).read_bytes())
         return self._note(png, png)
 
-    def _note(self, png: str, found: str) -> str:
-        self.written[png] = found
-        return found
+    def _note(self, png: str, drawn: str) -> str:
+        self.written[png] = drawn
+        return drawn
 
 
 def _entry(stem: str, tasks: Collection[str]) -> tuple[Entry | None, str | None]:

@@ -38,10 +38,10 @@ class Links:
             if re.match(r"[a-z]+:|//|#", target):
                 return target
             path, _, anchor = target.partition("#")
-            wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-            address = self._found(wanted)
+            resolved = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+            address = self._found(resolved)
             if address is None:
-                return self._elsewhere(wanted, anchor)
+                return self._elsewhere(resolved, anchor)
             return relative(page, address if "#" in address or not anchor else f"{address}#{anchor}")
 
         return resolve

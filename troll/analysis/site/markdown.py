@@ -220,10 +220,10 @@ def _links(text: str, resolve: Resolve) -> str:
 
     def one(match: re.Match[str]) -> str:
         image, shown, target = match.groups()
-        found = resolve(target)
+        address = resolve(target)
         if image:
-            return f"![{shown}]({found or target})"
-        return f"[{_LINK.sub(one, shown)}]({found})" if found else shown
+            return f"![{shown}]({address or target})"
+        return f"[{_LINK.sub(one, shown)}]({address})" if address else shown
 
     if match := _IMAGE.fullmatch(text.strip()):
         return figure(resolve(match[2]) or match[2], match[1])

@@ -57,18 +57,18 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         key=lambda entry: (entry[0][0], condition_order(entry[0][1]), method_order(entry[0][2])),
     ):
         model, condition, method = setting
-        own = [_normalised(items, cell) for cell in group]
+        method_scores = [_normalised(items, cell) for cell in group]
         other = [_normalised(items, cell.with_trust_region(baseline)) for cell in group]
         row: dict[str, Any] = {"model": model, "condition": condition, "trust_region": method}
         row |= {
             "settings": len(group),
-            "runs": sum(map(len, own)),
-            "mean": float(np.mean(np.concatenate(own))),
+            "runs": sum(map(len, method_scores)),
+            "mean": float(np.mean(np.concatenate(method_scores))),
         }
         rng = stream("aggregate", 1, group[0])
-        draws = [(_resampled(own, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
+        draws = [(_resampled(method_scores, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
         # By setting; the first line of each is what was observed, the others are what was drawn.
-        first = [np.array(one) for one in zip(own, *(one for one, _ in draws), strict=True)]
+        first = [np.array(one) for one in zip(method_scores, *(one for one, _ in draws), strict=True)]
         second = [np.array(one) for one in zip(other, *(one for _, one in draws), strict=True)]
         pairs = zip(first, second, strict=True)
         improvement = np.stack([probabilities_of_improvement(*pair) for pair in pairs], axis=-1)
@@ -80,7 +80,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
             row[name] = float(values[0])
             ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
             # Single seeds are drawn as they are, which is no certainty.
-            single = max(map(len, [*own, *other])) < 2
+            single = max(map(len, [*method_scores, *other])) < 2
             row[f"{name}_low"], row[f"{name}_high"] = (math.nan,) * 2 if single else map(float, ends)
         rows.append(row)
     frame = pd.DataFrame(rows)

@@ -133,9 +133,14 @@ def _row(
     pairs_present = {cell: pair for cell, pair in pairs.items() if pair is not None}
     if not pairs_present:
         return None
-    differences = [(own - other).mean(axis="columns") for own, other in pairs_present.values()]
-    by_seed = [dict(zip(map(float, one.index), one.tolist(), strict=True)) for one in differences]
-    effects = np.asarray([one.mean() for one in differences])
+    differences = [
+        (method_scores - other).mean(axis="columns") for method_scores, other in pairs_present.values()
+    ]
+    by_seed = [
+        dict(zip(map(float, difference.index), difference.tolist(), strict=True))
+        for difference in differences
+    ]
+    effects = np.asarray([difference.mean() for difference in differences])
     bases = [
         table.to_numpy().mean() for cell in pairs_present if len(table := scores(items, cell.base_model()))
     ]
@@ -147,7 +152,9 @@ def _row(
         **_official(summary, list(pairs_present), baseline),
         "base": float(np.mean(bases)) if bases else np.nan,
         "baseline": float(np.mean([other.to_numpy().mean() for _, other in pairs_present.values()])),
-        "method": float(np.mean([own.to_numpy().mean() for own, _ in pairs_present.values()])),
+        "method": float(
+            np.mean([method_scores.to_numpy().mean() for method_scores, _ in pairs_present.values()])
+        ),
         "difference": float(effects.mean()),
     }
     row |= dict.fromkeys(("difference_low", "difference_high", "further_low", "further_high"), np.nan)

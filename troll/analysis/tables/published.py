@@ -284,12 +284,12 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
     ours = [spread(part.get(row.measure, ())) for part in lines]
     measured = not all(math.isnan(mean) for mean, _ in ours)
     shown |= {"seeds": max(map(len, lines)), "status": "run" if measured else "not run"}
-    for name, there, (mean, deviation) in zip(("baseline", "method"), row.published, ours, strict=True):
+    for name, published, (mean, deviation) in zip(("baseline", "method"), row.published, ours, strict=True):
         shown |= {
-            f"published_{name}": there,
+            f"published_{name}": published,
             name: mean,
             f"{name}_sd": deviation,
-            f"{name}_off": mean - there,
+            f"{name}_off": mean - published,
         }
     gain, gain_low, gain_high = ours[1][0] - ours[0][0], math.nan, math.nan
     if cell is not None and row.measure == "pass@1":

@@ -193,8 +193,8 @@ def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
     """Mean over all optimiser steps of some runs, by their own means; NaN where none logs it."""
     if column not in summary:
         return math.nan
-    known = summary[summary[column].notna()]
-    return float(np.average(known[column], weights=known["steps"])) if len(known) else math.nan
+    present = summary[summary[column].notna()]
+    return float(np.average(present[column], weights=present["steps"])) if len(present) else math.nan
 
 
 def test_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -251,14 +251,14 @@ def _table(
     """Rows of all chosen methods; ``settings`` (as cells of the reference) restricts where."""
     summary = per_run(runs)
     planned = planned_seeds(expected) if expected is not None else {}
-    wanted = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
-    models = {cell.model for cell in wanted}
-    wanted |= {Cell(model, task, "", "", BASE) for model in models for task in skipped if BASE in chosen}
-    wanted = {cell for cell in wanted if cell.trust_region in chosen}
+    shown = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
+    models = {cell.model for cell in shown}
+    shown |= {Cell(model, task, "", "", BASE) for model in models for task in skipped if BASE in chosen}
+    shown = {cell for cell in shown if cell.trust_region in chosen}
     if settings is not None:
-        wanted = {cell for cell in wanted if cell.with_trust_region(reference) in settings}
+        shown = {cell for cell in shown if cell.with_trust_region(reference) in settings}
     rows = []
-    for cell in sorted(wanted, key=cell_order):
+    for cell in sorted(shown, key=cell_order):
         lines = cell.rows(summary)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None

@@ -64,7 +64,7 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle
             return ProgressHandle()
         from troll.cli.progress_line.handler import LogHandler, Settings
 
-        own = LogHandler(
+        line = LogHandler(
             settings,
             Settings(
                 stream=sys.stdout if settings.stdout else sys.stderr,
@@ -75,9 +75,9 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle
                 instead=lambda: logger.addHandler(usual),
             ),
         )
-        logger.addHandler(own)
+        logger.addHandler(line)
         logger.removeHandler(usual)
-        return ProgressHandle(own.end, Path(logs[0]))
+        return ProgressHandle(line.end, Path(logs[0]))
     except Exception as error:  # the line is a comfort, and no reason to fail
         print(f"warning: no line of progress: {type(error).__name__}: {error}", file=sys.stderr)
         return ProgressHandle()

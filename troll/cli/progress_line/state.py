@@ -134,9 +134,9 @@ class State:
         return [other for other in self.done if other.split("_")[0] == word]
 
     def _weight(self, rule: str) -> float:
-        known = self.seconds(rule)
-        if known is not None:
-            return max(known, 0.01)
+        seconds = self.seconds(rule)
+        if seconds is not None:
+            return max(seconds, 0.01)
         if rule not in _LONG_S:
             return _USUAL_S
         # On a slow machine all of them are slow. Too much is better than too little: the share never falls.

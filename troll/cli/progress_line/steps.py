@@ -51,16 +51,18 @@ def read_steps(
     return Steps(min(done, total), total, pace_s) if done else None
 
 
-def read_all(jobs: Mapping[int, tuple[str, float]], known: Mapping[str, int], root: Path) -> dict[int, Steps]:
+def read_all(
+    jobs: Mapping[int, tuple[str, float]], totals: Mapping[str, int], root: Path
+) -> dict[int, Steps]:
     """The steps of the running jobs that have any, by Snakemake's number.
 
     Args:
         jobs: by number, the id of the run that a job trains, and for how many seconds it has been running.
     """
-    found = {}
+    progress = {}
     for number, (run_id, running_s) in jobs.items():
-        if total := known.get(run_id):
+        if total := totals.get(run_id):
             steps = read_steps(root / "runs" / run_id, total, running_s)
             if steps is not None:
-                found[number] = steps
-    return found
+                progress[number] = steps
+    return progress

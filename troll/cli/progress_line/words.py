@@ -101,10 +101,10 @@ def verdicts_in(path: Path) -> dict[str, tuple[str, str]]:
 
 def decided(verdicts: Mapping[str, tuple[str, str]]) -> str:
     """How many claims that runs speak of have a verdict; empty where runs speak of none."""
-    known = [verdict for verdict, _ in verdicts.values() if verdict != "not run"]
-    if not known:
+    with_runs = [verdict for verdict, _ in verdicts.values() if verdict != "not run"]
+    if not with_runs:
         return ""
-    return f"{sum(verdict not in _UNDECIDED for verdict in known)} of {len(known)} claims decided"
+    return f"{sum(verdict not in _UNDECIDED for verdict in with_runs)} of {len(with_runs)} claims decided"
 
 
 def news(old: Mapping[str, tuple[str, str]], new: Mapping[str, tuple[str, str]]) -> Iterator[str]:

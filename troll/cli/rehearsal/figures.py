@@ -90,11 +90,11 @@ def check_figures(experiment: Experiment) -> list[Check]:
     with tempfile.TemporaryDirectory() as directory:
         drawn = list(_drawn(experiment, Path(directory)))
     largest = max((check.found for check in drawn), key=_height, default="none")
-    found = (
+    summary = (
         f"{len(drawn)} figures of the full plan in {time.process_time() - begun:.0f} s, the largest {largest}"
     )
-    return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], found)
+    return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], summary)
 
 
-def _height(found: str) -> int:
-    return int(found.partition(" x ")[2].partition(" ")[0].replace(",", ""))
+def _height(words: str) -> int:
+    return int(words.partition(" x ")[2].partition(" ")[0].replace(",", ""))

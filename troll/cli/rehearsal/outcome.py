@@ -100,8 +100,8 @@ def check_runs(experiment: Experiment, root: Path) -> list[Check]:
             others.append(Check("runs", "failed", reason, status.name))
     several = [run for run in by_name.values() if run.condition.endswith(PROCESSES)]
     words = f", one of them with {several[0].condition.split('-')[-2]} processes" if several else ""
-    found = f"{len(by_name)} trained, sampled and graded{words}"
-    return failures_or_ok("runs", [*others, *_each("runs", bad, list(by_name.values()))], found)
+    summary = f"{len(by_name)} trained, sampled and graded{words}"
+    return failures_or_ok("runs", [*others, *_each("runs", bad, list(by_name.values()))], summary)
 
 
 def check_gradients(done: Sequence[Done]) -> list[Check]:
@@ -242,10 +242,10 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
             rows = frame[(frame["model"] == row.model) & (frame["data"] == row.data.replace("_", " "))]
             rows = rows[rows["estimator"] == row.estimator]
             if rows["baseline"].isna().all():
-                found = f"{row.baseline} of {row.model} on {row.data} was run, and is not shown"
-                failures.append(Check("published", "failed", found, f"tables.published_{name}"))
-    found = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
-    return failures_or_ok("published", failures[:3], found)
+                summary = f"{row.baseline} of {row.model} on {row.data} was run, and is not shown"
+                failures.append(Check("published", "failed", summary, f"tables.published_{name}"))
+    summary = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
+    return failures_or_ok("published", failures[:3], summary)
 
 
 def _setting(row: Any, run: Run) -> bool:

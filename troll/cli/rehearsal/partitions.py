@@ -144,5 +144,5 @@ def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Ch
         if most > _LARGE_MB
     ]
     names = ", ".join(item.name for item in partitions)
-    found = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
-    return failures_or_ok(_NAME, [*told, *_failures(experiment, path, partitions)], found)
+    summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
+    return failures_or_ok(_NAME, [*told, *_failures(experiment, path, partitions)], summary)

@@ -33,16 +33,16 @@ def last_rehearsal(
         report = read_json(path)
         bad = [check for check in report["checks"] if check["state"] == "failed"]
         named = "; ".join(f"{check['key']}: {check['found']}" for check in bad[:3])
-        found = f"{report['runs']} of {report['planned']} runs, {report['when']}"
+        summary = f"{report['runs']} of {report['planned']} runs, {report['when']}"
         same, passed = report["digest"] == digest_of(experiment), report["passed"]
     except (UserError, KeyError, TypeError):
         return "note", "none yet", again
     if not same:
-        return "note", f"of another version of the file ({found})", again
+        return "note", f"of another version of the file ({summary})", again
     if passed and not report["runs"]:
-        return "note", f"of the plan alone ({found})", again
+        return "note", f"of the plan alone ({summary})", again
     if passed and report["only"]:
-        return "note", f"passed, of {', '.join(report['only'])} alone ({found})", again
+        return "note", f"passed, of {', '.join(report['only'])} alone ({summary})", again
     if not passed:
-        return "missing", f"{len(bad)} checks failed ({found}): {named}", f"mend that, and {again}"
-    return "ok", f"passed, {found}", ""
+        return "missing", f"{len(bad)} checks failed ({summary}): {named}", f"mend that, and {again}"
+    return "ok", f"passed, {summary}", ""

@@ -87,9 +87,9 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
     mini-batches, as they do in the experiment, all runs get more prompts.
     """
     divisors = {}
-    for key, wanted in _SMALLEST.items():
+    for key, smallest in _SMALLEST.items():
         common = gcd(*(getattr(training, key) for training in trainings))
-        divisors[key] = (common, gcd(common, wanted))
+        divisors[key] = (common, gcd(common, smallest))
     small = Scale(divisors, 1, 1, 1)
     more = 1
     for training in trainings:
@@ -217,9 +217,9 @@ def _rule(rule: Any, scale: Scale) -> dict[str, Any]:
 
 def _blocks(experiment: Experiment, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A block for each run and group, so that the matrix has these runs and no others."""
-    wanted = set(runs)
+    selected = set(runs)
     groups = {
-        name: [run for run in members if run in wanted] for name, members in experiment.groups().items()
+        name: [run for run in members if run in selected] for name, members in experiment.groups().items()
     }
     grouped = {run for members in groups.values() for run in members}
     named = [(name, run) for name, members in groups.items() for run in members]

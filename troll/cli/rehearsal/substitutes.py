@@ -99,8 +99,8 @@ def _config(source: Source, tokenizer: Any) -> Any:
             settings.pop(key, None)
         vocabulary = max(int(real.get("vocab_size", 0)), len(tokenizer))
     else:
-        known = known_models().get(source.id)
-        kind, tied = (known.architecture, known.tied) if known else ("qwen3", True)
+        bundled = known_models().get(source.id)
+        kind, tied = (bundled.architecture, bundled.tied) if bundled else ("qwen3", True)
         settings, vocabulary = {**_SIZES, "tie_word_embeddings": tied}, len(tokenizer)
     settings |= {
         **_OWN.get(kind, {}),

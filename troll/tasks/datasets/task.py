@@ -64,15 +64,15 @@ def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
     """
     if not item.solutions:
         raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
-    known = [
-        Demonstration(one.prompt, solution)
-        for one in whole_split(item.name, "train")
-        if (solution := _solution(one))
+    solved = [
+        Demonstration(problem.prompt, solution)
+        for problem in whole_split(item.name, "train")
+        if (solution := _solution(problem))
     ]
     shown: list[Demonstration] = []
-    for number in range(-(-count // len(known))):
+    for number in range(-(-count // len(solved))):
         stream = derive_seed(stream="demonstrations", task=item.name, seed=seed, round=number)
-        shown += random.Random(stream).sample(known, len(known))
+        shown += random.Random(stream).sample(solved, len(solved))
     return shown[:count]
 
 

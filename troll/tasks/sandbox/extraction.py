@@ -57,13 +57,13 @@ def extract_code(completion: str, entry_point: str | None = None) -> str:
 
 def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
     """The fenced block that `extract_code` takes; None where there is none."""
-    found = _blocks(text, _FENCE)
-    if not found and name and _LIST.search(text):
-        found = [block for block in _blocks(text, _FENCE_IN_LIST) if name.search(block[1])]
-    if not found:
+    fenced = _blocks(text, _FENCE)
+    if not fenced and name and _LIST.search(text):
+        fenced = [block for block in _blocks(text, _FENCE_IN_LIST) if name.search(block[1])]
+    if not fenced:
         return None
-    python = [code for language, code in found if language.lower() in _PYTHON]
-    blocks = python or [code for _, code in found]
+    python = [code for language, code in fenced if language.lower() in _PYTHON]
+    blocks = python or [code for _, code in fenced]
     if name:
         defining = [code for code in blocks if name.search(code)]
         blocks = defining or blocks

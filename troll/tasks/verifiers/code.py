@@ -119,8 +119,8 @@ def _verify_evalplus(
     def judged(number: int, execution: Execution) -> CodeVerdict:
         return _judge(execution, of_program[number], (programs[number].limits or Limits()).cpu_s)
 
-    found = run_batch(programs, workers=workers, reduce=judged)
-    verdicts = dict(zip(unique, found, strict=True))
+    executed = run_batch(programs, workers=workers, reduce=judged)
+    verdicts = dict(zip(unique, executed, strict=True))
     return [verdicts[item.digest, text] for item, text in zip(problems, completions, strict=True)]
 
 

@@ -121,8 +121,8 @@ def _same(reference: str, answer: str, factor: Any, is_complex: bool) -> bool:
 
 def _readings(text: str, like: str) -> list[Quantity]:
     """With the unit taken off and, where it might be a product of variables, also as it is."""
-    found = quantity(text, like)
-    return [found, Quantity(text, "")] if found.bare else [found]
+    with_unit = quantity(text, like)
+    return [with_unit, Quantity(text, "")] if with_unit.bare else [with_unit]
 
 
 def _turned(parsed: Any) -> list[Any]:
@@ -138,9 +138,9 @@ def _in_order(chain: Any, parts: Iterable[Any]) -> Any:
     sympy gives equal chains as one object, on which the last one written leaves its order: what was parsed
     before would change, and verdicts with it.
     """
-    own = sympy.Basic.__new__(And, *chain.args)
-    own._argset, own._unsorted_args = chain._argset, list(parts)
-    return own
+    ordered = sympy.Basic.__new__(And, *chain.args)
+    ordered._argset, ordered._unsorted_args = chain._argset, list(parts)
+    return ordered
 
 
 def _angles(reference: str, answer: str) -> list[bool]:
@@ -195,15 +195,15 @@ def parse(text: str, is_complex: bool) -> Any | None:
     """A respelled answer as a sympy object; None where the parser does not read all of it."""
     try:
         plain = normalize_latex(text, config=_NORMALIZATION)
-        found = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
+        parsed = _Parser(is_real=not is_complex, config=_CONVERSION).parse(plain)
     except Exception:  # it has no type of its own for what it cannot read
         return None
-    if isinstance(found, And):
-        return _in_order(found, found._unsorted_args)
-    if is_complex and isinstance(found, (sympy.Expr, sympy.Set, sympy.Tuple, sympy.MatrixBase)):
-        letters = [letter for letter in found.free_symbols if letter.name == "i"]
-        found = found.subs(dict.fromkeys(letters, sympy.I)) if letters else found
-    return found
+    if isinstance(parsed, And):
+        return _in_order(parsed, parsed._unsorted_args)
+    if is_complex and isinstance(parsed, (sympy.Expr, sympy.Set, sympy.Tuple, sympy.MatrixBase)):
+        letters = [letter for letter in parsed.free_symbols if letter.name == "i"]
+        parsed = parsed.subs(dict.fromkeys(letters, sympy.I)) if letters else parsed
+    return parsed
 
 
 def equal_values(left: Any, right: Any) -> bool:
@@ -358,10 +358,10 @@ def _side(text: str, is_complex: bool) -> Any | None:
     return found if known is None else found * known[0]
 
 
-def _constant(found: Any | None) -> Any | None:
-    if not isinstance(found, sympy.Expr) or found.free_symbols or found.atoms(AppliedUndef):
+def _constant(parsed: Any | None) -> Any | None:
+    if not isinstance(parsed, sympy.Expr) or parsed.free_symbols or parsed.atoms(AppliedUndef):
         return None
-    return found
+    return parsed
 
 
 def _repeats(reference: str, answer: str, parsed: Any) -> bool:

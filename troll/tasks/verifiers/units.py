@@ -211,11 +211,11 @@ def measure(unit: str) -> tuple[Any, Mapping[str, int]] | None:
     factor: Any = 1
     powers: Counter[str] = Counter()
     for name, power in _parts(unit):
-        found = _named(name)
-        if found is None:
+        named = _named(name)
+        if named is None:
             return None
-        factor *= found[0] ** power
-        for dimension, exponent in found[1].items():
+        factor *= named[0] ** power
+        for dimension, exponent in named[1].items():
             powers[dimension] += exponent * power
     return factor, {dimension: power for dimension, power in powers.items() if power}
 
