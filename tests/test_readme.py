@@ -17,8 +17,9 @@ def readme(repository):
 
 
 @pytest.mark.slow
-def test_the_example_of_the_trainer_runs_as_it_stands(readme, repository, tmp_path):
-    example = next(block for block in BLOCK.findall(readme) if "TrustRegionTrainer(" in block)
+def test_the_example_of_the_trainer_runs_as_it_stands(repository, tmp_path):
+    page = (repository / "docs/trainer.md").read_text()
+    example = next(block for block in BLOCK.findall(page) if "TrustRegionTrainer(" in block)
     environment = os.environ | {
         "PYTHONPATH": str(repository),
         "CUDA_VISIBLE_DEVICES": "",
@@ -54,9 +55,23 @@ def test_it_counts_the_rules(readme, repository):
     assert run <= {*rules} and f"{len(run)} of the {len(rules)} have\nresults so far" in readme
 
 
-def test_it_is_short(readme):
-    prose = re.sub(r"<!-- generated.*?/generated -->", "", readme, flags=re.DOTALL)
-    assert len(prose) <= 8000
+def test_its_options_of_the_trainer_exist(readme):
+    from troll import TrustRegionConfig
+
+    example = next(block for block in BLOCK.findall(readme) if "TrustRegionConfig(" in block)
+    names = {"TrustRegionConfig": lambda **options: TrustRegionConfig(bf16=False, **options)}
+    exec(example, names)
+    assert names["args"].make_trust_region().settings["kl_bound"] == 0.05
+
+
+def test_it_is_short_and_begins_with_the_answer_and_the_commands(readme):
+    lines = readme.splitlines()
+    assert len(lines) <= 120
+    first = [lines.index(text) for text in ("<!-- generated:front -->", "## Reproduce")]
+    commands = [n for n, line in enumerate(lines) if line.startswith(("make results ", "make test "))]
+    assert first[0] < 12 and first[0] < commands[0] < first[1] < 50
+    rows = [line for line in lines[first[0] : first[1]] if line.startswith("| ")][2:]
+    assert 1 <= len(rows) <= 6
 
 
 def test_links_to_files_lead_somewhere(readme, repository):

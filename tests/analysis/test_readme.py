@@ -1,3 +1,5 @@
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import synthetic
 
 from troll.analysis.claims.verdicts import Claim, judge
 from troll.analysis.data.runs import read_directories
+from troll.analysis.report.front import front
 from troll.analysis.report.readme import blocks, check, render, sentences, update
 from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.results import main_table
@@ -226,15 +229,30 @@ def test_what_tuned_rules_differ_by_is_told(
     assert "All 2 rules that have results" in text and "2 of 5 rules of the protocol have results" in text
 
 
-def test_verdicts_of_the_benchmark_are_a_block_of_their_own(
-    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
+def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls(
+    main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame, tmp_path: Path
 ) -> None:
-    entry = {"source": "P", "baseline": "clip", "metric": "kl", "direction": "lower", "method": "troll"}
-    claims = [Claim.model_validate({"id": name, "sentence": name} | entry) for name in ("one", "two")]
-    own, others = (judge([claim], runs, items) for claim in claims)
-    text = blocks(main, items, judged=own, benchmark=others)
-    assert "| one |" in text["verdicts"] and "| one |" not in text["benchmark-verdicts"]
-    assert "| two |" in text["benchmark-verdicts"] and "| two |" not in text["verdicts"]
+    entry = {"source": "P", "baseline": "clip", "method": "troll", "sentence": "S"}
+    claims = [
+        Claim.model_validate(entry | {"id": "testbed-stale-better", "metric": "kl", "direction": "lower"}),
+        Claim.model_validate(entry | {"id": "smollm2-stale-better", "metric": "kl", "direction": "higher"}),
+        Claim.model_validate(entry | {"id": "another", "metric": "kl", "direction": "lower"}),
+    ]
+    judged = judge(claims, runs, items)
+    lines = front(judged, tmp_path).splitlines()
+    stale, language = lines[2:4]
+    assert "stale rollouts" in stale and "| **yes**, in every setting |" in stale
+    assert "nats on average over 8 settings" in stale and "`make results`" in stale
+    assert "135M" in language and "**the contrary holds: below by " in language
+    assert lines[4] == "" and lines[5].startswith("Of 3 claims with runs: 2 supported everywhere, 1 where")
+    fallen = replace(judged[1], below_base=tuple(True for _ in judged[1].decision.settings))
+    assert "; on average over seeds it ends below its own base model in " in front([fallen], tmp_path)
+    (tmp_path / "gpu").mkdir()
+    goal = {"goal": "time of TROLL's step over clip's, K = 64", "value": 0.987, "limit": 1.02}
+    (tmp_path / "gpu/gpu_check.json").write_text(json.dumps({"goals": [goal]}))
+    (step,) = (line for line in front([], tmp_path).splitlines() if "optimiser step" in line)
+    assert "| 0.987 times clip's | **−1.3 %** of time |" in step
+    assert "None of 0 claims has runs." in front([], tmp_path)
 
 
 def test_settings_of_a_condition_are_told_together(main, items):

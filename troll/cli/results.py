@@ -220,14 +220,16 @@ def readme(
 
     Example: make readme
     """
+    from troll.analysis.claims.ledger import to_short_markdown
     from troll.analysis.claims.verdicts import judge, read_claims
     from troll.analysis.data.provenance import check_clean
     from troll.analysis.data.results import read_results, tables_of
     from troll.analysis.metrics import METRICS, SUMMARIES, markdown
     from troll.analysis.registry import entries
     from troll.analysis.report import readme as text
+    from troll.analysis.report.front import front
     from troll.analysis.report.make import make
-    from troll.analysis.report.overview import contrasts, index
+    from troll.analysis.report.overview import index
     from troll.analysis.tables.comparisons import comparison_family
 
     known, others = read_results(results), [read_results(path) for path in also or []]
@@ -237,9 +239,16 @@ def readme(
     check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
     # Experiments that are asked other claims are a family of their own.
-    benchmark = [one for one in others if one.claims != known.claims]
-    files = dict.fromkeys(name for one in benchmark for name in one.claims)
-    asked = judge(read_claims(_files([*files])), *tables_of(benchmark)) if files else []
+    families: dict[tuple[str, ...], list[Known]] = {}
+    for one in others:
+        if one.claims and one.claims != known.claims:
+            families.setdefault(tuple(one.claims), []).append(one)
+    asked = {
+        "-".join(Path(name).stem.removesuffix("-claims") for name in files): judge(
+            read_claims(_files([*files])), *tables_of(family)
+        )
+        for files, family in families.items()
+    }
     directories = sorted([results, *(also or [])])
     named = {path.name: one for path, one in zip([results, *(also or [])], [known, *others], strict=True)}
     generated = text.blocks(
@@ -249,10 +258,13 @@ def readme(
         family=family,
         runs=all_runs,
         **_board_of(board),
-        benchmark=asked,
+        benchmark=asked.get("benchmark", []),
         places=_places_of(board, named),
     )
-    generated["contrasts"] = contrasts(results.parent)
+    generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}
+    generated["front"] = front(
+        [*judged, *(one for family in asked.values() for one in family)], results.parent
+    )
     generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
     generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
     for path in pages or [Path("README.md")]:

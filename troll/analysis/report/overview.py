@@ -9,8 +9,6 @@ from troll.analysis.claims.ledger import to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.contrasts import sentence
-from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.registry import entries
 from troll.analysis.render.formats import Style, listed, to_markdown
 from troll.analysis.report.make import table
@@ -43,22 +41,6 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
         f'`pandas.read_parquet("results/{name}/tidy")` reads.'
     )
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
-
-
-def contrasts(directory: Path) -> str:
-    """The outcome of every comparison that a protocol fixed beforehand, as a Markdown list.
-
-    Returns:
-        The sentence of each protocol for the outcome of its first contrast, with a link to the table as seen
-        from the root of the repository; empty where there is none.
-    """
-    lines = []
-    for path in sorted(directory.glob("*/contrasts.csv")):
-        protocol = read_protocol(path.with_name("protocol.yaml"))
-        outcome = sentence(pd.read_csv(path), protocol)
-        place = f"{directory.name}/{path.parent.name}/contrasts.md"
-        lines.append(f"- {outcome} [Every contrast]({place}), by a protocol fixed before the first run.")
-    return "\n".join(lines) + "\n"
 
 
 def _size(runs: pd.DataFrame) -> str:

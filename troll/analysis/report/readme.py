@@ -62,8 +62,8 @@ def blocks(
         early: rules with trials chosen before they ended, with the share of optimiser steps by then.
 
     Returns:
-        Markdown by name: ``findings`` (three sentences), ``board`` (its top), ``verdicts``,
-        ``benchmark-verdicts``, ``results-table`` (a row per setting), ``results-sentences``,
+        Markdown by name: ``findings`` (a few sentences), ``board`` (its top), ``verdicts``,
+        ``results-table`` (a row per setting), ``results-sentences``,
         ``results-full-table`` and ``provenance``.
     """
     if family is not None:
@@ -72,7 +72,6 @@ def blocks(
         "findings": "\n".join(findings(judged, _FINDINGS, benchmark)) + "\n",
         "board": top_of(board, waiting, early, benchmark, method, places) if board is not None else "",
         "verdicts": to_short_markdown(judged),
-        "benchmark-verdicts": to_short_markdown(benchmark),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
         "results-sentences": "\n".join(sentences(main, items, method=method, baseline=baseline)) + "\n",
         "results-full-table": to_markdown(main),
@@ -107,7 +106,7 @@ def top_of(
     early = {name: share for name, share in (early or {}).items() if name in {*board["trust_region"]}}
     mistake = (
         f" **{early_in_words(early, ranked)}, by mistake** "
-        "([how](docs/leaderboard.md#how-trials-are-chosen)); this tuning is to be repeated."
+        "([how](#how-trials-are-chosen)); this tuning is to be repeated."
         if early
         else ""
     )
@@ -116,7 +115,7 @@ def top_of(
         f"{which}; each was tuned with the same number of trials and then run on fresh seeds. "
         "Δ is the difference from the tuned baseline, paired by seed, with an interval of its own; p is "
         f"corrected by Holm for all differences of the board.{ranges}{mistake}{others} The whole board: "
-        "[`results/leaderboard/board.md`](results/leaderboard/board.md)."
+        "[`results/leaderboard/board.md`](../results/leaderboard/board.md)."
     )
     return "\n".join([*told, *decided, "", *parts, note]) + "\n"
 

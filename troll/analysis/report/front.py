@@ -1,0 +1,128 @@
+"""The first table of the README: what people ask, TROLL minus clip, the answer, and the command behind it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from troll.analysis.claims.findings import findings
+from troll.analysis.claims.verdicts import ClaimVerdict
+from troll.analysis.claims.wording import both_below, label, short
+from troll.analysis.leaderboard.protocol import read_protocol
+from troll.analysis.render.formats import points, significant
+from troll.common.files import read_json
+
+_ANSWERS: Mapping[str, str] = {
+    "supported everywhere": "**yes**, in every setting",
+    "supported on average": "**yes**, on average",
+    "not shown": "**not shown**",
+    "inconclusive": "**undecided**",
+}
+"""Of verdicts; of others the answer is the verdict itself."""
+_OUTCOMES: Mapping[str, str] = {
+    "above": "**yes**",
+    "below": "**no**: below",
+    "within": "**no**: within {margin} points",
+    "undecided": "**undecided**",
+}
+"""Of a contrast that a protocol fixed."""
+_STEP = "time of TROLL's step over clip's, K = 64"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that a claim answers.
+
+    Attributes:
+        claim: its id.
+        text: the question.
+        command: what makes the runs behind it.
+    """
+
+    claim: str
+    text: str
+    command: str
+
+
+QUESTIONS = (
+    Question(
+        "testbed-gentle-not-worse",
+        "With fresh rollouts, does it end within 5 points of clip?",
+        "`make results`",
+    ),
+    Question(
+        "testbed-stale-better",
+        "With stale rollouts and a high learning rate, does it end above clip?",
+        "`make results`",
+    ),
+    Question(
+        "smollm2-stale-better",
+        "The same with a pretrained model of 135M parameters?",
+        "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
+    ),
+    Question(
+        "benchmark-wider-range-of-rates",
+        "Does it tolerate a wider range of learning rates (decades)?",
+        "`make results EXPERIMENT=workflow/config/benchmark-map.yaml`",
+    ),
+)
+
+
+def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
+    """The table in Markdown, without rows that have no runs, and how many claims got which verdict.
+
+    Args:
+        judged: verdicts of all claims, those of the testbed over all its experiments.
+        results: directory of released results, for the duel's contrasts and what a GPU measured.
+    """
+    known = {item.claim.id: item for item in judged if item.verdict != "not run"}
+    rows = [_claim(item, known[item.claim]) for item in QUESTIONS if item.claim in known]
+    # Below the testbed's: what is asked next.
+    rows[2:2] = _duel(results / "duel/contrasts.csv")
+    rows += _step(results / "gpu/gpu_check.json")
+    header = ["| Question | TROLL minus clip | Answer | Made by |", "| --- | ---: | --- | --- |"]
+    tally = findings(judged, 0)[-1]
+    return "\n".join([*header, *rows, "", f"{tally} [Each of them](docs/findings.md#verdicts)."]) + "\n"
+
+
+def _claim(question: Question, verdict: ClaimVerdict) -> str:
+    answer = _ANSWERS.get(verdict.verdict, f"**{label(verdict)}**")
+    if below := both_below(verdict):
+        answer = f"{answer}; {below}"
+    return _row(question.text, short(verdict), answer, question.command)
+
+
+def _duel(path: Path) -> Iterator[str]:
+    """The first contrast of the duel."""
+    if not path.exists():
+        return
+    first, comparison = pd.read_csv(path).iloc[0], read_protocol(path.with_name("protocol.yaml")).comparison
+    assert comparison is not None  # there are contrasts
+    low, high = points(float(first["difference_low"])), points(float(first["difference_high"]))
+    yield _row(
+        f"Both tuned, does it end above clip on {int(first['seeds'])} new seeds "
+        "([the duel](docs/leaderboard.md#the-duel))?",
+        f"{points(float(first['difference']))} [{low}, {high}] points",
+        _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
+        "`troll leaderboard run workflow/config/duel.yaml`",
+    )
+
+
+def _step(path: Path) -> Iterator[str]:
+    """What a whole step of TROLL takes on a GPU."""
+    if not path.exists():
+        return
+    goals = {goal["goal"]: goal["value"] for goal in read_json(path)["goals"]}
+    if (value := goals.get(_STEP)) is not None:
+        yield _row(
+            "What does an optimiser step cost (0.6B parameters, a tenth of the tokens projected, "
+            "[one GPU](results/gpu/README.md))?",
+            f"{significant(value)} times clip's",
+            f"**{points(value - 1)} %** of time",
+            "`python workflow/benchmarks/gpu_check.py --out DIR`",
+        )
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
