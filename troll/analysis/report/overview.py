@@ -37,8 +37,8 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
     parts += _figures(directory)
     parts += _tables(results, directory)
     parts.append(
-        "## Data\n\nThe tables as CSV are in [`tables/`](tables); the runs behind them in [`tidy/`](tidy), which "
-        f'`pandas.read_parquet("results/{name}/tidy")` reads.'
+        "## Data\n\nThe tables as CSV are in [`tables/`](tables); the runs behind them in [`tidy/`](tidy), "
+        f'which `pandas.read_parquet("results/{name}/tidy")` reads.'
     )
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
