@@ -377,8 +377,9 @@ def test_the_rule_never_waits_and_launches_little(shift):
     with CountOps() as count:
         troll(new, old, case.advantages, case.mask.bool()).per_token.mean().backward()
     assert count.waits == 0, count.waited
-    assert count.launches <= 60, count.ops
-    assert count.ops["triton: _project_kernel"] == count.ops["triton: _project_backward_kernel"] == 1
+    # Six more than the two kernels: the assertions, the mean, and what autograd makes of it.
+    assert count.launches <= 8, count.ops
+    assert count.ops["triton: _rule_kernel"] == count.ops["triton: _rule_backward_kernel"] == 1
 
 
 @pytest.mark.parametrize("name", [*RULES, "dppo-topk-tv", "quatro-recon-gradient", "quatro-recon-regression"])
@@ -390,7 +391,7 @@ def test_no_rule_with_a_distribution_or_a_dual_waits(name):
         rule(new, old, case.advantages, case.mask.bool(), context).per_token.mean().backward()
     assert count.waits == 0, count.waited
     # The masks and common metrics of all rules come on top of the rule's own.
-    assert count.launches <= (90 if name == "troll" else 120), count.ops
+    assert count.launches <= (8 if name == "troll" else 120), count.ops
 
 
 def test_a_projection_alone_is_two_launches():

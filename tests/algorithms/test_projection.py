@@ -416,7 +416,12 @@ KERNEL_TYPES = {
     **dict.fromkeys(("bound_stride", "rows", "width"), "i32"),
     **{"bounds": "*fp64", "root": "*fp64", "flags": "*i8", "evaluations_out": "*i64"},
 }
+KERNEL_TYPES |= dict.fromkeys(("q_ids", "p_ids", "sampled"), "*i64") | {"state": "*fp64"}
+KERNEL_TYPES |= dict.fromkeys(("places", "good"), "*i32")
+KERNEL_TYPES |= dict.fromkeys(("keep", "loss_stride", "ratio_stride", "pull_stride"), "i32")
+KERNEL_TYPES |= dict.fromkeys(("bound", "bound_rest", "weight", "weight_rest"), "fp32")
 KERNELS = ("_project_kernel", "_project_backward_kernel", "_kl_kernel", "_kl_backward_kernel")
+RULE_KERNELS = ("_rule_kernel", "_rule_backward_kernel")
 
 
 @needs_triton
@@ -429,13 +434,16 @@ def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability, tmp_pat
     from triton.backends.compiler import GPUTarget
 
     from troll.algorithms import triton_projection as kernels
+    from troll.algorithms import triton_rule
 
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    for name, width in [(name, width) for name in KERNELS for width in (65, 257)]:
-        kernel = getattr(kernels, name)
+    for name, width in [(name, width) for name in KERNELS + RULE_KERNELS for width in (65, 257)]:
+        kernel = getattr(triton_rule if name in RULE_KERNELS else kernels, name)
         launch = kernels._kl_launch(width) if "_kl_" in name else kernels._launch(width)
-        constants = {"TOLERANCE": 2e-5, "HAS_PULL": True, "FLOOR": -100.0, "WIDTH": width, **launch}
-        constants |= {"FOR_A": True, "FOR_B": True}
+        constants = {"TOLERANCE": 2e-5, "FLOOR": -100.0, "WIDTH": width, **launch}
+        constants |= {"FOR_A": True, "FOR_B": True, "LIMIT": 20.0, "LEAST": -27.631, "SAME_IDS": False}
+        constants |= {"HAS_LOSS": True, "HAS_RATIO": True, "HAS_PULL": True}
+        constants["METRICS"] = len(triton_rule.METRICS)
         own = {key: value for key, value in constants.items() if key in kernel.arg_names}
         signature = {x: "constexpr" if x in own else KERNEL_TYPES.get(x, "*fp32") for x in kernel.arg_names}
         compiled = triton.compile(

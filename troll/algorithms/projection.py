@@ -67,7 +67,6 @@ from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import (
     MAX_ATOMS,
     Backend,
-    kl_divergence,
     kl_terms,
     require_equal,
     result_dtype,
@@ -326,34 +325,11 @@ def project(
             come out as NaN, and `Projection.check` raises for them.
     """
     new, old = _pair_of_atoms(log_probs, old_log_probs)
-    projection, _ = _project_atoms(new, old, kl_bound, tolerance, None, backend)
+    projection = _project_atoms(new, old, kl_bound, tolerance, backend)
     if isinstance(log_probs, SparseLogProbs):
         rows = {**vars(projection), "log_probs": log_probs.with_atoms(projection.log_probs)}
         return Projection(**rows)
     return projection
-
-
-def project_and_pull(
-    log_probs: Tensor, old_log_probs: Tensor, kl_bound: float, floor: float
-) -> tuple[Projection[Tensor], Tensor]:
-    """The projection of atoms, and KL(q || sg pi), which pulls the network towards it.
-
-    Where the Triton kernels run, both come from the same launch, and nothing waits for the device.
-
-    Args:
-        log_probs: see `project`; a tensor [..., A].
-        old_log_probs: likewise.
-        kl_bound: likewise.
-        floor: least log pi in KL(q || sg pi), which is infinite where pi has no probability.
-
-    Returns:
-        The projection and the KL [...], 0 inside the ball, differentiable once in `log_probs`.
-    """
-    projection, pull = _project_atoms(log_probs, old_log_probs, kl_bound, None, floor, "auto")
-    if pull is None:
-        target = projection.log_probs.detach().clamp(min=floor)
-        pull = kl_divergence(log_probs, target).masked_fill(~projection.active, 0.0)
-    return projection, pull
 
 
 def _project_atoms(
@@ -361,25 +337,19 @@ def _project_atoms(
     old: Tensor,
     kl_bound: float | Tensor,
     tolerance: float | None,
-    floor: float | None,
     backend: Backend,
-) -> tuple[Projection[Tensor], Tensor | None]:
-    """The projection and, from the kernel and with a floor, the KL of `project_and_pull`."""
+) -> Projection[Tensor]:
     shape, width, dtype = new.shape[:-1], new.shape[-1], result_dtype(new, old)
     if tolerance is None:
         tolerance = 1e-10 if torch.float64 in (new.dtype, old.dtype) else 2e-5
     Range(0.0, 0.5, open_high=False).check("project: tolerance", tolerance)
     inputs = new.reshape(-1, width), old.detach().reshape(-1, width)
     box: list[Any] = []
-    pull: Tensor | None = None
     if _takes_kernel(new.device, width, backend):
         from troll.algorithms.triton_projection import ProjectRows
 
         bound = _bound_rows_without_wait(kl_bound, shape, new)
-        rows, pull = ProjectRows.apply(  # type: ignore[no-untyped-call]
-            *inputs, bound, tolerance, floor, box
-        )
-        pull = None if floor is None else pull.reshape(shape)
+        rows = ProjectRows.apply(*inputs, bound, tolerance, box)  # type: ignore[no-untyped-call]
     else:
         bound = _bound_rows(kl_bound, shape, new)
         rows = _ProjectRows.apply(*inputs, bound, tolerance, box)  # type: ignore[no-untyped-call]
@@ -390,4 +360,4 @@ def _project_atoms(
     values = {name: per_row(value) for name, value in vars(box[0]).items()}
     if "eta" not in values:
         values["eta"] = per_row(1.0 / box[0].step_size - 1.0)
-    return Projection(log_probs=rows.reshape(new.shape), **values), pull
+    return Projection(log_probs=rows.reshape(new.shape), **values)

@@ -88,31 +88,44 @@ def _first_step(log_p, ratio, target):
 
 
 @triton.jit
-def _project_kernel(
-    log_q, log_p, bounds, bound_stride, out, pull_out, report, root, flags, evaluations_out, rows, width,
-    TOLERANCE: tl.constexpr, BLOCK: tl.constexpr, HAS_PULL: tl.constexpr, FLOOR: tl.constexpr,
-):  # fmt: skip
-    """One program per row: solves it or copies it. With HAS_PULL also KL(q || pi), pi at least exp(FLOOR).
+def _atoms(kept, tail, row, keep, atom, SPARSE: tl.constexpr, LEAST: tl.constexpr):
+    """A row in float64: `keep` entries, and with SPARSE its tail, which is at least LEAST, behind them."""
+    x = tl.load(kept + row * keep + atom, mask=atom < keep, other=float("-inf")).to(tl.float64)
+    if SPARSE:
+        last = tl.load(tail + row).to(tl.float64)
+        x = tl.where(atom == keep, tl.where(last < LEAST, LEAST, last), x)
+    return x
 
-    `report` [5, rows] gets step size, eta, KL before, KL after and residual; `root` [2, rows] step size and
-    1 / variance in float64 for the backward pass; `flags` [3, rows] active, feasible and status.
+
+@triton.jit
+def _solve_row(
+    q, q_tail, p, p_tail, row, keep, bound, slot, out, kl_out,
+    TOLERANCE: tl.constexpr, BLOCK: tl.constexpr, SPARSE: tl.constexpr, LEAST: tl.constexpr,
+    FLOOR: tl.constexpr,
+):  # fmt: skip
+    """Projects a row that is outside its ball into `out`; any other one is copied, but not with SPARSE.
+
+    `kl_out` gets KL before at once: kept, it would spill. Returns active, step size, KL after, 1 / variance,
+    residual, feasible, number of evaluations and status; with SPARSE also log pi at the slot, and KL(q || pi)
+    with pi at least exp(FLOOR). Of a row without a result all floats are NaN.
     """
-    row = tl.program_id(0).to(tl.int64)
     atom = tl.arange(0, BLOCK)
+    width = keep
+    if SPARSE:
+        width = keep + 1
     real = atom < width
-    new = tl.load(log_q + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-    old = tl.load(log_p + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-    bound = tl.load(bounds + row * bound_stride)
+    new = _atoms(q, q_tail, row, keep, atom, SPARSE, LEAST)
+    old = _atoms(p, p_tail, row, keep, atom, SPARSE, LEAST)
     nothing = tl.full([], 0.0, tl.float64)
     one = tl.full([], 1.0, tl.float64)
     kl_before = tl.sum(_kl_terms(new, old), axis=0)
-    tl.store(report + 2 * rows + row, kl_before)
+    tl.store(kl_out + row, kl_before)
     status = tl.full([], 0, tl.int32)
     infinite = (tl.max(new, axis=0) == float("inf")) | (tl.max(old, axis=0) == float("inf"))
     status = tl.where((bound >= 0) == 0, BAD_BOUND, status)
     status = tl.where((kl_before != kl_before) | infinite, NOT_LOG_PROBS, status)
     active = (kl_before > bound) & (status == 0)
-    step, kl_after, inverse, residual, pull = one, kl_before, nothing, nothing, nothing
+    step, kl_after, inverse, residual, pull, at_slot = one, kl_before, nothing, nothing, nothing, nothing
     feasible = tl.full([], 1, tl.int32)
     number = tl.full([], 0, tl.int32)
     if active:
@@ -182,23 +195,44 @@ def _project_kernel(
         tl.store(out + row * width + atom, rounded, mask=real)
         log_pi = rounded.to(tl.float64)
         # Read again: held in registers through the search, the rows would make them spill.
-        old = tl.load(log_p + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-        old = tl.where(old < LOG_ZERO, float("-inf"), old) - scale
+        old = _atoms(p, p_tail, row, keep, atom, SPARSE, LEAST)
+        old = tl.where(old < LOG_ZERO, float("-inf"), old)
+        old -= _log_sum_exp(old)
         kl_after = tl.sum(_kl_terms(log_pi, old), axis=0)
-        if HAS_PULL:
-            new = tl.load(log_q + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
+        if SPARSE:
+            new = _atoms(q, q_tail, row, keep, atom, SPARSE, LEAST)
             terms = _kl_terms(new, tl.where(log_pi < FLOOR, FLOOR, log_pi))
             pull = tl.sum(tl.where(real, terms, 0.0), axis=0)
-    else:
-        given = tl.load(log_q + row * width + atom, mask=real, other=0.0)
-        tl.store(out + row * width + atom, given.to(out.dtype.element_ty), mask=real)
+            at_slot = tl.sum(tl.where(atom == slot, log_pi, 0.0), axis=0)
+    elif SPARSE == 0:
+        given = tl.load(q + row * keep + atom, mask=real, other=0.0)
+        tl.store(out + row * keep + atom, given.to(out.dtype.element_ty), mask=real)
     if status != 0:
         # Nobody reads the status now: NaN keeps such a row from passing for a result.
         bad = tl.full([], float("nan"), tl.float64)
-        step, kl_after, inverse, residual, pull = bad, bad, bad, bad, bad
-        tl.store(report + 2 * rows + row, bad)
+        step, kl_after, inverse, residual, pull, at_slot = bad, bad, bad, bad, bad, bad
+        tl.store(kl_out + row, bad)
         active = status != 0
         tl.store(out + row * width + atom, tl.full([BLOCK], float("nan"), out.dtype.element_ty), mask=real)
+    return active, step, kl_after, inverse, residual, feasible, number, status, at_slot, pull
+
+
+@triton.jit
+def _project_kernel(
+    log_q, log_p, bounds, bound_stride, out, report, root, flags, evaluations_out, rows, width,
+    TOLERANCE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per row: solves it or copies it.
+
+    `report` [5, rows] gets step size, eta, KL before, KL after and residual; `root` [2, rows] step size and
+    1 / variance in float64 for the backward pass; `flags` [3, rows] active, feasible and status.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    bound = tl.load(bounds + row * bound_stride)
+    active, step, kl_after, inverse, residual, feasible, number, status, _, _ = _solve_row(
+        log_q, log_q, log_p, log_p, row, width, bound, 0, out, report + 2 * rows, TOLERANCE, BLOCK,
+        False, 0.0, 0.0,
+    )  # fmt: skip
     tl.store(report + row, step)
     tl.store(report + rows + row, 1.0 / step - 1.0)
     tl.store(report + 3 * rows + row, kl_after)
@@ -209,39 +243,38 @@ def _project_kernel(
     tl.store(flags + rows + row, feasible.to(tl.int8))
     tl.store(flags + 2 * rows + row, status.to(tl.int8))
     tl.store(evaluations_out + row, number.to(tl.int64))
-    if HAS_PULL:
-        tl.store(pull_out + row, pull)
+
+
+@triton.jit
+def _moved(new, old, own, g, step, inverse):
+    """Gradient g of log pi in a solved row, carried back to log q: beta [ g - pi G - pi (r - m) C / v ]."""
+    pi = tl.exp(own)
+    common = (new >= LOG_ZERO) & (old >= LOG_ZERO)
+    ratio = tl.where(common, new - old, 0.0)
+    # Centred twice: the first shift keeps the second sum exact where r is large.
+    mass = tl.sum(pi, axis=0)
+    deviation = tl.where(common, ratio - tl.sum(pi * ratio, axis=0) / mass, 0.0)
+    deviation = tl.where(common, deviation - tl.sum(pi * deviation, axis=0) / mass, 0.0)
+    # Atoms outside the common support have log pi = -inf, whatever q does.
+    g = tl.where(pi == 0, 0.0, g)
+    covariance = tl.sum(g * deviation, axis=0) * inverse
+    return step * (g - pi * (tl.sum(g, axis=0) + deviation * covariance))
 
 
 @triton.jit
 def _project_backward_kernel(
-    log_q, log_p, log_pi, upstream, of_pull, root, flags, result, rows, width,
-    BLOCK: tl.constexpr, HAS_PULL: tl.constexpr, FLOOR: tl.constexpr,
-):  # fmt: skip
-    """As beta [ g - pi G - pi (r - m) C / v ] on active rows, with r from the inputs; g itself on others."""
+    log_q, log_p, log_pi, upstream, root, flags, result, rows, width, BLOCK: tl.constexpr
+):
+    """The gradient of active rows, with r from the inputs; that of others is the upstream one."""
     row = tl.program_id(0).to(tl.int64)
     atom = tl.arange(0, BLOCK)
     real = atom < width
     given = tl.load(upstream + row * width + atom, mask=real, other=0.0)
     if tl.load(flags + row) != 0:
-        new = tl.load(log_q + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-        old = tl.load(log_p + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-        own = tl.load(log_pi + row * width + atom, mask=real, other=float("-inf")).to(tl.float64)
-        pi = tl.exp(own)
-        common = (new >= LOG_ZERO) & (old >= LOG_ZERO)
-        ratio = tl.where(common, new - old, 0.0)
-        # Centred twice: the first shift keeps the second sum exact where r is large.
-        mass = tl.sum(pi, axis=0)
-        deviation = tl.where(common, ratio - tl.sum(pi * ratio, axis=0) / mass, 0.0)
-        deviation = tl.where(common, deviation - tl.sum(pi * deviation, axis=0) / mass, 0.0)
-        # Atoms outside the common support have log pi = -inf, whatever q does.
-        g = tl.where(pi == 0, 0.0, given.to(tl.float64))
-        covariance = tl.sum(g * deviation, axis=0) * tl.load(root + rows + row)
-        moved = tl.load(root + row) * (g - pi * (tl.sum(g, axis=0) + deviation * covariance))
-        if HAS_PULL:
-            q = tl.exp(new)
-            apart = tl.where(q == 0, 0.0, new - tl.where(own < FLOOR, FLOOR, own))
-            moved += tl.load(of_pull + row).to(tl.float64) * q * apart
+        new = _atoms(log_q, log_q, row, width, atom, False, 0.0)
+        old = _atoms(log_p, log_p, row, width, atom, False, 0.0)
+        own = _atoms(log_pi, log_pi, row, width, atom, False, 0.0)
+        moved = _moved(new, old, own, given.to(tl.float64), tl.load(root + row), tl.load(root + rows + row))
         tl.store(result + row * width + atom, _rounded(moved, result.dtype.element_ty), mask=real)
     else:
         tl.store(result + row * width + atom, given.to(result.dtype.element_ty), mask=real)
@@ -313,9 +346,8 @@ class ProjectRows(torch.autograd.Function):
         log_p: Tensor,
         bound: Tensor,
         tolerance: float,
-        floor: float | None,
         box: list[Rows],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Solve the rows outside their ball, copy the others; put the report into `box`.
 
         Args:
@@ -324,53 +356,47 @@ class ProjectRows(torch.autograd.Function):
             log_p: [N, atoms].
             bound: [N], or [1] for all, float64.
             tolerance: see `troll.algorithms.projection.project`.
-            floor: of log pi in KL(q || sg pi); None leaves that out.
             box: gets the report.
 
         Returns:
-            log pi [N, atoms] and KL(q || sg pi) [N], 0 inside the ball; without a floor the second is empty.
+            log pi [N, atoms].
         """
         log_q, log_p = log_q.contiguous(), log_p.contiguous()
         (rows, width), dtype = log_q.shape, result_dtype(log_q, log_p)
         assert width <= MAX_ATOMS
         out = torch.empty_like(log_q, dtype=dtype)
-        pull = log_q.new_empty(0 if floor is None else rows, dtype=dtype)
         report = log_q.new_empty((5, rows), dtype=dtype)
         root = log_q.new_empty((2, rows), dtype=torch.float64)
         flags = log_q.new_empty((3, rows), dtype=torch.int8)
         evaluations = log_q.new_empty(rows, dtype=torch.int64)
-        ctx.launch = {**_launch(width), "HAS_PULL": floor is not None, "FLOOR": floor or 0.0}
+        ctx.launch = _launch(width)
         if rows:
             with torch.cuda.device_of(log_q):
                 _project_kernel[(rows,)](
-                    log_q, log_p, bound, 0 if bound.numel() == 1 else bound.stride(0), out, pull, report,
-                    root, flags, evaluations, rows, width, TOLERANCE=float(tolerance), **ctx.launch,
+                    log_q, log_p, bound, 0 if bound.numel() == 1 else bound.stride(0), out, report, root,
+                    flags, evaluations, rows, width, TOLERANCE=float(tolerance), **ctx.launch,
                 )  # fmt: skip
         ctx.save_for_backward(log_q, log_p, out, root, flags)
-        ctx.set_materialize_grads(False)
         step_size, eta, kl_before, kl_after, residual = report.unbind()
         active, feasible = (flag.view(torch.bool) for flag in flags[:2].unbind())
         box.append(
             Rows(step_size, eta, kl_before, kl_after, residual, active, feasible, flags[2], evaluations)
         )
-        return out, pull
+        return out
 
     @staticmethod
     @differentiable_once("project")
-    def backward(ctx: Any, grad: Tensor | None, of_pull: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """See `_project_backward_kernel`."""
         log_q, log_p, log_pi, root, flags = ctx.saved_tensors
         rows, width = log_q.shape
         result = torch.empty_like(log_q)
-        grad = torch.zeros_like(log_pi) if grad is None else grad.contiguous()
-        launch = {**ctx.launch, "HAS_PULL": of_pull is not None}
-        of_pull = grad if of_pull is None else of_pull.contiguous()
         if rows:
             with torch.cuda.device_of(log_q):
                 _project_backward_kernel[(rows,)](
-                    log_q, log_p, log_pi, grad, of_pull, root, flags, result, rows, width, **launch
+                    log_q, log_p, log_pi, grad.contiguous(), root, flags, result, rows, width, **ctx.launch
                 )
-        return result, None, None, None, None, None
+        return result, None, None, None, None
 
 
 class RowKL(torch.autograd.Function):

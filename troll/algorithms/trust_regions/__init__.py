@@ -8,7 +8,7 @@ from troll.algorithms.trust_regions.adaptive import (
     troll_adaptive,
 )
 from troll.algorithms.trust_regions.constraint_check import ConstraintBreach, ConstraintCheck, Thresholds
-from troll.algorithms.trust_regions.projected import troll, troll_seq
+from troll.algorithms.trust_regions.projected import troll, troll_seq, troll_with_common_metrics
 from troll.algorithms.trust_regions.ratio import (
     cispo,
     cispo_verl,
@@ -77,7 +77,7 @@ register("m2po", whole_step.m2po)
 register("bapo", whole_step.bapo)
 register("clip-cov", whole_step.clip_cov)
 register("kl-cov", whole_step.kl_cov)
-register("troll", troll, needs_distribution=True)
+register("troll", troll, needs_distribution=True, whole=troll_with_common_metrics)
 register("troll-seq", troll_seq, needs_distribution=True, aggregation="seq-mean-token-mean")
 register("troll-adaptive", troll_adaptive, needs_distribution=True, controller=BoundController)
 register("kl-penalty", kl_penalty, controller=PenaltyController)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import kl_divergence, require_equal, takes_triton
-from troll.algorithms.projection import Projection, project, project_and_pull
-from troll.algorithms.ranges import Limit, NotNegative
+from troll.algorithms.divergences import MAX_ATOMS, kl_divergence, result_dtype, takes_triton
+from troll.algorithms.projection import Projection, project
+from troll.algorithms.ranges import Limit, NotNegative, Range
 from troll.algorithms.trust_regions.ratio import sequence_weight
 from troll.algorithms.trust_regions.types import (
+    DIFFERENT_TOKENS,
     LOG_RATIO_LIMIT,
+    NOT_KEPT,
     TokenLosses,
     TokenPolicy,
     compared_rows,
     metric_rows,
+    sampled_ids,
     sampled_slots,
     scatter_rows,
 )
+from troll.common.errors import UserError
 
 # Least log-probability of a projected token in the regression, where the old policy has none at all.
 REGRESSION_FLOOR = -100.0
@@ -29,11 +32,21 @@ REGRESSION_FLOOR = -100.0
 
 @dataclass(frozen=True)
 class _Projected:
-    """The projected policy at the sampled tokens; all [B, T]."""
+    """The projected policy at the sampled tokens; all [B, T].
+
+    Attributes:
+        log_ratio: log pi - log p, clamped.
+        regression: KL(q || sg pi).
+        metrics: of the rule.
+        per_token: the loss of `troll`, where a kernel has made it, else None.
+        common: the metrics of all rules, likewise.
+    """
 
     log_ratio: Tensor
     regression: Tensor
     metrics: dict[str, Tensor]
+    per_token: Tensor | None = None
+    common: dict[str, Tensor] = field(default_factory=dict)
 
 
 def _outside_alone(
@@ -49,25 +62,56 @@ def _outside_alone(
     return sampled, torch.zeros_like(sampled).index_put((active,), pull.to(sampled.dtype)), projection
 
 
-def _all_rows(
-    q: SparseLogProbs, p: SparseLogProbs, slot: Tensor, kl_bound: float
-) -> tuple[Tensor, Tensor, Projection[Tensor]]:
-    """The same without asking the device which rows are outside; masked rows are inside, being empty."""
-    require_equal(q.token_ids, p.token_ids, "the new and the old policy keep different tokens")
-    new, old = q.atoms(), p.atoms()
-    projection, pull = project_and_pull(new, old, kl_bound, REGRESSION_FLOOR)
-    sampled = (projection.log_probs.gather(-1, slot) - old.gather(-1, slot)).squeeze(-1)
-    return sampled, pull, projection
+def _in_one_launch(
+    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, kl_bound: float, weight: float
+) -> _Projected | None:
+    """Everything from one kernel, 0 where masked; None where no kernel runs, or rows are too wide for it."""
+    q, p = new.distribution, old.distribution
+    if not takes_triton(mask.device) or q is None or p is None or q.keep >= MAX_ATOMS:
+        return None
+    values = (sampled_ids(new, old), mask, new.log_probs, old.log_probs, advantages)
+    if any(x.shape != mask.shape for x in (*values, q.tail_log_prob, p.tail_log_prob)):
+        return None
+    from troll.algorithms import triton_rule
+
+    Range(0.0, open_high=False).check("troll: kl_bound", kl_bound)
+    if q.token_ids.shape != p.token_ids.shape:
+        raise UserError(DIFFERENT_TOKENS)
+    ids = p.token_ids if _same_memory(q.token_ids, p.token_ids) else q.token_ids
+    box: list[Tensor] = []
+    per_token, log_ratio, regression = triton_rule.RuleRows.apply(  # type: ignore[no-untyped-call]
+        *(x.reshape(-1, *x.shape[mask.dim() :]) for x in (q.log_probs, q.tail_log_prob)),
+        triton_rule.Tokens(p, ids, *values),
+        triton_rule.Settings(kl_bound, weight, REGRESSION_FLOOR, LOG_RATIO_LIMIT),
+        box,
+    )
+    stacked, good = box
+    triton_rule.refuse(good, (None if ids is p.token_ids else DIFFERENT_TOKENS, NOT_KEPT))
+    metrics = dict(zip(triton_rule.METRICS, stacked.view(-1, *mask.shape).unbind(), strict=True))
+    # Each in the type that it has without the kernel: seldom another than that of all.
+    usual, of_tokens = log_ratio.dtype, result_dtype(new.log_probs, old.log_probs)
+    types = dict.fromkeys(("ratio", "log_ratio_abs", "kl_to_old_sampled"), of_tokens)
+    types |= dict.fromkeys(("clip_fraction", "solver_evaluations"), torch.float32)
+    metrics = {name: value.to(types.get(name, usual)) for name, value in metrics.items()}
+    common = {name: metrics.pop(name) for name in triton_rule.COMMON}
+    per_token, log_ratio, regression = (x.view(mask.shape) for x in (per_token, log_ratio, regression))
+    return _Projected(log_ratio, regression, metrics, per_token, common)
 
 
-def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound: float) -> _Projected:
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
+
+
+def _project_sampled(
+    new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, kl_bound: float, weight: float
+) -> _Projected:
     """Project at the response tokens: what masked positions have reaches nothing."""
+    projected = _in_one_launch(new, old, advantages, mask, kl_bound, weight)
+    if projected is not None:
+        return projected
     q, p = compared_rows(new, mask), compared_rows(old, mask)
     slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
-    projection: Projection[Any]
-    sampled, regression, projection = (_all_rows if takes_triton(mask.device) else _outside_alone)(
-        q, p, slot, kl_bound
-    )
+    sampled, regression, projection = _outside_alone(q, p, slot, kl_bound)
     metrics = {
         "kl_to_old": projection.kl_before,
         "kl_projected": projection.kl_after,
@@ -83,6 +127,25 @@ def _project_sampled(new: TokenPolicy, old: TokenPolicy, mask: Tensor, kl_bound:
         regression=scatter_rows(regression, mask),
         metrics={name: metric_rows(value, mask) for name, value in metrics.items()},
     )
+
+
+def troll_with_common_metrics(
+    new: TokenPolicy,
+    old: TokenPolicy,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    kl_bound: Limit = 0.05,
+    regression_weight: NotNegative = 1.0,
+) -> TokenLosses | None:
+    """All that `TrustRegion` makes of `troll`, in one launch; None where that cannot be.
+
+    Losses and metrics are those of `troll` and the common ones, 0 where masked, for any values there.
+    """
+    projected = _in_one_launch(new, old, advantages, mask, kl_bound, regression_weight)
+    if projected is None or projected.per_token is None:
+        return None
+    return TokenLosses(projected.per_token, projected.common | projected.metrics)
 
 
 def troll(
@@ -108,8 +171,10 @@ def troll(
         kl_bound: largest KL(pi || p) of a token, nats.
         regression_weight: alpha, weight of the pull of the network towards pi.
     """
-    projected = _project_sampled(new, old, mask, kl_bound)
-    per_token = -advantages * projected.log_ratio.exp() + regression_weight * projected.regression
+    projected = _project_sampled(new, old, advantages, mask, kl_bound, regression_weight)
+    per_token = projected.per_token
+    if per_token is None:
+        per_token = -advantages * projected.log_ratio.exp() + regression_weight * projected.regression
     return TokenLosses(per_token, projected.metrics)
 
 
@@ -131,7 +196,7 @@ def troll_seq(
         kl_bound: largest KL(pi || p) of a token, nats.
         regression_weight: alpha, weight of the pull of the network towards pi.
     """
-    projected = _project_sampled(new, old, mask, kl_bound)
+    projected = _project_sampled(new, old, advantages, mask, kl_bound, regression_weight)
     weight = sequence_weight(projected.log_ratio, mask)
     per_token = -advantages * weight + regression_weight * projected.regression
     return TokenLosses(per_token, projected.metrics)

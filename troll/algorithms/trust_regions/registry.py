@@ -87,6 +87,8 @@ class RuleInfo(Entry):
         needs_step: whether the rule decides over all tokens of an optimiser step, see `StepTokens`.
         reconstruction: True where the published formulas were not available and the rule is our reading.
         controller: makes the controller from its settings; None for rules with fixed settings.
+        whole: makes all that `TrustRegion` returns, with masks and common metrics, in fewer launches on a
+            GPU; or returns None where it cannot.
     """
 
     needs_distribution: bool = False
@@ -94,6 +96,7 @@ class RuleInfo(Entry):
     needs_step: bool = False
     reconstruction: bool = False
     controller: Callable[..., Controller] | None = field(repr=False, default=None)
+    whole: Callable[..., TokenLosses | None] | None = field(repr=False, default=None)
 
 
 class _TrustRegions(Registry[RuleInfo]):
@@ -129,6 +132,7 @@ def register(
     aggregation: str | None = None,
     reconstruction: bool = False,
     controller: Callable[..., Controller] | None = None,
+    whole: Callable[..., TokenLosses | None] | None = None,
     **defaults: Any,
 ) -> None:
     """Make a rule known under a name.
@@ -140,6 +144,7 @@ def register(
         aggregation: one of `AGGREGATIONS` if the rule is only itself under that one.
         reconstruction: see `RuleInfo`.
         controller: a class with keyword-only settings; the settings it moves are no longer the user's.
+        whole: see `RuleInfo`.
         **defaults: defaults that differ from the function's.
     """
     TRUST_REGIONS.add(
@@ -153,6 +158,7 @@ def register(
         needs_context="context" in inspect.signature(rule).parameters,
         needs_step="step" in inspect.signature(rule).parameters,
         reconstruction=reconstruction,
+        whole=whole,
     )
 
 
@@ -242,6 +248,10 @@ class TrustRegion:
             raise UserError(
                 f"trust region {self.name!r} needs the distributions of the new and the old policy"
             )
+        if self.info.whole is not None:
+            whole = self.info.whole(new, old, advantages, mask, **self.current_settings())
+            if whole is not None:
+                return whole
         mask = mask.bool()
         new, old = new.where(mask), old.detach().where(mask)
         advantages = advantages.detach().masked_fill(~mask, 0.0)

@@ -14,6 +14,8 @@ from troll.common.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
 LOG_RATIO_LIMIT = 20.0
+DIFFERENT_TOKENS = "the new and the old policy keep different tokens"
+NOT_KEPT = "a sampled token is not among the kept ones; keep it always (sparsify: always_keep)"
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,20 @@ def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
     return SparseLogProbs(rows.token_ids, rows.log_probs, rows.tail_log_prob.clamp(min=DEFAULT_LOG_PROB))
 
 
+def sampled_ids(new: TokenPolicy, old: TokenPolicy) -> Tensor:
+    """The sampled tokens [B, T] of the policy that has them.
+
+    Raises:
+        UserError: neither has.
+    """
+    sampled = new.token_ids if new.token_ids is not None else old.token_ids
+    if sampled is None:
+        raise UserError(
+            "TokenPolicy.token_ids is missing: rules that read the distribution need the sampled ids"
+        )
+    return sampled
+
+
 def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tensor) -> Tensor:
     """Position of the sampled token among the kept ones.
 
@@ -212,13 +228,8 @@ def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tenso
     Raises:
         UserError: no sampled ids are given, or one of them was not kept.
     """
-    sampled = new.token_ids if new.token_ids is not None else old.token_ids
-    if sampled is None:
-        raise UserError(
-            "TokenPolicy.token_ids is missing: rules that read the distribution need the sampled ids"
-        )
-    kept, slot = (ids == token_rows(sampled, chosen).unsqueeze(-1)).max(-1)
+    kept, slot = (ids == token_rows(sampled_ids(new, old), chosen).unsqueeze(-1)).max(-1)
     if kept.shape[0] == chosen.numel():
         kept = kept | ~chosen.reshape(-1)
-    require(kept.all(), "a sampled token is not among the kept ones; keep it always (sparsify: always_keep)")
+    require(kept.all(), NOT_KEPT)
     return slot
