@@ -18,12 +18,18 @@ from head_oracle import (
     outputs_of,
     run_dense,
 )
+from ops_count import CountOps
 
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import default_backend
+from troll.algorithms.lm_head import head as head_module
 from troll.algorithms.lm_head import triton as triton_kernels
-from troll.algorithms.lm_head import triton_gemm, triton_topk
+from troll.algorithms.lm_head import triton_gemm, triton_rows, triton_topk
 from troll.algorithms.lm_head.head import lm_head
 from troll.algorithms.lm_head.passes import Head, Plan
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums, Shape
+from troll.algorithms.lm_head.topk import TopK, select
+from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -227,6 +233,85 @@ def test_top_of_triton_equals_that_of_torch(options, dropped_mass, monkeypatch):
                 torch.testing.assert_close(values.double(), truth[name], rtol=1e-6, atol=3e-6)
 
 
+@pytest.mark.parametrize("keep", [1, 5, 64])
+@pytest.mark.parametrize("kind", ["normal", "ties", "no rest", "impossible label", "tiny rest", "equal"])
+def test_select_equals_that_of_torch(kind, keep):
+    generator = torch.Generator().manual_seed(keep)
+    values, own = (4 * torch.randn(12, width, generator=generator) for width in (keep, 1))
+    rest = RunningSums(*torch.rand(3, 12, generator=generator).mul(20).add(1))
+    if kind == "ties":
+        values, own = values.round(), own.round()
+    if kind == "no rest":
+        values[:, keep // 2 :] = -torch.inf
+        rest = RunningSums(torch.full((12,), FLOOR), torch.zeros(12), torch.zeros(12))
+    if kind == "impossible label":
+        own[:] = MASKED
+    if kind == "tiny rest":
+        rest.maximum -= 60
+    if kind == "equal":
+        values[:], own[:] = 0, 0
+    places = torch.rand(12, 5000, generator=generator).argsort(-1)[:, :keep]
+    ids, labels = places.masked_fill(values == -torch.inf, -1), torch.arange(12) + 5000
+    for dropped_mass in (0.0, 1e-7, 0.02, 0.5):
+        best, label_logits = TopK(values, ids.int()), own.squeeze(1)
+        got = triton_rows.select(best, labels, label_logits, rest, dropped_mass)
+        label_logits = label_logits.masked_fill(label_logits < FLOOR, -torch.inf)
+        want = select(TopK(values, ids), labels, label_logits, rest.copy(), dropped_mass)
+        assert torch.equal(got[2].token_ids, want[2].token_ids)
+        for ours, theirs in (
+            (got[0], want[0]),
+            (got[1], want[1]),
+            (got[2].log_probs, want[2].log_probs),
+            (got[2].tail_log_prob, want[2].tail_log_prob),
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "support", "good"),
+    [
+        ([0, 6], [[0, 6, -1], [-1, -1, 3]], True),
+        ([0, 7], [[0, 6, -1], [-1, -1, 3]], False),
+        ([-1, 6], [[0, 6, -1], [-1, -1, 3]], False),
+        ([0, 6], [[0, 7, -1], [-1, -1, 3]], False),
+        ([0, 6], [[0, 6, -2], [-1, -1, 3]], False),
+        ([0, 6], [[0, 6, -1], [3, -1, 3]], False),
+    ],
+)
+def test_ids_are_checked_on_the_device(labels, support, good):
+    found = triton_rows.good_ids(torch.tensor(labels), torch.tensor(support), 7)
+    assert bool(found) is good
+    found.fill_(1)
+
+
+@pytest.mark.parametrize(("rule", "most"), [("troll", 30), ("clip", 85)])
+def test_head_and_loss_launch_little_and_never_wait(rule, most, monkeypatch):
+    """One tile: each further one costs its own product and kernels; ids are checked in two more launches."""
+    monkeypatch.setattr(head_module, "_check_ids", lambda *_: None)  # on a CPU it reads them at once
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(6, 8), torch.randn(90, 8).requires_grad_()
+    labels, mask = torch.arange(6), torch.ones(1, 6)
+    old = lm_head(hidden, weight, labels, keep=8, backend="triton")
+    support, region = old.distribution.token_ids, make_trust_region(rule)
+
+    def policy(head):
+        d = head.distribution
+        if rule == "clip":
+            return TokenPolicy(head.label_log_probs[None])
+        kept = SparseLogProbs(d.token_ids[None], d.log_probs[None], d.tail_log_prob[None])
+        return TokenPolicy(head.label_log_probs[None], kept, token_ids=labels[None])
+
+    asked = {"support": None if rule == "clip" else support, "backend": "triton"}
+    moved = (hidden + 0.5 * torch.randn(6, 8)).requires_grad_()
+    advantages = torch.randn(1, 6)
+    for count in (CountOps(), CountOps()):  # the first call makes what is kept for the next ones
+        with count, default_backend("triton"):
+            losses = region(policy(lm_head(moved, weight, labels, **asked)), policy(old), advantages, mask)
+            losses.per_token.sum().backward()
+    assert count.waits == 0, count.waited
+    assert count.launches <= most, count.ops
+
+
 @triton.jit
 def tanh_kernel(x, y, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
@@ -323,7 +408,8 @@ def test_blocks_of_idle_rows_are_not_multiplied():
     hidden[128:256] = torch.nan
     ones = torch.ones(300)
     ones[128:256] = 0
-    rows = RowGradients(torch.full((300,), 5.0), ones, None, ones, None)
+    busy = torch.tensor([1, 0, 1], dtype=torch.int32)
+    rows = RowGradients(torch.full((300,), 5.0), ones, None, ones, None, busy)
     plan = Plan(Shape(), 300, 100, torch.float16, triton_kernels)
     seen = 0
     for columns, gradient, _ in triton_gemm.gradient_blocks(hidden, weight, None, labels, rows, plan):

@@ -283,6 +283,34 @@ def test_kernels_of_16_bit_products_compile_without_spills(capability, name, fla
         assert "wgmma.mma_async" in compiled.asm["ptx"] and "cp.async.bulk.tensor" in compiled.asm["ptx"]
 
 
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels cannot be compiled"
+)
+@pytest.mark.parametrize("keep", [64, 256])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_rows_compile_without_spills(capability, keep, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from troll.algorithms.lm_head import triton_rows as kernels
+
+    types = dict.fromkeys(("labels", "support", "token_ids"), "*i64") | {"vocab": "i32"}
+    types |= dict.fromkeys(("good", "busy", "ids"), "*i32")
+    types |= dict.fromkeys(("slope", "dropped_mass", "dropped_rest"), "fp32")
+    constants = kernels._sizes(keep) | {"GROUP": kernels.GROUP}
+    options = {"num_warps": constants.pop("num_warps")}
+    flags = ("HAS_SUPPORT", "HAS_LABEL", "HAS_ENTROPY", "HAS_OF_SUPPORT", "HAS_TAIL")
+    constants |= dict.fromkeys(flags, True)
+    for name in ("_check_kernel", "_finish_kernel", "_gradients_kernel", "_keep_kernel"):
+        kernel = getattr(kernels, name)
+        own = {key: value for key, value in constants.items() if key in kernel.arg_names}
+        signature = {x: "constexpr" if x in own else types.get(x, "*fp32") for x in kernel.arg_names}
+        source = triton.compiler.ASTSource(kernel, signature, own)
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        assert spills(compiled, capability, tmp_path) == 0, name
+
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 

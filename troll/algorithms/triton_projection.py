@@ -14,6 +14,8 @@ kernels run on a CPU, for tests.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -435,3 +437,9 @@ class RowKL(torch.autograd.Function):
 def _kl_launch(width: int) -> dict[str, int]:
     block = min(max(32, triton.next_power_of_2(width)), _KL_BLOCK)
     return {"BLOCK": block, "num_warps": min(max(block // 128, 1), 4)}
+
+
+def in_two(number: float) -> tuple[float, float]:
+    """A number as the sum of two that survive the way to a kernel, which is in float32."""
+    first = ctypes.c_float(number).value
+    return first, number - first if math.isfinite(first) else 0.0

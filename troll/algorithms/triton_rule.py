@@ -13,9 +13,7 @@ where it runs.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ from torch import Tensor
 from troll.algorithms.autograd import differentiable_once
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
 from troll.algorithms.divergences import require, result_dtype
-from troll.algorithms.triton_projection import _atoms, _launch, _moved, _rounded, _solve_row
+from troll.algorithms.triton_projection import _atoms, _launch, _moved, _rounded, _solve_row, in_two
 from troll.common.errors import UserError
 
 COMMON = ("ratio", "log_ratio_abs", "kl_to_old_sampled", "kept_mass")
@@ -231,14 +229,14 @@ class RuleRows(torch.autograd.Function):
         mask = tokens.mask.view(torch.uint8) if tokens.mask.dtype == torch.bool else tokens.mask
         per_token = (tokens.sampled, mask, tokens.new_log_probs, tokens.old_log_probs, dropped)
         ctx.launch = {"FLOOR": settings.floor, "LEAST": DEFAULT_LOG_PROB, **_launch(keep + 1)}
-        ctx.weight = _in_two(settings.weight)
+        ctx.weight = in_two(settings.weight)
         if rows:
             with torch.cuda.device_of(kept):
                 _rule_kernel[(rows,)](
                     *policies, tokens.new_ids.contiguous(), old.token_ids.contiguous(),
                     *(x.contiguous() for x in (*per_token, tokens.advantages)),
                     losses, log_ratio, pulls, metrics, log_pi, state, places, good,
-                    *_in_two(settings.kl_bound), *ctx.weight, rows, keep,
+                    *in_two(settings.kl_bound), *ctx.weight, rows, keep,
                     TOLERANCE=1e-10 if dtype == torch.float64 else 2e-5, LIMIT=settings.limit,
                     SAME_IDS=tokens.new_ids is old.token_ids, METRICS=len(METRICS), **ctx.launch,
                 )  # fmt: skip
@@ -266,12 +264,6 @@ class RuleRows(torch.autograd.Function):
                     HAS_PULL=of_pull is not None, **ctx.launch,
                 )  # fmt: skip
         return of_kept, of_tail, None, None, None
-
-
-def _in_two(number: float) -> tuple[float, float]:
-    """A number as the sum of two that survive the way to a kernel, which is in float32."""
-    first = ctypes.c_float(number).value
-    return first, number - first if math.isfinite(first) else 0.0
 
 
 @functools.cache

@@ -11,6 +11,7 @@ the log-probs at a given support with the log-mass of everything else, their gra
 the same pass.
 """
 
+import importlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.lm_head.passes import Head, Plan, kernels, operand_dtype, top
+from troll.algorithms.lm_head import tiles
+from troll.algorithms.lm_head.passes import Head, Kernels, Plan, kernels, operand_dtype, top
 from troll.algorithms.lm_head.tiles import Shape
 from troll.common.errors import UserError
 
@@ -98,6 +100,7 @@ def lm_head(
         operands=operands,
         kernels=kernels(backend, hidden.device, operands),
     )
+    _check_ids(labels, support, weight.shape[0], plan.kernels)
     if keep is not None:
         with torch.no_grad():
             label_log_probs, entropy, distribution = top(
@@ -146,15 +149,26 @@ def _check(
         )
     if logit_softcap is not None and not logit_softcap > 0:
         raise UserError(f"lm_head: logit_softcap is {logit_softcap}, must be positive, or None for no cap")
-    _check_ids("labels", labels, 0, vocab)
+    for name, ids in (("labels", labels), ("support", support)):
+        if ids is not None and ids.dtype != torch.int64:
+            raise UserError(f"lm_head: {name} must be int64, not {ids.dtype}")
+
+
+def _check_ids(labels: Tensor, support: Tensor | None, vocab: int, kernels: Kernels) -> None:
+    if labels.device.type == "cuda" and kernels is not tiles:
+        rows = importlib.import_module("troll.algorithms.lm_head.triton_rows")
+        message = (
+            f"lm_head: labels outside [0, {vocab}), support outside [-1, {vocab}), or an id twice in a row"
+        )
+        torch._assert_async(rows.good_ids(labels, support, vocab), message)
+        return
+    _check_range("labels", labels, 0, vocab)
     if support is not None:
-        _check_ids("support", support, -1, vocab)
+        _check_range("support", support, -1, vocab)
         _check_distinct(support)
 
 
-def _check_ids(name: str, ids: Tensor, least: int, vocab: int) -> None:
-    if ids.dtype != torch.int64:
-        raise UserError(f"lm_head: {name} must be int64, not {ids.dtype}")
+def _check_range(name: str, ids: Tensor, least: int, vocab: int) -> None:
     good = ((ids >= least) & (ids < vocab)).all()
     if ids.device.type == "cuda":
         torch._assert_async(good, f"lm_head: {name} outside [{least}, {vocab})")  # no wait for the device

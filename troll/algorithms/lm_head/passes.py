@@ -150,6 +150,11 @@ def top(
         by_rows = plan.kernels is not tiles and _triton_topk().fits(weight.shape[0], keep)
         find = _triton_topk().top_by_rows if by_rows else _top_by_tiles
         best, label_logits, rest = find(hidden, weight, bias, labels, keep, plan)
+    if by_rows:
+        chosen: tuple[Tensor, Tensor, SparseLogProbs] = _rows().select(
+            best, labels.contiguous(), label_logits, rest, dropped_mass
+        )
+        return chosen
     return select(best, labels, _impossible(label_logits), rest, dropped_mass)
 
 
@@ -177,6 +182,10 @@ def _top_by_tiles(
 def _impossible(logits: Tensor) -> Tensor:
     """Gives masked logits their -inf back."""
     return logits.masked_fill(logits < FLOOR, float("-inf"))
+
+
+def _rows() -> Any:
+    return importlib.import_module("troll.algorithms.lm_head.triton_rows")
 
 
 def _gemm() -> Any:
@@ -224,16 +233,11 @@ class Head(torch.autograd.Function):
                         plan.shape,
                         workspace,
                     )
-        label_logits = _impossible(label_logits)
-        log_probs = tail = None
-        if logits is not None:
-            logits, outside = _impossible(logits), sums.copy()
-            sums.absorb_(logits)
-            log_probs, tail = sums.log_probs(logits), outside.log_share_in(sums)
-        log_z, entropy = sums.log_sum_exp(), sums.entropy()
+        finish = _finish if plan.kernels is tiles else _rows().finish
+        label_log_probs, entropy, log_z, log_probs, tail = finish(label_logits, logits, sums)
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail)
-        return sums.log_probs(label_logits), entropy, log_probs, tail
+        return label_log_probs, entropy, log_probs, tail
 
     @staticmethod
     @differentiable_once("lm_head")
@@ -248,7 +252,7 @@ class Head(torch.autograd.Function):
         hidden, weight, bias, labels, support, log_z, entropy, log_probs, tail = ctx.saved_tensors
         plan: Plan = ctx.plan
         wanted: tuple[bool, bool, bool] = ctx.needs_input_grad[:3]
-        gradients = _row_gradients(
+        gradients = (_row_gradients if plan.kernels is tiles else _rows().row_gradients)(
             log_z,
             entropy,
             log_probs,
@@ -268,6 +272,19 @@ class Head(torch.autograd.Function):
                 *backward(operand, hidden, weight, bias, labels, support, gradients, plan, wanted),
                 *[None] * 3,
             )
+
+
+def _finish(
+    label_logits: Tensor, logits: Tensor | None, sums: RunningSums
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Label log-probs, entropy and log Z [N]; log-probs at the support [N, K] and its tail [N], or None."""
+    label_logits = _impossible(label_logits)
+    log_probs = tail = None
+    if logits is not None:
+        logits, outside = _impossible(logits), sums.copy()
+        sums.absorb_(logits)
+        log_probs, tail = sums.log_probs(logits), outside.log_share_in(sums)
+    return sums.log_probs(label_logits), sums.entropy(), sums.log_sum_exp(), log_probs, tail
 
 
 def _row_gradients(

@@ -207,6 +207,7 @@ class RowGradients:
     slope: Tensor | None  # [n]; None without a gradient for the entropy
     at_label: Tensor | None  # [n]
     at_support: Tensor | None  # [n, K]
+    busy: Tensor | None = None  # [n / 128] int32, of the kernels: 0 where no token has a gradient
 
     def rows(self, rows: slice) -> "RowGradients":
         """The same for a slice of the tokens."""

@@ -26,11 +26,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from troll.algorithms.lm_head.passes import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums
 from troll.algorithms.lm_head.triton import centred_gradient_, scatter_support_
+from troll.algorithms.lm_head.triton_rows import GROUP
 
 # The fastest of 16 and of 12 ways on an H100 at 8,192 tokens, D 1,024 and V 151,936: 3.8 ms (4.3 ms with a
 # program for each tile), and 4.5 ms where cuBLAS makes the same products, but no gradient, in 3.7 ms.
 FOLD = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 64, "num_warps": 8, "num_stages": 3}
-GRADIENT = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 4}
+GRADIENT = {"BM": GROUP, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 4}
 FOLD_BYTES = 96 * 2**20
 """What one launch of `fold_gemm` may leave in memory."""
 
@@ -311,9 +312,9 @@ def gradient_blocks(
     flags = {"HAS_BIAS": bias is not None, "HAS_SLOPE": slope is not None, "HAS_LABEL": at_label is not None}
     # What stands in for an absent tensor is never read.
     factors = [gradients.offset, *(shift if x is None else x for x in (slope, at_label))]
-    busy = _busy(gradients, GRADIENT["BM"]) if fused else shift
-    largest = torch.finfo(dtype).max
-    centre = (shift / -scale).clamp(-largest, largest).to(dtype)
+    if not fused:
+        largest = torch.finfo(dtype).max
+        centre = (shift / -scale).clamp(-largest, largest).to(dtype)
     for columns in slices(vocab, step):
         width = columns.stop - columns.start
         block = weight[columns].to(dtype)
@@ -324,7 +325,7 @@ def gradient_blocks(
             gradient_gemm[grid](
                 _descriptor(operand, GRADIENT["BM"], GRADIENT["BK"]),
                 _descriptor(block, GRADIENT["BN"], GRADIENT["BK"]), shift if own is None else own,
-                _descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), busy, labels, shift, *factors,
+                _descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), gradients.busy, labels, shift, *factors,
                 tokens, width, columns.start, scale, MASKED, D=depth, **flags, **GRADIENT,
             )  # fmt: skip
             yield columns, tile, block
@@ -337,16 +338,6 @@ def gradient_blocks(
             tile.addmm_(block, operand.t())
         centred_gradient_(tile, columns.start, scale, own, centre, labels, gradients)
         yield columns, tile.t(), block
-
-
-def _busy(gradients: RowGradients, rows: int) -> Tensor:
-    """[N / rows] int32: 0 where no token of the group has any gradient."""
-    busy = gradients.offset != 0
-    for factor in (gradients.slope, gradients.at_label):
-        if factor is not None:
-            busy |= factor != 0
-    padded = torch.nn.functional.pad(busy.int(), (0, -len(busy) % rows))
-    return padded.view(-1, rows).amax(1)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The K largest logits of whole rows as Triton kernels: exact, and the host never waits for the device.
 
 A chunk of rows is multiplied with the whole vocabulary at once. Each row falls into blocks of B columns, and
-three kernels take what `troll.algorithms.lm_head.topk.select` needs, the label left out in registers:
+two launches take what `troll.algorithms.lm_head.topk.select` needs, the label left out in registers:
 
 * ``_stats_kernel`` reads the row once: maximum, sum of exp and weighted sum of every block (on Hopper, with
   16-bit operands, ``_product_kernel`` takes them from the accumulators of the product);
@@ -231,6 +231,24 @@ def _select_kernel(
     tl.store(ids + row * keep + slots, tl.full([BLOCK_K], -1, tl.int32), mask=empty)
 
 
+@triton.jit
+def _pick_kernel(
+    scores, stride, bias, labels, label_logits, maxima, sums, weighted, chosen, values, ids,
+    rest_maximum, rest_total, rest_weighted, vocab, blocks, keep, scale, cap,
+    B: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """One launch for both: a program reads what itself has written."""
+    _choose_kernel(
+        maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, keep, BLOCKS, BLOCK_K
+    )
+    tl.debug_barrier()
+    _select_kernel(
+        scores, stride, bias, labels, label_logits, chosen, values, ids, rest_maximum, rest_total,
+        rest_weighted, vocab, blocks, keep, scale, cap, B, BLOCK_K, HAS_BIAS, HAS_CAP,
+    )  # fmt: skip
+
+
 def fits(vocab: int, keep: int) -> bool:
     """Whether the kernels serve a vocabulary and K of this size."""
     return keep <= MOST and _block_width(vocab, keep) is not None
@@ -252,12 +270,14 @@ def programs(vocab: int, keep: int, width: int | None = None) -> list[tuple[str,
     width = width or _block_width(vocab, keep)
     assert width is not None
     padded, blocks = triton.next_power_of_2(keep), triton.next_power_of_2(triton.cdiv(vocab, width))
-    at_once = min(STATS_COLUMNS // width, blocks)
-    return [
-        ("_stats_kernel", {"B": width, "BLOCKS": at_once}, STATS_WARPS),
-        ("_choose_kernel", {"BLOCKS": blocks, "BLOCK_K": padded}, _warps(blocks)),
-        ("_select_kernel", {"B": width, "BLOCK_K": padded}, _warps(padded * width)),
-    ]
+    at_once, elements = min(STATS_COLUMNS // width, blocks), padded * width
+    stats = ("_stats_kernel", {"B": width, "BLOCKS": at_once}, STATS_WARPS)
+    if max(blocks, elements) <= 4096:
+        sizes = {"B": width, "BLOCKS": blocks, "BLOCK_K": padded}
+        return [stats, ("_pick_kernel", sizes, _warps(max(blocks, elements)))]
+    # In one kernel, these would have too few registers.
+    choose = ("_choose_kernel", {"BLOCKS": blocks, "BLOCK_K": padded}, _warps(blocks))
+    return [stats, choose, ("_select_kernel", {"B": width, "BLOCK_K": padded}, _warps(elements))]
 
 
 def product_tile(plain: bool, vocab: int) -> dict[str, int]:
@@ -318,7 +338,7 @@ def top_by_rows(
     chosen = torch.empty(rows, keep, dtype=torch.int32, device=device)
     values = torch.empty(tokens, keep, device=device)
     token_ids = torch.empty(tokens, keep, dtype=torch.int32, device=device)
-    rest = RunningSums.empty(tokens, torch.float32, device)
+    rest = RunningSums(*torch.empty(3, tokens, device=device))
     label_logits = torch.empty(tokens, device=device)
     labels = labels.contiguous()
     for part in slices(tokens, rows):
@@ -331,7 +351,7 @@ def top_by_rows(
             RunningSums(rest.maximum[part], rest.total[part], rest.weighted[part]),
             (hidden[part], weight) if fused else None,
         )  # fmt: skip
-    return TopK(values, token_ids.long()), label_logits, rest
+    return TopK(values, token_ids), label_logits, rest
 
 
 def top_chunk_(
@@ -348,7 +368,7 @@ def top_chunk_(
     rest: RunningSums,
     factors: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Three launches over the raw scores [n, V]; fills all that is between ``width`` and ``factors``.
+    """Two launches (or three) over raw scores [n, V] fill all between ``width`` and ``factors``.
 
     With ``factors``, hidden states [n, D] and weight [V, D], the scores are their product, and made here.
     """
@@ -360,7 +380,7 @@ def top_chunk_(
         scale, cap = shape.logit_scale / shape.softcap, shape.softcap / shape.temperature
     inputs = (scores, scores.stride(0), scores if bias is None else bias, labels)
     options = {"HAS_BIAS": bias is not None, "HAS_CAP": shape.softcap is not None}
-    (_, stats, few), (_, choose, some), (_, select, many) = programs(vocab, keep, width)
+    (_, stats, few), *others = programs(vocab, keep, width)
     if factors is None:
         _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
             *inputs, maxima, sums, weighted, vocab, blocks, scale, cap, **stats, **options, num_warps=few
@@ -376,11 +396,18 @@ def top_chunk_(
             *inputs, maxima, sums, weighted, tokens, vocab, blocks, scale, cap,
             D=hidden.shape[1], B=width, PROGRAMS=count, **options, **size,
         )  # fmt: skip
-    _choose_kernel[(tokens,)](
-        maxima, sums, weighted, chosen, rest.maximum, rest.total, rest.weighted, blocks, keep,
-        **choose, num_warps=some,
-    )  # fmt: skip
+    blockwise = (maxima, sums, weighted)
+    sums_of_rest = (rest.maximum, rest.total, rest.weighted)
+    results, numbers = (chosen, values, token_ids), (vocab, blocks, keep, scale, cap)
+    if len(others) == 1:
+        [(_, pick, warps)] = others
+        _pick_kernel[(tokens,)](
+            *inputs, label_logits, *blockwise, *results, *sums_of_rest, *numbers,
+            **pick, **options, num_warps=warps,
+        )  # fmt: skip
+        return
+    (_, choose, some), (_, select, many) = others
+    _choose_kernel[(tokens,)](*blockwise, chosen, *sums_of_rest, blocks, keep, **choose, num_warps=some)
     _select_kernel[(tokens,)](
-        *inputs, label_logits, chosen, values, token_ids, rest.maximum, rest.total, rest.weighted,
-        vocab, blocks, keep, scale, cap, **select, **options, num_warps=many,
-    )  # fmt: skip
+        *inputs, label_logits, *results, *sums_of_rest, *numbers, **select, **options, num_warps=many
+    )
