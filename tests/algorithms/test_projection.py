@@ -556,7 +556,11 @@ def test_on_cuda_rules_equal_the_cpu_and_never_wait(name, no_waits):
         leaves, *batch = policies(device)
         losses = rule(*batch)
         losses.per_token.sum().backward()
-        return [losses.per_token, *losses.metrics.values(), *(x.grad for x in leaves if x.grad is not None)]
+        return by_name(losses, leaves)
+
+    def by_name(losses, leaves):
+        gradients = {f"gradient {n}": x.grad for n, x in enumerate(leaves) if x.grad is not None}
+        return {"loss": losses.per_token, **losses.metrics, **gradients}
 
     wanted = outcome("cpu")
     outcome("cuda")  # compiles
@@ -564,6 +568,10 @@ def test_on_cuda_rules_equal_the_cpu_and_never_wait(name, no_waits):
     with no_waits:
         losses = rule(*batch)
         losses.per_token.sum().backward()
-    got = [losses.per_token, *losses.metrics.values(), *(x.grad for x in leaves if x.grad is not None)]
-    for ours, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=1e-5, atol=2e-6)
+    got = by_name(losses, leaves)
+    assert got.keys() == wanted.keys()
+    for name, theirs in wanted.items():
+        close = {"rtol": 1e-5, "atol": 2e-6}
+        torch.testing.assert_close(
+            got[name].detach().cpu(), theirs.detach(), **close, msg=lambda text, name=name: f"{name}: {text}"
+        )

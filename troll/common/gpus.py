@@ -25,3 +25,16 @@ def require_gpus(asked: int, where: str) -> int:
     raise UserError(
         f"{where} is {asked}, but this machine shows {shown or 'none'}; ask for more, or {remedy}"
     )
+
+
+def without_cudnn_attention() -> None:
+    """Keep torch's scaled dot-product attention from cuDNN, in this process.
+
+    From torch 2.11 on it is the first choice on Hopper for 16-bit types, and the gradient of its queries is
+    NaN for some batches with a mask and a length that leaves 64 modulo 128
+    (https://github.com/pytorch/pytorch/issues/196678).
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)

@@ -14,6 +14,7 @@ from troll.algorithms.advantages import ESTIMATORS
 from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import NOT_FINITE, NotFinite, UserError
 from troll.common.files import write_json
+from troll.common.gpus import without_cudnn_attention
 from troll.common.models import check_checkpoint, load_model
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
@@ -205,6 +206,7 @@ def train_run(
     """
     training = config.training
     task = get_task(config.task.name)
+    without_cudnn_attention()
     check_checkpoint(base)
     tokenizer = load_policy_tokenizer(base)
     train, validation, overlong = read_problems(task, data, tokenizer, training.max_prompt_tokens)

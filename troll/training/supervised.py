@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from troll.common.errors import UserError
+from troll.common.gpus import without_cudnn_attention
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.experiment.model_settings import SupervisedSteps
@@ -164,6 +165,7 @@ def train_supervised(
         UserError: see `SkipNonFiniteGradients`.
     """
     on_gpu = torch.cuda.is_available()
+    without_cudnn_attention()
     parts, cached = 1, getattr(model.config, "use_cache", None)
     if pretrained:
         parts = micro_batches(rows, settings.batch_size, _TOKENS_ON_GPU if on_gpu else _TOKENS_ON_CPU)
