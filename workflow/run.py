@@ -28,6 +28,7 @@ from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
 from troll.analysis.data.replication import replication_of
 from troll.analysis.data.results import read_results
+from troll.cli import first_look
 from troll.cli.last_screen import concerning, last_screen
 from troll.cli.options import available_cores
 from troll.cli.plan import earlier_runs, estimate
@@ -102,10 +103,26 @@ def main(arguments: list[str]) -> None:
     if experiment is None or experiment.more_seeds is None:
         os.execv(sys.executable, [*_SNAKEMAKE, *rest])
     minutes = given.minutes or experiment.more_seeds.minutes
+    show_first(given.configfile[-1], rest, handle)
     try:
         run_until_decided(experiment, rest, handle, given.cores, started + 60 * minutes, started)
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def show_first(experiment: Path, rest: list[str], handle: int) -> None:
+    """Names the released results, and makes a first comparison, which takes a minute or two."""
+    if Path("results/README.md").exists():
+        say("released results, to look at meanwhile: results/README.md")
+    reason = first_look.reason_against(experiment)
+    if reason is not None:
+        if reason:
+            say(reason)
+        return
+    arguments = [str(first_look.EXPERIMENT) if word == str(experiment) else word for word in rest]
+    stage = {"title": "first comparison", "last": False, "first": False}
+    snakemake(arguments, handle, stage, first_look.environment())
+    say(first_look.outcome())
 
 
 def acquire_lock(directory: Path) -> int:
@@ -234,12 +251,14 @@ def seed_counts(experiment: Experiment, root: Path) -> str:
     return f"{len(runs)} runs, {told} seeds in a setting"
 
 
-def snakemake(arguments: list[str], handle: int, stage: Mapping[str, object]) -> None:
+def snakemake(
+    arguments: list[str], handle: int, stage: Mapping[str, object], variables: Mapping[str, str] | None = None
+) -> None:
     """One stage, of which the line of progress speaks; ends this process where it fails, as Snakemake ended.
 
     An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
     """
-    environment = os.environ | {STAGE: json.dumps(stage)}
+    environment = os.environ | {STAGE: json.dumps(stage)} | (variables or {})
     process: subprocess.Popen[bytes] | None = None
     asked: list[int] = []
 

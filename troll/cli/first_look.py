@@ -1,0 +1,53 @@
+"""What `make results` shows first: a comparison with one seed, from a model that comes with the source."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from troll.analysis.data.results import read_results
+from troll.analysis.data.summaries import BASELINE
+from troll.analysis.data.tidy import BASE
+from troll.analysis.render.formats import percent
+from troll.common.digests import damage
+from troll.common.files import read_json
+from troll.common.hub import MIRROR
+
+MODELS = Path("workflow/first-look")
+EXPERIMENT = Path("workflow/config/first-look.yaml")
+_MODEL = MODELS / "troll/tiny-chains"
+_RESULTS = Path("results/first-look")
+
+
+def reason_against(experiment: Path) -> str | None:
+    """Why there is no first comparison before an experiment; None if there should be one.
+
+    Args:
+        experiment: the file that was asked for: only the testbed's own has a base model with the source.
+
+    Returns:
+        A line for people, or nothing in it where nothing needs to be said.
+    """
+    if experiment.resolve() != Path("workflow/config/testbed.yaml").resolve() or not EXPERIMENT.exists():
+        return ""
+    if (_RESULTS / "page.html").exists() or any(Path("results/testbed/runs").glob("*")):
+        return ""
+    wrong = damage(_MODEL, read_json(MODELS / "manifest.json")["checkpoint"])
+    return None if wrong is None else f"no first comparison: {_MODEL}: {wrong}; git checkout -- {MODELS}"
+
+
+def environment() -> Mapping[str, str]:
+    """Variables that let the experiment find the base model."""
+    return {MIRROR: str(MODELS.resolve())}
+
+
+def outcome() -> str:
+    """What the two runs say, in a line."""
+    runs = read_results(_RESULTS).runs
+    ended = runs[(runs["metric"] == "pass@1") & (runs["source"] == "test")]
+    solved = pd.Series(ended["value"].to_numpy(), index=ended["trust_region"].astype(str))
+    return (
+        f"first comparison (chains, stale rollouts, one seed): TROLL solves {percent(solved['troll'])} % of "
+        f"the test problems, clip {percent(solved[BASELINE])} %, the base model {percent(solved[BASE])} %; "
+        f"curves: {_RESULTS / 'page.html'}"
+    )
