@@ -241,12 +241,12 @@ def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls
     judged = judge(claims, runs, items)
     lines = front(judged, tmp_path).splitlines()
     stale, language = lines[2:4]
-    assert "stale rollouts" in stale and "| **yes**, in every setting |" in stale
+    assert "Stale rollouts" in stale and "| **yes**, in every setting |" in stale
     assert "nats on average over 8 settings" in stale and "`make results`" in stale
     assert "135M" in language and "**the contrary holds: below by " in language
     assert lines[4] == "" and lines[5].startswith("Of 3 claims with runs: 2 supported everywhere, 1 where")
     fallen = replace(judged[1], below_base=tuple(True for _ in judged[1].decision.settings))
-    assert "; on average over seeds it ends below its own base model in " in front([fallen], tmp_path)
+    assert ", but its mean is below the base model's in " in front([fallen], tmp_path)
     (tmp_path / "gpu").mkdir()
     goal = {"goal": "time of TROLL's step over clip's, K = 64", "value": 0.987, "limit": 1.02}
     (tmp_path / "gpu/gpu_check.json").write_text(json.dumps({"goals": [goal]}))

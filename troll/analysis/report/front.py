@@ -9,6 +9,7 @@ import pandas as pd
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, label, short
+from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import points, significant
 from troll.common.files import read_json
@@ -17,16 +18,17 @@ _ANSWERS: Mapping[str, str] = {
     "supported everywhere": "**yes**, in every setting",
     "supported on average": "**yes**, on average",
     "not shown": "**not shown**",
-    "inconclusive": "**undecided**",
+    "inconclusive": "**inconclusive**",
 }
 """Of verdicts; of others the answer is the verdict itself."""
 _OUTCOMES: Mapping[str, str] = {
     "above": "**yes**",
     "below": "**no**: below",
     "within": "**no**: within {margin} points",
-    "undecided": "**undecided**",
+    "undecided": "**inconclusive**",
 }
 """Of a contrast that a protocol fixed."""
+_BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
 _STEP = "time of TROLL's step over clip's, K = 64"
 
 
@@ -48,22 +50,23 @@ class Question:
 QUESTIONS = (
     Question(
         "testbed-gentle-not-worse",
-        "With fresh rollouts, does it end within 5 points of clip?",
+        "Fresh rollouts (one pass over each batch, small steps): is its final pass@1 within 5 points of "
+        "clip's?",
         "`make results`",
     ),
     Question(
         "testbed-stale-better",
-        "With stale rollouts and a high learning rate, does it end above clip?",
+        "Stale rollouts (three passes, large steps): is it above clip's?",
         "`make results`",
     ),
     Question(
         "smollm2-stale-better",
-        "The same with a pretrained model of 135M parameters?",
+        "Stale rollouts, a pretrained model of 135M parameters: is it above clip's?",
         "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
     ),
     Question(
         "benchmark-wider-range-of-rates",
-        "Does it tolerate a wider range of learning rates (decades)?",
+        "Is the range of learning rates that work wider by at least 0.2 decades?",
         "`make results EXPERIMENT=workflow/config/benchmark-map.yaml`",
     ),
 )
@@ -81,15 +84,16 @@ def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
     # Below the testbed's: what is asked next.
     rows[2:2] = _duel(results / "duel/contrasts.csv")
     rows += _step(results / "gpu/gpu_check.json")
-    header = ["| Question | TROLL minus clip | Answer | Made by |", "| --- | ---: | --- | --- |"]
-    tally = findings(judged, 0)[-1]
-    return "\n".join([*header, *rows, "", f"{tally} [Each of them](docs/findings.md#verdicts)."]) + "\n"
+    header = ["| Question | TROLL against clip | Answer | Command |", "| --- | ---: | --- | --- |"]
+    tally = f"{findings(judged, 0)[-1]} [Each of them](docs/findings.md#verdicts)."
+    said = [line for line in _said(results / "duel/contrasts.csv") for line in (line, "")]
+    return "\n".join([*header, *rows, "", *said, tally]) + "\n"
 
 
 def _claim(question: Question, verdict: ClaimVerdict) -> str:
     answer = _ANSWERS.get(verdict.verdict, f"**{label(verdict)}**")
     if below := both_below(verdict):
-        answer = f"{answer}; {below}"
+        answer = f"{answer}, but {below.replace(*_BELOW)}"
     return _row(question.text, short(verdict), answer, question.command)
 
 
@@ -101,12 +105,19 @@ def _duel(path: Path) -> Iterator[str]:
     assert comparison is not None  # there are contrasts
     low, high = points(float(first["difference_low"])), points(float(first["difference_high"]))
     yield _row(
-        f"Both tuned, does it end above clip on {int(first['seeds'])} new seeds "
-        "([the duel](docs/leaderboard.md#the-duel))?",
+        f"Both tuned, {int(first['seeds'])} new seeds ([the duel](docs/leaderboard.md#the-duel)): is it "
+        "above clip's?",
         f"{points(float(first['difference']))} [{low}, {high}] points",
         _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
         "`troll leaderboard run workflow/config/duel.yaml`",
     )
+
+
+def _said(path: Path) -> Iterator[str]:
+    """The sentence that the duel's protocol fixed for its outcome."""
+    if path.exists():
+        outcome = sentence(pd.read_csv(path), read_protocol(path.with_name("protocol.yaml")))
+        yield f"The duel: {outcome} [Every contrast](results/duel/contrasts.md)."
 
 
 def _step(path: Path) -> Iterator[str]:
@@ -116,7 +127,7 @@ def _step(path: Path) -> Iterator[str]:
     goals = {goal["goal"]: goal["value"] for goal in read_json(path)["goals"]}
     if (value := goals.get(_STEP)) is not None:
         yield _row(
-            "What does an optimiser step cost (0.6B parameters, a tenth of the tokens projected, "
+            "How long is an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
             "[one GPU](results/gpu/README.md))?",
             f"{significant(value)} times clip's",
             f"**{points(value - 1)} %** of time",
