@@ -46,7 +46,6 @@ def test_a_copy_has_the_same_digest(package):
         ("experiment/files.py", False),
         ("experiment/published/troll_iclr2026.yaml", False),
         ("analysis/statistics.py", False),
-        ("benchmark/step.py", False),
         ("cli/plan.py", False),
     ],
 )

@@ -79,7 +79,7 @@ def run_in_processes(gpus: int, manifest: Path, *, mixed_precision: bool = True)
             processes.wait(timeout=60)
             raise
     if status and sent is not None and not manifest.exists():
-        raise Stopped(f"{gpus} processes: stopped by {sent.name}; the same command goes on", sent)
+        raise Stopped(f"{gpus} processes: stopped by {sent.name}; the same command resumes", sent)
     if status:
         raise SystemExit(1)
 
