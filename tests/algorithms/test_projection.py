@@ -459,9 +459,7 @@ def test_kernels_compile_for_cuda_and_keep_rows_in_registers(capability, tmp_pat
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert target.startswith(f"sm_{capability}")
-        spilt = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stdout + done.stderr)
-        # One or two words are ptxas' own choice, below the registers that it may use.
-        assert spilt and max(int(count) for count in spilt.groups()) <= 8, (name, width, spilt)
+        assert " 0 bytes spill stores, 0 bytes spill loads" in done.stdout + done.stderr, (name, width)
 
 
 @pytest.fixture

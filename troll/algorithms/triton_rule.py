@@ -3,7 +3,7 @@
 What `troll.algorithms.trust_regions.projected` composes of some sixty small operations takes most of its time
 to launch on a GPU. Here one program per token reads its row of either policy once and leaves everything that
 is wanted of it; it does nothing for a masked token. The projection itself is that of
-`troll.algorithms.triton_projection`.
+`troll.algorithms.triton_solver`.
 
 This module imports triton, which is optional: only `troll.algorithms.trust_regions.projected` imports it,
 where it runs.
@@ -26,7 +26,8 @@ from torch import Tensor
 from troll.algorithms.autograd import differentiable_once
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
 from troll.algorithms.divergences import require, result_dtype
-from troll.algorithms.triton_projection import _atoms, _launch, _moved, _rounded, _solve_row, in_two
+from troll.algorithms.triton_projection import _launch
+from troll.algorithms.triton_solver import atoms_of, in_two, moved_back, rounded_to, solve_row
 from troll.common.errors import UserError
 
 COMMON = ("ratio", "log_ratio_abs", "kl_to_old_sampled", "kept_mass")
@@ -47,7 +48,7 @@ def _clamped(x, limit):
 
 @triton.jit
 def _store(into, place, x):
-    tl.store(into + place, _rounded(x, into.dtype.element_ty))
+    tl.store(into + place, rounded_to(x, into.dtype.element_ty))
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def _rule_kernel(
             tl.store(good + 1, 0)
         slot = tl.where(slot < 0, 0, slot)
         radius = zero + bound + bound_rest  # in float64
-        active, step, kl_after, inverse, residual, _, number, _, at_slot, pull = _solve_row(
+        active, step, kl_after, inverse, residual, _, number, _, at_slot, pull = solve_row(
             q, q_tail, p, p_tail, row, keep, radius, slot, log_pi, metrics,
             TOLERANCE, BLOCK, True, LEAST, FLOOR,
         )  # fmt: skip
@@ -154,15 +155,15 @@ def _rule_backward_kernel(
             pulled += tl.load(of_pull + row * pull_stride).to(tl.float64)
         result = tl.where(atom == place // 2, of_slot, result)
         if place % 2 == 1:
-            new = _atoms(q, q_tail, row, keep, atom, True, LEAST)
-            old = _atoms(p, p_tail, row, keep, atom, True, LEAST)
+            new = atoms_of(q, q_tail, row, keep, atom, True, LEAST)
+            old = atoms_of(p, p_tail, row, keep, atom, True, LEAST)
             real = atom <= keep
             own = tl.load(log_pi + row * (keep + 1) + atom, mask=real, other=float("-inf")).to(tl.float64)
-            result = _moved(new, old, own, result, tl.load(state + row), tl.load(state + rows + row))
+            result = moved_back(new, old, own, result, tl.load(state + row), tl.load(state + rows + row))
             likely = tl.exp(new)
             apart = tl.where(likely == 0, 0.0, new - tl.where(own < FLOOR, FLOOR, own))
             result += pulled * likely * apart
-    tl.store(of_q + row * keep + atom, _rounded(result, of_q.dtype.element_ty), mask=atom < keep)
+    tl.store(of_q + row * keep + atom, rounded_to(result, of_q.dtype.element_ty), mask=atom < keep)
     free = tl.load(q_tail + row).to(tl.float64) >= LEAST
     last = tl.where(free, tl.sum(tl.where(atom == keep, result, 0.0), axis=0), 0.0)
     _store(of_tail, row, last)

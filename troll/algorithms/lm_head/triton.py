@@ -2,8 +2,8 @@
 
 The matrix products stay with cuBLAS; the kernels read a tile once (forward) or read and write it once
 (backward), where the torch version makes several passes. This module imports triton, which is optional: only
-`lm_head_passes.kernels` imports it. With ``TRITON_INTERPRET=1`` set before the import the kernels run on a
-CPU, for tests.
+`passes` and modules of kernels import it. With ``TRITON_INTERPRET=1`` set before the import the kernels run
+on a CPU, for tests.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -24,6 +24,20 @@ from troll.algorithms.lm_head.tiles import (
 )
 
 _BLOCK = 1024
+
+
+@triton.jit
+def tanh(x):
+    """Tanh within 2 ulp; CUDA's own cannot be had in Triton's interpreter."""
+    a = tl.abs(x)
+    e = tl.exp(-2.0 * a)
+    near = tl.minimum(a, 0.25)
+    s = near * near
+    series = 62.0 / 2835.0 - s * (1382.0 / 155925.0)
+    series = 2.0 / 15.0 + s * (-17.0 / 315.0 + s * series)
+    series = near + near * s * (-1.0 / 3.0 + s * series)
+    y = tl.where(a < 0.25, series, (1.0 - e) / (1.0 + e))
+    return tl.where(x < 0.0, -y, y)
 
 
 @triton.jit

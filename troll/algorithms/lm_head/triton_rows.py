@@ -17,7 +17,7 @@ from torch import Tensor
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums
 from troll.algorithms.lm_head.topk import TopK
-from troll.algorithms.triton_projection import in_two
+from troll.algorithms.triton_solver import in_two
 
 GROUP = 128
 """Tokens that share a place in `RowGradients.busy`."""

@@ -24,6 +24,7 @@ from troll.algorithms.lm_head import triton_gemm
 from troll.algorithms.lm_head.passes import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RunningSums, Shape
 from troll.algorithms.lm_head.topk import TopK
+from troll.algorithms.lm_head.triton import tanh
 from troll.algorithms.lm_head.triton_gemm import _place
 
 MOST = 1024
@@ -45,26 +46,12 @@ _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
 
 
 @triton.jit
-def _tanh(x):
-    """Tanh within 2 ulp; CUDA's own cannot be had in Triton's interpreter."""
-    a = tl.abs(x)
-    e = tl.exp(-2.0 * a)
-    near = tl.minimum(a, 0.25)
-    s = near * near
-    series = 62.0 / 2835.0 - s * (1382.0 / 155925.0)
-    series = 2.0 / 15.0 + s * (-17.0 / 315.0 + s * series)
-    series = near + near * s * (-1.0 / 3.0 + s * series)
-    y = tl.where(a < 0.25, series, (1.0 - e) / (1.0 + e))
-    return tl.where(x < 0.0, -y, y)
-
-
-@triton.jit
 def _logits(raw, bias, columns, real, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
     """Logits of raw scores whose columns broadcast to them, MASKED for -inf; NaN stays NaN."""
     x = raw
     if HAS_BIAS:
         x += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
-    x = _tanh(tl.where(x < _MASKED, _MASKED, x) * scale) * cap if HAS_CAP else x * scale
+    x = tanh(tl.where(x < _MASKED, _MASKED, x) * scale) * cap if HAS_CAP else x * scale
     return tl.where(x < _MASKED, _MASKED, x)
 
 
