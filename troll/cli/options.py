@@ -1,8 +1,9 @@
 """What several commands' options share."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -10,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.experiment.explain import explain
+
+if TYPE_CHECKING:
+    from troll.analysis.data.results import Results
 
 AROUND_A_RUN = "Around a run"
 """The part of `troll --help` with the commands that people type; the workflow calls the others."""
@@ -78,3 +82,15 @@ def settings_of(option: str, text: str, model: type[_Model]) -> _Model:
         return model.model_validate(json_object(option, text))
     except ValidationError as error:
         raise UserError(f"{option}: {explain(error, model)}") from None
+
+
+Ledger = Annotated[
+    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
+]
+
+
+def claim_files(ledger: Sequence[str] | None, known: "Results | None" = None) -> list[Path]:
+    """The files of claims that were named, or those of the experiment, or the package's."""
+    from troll.analysis.claims.packaged import DEFAULT, claims_file
+
+    return [claims_file(name) for name in ledger or (known.claims if known else ()) or [DEFAULT]]

@@ -1,33 +1,25 @@
 """Commands that read finished runs: the tidy table, and everything that is made from it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from troll.cli.options import AROUND_A_RUN, Out, Stem, json_object
+from troll.cli.options import AROUND_A_RUN, Ledger, Out, Stem, claim_files, json_object
+from troll.cli.released import check_results
 from troll.common.errors import UserError
 
 if TYPE_CHECKING:
     from troll.analysis.data.results import Results as Known
 
 Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
-Ledger = Annotated[
-    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
-]
 
 Formats = Annotated[
     list[str] | None,
     typer.Option("--format", help="of the figure: png, svg or pdf; may be repeated; none: png"),
 ]
-
-
-def _files(ledger: Sequence[str] | None, known: "Known | None" = None) -> list[Path]:
-    from troll.analysis.claims.packaged import DEFAULT, claims_file
-
-    return [claims_file(name) for name in ledger or (known.claims if known else ()) or [DEFAULT]]
 
 
 def collect(
@@ -167,7 +159,7 @@ def claims(
     from troll.analysis.data.tidy import parts
 
     known = read_results(results)
-    files = _files(ledger)
+    files = claim_files(ledger)
     judged = judge(read_claims(files), known.runs, known.items, known.looks)
     write_claims(judged, known.runs, [*parts(results).values(), *files], out)
 
@@ -195,7 +187,7 @@ def page(
     from troll.common.files import write_text
 
     known = read_results(results)
-    judged = judge(read_claims(_files(ledger, known)), known.runs, known.items, known.looks)
+    judged = judge(read_claims(claim_files(ledger, known)), known.runs, known.items, known.looks)
     commands, replication = command or ["make results"], replication_of(results)
     make_page(known, judged, results, out, commands=commands, replication=replication)
     if markdown is not None:
@@ -235,7 +227,7 @@ def readme(
     known, others = read_results(results), [read_results(path) for path in also or []]
     every = tables_of([known, *(one for one in others if one.claims == known.claims)])
     all_runs = tables_of([known, *others])[0]
-    judged = judge(read_claims(_files(ledger, known)), *every, known.looks)
+    judged = judge(read_claims(claim_files(ledger, known)), *every, known.looks)
     check_clean(all_runs, results)
     main, family = make(entries("table")["main"], known), comparison_family(*every)
     # Experiments that are asked other claims are a family of their own.
@@ -245,7 +237,7 @@ def readme(
             families.setdefault(tuple(one.claims), []).append(one)
     asked = {
         "-".join(Path(name).stem.removesuffix("-claims") for name in files): judge(
-            read_claims(_files([*files])), *tables_of(family)
+            read_claims(claim_files([*files])), *tables_of(family)
         )
         for files, family in families.items()
     }
@@ -305,38 +297,6 @@ def _board_of(directory: Path) -> dict[str, Any]:
         "waiting": len(set(rules) - set(board["trust_region"])),
         "early": chosen_early(pd.read_csv(directory / "trials.csv")),
     }
-
-
-def check_results(
-    results: Annotated[Path, typer.Argument(help="directory of released results")],
-    ledger: Ledger = None,
-    write: Annotated[bool, typer.Option("--write", help="write what differs instead of failing")] = False,
-    release: Annotated[
-        bool, typer.Option("--release", help="also refuse runs from uncommitted source")
-    ] = False,
-) -> None:
-    """Make released tables and figures again and compare.
-
-    They are made from the tidy table beside them; the leaderboard from the runs behind it; costs, errors of
-    approximation and the graders' audit from their measurements. Any difference is an error, or is written
-    with --write.
-
-    Example: troll check-results results/testbed
-    """
-    from troll.analysis.data.provenance import check_clean
-    from troll.analysis.data.results import read_results
-    from troll.analysis.data.tidy import parts
-    from troll.analysis.report.check import check_results as make_again
-    from troll.cli.released import check_measurements, has_measurements
-
-    compared = check_measurements(results, write=write)
-    if not has_measurements(results) or parts(results):
-        known = read_results(results)
-        if release:
-            check_clean(known.runs, results)
-        compared += make_again(results, results=known, claims=_files(ledger, known), write=write)
-    done = "written" if write else "are what the released data give"
-    typer.echo(f"{results}: {len(compared)} files {done}")
 
 
 def compare(
