@@ -2,19 +2,25 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from troll.analysis.claims.looks import look_again
 from troll.analysis.claims.rule import PairedDifferences, Side
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
+from troll.cli import first_look
 from troll.cli.options import available_cores
+from troll.common.files import read_json
+from troll.experiment.files import read_experiment
 from troll.experiment.looks import read_looks
 
 NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
@@ -208,3 +214,77 @@ def test_a_place_where_snakemake_cannot_write_is_one_line(stages, monkeypatch):
     with pytest.raises(SystemExit, match=said % ""):
         make(stages)
     assert not stages.asked
+
+
+# --- the first comparison -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(repository, tmp_path, monkeypatch):
+    """A directory with what the first comparison needs."""
+    monkeypatch.chdir(tmp_path)
+    for name in (first_look.MODELS, Path("workflow/config")):
+        shutil.copytree(repository / name, name)
+    return Path("workflow/config/testbed.yaml")
+
+
+def test_the_first_comparison_is_a_cell_of_the_testbed_from_its_own_base_model(repository, checkout):
+    first, whole = (
+        read_experiment(Path("workflow/config", name)) for name in ("first-look.yaml", "testbed.yaml")
+    )
+    (run, other), everything = first.runs(), {run.group_id: run for run in whole.runs() if run.seed == 0}
+    assert {run.trust_region, other.trust_region} == {"clip", "troll"}
+    for cell in (run, other):
+        same = everything[cell.group_id]
+        ours, theirs = first.training_of(cell).model_dump(), whole.training_of(same).model_dump()
+        assert ours == theirs | {"gpus": 0}
+        assert first.trust_regions[cell.trust_region] == whole.trust_regions[cell.trust_region]
+    assert first.tasks["chains"] == whole.tasks["chains"] and first.evaluation == whole.evaluation
+    manifest = read_json(first_look.MODELS / "manifest.json")
+    assert manifest["config"]["model"]["supervised"]["steps"] == whole.models["tiny"].supervised.steps
+    assert re.fullmatch("[0-9a-f]{40}", manifest["git_commit"]), "of a clean checkout"
+    assert first_look.reason_against(checkout) is None, "the files are those of the manifest"
+
+
+def test_it_is_left_out_where_it_says_nothing_new_or_its_model_is_damaged(checkout):
+    assert first_look.reason_against(Path("workflow/config/testbed-ablations.yaml")) == ""
+    weights = first_look.MODELS / "troll/tiny-chains/model.safetensors"
+    contents = bytearray(weights.read_bytes())
+    contents[-1] ^= 1
+    weights.write_bytes(contents)
+    reason = first_look.reason_against(checkout)
+    assert "the contents of model.safetensors have changed; git checkout -- workflow/first-look" in reason
+    Path("results/testbed/runs/tiny").mkdir(parents=True)
+    assert first_look.reason_against(checkout) == "", "there are runs to look at"
+
+
+def test_it_runs_before_everything_with_its_own_experiment_and_models(stages, checkout, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(stages, "snakemake", lambda *given: asked.append(given))
+    monkeypatch.setattr(first_look, "outcome", lambda: "first comparison: said")
+    words = ["--cores", "2", "--configfile", str(checkout), "--rerun-incomplete", "--", "all"]
+    stages.show_first(checkout, words, 3)
+    ((arguments, handle, stage, variables),) = asked
+    assert arguments == [*words[:3], "workflow/config/first-look.yaml", *words[4:]] and handle == 3
+    assert stage["title"] == "first comparison"
+    assert variables == {"TROLL_MODEL_MIRROR": str(Path("workflow/first-look").resolve())}
+    assert capsys.readouterr().err == "first comparison: said\n"
+    (first_look.MODELS / "troll/tiny-chains/config.json").unlink()
+    stages.show_first(checkout, words, 3)
+    assert len(asked) == 1 and "config.json is missing" in capsys.readouterr().err
+
+
+def test_its_line_has_the_test_success_of_both_rules_and_of_the_base_model(monkeypatch):
+    rows = [
+        ("clip", "test", 0.25),
+        ("troll", "test", 0.5),
+        ("base", "test", 0.375),
+        ("clip", "validation", 0.9),
+    ]
+    runs = pd.DataFrame(
+        [{"trust_region": rule, "source": source, "metric": "pass@1", "value": v} for rule, source, v in rows]
+    )
+    monkeypatch.setattr(first_look, "read_results", lambda _: SimpleNamespace(runs=runs))
+    said = first_look.outcome()
+    assert "TROLL solves 50.0 % of the test problems, clip 25.0 %, the base model 37.5 %" in said
+    assert said.endswith("curves: results/first-look/page.html")
