@@ -47,17 +47,22 @@ class Question:
     command: str
 
 
+_TESTBED = (
+    "`make results`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` and "
+    "`testbed-ablations.yaml`"
+)
+
 QUESTIONS = (
     Question(
         "testbed-gentle-not-worse",
         "Fresh rollouts (one pass over each batch, small steps): is its final pass@1 within 5 points of "
         "clip's?",
-        "`make results`",
+        _TESTBED,
     ),
     Question(
         "testbed-stale-better",
         "Stale rollouts (three passes, large steps): is it above clip's?",
-        "`make results`",
+        _TESTBED,
     ),
     Question(
         "smollm2-stale-better",
