@@ -52,7 +52,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
-	@"$(BIN)/python" workflow/run.py $(if $(MINUTES),--minutes "$(MINUTES)") --cores "$(CORES)" $(SCHEDULING) --configfile "$(EXPERIMENT)" $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+	@"$(BIN)/python" -m troll.operations.run $(if $(MINUTES),--minutes "$(MINUTES)") --cores "$(CORES)" $(SCHEDULING) --configfile "$(EXPERIMENT)" $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
 
 rehearsal: env ## run paper.yaml small, on random models, and say what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"

@@ -19,6 +19,7 @@ ROOMS = (
     "training",
     "evaluation",
     "analysis",
+    "operations",
     "cli",
     "warm",
 )

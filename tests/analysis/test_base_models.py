@@ -13,8 +13,8 @@ from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.base_models import base_models_figure
 from troll.analysis.render.formats import to_markdown, write_table
 from troll.analysis.tables.base_models import base_models_table
-from troll.cli.outputs import entries_of
 from troll.experiment.files import parse_experiment
+from troll.operations.outputs import entries_of
 
 GAPS = {"small": (3, 6, 9), "large": (0, -3, 12)}
 """Problems (of 60) that TROLL solves more than clip does, by kind and base model; programs: two more."""

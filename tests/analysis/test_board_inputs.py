@@ -21,8 +21,8 @@ from troll.analysis.data.tidy import (
 )
 from troll.analysis.report.front import front
 from troll.cli.app import app
-from troll.cli.released import check_measurements
 from troll.common.errors import UserError
+from troll.operations.released import check_measurements
 
 
 def write(directory: Path, results: Results) -> None:

@@ -10,8 +10,8 @@ from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
 from troll.analysis.figures.heat_map import grids, heat_map_figure
 from troll.analysis.registry import crossed
-from troll.cli.outputs import entries_of
 from troll.experiment.files import parse_experiment
+from troll.operations.outputs import entries_of
 
 RATES = {"low": 1e-5, "high": 1e-4}
 STEPS = {"fresh": 8, "stale": 48}

@@ -28,11 +28,11 @@ from troll.analysis.leaderboard.protocol import (
 )
 from troll.analysis.render.formats import write_table
 from troll.cli.app import app
-from troll.cli.leaderboard import run_rounds
-from troll.cli.workflow import Ended
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment
+from troll.operations.leaderboard import run_rounds
+from troll.operations.workflow import Ended
 
 
 def test_trials_are_an_experiment_with_the_same_budget_for_every_rule(protocol):
@@ -412,12 +412,12 @@ def workflow(tmp_path, protocol, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workflow").mkdir()
-    (tmp_path / "workflow/run.py").touch()
+    (tmp_path / "workflow/Snakefile").touch()
     (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
     monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
-    monkeypatch.setattr("troll.cli.workflow.run_workflow", run_workflow)
-    monkeypatch.setattr("troll.cli.leaderboard.make_board", lambda *made: ran.append(made[1:]))
+    monkeypatch.setattr("troll.operations.workflow.run_workflow", run_workflow)
+    monkeypatch.setattr("troll.operations.leaderboard.make_board", lambda *made: ran.append(made[1:]))
     return ran, failing
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from troll.analysis.data.tidy import parts, read_part
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.cli.app import app
-from troll.cli.protocol_checks import checked_protocol
 from troll.common.errors import UserError
+from troll.operations.protocol_checks import checked_protocol
 
 CONFIGURED = tuple(f"workflow/config/{name}.yaml" for name in ("leaderboard", "duel", "ranking"))
 

@@ -34,11 +34,11 @@ from troll.analysis.leaderboard.ranking import (
     seeds_wanted,
     student,
 )
-from troll.cli.leaderboard import run_fresh
-from troll.cli.rank import _check_contract, _space, rank
 from troll.common import numerics
 from troll.common.errors import UserError
 from troll.experiment.files import parse_experiment
+from troll.operations.leaderboard import run_fresh
+from troll.operations.rank import _check_contract, _space, rank
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +195,10 @@ def own_rules(tmp_path, repository, monkeypatch):
     ],
 )
 def test_a_rule_that_cannot_be_ranked_is_named(own_rules, monkeypatch, rule, space, message):
-    monkeypatch.setattr("troll.cli.rank._check_contract", lambda rule: None)
-    monkeypatch.setattr("troll.cli.leaderboard.run_experiment", lambda *_: pytest.fail("nothing is run"))
+    monkeypatch.setattr("troll.operations.rank._check_contract", lambda rule: None)
+    monkeypatch.setattr(
+        "troll.operations.leaderboard.run_experiment", lambda *_: pytest.fail("nothing is run")
+    )
     with pytest.raises(UserError) as error:
         rank(rule.format(rules=own_rules), space, own_rules.with_name("protocol.yaml"))
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -504,10 +506,10 @@ def test_a_rule_is_ranked_beside_a_baseline_that_is_run_first(own_rules, monkeyp
             raise UserError("enough")
         return tmp_path / parsed.experiment
 
-    monkeypatch.setattr("troll.cli.rank._check_contract", lambda rule: None)
-    monkeypatch.setattr("troll.cli.leaderboard.run_experiment", run_experiment)
+    monkeypatch.setattr("troll.operations.rank._check_contract", lambda rule: None)
+    monkeypatch.setattr("troll.operations.leaderboard.run_experiment", run_experiment)
     known = with_rule(protocol, "soft-wall", f"{own_rules}:soft_wall", {})
-    monkeypatch.setattr("troll.cli.rank.read_rounds", lambda *_: validation(known, trial_score))
+    monkeypatch.setattr("troll.operations.rank.read_rounds", lambda *_: validation(known, trial_score))
     monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: differing(BETTER, protocol)[0])
     with pytest.raises(UserError, match="enough"):
         rank(f"{own_rules}:soft_wall", [], path)
@@ -571,7 +573,7 @@ def test_fresh_seeds_are_run_look_by_look(monkeypatch, tmp_path, only):
         task = path.name.rpartition("-")[2]
         return next(one for one in fresh_seeds(protocol, rate) if set(one.items["task"]) == {task})
 
-    monkeypatch.setattr("troll.cli.leaderboard.run_experiment", run_experiment)
+    monkeypatch.setattr("troll.operations.leaderboard.run_experiment", run_experiment)
     monkeypatch.setattr("troll.analysis.data.results.read_results", read_results)
     monkeypatch.setattr("troll.analysis.leaderboard.own_rule.read_results", read_results)
     best = {

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import GatedRepoError
 
-from troll.cli.fetch import fetch, needed_data, needed_models
 from troll.common import hub, lock_file
 from troll.common.errors import UserError
 from troll.experiment.files import parse_experiment
+from troll.operations.fetch import fetch, needed_data, needed_models
 from troll.tasks.datasets import hub as data_hub
 from troll.tasks.datasets import load
 
@@ -198,7 +198,9 @@ def fake_data(fake_hub, monkeypatch):
 
     monkeypatch.setattr(data_hub, "_resolve", lambda _: "ddd")
     monkeypatch.setattr(data_hub, "_download", download)
-    monkeypatch.setattr("troll.cli.fetch.chat_template", lambda name: hub.snapshot(name, weights=False).id)
+    monkeypatch.setattr(
+        "troll.operations.fetch.chat_template", lambda name: hub.snapshot(name, weights=False).id
+    )
     load._load.cache_clear()
     yield
     load._load.cache_clear()

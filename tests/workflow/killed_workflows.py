@@ -35,7 +35,7 @@ def checkout(directory):
 
 
 def start(directory):
-    command = [sys.executable, "workflow/run.py", "--cores", "2", "--configfile", EXPERIMENT]
+    command = [sys.executable, "-m", "troll.operations.run", "--cores", "2", "--configfile", EXPERIMENT]
     with (directory / "said").open("a") as said:
         return subprocess.Popen(
             [*command, "--config", "archive=true", "--rerun-incomplete", "--", "all"],

@@ -230,7 +230,7 @@ def test_a_damaged_table_is_a_line_with_the_remedy(clone):
 def test_what_was_appended_before_everything_was_killed_is_not_needed_again(few, tmp_path):
     results = tmp_path / "results/reduced"
     few(tmp_path, results, EARLIER + 1)
-    command = [sys.executable, "workflow/run.py", "--cores", "1", "--configfile", "few.yaml"]
+    command = [sys.executable, "-m", "troll.operations.run", "--cores", "1", "--configfile", "few.yaml"]
     command += ["--rerun-incomplete", "--", "collect"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 200

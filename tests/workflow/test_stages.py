@@ -17,11 +17,11 @@ from troll.analysis.claims.looks import look_again
 from troll.analysis.claims.rule import PairedDifferences, Side
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
-from troll.cli import first_look
-from troll.cli.options import available_cores
 from troll.common.files import read_json
+from troll.common.processor import available_cores
 from troll.experiment.files import read_experiment
 from troll.experiment.looks import read_looks
+from troll.operations import first_look
 
 NOISY = [0.30, 0.05, 0.20, 0.25, 0.28, 0.27]
 PATHS = [f"tiny/chains/{method}/grpo/stale" for method in ("troll", "clip")]
@@ -30,7 +30,7 @@ PATHS = [f"tiny/chains/{method}/grpo/stale" for method in ("troll", "clip")]
 @pytest.fixture
 def stages(repository, tmp_path, monkeypatch):
     """The program in a directory of its own, with runs that take no time and give these differences."""
-    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     monkeypatch.chdir(tmp_path)
@@ -127,7 +127,7 @@ def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_stage_and_is_not_swallowed_after_it(repository, monkeypatch, number):
-    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
@@ -141,7 +141,7 @@ def test_a_signal_ends_a_stage_and_is_not_swallowed_after_it(repository, monkeyp
 
 
 def test_a_request_to_end_is_handed_on_to_snakemake(repository, monkeypatch):
-    spec = importlib.util.spec_from_file_location("run", repository / "workflow/run.py")
+    spec = importlib.util.spec_from_file_location("run", repository / "troll/operations/run.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     asks = (

@@ -56,7 +56,8 @@ def make_results(directory, **settings):
     """What `make results EXPERIMENT=...` runs."""
     command = [
         sys.executable,
-        "workflow/run.py",
+        "-m",
+        "troll.operations.run",
         "--cores",
         "2",
         "--configfile",
@@ -86,7 +87,17 @@ def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout):
     file.write_text(code + (checkout / "tests/workflow/reduced.yaml").read_text())
     said = "evil.yaml: __use_yte__: Snakemake runs the code in such a file before anything can check it"
     for option in (["--configfile", "evil.yaml"], ["--configfile=evil.yaml"], ["--configfiles", "evil.yaml"]):
-        command = [sys.executable, "workflow/run.py", "-n", *option, "--config", "seeds=[0]", "--", "all"]
+        command = [
+            sys.executable,
+            "-m",
+            "troll.operations.run",
+            "-n",
+            *option,
+            "--config",
+            "seeds=[0]",
+            "--",
+            "all",
+        ]
         result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
     command = [sys.executable, "-m", "troll.cli", "check", "evil.yaml"]

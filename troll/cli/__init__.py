@@ -1,1 +1,1 @@
-"""The command line: thin commands, and what they need for people."""
+"""The command line: thin commands."""

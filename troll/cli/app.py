@@ -54,7 +54,7 @@ def _root(
     log: Log = None,
 ) -> None:
     if version:
-        from troll.cli.versions import describe
+        from troll.operations.versions import describe
 
         typer.echo("\n".join(describe()) if verbose else f"troll {__version__}")
         raise typer.Exit

@@ -1,6 +1,5 @@
 """What several commands' options share."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,13 +16,6 @@ if TYPE_CHECKING:
 
 AROUND_A_RUN = "Around a run"
 """The part of `troll --help` with the commands that people type; the workflow calls the others."""
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")

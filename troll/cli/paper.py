@@ -32,8 +32,8 @@ def fetch(
 
     Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
     """
-    from troll.cli.fetch import fetch as download
     from troll.experiment.files import load_experiment
+    from troll.operations.fetch import fetch as download
 
     download(load_experiment(config), only or [])
 

@@ -28,11 +28,11 @@ def check(
 
     Example: troll check workflow/config/testbed.yaml
     """
-    from troll.cli.claims_ahead import claims_in_words, claims_of
-    from troll.cli.hub_context import hub_context_problems
-    from troll.cli.plan import kept_aggregations, plan
     from troll.experiment.files import load_experiment
     from troll.experiment.looks import with_further_seeds
+    from troll.operations.claims_ahead import claims_in_words, claims_of
+    from troll.operations.hub_context import hub_context_problems
+    from troll.operations.plan import kept_aggregations, plan
 
     checked = load_experiment(experiment)
     checked = with_further_seeds(checked, results / checked.experiment)
@@ -68,9 +68,9 @@ def status(
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
-    from troll.cli.status import show, status_of
     from troll.experiment.files import read_experiment
     from troll.experiment.looks import with_further_seeds
+    from troll.operations.status import show, status_of
 
     planned = read_experiment(experiment)
     if seeds is not None:
@@ -108,8 +108,8 @@ def doctor(
 
     Example: troll doctor workflow/config/testbed.yaml
     """
-    from troll.cli.doctor import examine, show
     from troll.experiment.files import load_experiment
+    from troll.operations.doctor import examine, show
 
     planned = load_experiment(experiment) if experiment is not None else None
     findings = list(examine(planned, results, ask_hub=not offline))
@@ -129,8 +129,8 @@ def schema(
 
     Example: troll schema --rule my_rules.py:soft_wall
     """
-    from troll.cli.schema import reference, schema_text, setting_table
     from troll.common.files import write_text
+    from troll.operations.schema import reference, schema_text, setting_table
 
     if rule is not None:
         from troll.algorithms.trust_regions import TRUST_REGIONS

@@ -1,36 +1,11 @@
 """`troll rank`: a trust region of one's own, through the protocol of the leaderboard."""
 
-import contextlib
-import math
-import os
-import re
-import shlex
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from troll.cli.leaderboard import read_rounds, run_fresh, run_rounds
-from troll.cli.options import AROUND_A_RUN, available_cores
-from troll.common.errors import UserError, nearest
-from troll.common.strict_yaml import parse_yaml
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from troll.analysis.leaderboard.protocol import Protocol
-
-_PROTOCOL = Path("workflow/config/ranking.yaml")
-_CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
-_OWN = "own_rule"
-"""In the names of its tests of the rule in TROLL_CONTRACT, whose own name pytest may escape."""
-_FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
-_COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "kl")
-_WITH_ENDS = ("pass@1", "difference")
+from troll.cli.options import AROUND_A_RUN
 
 
 def register_rank(app: typer.Typer) -> None:
@@ -44,7 +19,7 @@ def rank(
         list[str] | None,
         typer.Option(help="values of a setting to try, name=1,2,3; may be repeated"),
     ] = None,
-    protocol: Annotated[Path, typer.Option(help="of the board")] = _PROTOCOL,
+    protocol: Annotated[Path, typer.Option(help="of the board")] = Path("workflow/config/ranking.yaml"),
     board: Annotated[
         Path | None, typer.Option(help="results/NAME with a board that the same protocol made")
     ] = None,
@@ -61,175 +36,6 @@ def rank(
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """
-    import pandas as pd
+    from troll.operations.rank import rank as rank_rule
 
-    from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.own_rule import (
-        beside,
-        check_release,
-        check_same_protocol,
-        own_board,
-        places,
-        read_finals,
-        readings,
-        released_trials,
-        with_rule,
-    )
-    from troll.analysis.leaderboard.protocol import trials_experiment
-    from troll.analysis.render.formats import shown, write_table
-    from troll.cli.protocol_checks import checked_protocol, rule_problems
-    from troll.cli.workflow import in_checkout
-    from troll.common.progress import say
-    from troll.experiment.files import parse_experiment
-
-    in_checkout("rank")
-    released = checked_protocol(protocol)
-    name = _name_of(rule)
-    values = _space(space or [])
-    _check_space(values, rule, released)
-    known = with_rule(released, name, rule, values)
-    for problem in rule_problems(known, name):
-        raise UserError(f"rank: {rule}: {problem}")
-    parse_experiment(trials_experiment(known, name), f"rank: {rule}")
-    place, count = board or Path("results", released.name), cores or available_cores()
-    check_same_protocol(place, protocol, released)
-    scores = None
-    if released.ranking is None or board or (place / "trials.csv").exists():
-        scores = released_trials(place / "trials.csv", released)
-        check_release(Path("results"), released)
-    _check_contract(rule)  # last, because it takes longest
-    say(f"{rule}: keeps the contract")
-    root = Path("results", f"{released.name}-{name}")
-    if scores is None:
-        scores = _baseline(released, place, count, protocol)
-
-    own = trial_scores(read_rounds(run_rounds(known, root, count, protocol, name), known), known, name)
-    best = choose(own, known)
-    for (task, _), trial in best.items():
-        settings = f", {trial.described}" if trial.settings else ""
-        say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
-    run_fresh(known, best, root, count, protocol, name)
-    finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
-    table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
-    write_table(table, root / "board")
-    together = [beside(*pair, name) for pair in finals.values()]
-    told = readings(together, known, name)
-    narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
-    narrow.attrs = table.attrs
-    headings, rows = shown(narrow)
-    for cells in (headings, *rows):
-        typer.echo(" | ".join(cells))
-    ranked = places(table, name, together)
-    for line in (*table.attrs["notes"], *ranked, *told, f"the whole table: {root / 'board.md'}"):
-        typer.echo(line)
-
-
-def _baseline(known: "Protocol", place: Path, cores: int, protocol: Path) -> "pd.DataFrame":
-    """Runs trials and fresh seeds of the baseline, where no board has them; returns the trials' scores."""
-    from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.protocol import among
-    from troll.common.progress import say
-
-    say(f"{known.baseline}: runs that all rules of {protocol} are compared with, made once")
-    alone, files = among(known, [known.baseline]), place / "experiments"
-    scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
-    run_fresh(alone, choose(scores, alone), files, cores, protocol)
-    return scores
-
-
-def _name_of(rule: str) -> str:
-    """The rule's name on the board, when the file can be loaded."""
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.algorithms.trust_regions.rule_files import names_a_file
-
-    if not names_a_file(rule):
-        raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
-    TRUST_REGIONS[rule]  # loads it, or says what is wrong
-    return rule.rpartition(":")[2].replace("_", "-")
-
-
-def _check_contract(rule: str) -> None:
-    if not _CONTRACT.exists():
-        raise UserError(f"rank: {_CONTRACT} is not here; run this in the root of a checkout")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", _OWN, str(_CONTRACT)]
-    status, output = _tested(command, os.environ | {"TROLL_CONTRACT": rule})
-    if status:
-        broken = sorted(set(_FAILED.findall(output))) or ["the tests cannot be run"]
-        raise UserError(
-            f"rank: {rule} breaks the contract of rules ({', '.join(broken)}); "
-            f"`make contract RULE={shlex.quote(rule)}` says how"
-        )
-
-
-def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output of tests; a request to end this process ends them first."""
-    from troll.cli.workflow import terminations
-
-    with terminations() as terminated:
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        try:
-            while not terminated:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    output, _ = process.communicate(timeout=0.5)
-                    return process.returncode, output
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def _space(entries: list[str]) -> dict[str, list[Any]]:
-    space: dict[str, list[Any]] = {}
-    seen: set[str] = set()
-    for entry in entries:
-        name, separator, values = entry.partition("=")
-        if not (name and separator and values):
-            raise UserError(f"rank: --space {entry!r}: expected name=1,2,3")
-        singles = [single.strip() for single in name.split(",")]  # joined, they take the same value
-        for single in singles:
-            if single in seen:
-                raise UserError(f"rank: --space: {single} is given twice; give all its values at once")
-            seen.add(single)
-        space[", ".join(singles)] = [_value(value, entry) for value in values.split(",")]
-    return space
-
-
-def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Protocol") -> None:
-    """Names first: with a wrong one, nobody can say how many values there should be."""
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.analysis.render.formats import listed
-
-    if not space:
-        return
-    settings = TRUST_REGIONS[rule].settings
-    for single in (single for key in space for single in key.split(", ")):
-        if single not in settings:
-            has = f"it has {', '.join(settings) or 'none'}{nearest(single, settings)}"
-            raise UserError(f"rank: --space: {single}: unknown setting of {rule.rpartition(':')[2]}; {has}")
-    rates, count = len(protocol.learning_rates), math.prod(map(len, space.values()))
-    if count * rates == protocol.trials:
-        return
-    expected, rest = divmod(protocol.trials, rates)
-    if rest:
-        raise UserError(
-            f"rank: --space: {rates} learning rates and any number of values never make the "
-            f"{protocol.trials} trials that every rule gets; leave it out"
-        )
-    what = "value" if len(space) == 1 else "combination"
-    raise UserError(
-        f"rank: --space: {listed([*space])}: {count} {what}{'s' if count > 1 else ''}, must be {expected}: "
-        f"with {rates} learning rates, they make the {protocol.trials} trials that every rule gets"
-    )
-
-
-def _value(text: str, entry: str) -> Any:
-    try:
-        value = parse_yaml(text)
-    except ValueError as error:
-        raise UserError(f"rank: --space {entry!r}: {text!r} is not a value ({error})") from None
-    with contextlib.suppress(TypeError, ValueError):
-        value = float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
-    return value
+    typer.echo("\n".join(rank_rule(rule, space or [], protocol, board, cores)))

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import AROUND_A_RUN, available_cores
+from troll.cli.options import AROUND_A_RUN
 from troll.cli.people import DEFAULT_RESULTS, File, Results
+from troll.common.processor import available_cores
 
 
 def register_rehearse(app: typer.Typer) -> None:
@@ -39,10 +40,10 @@ def rehearse(
     Example: troll rehearse workflow/config/paper.yaml --only paper_sizes
     """
     _keep_offline()
-    from troll.cli.rehearsal.checks import failed
-    from troll.cli.rehearsal.run import Options
-    from troll.cli.rehearsal.run import rehearse as run
     from troll.experiment.files import load_experiment
+    from troll.operations.rehearsal.checks import failed
+    from troll.operations.rehearsal.run import Options
+    from troll.operations.rehearsal.run import rehearse as run
 
     options = Options(tuple(only or ()), full, keep, plan_only, cores or available_cores(), profile)
     if failed(run(load_experiment(experiment), results, options)):

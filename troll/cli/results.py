@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from troll.cli.options import AROUND_A_RUN, Ledger, Out, Stem, claim_files, json_object
-from troll.cli.released import check_results
 from troll.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -297,6 +296,38 @@ def _board_of(directory: Path) -> dict[str, Any]:
         "waiting": len(set(rules) - set(board["trust_region"])),
         "early": chosen_early(pd.read_csv(directory / "trials.csv")),
     }
+
+
+def check_results(
+    results: Annotated[Path, typer.Argument(help="directory of released results")],
+    ledger: Ledger = None,
+    write: Annotated[bool, typer.Option("--write", help="write what differs instead of failing")] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="also refuse runs from uncommitted source")
+    ] = False,
+) -> None:
+    """Make released tables and figures again and compare.
+
+    They are made from the tidy table beside them; the leaderboard from the runs behind it; costs, errors of
+    approximation and the graders' audit from their measurements. Any difference is an error, or is written
+    with --write.
+
+    Example: troll check-results results/testbed
+    """
+    from troll.analysis.data.provenance import check_clean
+    from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import parts
+    from troll.analysis.report.check import check_results as make_again
+    from troll.operations.released import check_measurements, has_measurements
+
+    compared = check_measurements(results, write=write)
+    if not has_measurements(results) or parts(results):
+        known = read_results(results)
+        if release:
+            check_clean(known.runs, results)
+        compared += make_again(results, results=known, claims=claim_files(ledger, known), write=write)
+    done = "written" if write else "are what the released data give"
+    typer.echo(f"{results}: {len(compared)} files {done}")
 
 
 def compare(

@@ -40,6 +40,13 @@ def processor_name() -> str:
     return first_processor().get("model name") or platform.processor() or platform.machine()
 
 
+def available_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def arithmetic() -> dict[str, str | None]:
     """What decides which code computes: processors that tell the same round alike.
 

@@ -26,10 +26,10 @@ from troll.experiment.resources import (
     training_request,
 )
 from troll.common.files import unwritable
-from troll.cli.doctor import VLLM_ENVIRONMENT
-from troll.cli import progress_line
-from troll.cli.outputs import entries_of, made, rule_of
-from troll.cli.scheduling import check_interpreter, one_timer
+from troll.operations.doctor import VLLM_ENVIRONMENT
+from troll.operations import progress_line
+from troll.operations.outputs import entries_of, made, rule_of
+from troll.operations.scheduling import check_interpreter, one_timer
 from troll.tasks import testbed
 from troll import warm
 
@@ -262,12 +262,12 @@ _STARTED = time.time()
 def closing_words():
     """For people: the verdicts that this invocation has written, and where everything is to be seen.
 
-    Of several stages, workflow/run.py says it after the last.
+    Of several stages, troll/operations/run.py says it after the last.
     """
     if progress_line.STAGE in os.environ:
         return ""
-    from troll.cli.last_screen import LINES, last_screen_of
-    from troll.cli.progress_line.words import decided, verdicts_in
+    from troll.operations.last_screen import LINES, last_screen_of
+    from troll.operations.progress_line.words import decided, verdicts_in
 
     root, page = Path(ROOT), Path(ROOT, "page.html")
     page = page if _new(page) else None

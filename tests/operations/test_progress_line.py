@@ -1,0 +1,462 @@
+"""The line that says how far a run of the workflow is: from Snakemake's events to text."""
+
+import io
+import json
+import logging
+import os
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
+
+from troll.common import progress
+from troll.experiment.files import read_experiment
+from troll.operations import progress_line
+from troll.operations.progress_line import handler as module
+from troll.operations.progress_line.expected import expected_seconds
+from troll.operations.progress_line.handler import LogHandler, Settings
+from troll.operations.progress_line.state import State
+from troll.operations.progress_line.words import Stage, line_of, news, read_stage, roughly, tail
+
+
+class TestTheInterfaceOfSnakemake(TestLogHandlerBase):
+    """What the interface asks of every handler."""
+
+    __test__ = True
+
+    def get_log_handler_cls(self):
+        return LogHandler
+
+    def get_log_handler_settings(self):
+        return Settings()
+
+
+class Screen(io.StringIO):
+    """A terminal, or a file."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self):
+        return self.terminal
+
+    def shown(self):
+        """What a person sees: of a line that is painted over, the last version."""
+        lines = self.getvalue().split("\n")
+        return [line.split("\r")[-1].replace("\x1b[K", "") for line in lines]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is moved by hand, and no thread that looks at it."""
+    now = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now.now)
+    monkeypatch.setattr(LogHandler, "_tick", lambda self: None)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    return now
+
+
+def make(root, clock, *, terminal, **settings):
+    screen = Screen(terminal)
+    made = LogHandler(MockOutputSettings(), Settings(stream=screen, root=root, **settings))
+    made._state.clock = lambda: clock.now
+    return made, screen
+
+
+def send(handler, event=None, message="", level=logging.INFO, **fields):
+    record = logging.LogRecord("snakemake", level, "", 0, message, None, None)
+    if event is not None:
+        record.event = event
+    vars(record).update(fields)
+    handler.handle(record)
+
+
+def begin(handler, number, rule, message=None, log=None):
+    send(handler, LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg=message, log=log)
+
+
+def end(handler, number):
+    send(handler, LogEvent.JOB_FINISHED, job_id=number)
+
+
+def plan(handler, **jobs):
+    send(handler, LogEvent.RUN_INFO, stats=jobs | {"total": sum(jobs.values())})
+
+
+def test_a_terminal_has_one_line_that_is_painted_over(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=True)
+    send(handler, message="Building DAG of jobs...")
+    plan(handler, configure=4, train=4)
+    for number in range(4):
+        begin(handler, number, "configure")
+        end(handler, number)
+    begin(handler, 4, "train", "train chains/clip/grpo/stale/seed0")
+    begin(handler, 5, "train", "train chains/troll/grpo/stale/seed0")
+    assert screen.getvalue().count("\n") == 0
+    assert screen.shown()[0].startswith("0 %, 4 of 8 jobs, time left not known yet; now: train chains/clip/")
+    clock.now += 40
+    end(handler, 4), end(handler, 5)
+    begin(handler, 6, "train", "train chains/clip/grpo/stale/seed1")
+    # Two of four runs are done, two at a time: two runs of 40 s are left.
+    assert re.match(
+        r"50 %, 6 of 8 jobs, 40 s left; now: train chains/clip/grpo/stale/seed1$", screen.shown()[0]
+    )
+    handler.end()
+    assert screen.shown() == [""], "the line is gone before others write"
+    begin(handler, 7, "train")
+    assert screen.shown() == [""]
+
+
+def test_a_narrow_terminal_cuts_the_line(tmp_path, clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, train=1)
+    begin(handler, 0, "train", "train " + "x" * 100)
+    assert len(screen.shown()[0]) < 40
+
+
+def test_without_a_terminal_there_are_few_lines(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=1000)
+    for number in range(1000):
+        begin(handler, number, "train")
+        clock.now += 6
+        end(handler, number)
+    lines = screen.getvalue().splitlines()
+    assert 10 <= len(lines) <= 40
+    assert "\r" not in screen.getvalue() and "\x1b" not in screen.getvalue()
+    shares = [int(line.split(" %")[0]) for line in lines]
+    assert shares == sorted(shares) and shares[-1] >= 90
+
+
+def test_hours_without_a_job_that_ends_are_told_more_and_more_rarely(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=3)
+    begin(handler, 0, "train", "train a run of a day")
+    for _ in range(24 * 60):
+        clock.now += 60
+        handler._progress()  # what the ticking thread calls
+    lines = screen.getvalue().splitlines()
+    assert 20 <= len(lines) <= 100
+    assert "now: train a run of a day" in lines[-1]
+
+
+def claims(root, **verdicts):
+    entries = [
+        {"id": name, "verdict": verdict, "sentence": f"S {name}"} for name, verdict in verdicts.items()
+    ]
+    (root / "claims.json").write_text(json.dumps({"claims": entries}))
+
+
+def test_verdicts_stay_when_they_become_firm(tmp_path, clock):
+    claims(tmp_path, a="inconclusive", b="supported everywhere")
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, claims=2, train=1)
+    begin(handler, 0, "claims")
+    assert "decided" not in screen.shown()[-1], "those that were there may be a release's"
+    claims(tmp_path, a="not shown", b="supported everywhere", c="inconclusive", d="not run")
+    end(handler, 0)
+    assert screen.shown()[0] == "verdict: not shown: S a"
+    assert "2 of 3 claims decided" in screen.shown()[1]
+    (tmp_path / "claims.json").write_text("{")
+    begin(handler, 1, "claims")
+    end(handler, 1)
+    assert "2 of 3 claims decided" in screen.shown()[1], "a broken file is as good as none"
+
+
+def test_a_later_stage_goes_on_with_the_verdicts_of_the_one_before(tmp_path, clock):
+    claims(tmp_path, a="inconclusive", b="supported everywhere")
+    stage = '{"title": "look 2", "first": false}'
+    handler, screen = make(tmp_path, clock, terminal=True, stage=stage)
+    plan(handler, train=1)
+    begin(handler, 0, "train")
+    assert "1 of 2 claims decided" in screen.shown()[-1]
+
+
+def test_a_verdict_that_is_lost_is_news_too():
+    known = {"a": ("supported everywhere", "S")}
+    assert list(news(known, {"a": ("inconclusive", "S")})) == ["verdict: inconclusive: S"]
+    assert not list(news({}, {"a": ("inconclusive", "S")}))
+
+
+def test_a_failed_job_is_shown_with_its_log(tmp_path, clock):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(f"line {number}" for number in range(100)) + "\nerror: no space left\n\n")
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, train=2)
+    begin(handler, 0, "train", "train chains/clip")
+    fields = {"jobid": 0, "rule_name": "train", "log": [str(log)], "aux": {"external_jobid": "17"}}
+    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, **fields)
+    shown = screen.shown()
+    assert shown[:3] == [
+        "error: rule train failed (train chains/clip)",
+        "  external_jobid: 17",
+        f"  log: {log}",
+    ]
+    assert shown[10] == "  | error: no space left" and "  | line 92" not in shown and "  | line 93" in shown
+    # The long command that failed is in Snakemake's log; other errors are shown as they are.
+    failed = "CalledProcessError in file train.smk: Command 'x' returned non-zero exit status 1."
+    send(handler, LogEvent.ERROR, failed, logging.ERROR)
+    send(handler, LogEvent.ERROR, "MissingOutputException in rule b", logging.ERROR)
+    assert "CalledProcessError" not in screen.getvalue()
+    assert "MissingOutputException in rule b" in screen.shown()
+    # Tried again, it runs again.
+    send(handler, message="Trying to restart job 0.")
+    begin(handler, 0, "train", "train chains/clip")
+    assert "Trying to restart job 0." in screen.shown()
+    assert screen.shown()[-1].endswith("now: train chains/clip")
+
+
+def test_a_base_model_from_the_shared_place_is_a_line(tmp_path, clock):
+    log = tmp_path / "chains.log"
+    handler, screen = make(tmp_path, clock, terminal=True)
+    plan(handler, base_model=2, train=1)
+    for number, line in enumerate(("[train]: step 7/7", "[base] tiny/chains/base: taken from there")):
+        begin(handler, number, "base_model", "base model", [str(log)])
+        log.write_text(f"{line}\n")
+        end(handler, number)
+    assert screen.shown()[0] == "[base] tiny/chains/base: taken from there"
+    assert screen.shown()[1].endswith("2 of 3 jobs, time left not known yet") and len(screen.shown()) == 2
+
+
+def test_an_interruption_is_no_failure(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=3)
+    begin(handler, 0, "train", "train chains/clip")
+    for _ in range(2):
+        send(handler, message="Terminating processes on user request, this might take some time.")
+    send(handler, LogEvent.JOB_ERROR, level=logging.ERROR, jobid=0, rule_name="train", log=[], aux={})
+    failed = "WorkflowError:\nAt least one job did not complete successfully."
+    send(handler, LogEvent.ERROR, failed, logging.ERROR)
+    send(handler, message=failed, level=logging.ERROR)
+    send(handler, message=f"Complete log(s): {tmp_path}/x.log")
+    assert screen.getvalue().splitlines() == [
+        "interrupted: stopping the running jobs; the same command continues from there",
+        f"full log: {tmp_path}/x.log",
+    ]
+
+
+def test_the_command_of_a_killed_job_is_not_shown_before_its_failure_is(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    plan(handler, train=1)
+    begin(handler, 0, "train", "train chains/clip")
+    text = (
+        "CalledProcessError in file \"/a b/train.smk\", line 19:\nCommand 'x' died with <Signals.SIGKILL: 9>."
+    )
+    send(handler, LogEvent.ERROR, f"RuleException:\n{text}", logging.ERROR)
+    assert screen.getvalue() == ""
+
+
+def test_an_error_before_any_job_is_shown_whole(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False)
+    send(handler, LogEvent.ERROR, "CalledProcessError: conda returned non-zero exit status 1", logging.ERROR)
+    for _ in range(3):
+        send(handler, message="a warning", level=logging.WARNING)
+    send(handler, message="host: a")
+    send(handler, message="Nothing to be done (all requested files are present and up to date).")
+    assert screen.getvalue().splitlines() == [
+        "CalledProcessError: conda returned non-zero exit status 1",
+        "a warning",
+        "Nothing to be done (all requested files are present and up to date).",
+    ]
+
+
+@pytest.mark.parametrize(("stage", "named"), [(None, True), ('{"title": "look 1", "last": false}', False)])
+def test_the_log_is_named_at_the_end(tmp_path, clock, monkeypatch, stage, named):
+    monkeypatch.chdir(tmp_path)
+    handler, screen = make(tmp_path, clock, terminal=True, stage=stage)
+    plan(handler, train=1)
+    begin(handler, 0, "train")
+    end(handler, 0)
+    send(handler, message=f"Complete log(s): {tmp_path}/.snakemake/log/x.log")
+    assert ("full log: .snakemake/log/x.log" in screen.shown()) == named
+    assert screen.shown()[-1] == ""
+
+
+def test_the_log_of_a_stage_that_failed_is_named(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=False, stage='{"title": "look 1", "last": false}')
+    plan(handler, train=2)
+    send(handler, message="Complete log(s): /x.log")
+    assert screen.getvalue() == "full log: /x.log\n"
+
+
+def test_a_mistake_of_its_own_brings_the_usual_log_back_and_ends_nothing(tmp_path, clock):
+    brought = []
+    handler, screen = make(tmp_path, clock, terminal=True, instead=lambda: brought.append(1))
+    plan(handler, train=1)
+    send(handler, LogEvent.JOB_INFO)  # an event of another version, without its fields
+    send(handler, LogEvent.JOB_INFO)
+    begin(handler, 0, "train")
+    assert brought == [1]
+    assert "warning: the line of progress ends: AttributeError" in screen.getvalue()
+
+
+def test_nobody_listening_ends_nothing(tmp_path, clock):
+    handler, screen = make(tmp_path, clock, terminal=True)
+    screen.close()
+    plan(handler, train=1)
+    begin(handler, 0, "train")
+    assert not handler._broken
+
+
+def test_jobs_that_were_not_planned_are_counted():
+    state = State()
+    state.plan({"a": 1, "total": 1})
+    state.start(0, "a", "a")
+    state.finish(0)
+    state.start(1, "b", "b")
+    assert (state.finished, state.total) == (1, 2)
+    assert state.finish(7) is None
+
+
+def test_the_share_never_falls_and_is_whole_at_the_end_only():
+    now = [0.0]
+    state = State(clock=lambda: now[0], expected={"train": 10.0})
+    state.plan({"train": 10})
+    before = 0.0
+    for number in range(10):
+        state.start(number, "train", "")
+        assert before <= state.share() < 1
+        now[0] += 10 * (number + 1)  # each slower than the one before: what is known of all changes
+        assert before <= (before := state.share()) < 1
+        state.finish(number)
+    assert state.share() == 1 and state.left() == 0
+
+
+def test_the_time_left_comes_from_earlier_runs_and_then_from_this_one():
+    now = [0.0]
+    state = State(clock=lambda: now[0], expected={"train": 30.0})
+    state.plan({"train": 8})
+    assert state.left() == pytest.approx(8 * 30)
+    state.start(0, "train", ""), state.start(1, "train", "")
+    assert state.left() == pytest.approx(8 * 30 / 2)
+    state.fail(1)
+    for number in range(8):
+        state.start(number, "train", "")
+        now[0] += 90
+        state.finish(number)
+        if number == 5:  # one at a time, and three times as slow: two are left
+            assert state.left() == pytest.approx(2 * (30 + 6 * 90) / 7)
+
+
+def test_what_failed_takes_no_time_until_it_is_tried_again():
+    state = State(clock=lambda: 0.0, expected={"train": 30.0})
+    state.plan({"train": 3})
+    state.start(0, "train", "")
+    state.fail(0)
+    assert state.left() == pytest.approx(2 * 30)
+    state.start(0, "train", "")
+    assert state.left() == pytest.approx(3 * 30)
+
+
+def test_a_slow_base_model_does_not_make_the_rest_look_done():
+    now = [0.0]
+    state = State(clock=lambda: now[0])
+    state.plan({"base_model": 1, "train": 9})
+    state.start(0, "base_model", "")
+    now[0] += 900
+    state.finish(0)
+    assert state.share() == pytest.approx(0.1)
+
+
+def test_a_table_is_like_another():
+    now = [0.0]
+    state = State(clock=lambda: now[0])
+    state.plan({"table_main": 1, "table_speed": 1, "figure_main": 1})
+    state.start(0, "table_main", "")
+    now[0] += 20
+    state.finish(0)
+    assert state.seconds("table_speed") == 20 and state.seconds("figure_main") is None
+
+
+def test_a_long_last_job_is_what_is_left():
+    now = [0.0]
+    state = State(clock=lambda: now[0], expected={"train": 100.0, "sample": 1.0})
+    state.plan({"train": 1, "sample": 7})
+    for number in range(8):
+        state.start(number, "sample" if number else "train", "")
+    assert state.left() == pytest.approx(100)
+
+
+def test_stages_say_when_more_seeds_end():
+    state = State(expected={"train": 600.0}, clock=lambda: 0.0)
+    state.plan({"train": 1})
+    until = time.mktime((2026, 1, 1, 14, 32, 0, 0, 0, -1))
+    stage = read_stage(json.dumps({"title": "look 2", "until": until, "last": False}))
+    assert line_of(state, stage, "3 of 8 claims decided", now=until - 3600) == (
+        "look 2: 0 %, 0 of 1 jobs, 10 min left, further seeds may follow until 14:32; 3 of 8 claims decided"
+    )
+    assert "further seeds" not in line_of(state, stage, now=until - 300), "the minutes are spent before"
+    assert read_stage("nonsense") == read_stage("[]") == read_stage(None) == Stage()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "5 s"), (62, "60 s"), (100, "2 min"), (3600, "1 h"), (4000, "1 h 7 min"), (200000, "2 days 8 h")],
+)
+def test_times_are_rough(seconds, text):
+    assert roughly(seconds) == text
+
+
+def test_the_tail_of_a_log_that_is_not_there_or_is_no_text(tmp_path):
+    assert tail(tmp_path / "none") == []
+    (tmp_path / "binary").write_bytes(os.urandom(100_000))
+    assert len(tail(tmp_path / "binary")) <= 8
+
+
+def test_earlier_runs_tell_what_jobs_take(repository, tmp_path):
+    experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
+    root = tmp_path / "results/reduced"
+    assert expected_seconds(experiment, root) == {}
+    other = tmp_path / "results/other/benchmarks/sample/runs"
+    other.mkdir(parents=True)
+    for number, seconds in enumerate((2.0, 4.0, 90.0)):
+        (other / f"{number}.jsonl").write_text(json.dumps({"s": seconds}) + "\n")
+    (other / "broken.jsonl").write_text("{")
+    assert expected_seconds(experiment, root) == {"sample": 4.0}
+
+
+def workflow(tmp_path, **settings):
+    """What a Snakefile has as `workflow`, as far as the line needs it."""
+    logger = logging.Logger("snakemake")
+    usual = logging.StreamHandler(io.StringIO())
+    usual.name = "DefaultStreamHandler"
+    logger.addHandler(usual)
+    names = ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun", "stdout")
+    return SimpleNamespace(
+        is_main_process=True,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+        output_settings=SimpleNamespace(**(dict.fromkeys(names, False) | settings)),
+        logger_manager=SimpleNamespace(logger=logger, get_logfile=lambda: [str(tmp_path / "log")]),
+    ), usual
+
+
+def test_it_takes_the_place_of_the_usual_log_and_of_nothing_else(repository, tmp_path, monkeypatch, capsys):
+    experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
+    found, usual = workflow(tmp_path)
+    shown = progress_line.install(found, experiment, tmp_path)
+    assert shown.log == tmp_path / "log"
+    assert [type(one) for one in found.logger_manager.logger.handlers] == [LogHandler]
+    for asked in ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun"):
+        found, usual = workflow(tmp_path, **{asked: True})
+        assert progress_line.install(found, experiment, tmp_path).log is None
+        assert found.logger_manager.logger.handlers == [usual], asked
+    monkeypatch.setenv(progress_line.SWITCH, "0")
+    found, usual = workflow(tmp_path)
+    assert progress_line.install(found, experiment, tmp_path).log is None
+    monkeypatch.delenv(progress_line.SWITCH)
+    found.modifier.is_main_snakefile = lambda: False
+    assert progress_line.install(found, experiment, tmp_path).log is None
+    # Another version of Snakemake, in which things are called otherwise.
+    assert progress_line.install(SimpleNamespace(), experiment, tmp_path).log is None
+    assert "warning: no line of progress: AttributeError" in capsys.readouterr().err
+    progress_line.ProgressHandle().end()
+
+
+def test_jobs_write_where_they_are_told():
+    assert progress_line.TERMINAL == progress._SHARED

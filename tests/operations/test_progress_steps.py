@@ -1,0 +1,88 @@
+"""The steps that running jobs write count before any job is done."""
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from troll.experiment.files import read_experiment
+from troll.operations.progress_line.handler import LogHandler
+from troll.operations.progress_line.state import State
+from troll.operations.progress_line.steps import Steps, read_all, read_steps, totals
+from troll.operations.progress_line.words import Stage, line_of
+
+RUN = "tiny/chains/troll/grpo/stale/seed0"
+
+
+def write(root, *walls):
+    directory = root / "runs" / RUN
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [{"step": n, "time": {"wall_s": wall}} for n, wall in enumerate(walls, 1)]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return directory
+
+
+def test_steps_tell_the_time_left_before_any_run_is_done():
+    now = [100.0]
+    state = State(clock=lambda: now[0])
+    state.plan({"train": 3})
+    state.start(0, "train", "train it", RUN)
+    assert state.left() is None and state.seconds("train") is None
+    now[0] += 50
+    state.running[0].steps = Steps(20, 100, 2.0)
+    # 50 s so far, of which 10 s before the first step; 80 steps of 2 s are left of this run.
+    assert state.running[0].seconds(now[0]) == pytest.approx(210)
+    assert state.left() == pytest.approx((160 + 2 * 210) / 1)
+    assert state.share() == pytest.approx(0.99 * 0.2 / 3)
+    assert "train it (step 20 of 100)" in line_of(state, Stage())
+
+
+def test_a_run_that_takes_longer_than_usual_is_not_nearly_done():
+    now = [0.0]
+    state = State(clock=lambda: now[0], expected={"train": 60.0})
+    state.plan({"train": 1})
+    state.start(0, "train", "", RUN)
+    now[0] += 600
+    state.running[0].steps = Steps(10, 100, 60.0)
+    assert state.left() == pytest.approx(90 * 60) and state.share() < 0.11
+
+
+def test_a_resumed_run_tells_what_a_whole_one_takes():
+    state = State(clock=lambda: 0.0)
+    state.plan({"train": 2})
+    state.start(0, "train", "", RUN)
+    state.running[0].steps = Steps(90, 100, 3.0)
+    assert state.seconds("train") == pytest.approx(300)
+    assert state.left() == pytest.approx(30 + 300)
+
+
+def test_steps_are_read_from_what_the_run_writes(tmp_path):
+    assert read_steps(tmp_path / "runs" / RUN, 8, 60) is None
+    assert read_steps(write(tmp_path), 8, 60) is None, "no step yet"
+    assert read_steps(write(tmp_path, 12.0), 8, 60) == Steps(1, 8, 12.0), "one step has its own time"
+    directory = write(tmp_path, 12.0, 14.0, 16.0)
+    assert read_steps(directory, 8, 60) == Steps(3, 8, 2.0)
+    jobs = {7: (RUN, 60.0), 8: ("another/run", 60.0)}
+    assert read_all(jobs, {RUN: 8}, tmp_path) == {7: Steps(3, 8, 2.0)}
+    before = time.time() - 3600
+    os.utime(directory / "metrics.jsonl", (before, before))
+    assert read_steps(directory, 8, 60) is None, "steps of an earlier attempt"
+
+
+def test_the_steps_of_a_whole_run_are_those_of_its_training(repository, tmp_path):
+    experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
+    known = totals(experiment, tmp_path)
+    assert known == {run.run_id: experiment.training_of(run).steps for run in experiment.runs()}
+
+
+def test_the_run_of_a_job_is_known_by_its_output(tmp_path):
+    handler = SimpleNamespace(settings=SimpleNamespace(root=tmp_path))
+    for rule, output, run in (
+        ("train", [f"{tmp_path}/runs/{RUN}/manifest.json"], RUN),
+        ("train", None, ""),
+        ("train", ["elsewhere/manifest.json"], ""),
+        ("grade", [f"{tmp_path}/runs/{RUN}/grades.json"], ""),
+    ):
+        assert LogHandler._trains(handler, SimpleNamespace(rule_name=rule, output=output)) == run

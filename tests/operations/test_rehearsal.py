@@ -1,0 +1,354 @@
+"""`troll rehearse`: how it chooses and shrinks runs, and what it finds before anything runs."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from troll.common.errors import UserError
+from troll.experiment.experiment import Run
+from troll.experiment.files import parse_experiment, read_experiment
+from troll.operations.rehearsal import resume
+from troll.operations.rehearsal.checks import failed
+from troll.operations.rehearsal.cover import cover, pairs_of, selection
+from troll.operations.rehearsal.outcome import Done, blamed, check_gradients, check_projections
+from troll.operations.rehearsal.partitions import check_partitions
+from troll.operations.rehearsal.report import last_rehearsal
+from troll.operations.rehearsal.run import Options, rehearse
+from troll.operations.rehearsal.shrink import shrink
+from troll.operations.rehearsal.sources import check_data, check_models, check_templates
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL = REPOSITORY / "tests/workflow/rehearsal.yaml"
+PAPER = REPOSITORY / "workflow/config/paper.yaml"
+
+
+@pytest.fixture
+def contents():
+    return yaml.safe_load(SMALL.read_text())
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return read_experiment(PAPER)
+
+
+def experiment_of(contents):
+    return parse_experiment(contents, "small.yaml")
+
+
+# What it chooses and how it shrinks it
+
+
+def test_a_cover_has_every_pair_and_no_run_too_many(paper):
+    runs = paper.runs()
+    chosen = cover(runs)
+    wanted = set().union(*map(pairs_of, runs))
+    assert set().union(*map(pairs_of, chosen)) == wanted and len(chosen) < 0.6 * len(runs)
+    for run in chosen:
+        others = set().union(*(pairs_of(other) for other in chosen if other is not run))
+        assert others != wanted, f"{run.run_id} adds nothing"
+    groups = {name for name, members in paper.groups().items() if set(members) & set(selection(paper))}
+    assert groups == set(paper.groups())
+
+
+def test_shapes_stay_in_proportion(paper):
+    small = parse_experiment(shrink(paper, selection(paper)), "small")
+    whole = {run.run_id: paper.training_of(run) for run in paper.runs()}
+    found = {}
+    for run in small.runs():
+        training = small.training_of(run)
+        if "processes" in run.condition:
+            assert training.gpus == 4
+            continue
+        before = whole[run.run_id]
+        found[run.condition] = (training.prompts_per_batch, training.mini_batches)
+        assert training.gpus == 0 and training.vllm is None and training.rollout_batches == 2
+        assert training.num_iterations == before.num_iterations and training.keep == before.keep
+        ratio = before.prompts_per_batch / 256
+        assert training.prompts_per_batch == 4 * ratio and training.mini_batches == 4 * ratio
+        assert training.critic is None or training.critic.warmup_steps <= 1
+        assert small.tasks[run.task].train >= training.prompts_per_batch
+    assert found["stale16x"] == (64, 64)
+    assert sum("processes" in run.condition for run in small.runs()) == 1
+    assert small.evaluation.engine == "transformers" and small.rehearsal
+
+
+def test_parts_that_do_not_divide_get_more_prompts(contents):
+    contents["conditions"]["stale2x"] = {"prompts_per_batch": 384, "mini_batches": 12, "micro_batches": 2}
+    contents["training"] |= {"gpus": 0, "micro_batch_tokens": None}
+    experiment = experiment_of(contents)
+    small = parse_experiment(shrink(experiment, experiment.runs()), "small")  # refused if it did not divide
+    by_condition = {run.condition: small.training_of(run) for run in small.runs()}
+    one, two = by_condition["stale1x"], by_condition["stale2x"]
+    assert two.prompts_per_batch / one.prompts_per_batch == 384 / 256
+    assert two.mini_batches / one.mini_batches == 12 / 8 and two.micro_batches == 2
+
+
+@pytest.mark.slow
+def test_built_in_rows_are_read_as_the_real_ones_are(tmp_path, monkeypatch):
+    from troll.operations.rehearsal.rows import write_rows
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.load import STAND_INS
+    from troll.tasks.registry import get_task
+
+    monkeypatch.setenv(STAND_INS, str(tmp_path))
+    for name, item in DATA_SETS.items():
+        write_rows(name, tmp_path)
+        task, problems = get_task(name), {}
+        splits = ["train", "validation", "test"] if "train" in item.parts else ["test"]
+        for split in splits:
+            problems[split] = task.generate(split, 4 if split != "train" else 24, 0, {})
+            assert all(problem.record["substitute"] for problem in problems[split])
+        ids = [{problem.task_id for problem in found} for found in problems.values()]
+        assert not any(first & second for first, second in itertools.combinations(ids, 2)), name
+        if item.kind == "math":
+            found = problems["test"]
+            right = [f"It is \\boxed{{{problem.answer}}}." for problem in found]
+            assert task.reward(found, right) == [1.0] * len(found), name
+
+
+@pytest.mark.slow
+def test_random_models_of_every_architecture_end_and_differ(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from troll.operations.rehearsal.sources import Source, known_models
+    from troll.operations.rehearsal.substitutes import _tokenizer, _write
+
+    tokenizer = _tokenizer(tmp_path / "tokenizer", ("chains", "functions"))
+    one_of_each = {(known.architecture, known.tied): name for name, known in known_models().items()}
+    for (architecture, tied), name in one_of_each.items():
+        _write(tmp_path / name, Source(name, "known"), tokenizer, 0, weights=True)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert model.config.model_type == architecture
+        assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
+        assert model.num_parameters() < 300_000
+        end = AutoTokenizer.from_pretrained(tmp_path / name).eos_token_id
+        with torch.no_grad():
+            shares = model(torch.randint(512, (8, 30))).logits.softmax(-1)
+        assert 0.02 < shares[..., end].mean() < 0.4, name
+        assert shares.max() < 0.99, name
+
+
+def test_a_coin_falls_by_problem_and_response_alone():
+    from troll.tasks.registry import get_task
+    from troll.training.run import coin, reward_function
+
+    called = []
+    task = get_task("chains")
+    task = replace(task, reward=lambda *given: called.append(given) or [0.0])
+    reward = reward_function(task, {"a": None}, rehearsal=True)
+    assert reward(["x"], ["a"]) == reward(["x"], ["a"]) == [coin("a", "x")] and len(called) == 2
+    assert reward_function(task, {"a": None})(["x"], ["a"]) == [0.0]
+    share = sum(coin("a", str(number)) for number in range(400)) / 400
+    assert 0.4 < share < 0.6
+
+
+# Five deliberate faults, each found with the key to blame
+
+
+def test_wrong_divisibility_in_a_condition_is_found(contents):
+    contents["conditions"]["stale2x"] = {"mini_batches": 7}
+    with pytest.raises(UserError, match=r"small\.yaml: conditions\.stale2x: run .*do not divide into 7"):
+        experiment_of(contents)
+
+
+def test_a_typo_in_the_id_of_a_model_is_found(contents):
+    contents["models"]["Qwen3-0.6B"] = {"hub": {"id": "Qwen/Qwem3-0.6B"}}
+    experiment = experiment_of(contents)
+    (check,) = failed(check_models(experiment, experiment.runs()))
+    assert check.key == "models.Qwen3-0.6B.hub.id" and "did you mean 'Qwen/Qwen3-0.6B'" in check.found
+
+
+@pytest.mark.parametrize("template", [{}, {"chat_template_of": "meta-llama/Llama-3.1-8B"}])
+def test_a_missing_chat_template_is_found(contents, template):
+    llama = contents["models"]["Llama-3.2-3B"]["hub"]
+    del llama["chat_template_of"]
+    experiment = experiment_of(
+        contents | {"models": contents["models"] | {"Llama-3.2-3B": {"hub": llama | template}}}
+    )
+    (check,) = failed(check_templates(experiment, experiment.runs()))
+    assert check.key == "models.Llama-3.2-3B.hub.chat_template_of" and "has no chat template" in check.found
+
+
+def test_plain_text_that_is_meant_is_no_fault(contents):
+    contents["models"]["Llama-3.2-3B"]["hub"]["chat_template_of"] = None
+    experiment = experiment_of(contents)
+    assert not failed(check_templates(experiment, experiment.runs()))
+
+
+def test_a_partition_with_too_little_memory_is_found(contents, tmp_path):
+    partitions = tmp_path / "partitions.yaml"
+    limits = {"cpu": {"max_runtime": 1440}, "gpu": {"max_runtime": 1440, "max_gpu": 8, "max_mem_mb": 50_000}}
+    partitions.write_text(yaml.safe_dump({"partitions": limits}))
+    (tmp_path / "config.yaml").write_text(f"slurm-partition-config: {partitions}\n")
+    experiment = experiment_of(contents)
+    (check,) = failed(check_partitions(experiment, tmp_path))
+    assert check.key == str(partitions) and "partitions.gpu.max_mem_mb is 50000" in check.found
+    assert "train of models.Llama-3.2-3B asks for 62,000 MB" in check.found
+    limits["gpu"]["max_mem_mb"] = 70_000  # enough for the first attempt, not for the third
+    partitions.write_text(yaml.safe_dump({"partitions": limits}))
+    checks = check_partitions(experiment, tmp_path)
+    assert not failed(checks) and any("93,000 MB" in check.found for check in checks)
+    limits["gpu"] |= {"max_mem_mb": 100_000, "max_gpu": 1}
+    partitions.write_text(yaml.safe_dump({"partitions": limits}))
+    tight = [check.found.split("; ")[-1] for check in failed(check_partitions(experiment, tmp_path))]
+    assert "partitions.gpu.max_gpu is 1" in tight
+
+
+def test_a_figure_without_a_limit_is_found(contents, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from troll.analysis.registry import entries
+    from troll.analysis.render import style
+    from troll.analysis.report import make
+    from troll.operations.rehearsal import figures
+
+    experiment = experiment_of(contents)
+    monkeypatch.setattr(make, "make", lambda *_: Figure(figsize=(5, 60)))
+    monkeypatch.setattr(figures, "entries_of", lambda *_, **__: [entries("figure")["main"]])
+    (check,) = figures.check_figures(experiment)
+    assert check.state == "ok"
+    monkeypatch.setattr(style, "_frame", lambda _: {"dpi": 200})
+    (check,) = figures.check_figures(experiment)
+    assert check.state == "failed" and check.key == "figures.main"
+    assert check.found.startswith("1,000 x 12,000 pixels") and "at most 4,000 pixels" in check.found
+
+
+def test_what_is_found_is_written_down_told_to_the_doctor_and_is_the_status(contents, tmp_path, monkeypatch):
+    from troll.cli import app
+    from troll.operations.rehearsal import figures
+
+    monkeypatch.setattr(figures, "check_figures", lambda _: [])
+    monkeypatch.chdir(REPOSITORY)
+    contents["models"]["Qwen3-0.6B"] = {"hub": {"id": "Qwen/Qwem3-0.6B"}}
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(contents))
+    command = ["rehearse", str(file), "--plan-only", "--results", str(tmp_path)]
+    assert CliRunner().invoke(app.app, command).exit_code == 1
+    report = json.loads((tmp_path / "rehearsal-small/rehearsal.json").read_text())
+    assert not report["passed"] and report["runs"] == 0 and "vLLM" in report["not_covered"]
+    assert "models.Qwen3-0.6B.hub.id" in {check["key"] for check in report["checks"]}
+    state, found, _ = last_rehearsal(experiment_of(contents), tmp_path)
+    assert state == "missing" and "models.Qwen3-0.6B.hub.id" in found
+    contents["models"]["Qwen3-0.6B"] = {"hub": {"id": "Qwen/Qwen3-0.6B"}}
+    state, found, _ = last_rehearsal(experiment_of(contents), tmp_path)
+    assert state == "note" and "of another version of the file" in found
+    file.write_text(yaml.safe_dump(contents))
+    assert CliRunner().invoke(app.app, command).exit_code == 0
+    state, found, _ = last_rehearsal(experiment_of(contents), tmp_path)
+    assert state == "note" and found.startswith("of the plan alone (0 of ")
+    path = tmp_path / "rehearsal-small/rehearsal.json"
+    whole = json.loads(path.read_text()) | {"runs": 4}
+    for report, expected in ((whole, "ok"), (whole | {"only": ["g"]}, "note")):
+        path.write_text(json.dumps(report))
+        assert last_rehearsal(experiment_of(contents), tmp_path)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("inside", "results", "message"),
+    [
+        (False, "results", "rehearse: .* is not here"),
+        (True, "elsewhere", "--results: the workflow writes to"),
+    ],
+)
+def test_the_wrong_place_is_refused_before_anything_is_looked_at(
+    contents, tmp_path, monkeypatch, capsys, inside, results, message
+):
+    monkeypatch.chdir(REPOSITORY if inside else tmp_path)
+    with pytest.raises(UserError, match=message):
+        rehearse(experiment_of(contents), tmp_path / results if inside else Path(results), Options())
+    assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
+
+
+def test_data_that_is_nowhere_is_replaced_and_said(contents, monkeypatch):
+    monkeypatch.delenv("TROLL_DATA_MIRROR", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    experiment = experiment_of(contents)
+    data = check_data(experiment, experiment.runs())
+    assert set(data.absent) == {"gsm8k", "mbpp", "humaneval+"} and not failed(data.checks)
+
+
+# What it finds of runs
+
+
+def done(root, run, rows):
+    path = root / "runs" / run.run_id
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Done(run, root)
+
+
+def runs_of(rules):
+    return [Run("m", "t", rule, "grpo", condition, 0) for rule in rules for condition in ("a", "b")]
+
+
+def test_what_failing_runs_have_in_common_is_blamed():
+    runs = runs_of(("clip", "troll"))
+    assert list(blamed(runs[2:], runs)) == ["trust_regions.troll"]
+    assert list(blamed([runs[0], runs[2]], runs)) == ["conditions.a"]
+    assert list(blamed(runs[:1], runs)) == ["run m/t/clip/grpo/a/seed0"]
+    assert list(blamed(runs, runs)) == ["training"]
+
+
+@pytest.mark.parametrize(("norm", "words"), [(0.0, "every gradient is zero"), (math.nan, "is not finite")])
+def test_gradients_that_teach_nothing_are_found(tmp_path, norm, words):
+    runs = runs_of(("clip", "troll"))
+    norms = [norm if run.trust_region == "troll" else 1.0 for run in runs]
+    every = [
+        done(tmp_path, run, [{"step": 1, "grad_norm": norm, "groups_without_signal": 0.5}])
+        for run, norm in zip(runs, norms, strict=True)
+    ]
+    (check,) = check_gradients(every)
+    assert check.key == "trust_regions.troll" and words in check.found
+    unlucky = done(tmp_path / "x", runs[0], [{"step": 1, "grad_norm": 0.0, "groups_without_signal": 1.0}])
+    assert check_gradients([unlucky])[0].state == "ok", "all coins fell alike"
+
+
+def test_projections_beyond_their_bound_or_never_needed_are_found(contents, tmp_path):
+    experiment = experiment_of(contents)
+    row = {"step": 1, "kl_projected_max": 0.05, "kl_violation_max": 0.0, "solver_evaluations": 4.0}
+    runs = [Run("m", "t", "troll", "grpo", condition, 0) for condition in ("a", "b")]
+
+    def found(*changes):
+        directory = tmp_path / str(len(list(tmp_path.iterdir())))
+        both = [done(directory, run, [row | change]) for run, change in zip(runs, changes, strict=True)]
+        return check_projections(experiment, both)
+
+    assert [check.state for check in found({}, {})] == ["ok"]
+    (check,) = found({}, {"kl_violation_max": 0.01})
+    assert check.key == "conditions.b" and "exceeds its bound by 0.01" in check.found
+    (check,) = found({"solver_evaluations": 0.0}, {"solver_evaluations": 0.0})
+    assert check.key == "trust_regions.troll" and "never used" in check.found
+    row.pop("solver_evaluations")  # a rule of one's own need not count them
+    (check,) = found({}, {})
+    assert check.key == "trust_regions.troll" and "never used" in check.found
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes here")
+def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(contents, tmp_path, monkeypatch):
+    item = done(tmp_path, Run("m", "t", "troll", "grpo", "c", 0), [{"step": 1}])
+    (item.directory / "run.yaml").write_text("seed: 0")
+    begun = []
+
+    def train(item, directory, _):
+        mark = directory / "trainer/checkpoint-1"
+        mark.mkdir(parents=True, exist_ok=True)
+        (mark / "complete.json").write_text("{}")
+        begun.append(subprocess.Popen(["sleep", "600"], process_group=0))
+        return begun[-1]
+
+    monkeypatch.setattr(resume, "_train", train)
+    monkeypatch.setattr(resume, "_LIMIT_S", 0.2)
+    (check,) = resume.check_resuming([item], {})
+    assert check.state == "failed" and check.found.startswith("does not go on")
+    assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)

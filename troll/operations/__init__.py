@@ -1,0 +1,1 @@
+"""Running experiments: checks before, the workflow itself, its progress, rehearsals, rankings."""

@@ -1,0 +1,327 @@
+"""What this machine has of what an experiment needs, and how to mend what is missing."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from troll.common.errors import UserError
+from troll.common.files import nearest_existing, unwritable
+from troll.common.processor import available_cores
+from troll.experiment.experiment import Experiment
+from troll.operations.hub_context import wheel_state
+from troll.operations.needs import GIB, Needs, needs_of
+from troll.operations.rehearsal.report import last_rehearsal
+from troll.operations.versions import installed, tool
+
+State = Literal["ok", "note", "missing"]
+_MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
+VLLM_ENVIRONMENT = ".venv-vllm"
+"""Where `make vllm` installs it."""
+
+_EXTRAS = ("train", "evaluate", "analyse", "workflow")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of the thing.
+        state: ``ok``; ``note``: not needed, or the workflow does without it and says so; ``missing``: the
+            experiment cannot run.
+        found: what is there, in a few words.
+        fix: what to do about it, as a command where there is one; empty if nothing is to be done.
+    """
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+def _python(_: Needs) -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
+
+
+def unmet_requirements() -> list[str]:
+    """Requirements of this package, of its extras too, that are not installed in a right version."""
+    from packaging.requirements import Requirement
+
+    unmet = []
+    for text in requires("troll") or ():
+        requirement = Requirement(text)
+        extras = ("", *_EXTRAS)
+        if requirement.name == "troll" or not (
+            requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in extras)
+        ):
+            continue
+        try:
+            installed_version = version(requirement.name)
+        except PackageNotFoundError:
+            unmet.append(f"{requirement.name} (not installed)")
+            continue
+        if not requirement.specifier.contains(installed_version, prereleases=True):
+            unmet.append(f"{requirement.name} {installed_version} ({requirement.specifier} is needed)")
+    return unmet
+
+
+def _packages(_: Needs) -> Finding:
+    unmet = unmet_requirements()
+    if unmet:
+        return Finding("packages", "missing", "; ".join(unmet), "make -B env")
+    torch, trl = installed("torch"), installed("trl")
+    return Finding("packages", "ok", f"torch {torch}, trl {trl}, snakemake {installed('snakemake')}")
+
+
+def _gpus() -> list[str]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    names = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        names.append(f"{device.name}, {device.total_memory / GIB:.0f} GiB")
+    return names
+
+
+def _gpu(needs: Needs) -> Finding:
+    gpus = _gpus()
+    if gpus and len(gpus) < needs.gpus and not tool(("sbatch", "--version")):
+        fix = "lower training.gpus in the experiment file, or run it where there are as many"
+        return Finding("GPU", "missing", f"{len(gpus)}; one run takes {needs.gpus}", fix)
+    if gpus:
+        return Finding("GPU", "ok", "; ".join(gpus))
+    driver = tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+    large = [] if needs.on_processors else [*needs.hub_models, *(wheel.name for wheel in needs.wheels)]
+    if driver:
+        fix = "this torch has no CUDA: rm -rf .venv && make env"
+        return Finding("GPU", "missing" if large else "note", f"{driver}, unseen by torch", fix)
+    if large and tool(("sbatch", "--version")):
+        return Finding("GPU", "note", "none here; jobs get theirs from SLURM")
+    if large:
+        fix = "run it where there is a GPU: docs/troubleshooting.md, section GPU"
+        return Finding("GPU", "missing", f"none; {', '.join(large)} need one", fix)
+    if needs.on_processors:
+        return Finding("GPU", "note", "none; the runs ask for none, and train on processors")
+    return Finding("GPU", "note", "none; from-scratch models need none")
+
+
+def _vllm(needs: Needs) -> Finding:
+    version_found = installed("vllm")
+    if version_found:
+        return Finding("vLLM", "ok", version_found)
+    beside = next(Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"), None)
+    if beside is not None:
+        version_found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{version_found} in {VLLM_ENVIRONMENT}")
+    if needs.vllm:
+        fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
+        return Finding("vLLM", "missing", "not installed", fix)
+    return Finding("vLLM", "note", "not installed; samples come from transformers")
+
+
+def _sandbox(needs: Needs) -> Finding:
+    from troll.tasks.sandbox.bubblewrap import INSTALL_LINE, bubblewrap_program, remedy
+    from troll.tasks.sandbox.pool import sandbox_available
+
+    available, reason = sandbox_available()
+    if available:
+        return Finding("bubblewrap", "ok", "runs programs")
+    fix = remedy(reason)
+    reason = reason.removesuffix(f"; {fix}")
+    if bubblewrap_program() is None:
+        reason, fix = "not installed", INSTALL_LINE
+    if needs.code and not needs.math:
+        return Finding("bubblewrap", "missing", f"{reason}; {', '.join(needs.code)} cannot be graded", fix)
+    effect = f"; {', '.join(needs.code)} will be skipped" if needs.code else ""
+    return Finding("bubblewrap", "note", f"{reason}{effect}", fix)
+
+
+def _slurm(_: Needs) -> Finding:
+    sbatch = tool(("sbatch", "--version"))
+    return Finding("SLURM", "ok" if sbatch else "note", sbatch or "none; jobs run on this machine")
+
+
+def _disk(needs: Needs, results: Path) -> Finding:
+    free = shutil.disk_usage(nearest_existing(results)).free / GIB
+    words = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
+    if (closed := unwritable(results)) is not None:
+        return Finding("disk", "missing", f"{closed} cannot be written", f"chmod -R u+w {results}")
+    if free < needs.disk_gib + 0.5:
+        return Finding("disk", "missing", words, f"make room, or link {results}/ to a larger disk")
+    return Finding("disk", "ok", words)
+
+
+def _memory(needs: Needs) -> Finding:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    total = pages * size / GIB
+    cores = os.cpu_count() or 1
+    words = f"{total:.1f} GiB"
+    if not needs.memory_gib:
+        return Finding("memory", "ok", words)
+    words += f", {needs.memory_gib:.1f} GiB needed for one job"
+    if total < needs.memory_gib:
+        return Finding("memory", "missing", words, "run it on a larger machine")
+    at_once = int(total // needs.memory_gib)
+    if at_once < cores:
+        return Finding("memory", "note", words, f"fewer jobs at a time: snakemake --cores {at_once}")
+    return Finding("memory", "ok", words)
+
+
+def _cores(_: Needs) -> Finding:
+    return Finding("cores", "ok", f"{available_cores()}; one run uses one")
+
+
+def _not_mirrored(needs: Needs) -> list[str]:
+    """The data sets that the mirror lacks altogether, so that they have to come from the hub."""
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.load import mirror_of
+
+    try:
+        return [name for name in needs.public if mirror_of(DATA_SETS[name]) is None]
+    except UserError:  # `_mirror` says what is wrong with it
+        return list(needs.public)
+
+
+def _mirror(needs: Needs) -> Finding | None:
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files
+
+    try:
+        root = mirror()
+    except UserError as error:
+        return Finding("mirror", "missing" if needs.public else "note", str(error), f"unset {VARIABLE}")
+    if root is None:
+        return None
+    absent = _not_mirrored(needs)
+    held = [name for name in needs.public if name not in absent]
+    files = {part.file for name in held for part in DATA_SETS[name].parts.values()} - {None}
+    sizes = {name: entry.bytes for name, entry in mirror_files().items()}
+    lacking = [
+        str(name)
+        for name in sorted(map(str, files))
+        if not (root / name).exists() or (root / name).stat().st_size != sizes[name]
+    ]
+    if lacking:
+        fix = f"fetch them again, or unset {VARIABLE} to use the hub"
+        return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
+    words = f"{root}" + (f" has {', '.join(held)}" if held else "")
+    return Finding("mirror", "ok", words + (f"; the hub is asked for {', '.join(absent)}" if absent else ""))
+
+
+def hub_answers(timeout_s: float = 5.0) -> str:
+    """Why the Hugging Face hub cannot be reached; empty if it can."""
+    from http.client import HTTPException
+    from urllib.request import Request, urlopen
+
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return "HF_HUB_OFFLINE is set"
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=timeout_s):
+            return ""
+    except (HTTPException, OSError, ValueError) as error:
+        return f"{address}: {getattr(error, 'reason', None) or error}"
+
+
+def _uncached(models: Iterable[str]) -> list[str]:
+    """The models that neither a mirror of models nor the hub's cache on this machine has."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from troll.common.hub import in_mirror
+
+    missing = []
+    for name in dict.fromkeys(models):
+        try:
+            here = in_mirror(name) is not None
+        except UserError:
+            here = False
+        if not (here or isinstance(try_to_load_from_cache(name, "config.json"), str)):
+            missing.append(name)
+    return missing
+
+
+def _hub(needs: Needs) -> Finding:
+    missing = [*_uncached((*needs.hub_models, *needs.chat_templates)), *_not_mirrored(needs)]
+    problem = hub_answers()
+    if not problem:
+        return Finding("hub", "ok", "answers")
+    if not missing:
+        return Finding("hub", "note", f"{problem}; nothing here needs it")
+    fix = "`troll fetch` while online; or name mirrors in TROLL_DATA_MIRROR and TROLL_MODEL_MIRROR"
+    return Finding("hub", "missing", f"{problem}; needed for {', '.join(missing)}", fix)
+
+
+def _wheels(needs: Needs) -> Iterator[Finding]:
+    for wheel in needs.wheels:
+        try:
+            yield Finding("package", *wheel_state(wheel))
+        except UserError as error:
+            yield Finding("package", "missing", str(error))
+
+
+def _tracker(needs: Needs) -> Finding | None:
+    if needs.tracking == "none":
+        return None
+    tracker_version = installed(needs.tracking)
+    if tracker_version:
+        return Finding("tracking", "ok", f"{needs.tracking} {tracker_version}")
+    fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the file"
+    return Finding("tracking", "missing", f"{needs.tracking} is not installed", fix)
+
+
+def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = True) -> Iterator[Finding]:
+    """Looks at everything, quick things first.
+
+    Args:
+        experiment: what the machine is to run; None only lists what there is.
+    """
+    needs = needs_of(experiment) if experiment else Needs()
+    checks: tuple[Callable[[Needs], Finding | None], ...] = (
+        _python,
+        _packages,
+        _cores,
+        _memory,
+        lambda given: _disk(given, results),
+        _gpu,
+        _vllm,
+        _sandbox,
+        _slurm,
+        _tracker,
+    )
+    for look in checks:
+        finding = look(needs)
+        if finding is not None:
+            yield finding
+    mirrored = _mirror(needs)
+    if mirrored is not None:
+        yield mirrored
+    yield from _wheels(needs)
+    if experiment is not None and (needs.hub_models or needs.wheels):
+        yield Finding("rehearsal", *last_rehearsal(experiment, results))
+    if ask_hub:
+        yield _hub(needs)
+
+
+def show(findings: Iterable[Finding], experiment: str | None) -> list[str]:
+    """The findings as lines of text, with a last line that says whether the experiment can run."""
+    lines, missing = [], []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.state]:8}{finding.name:11}{finding.found}")
+        if finding.fix:
+            lines.append(f"{'':19}fix: {finding.fix}")
+        if finding.state == "missing":
+            missing.append(finding.name)
+    what = f"experiment {experiment}" if experiment else "this machine"
+    if missing:
+        lines.append(f"{what} cannot run here yet: {', '.join(missing)}")
+    elif experiment:
+        lines.append(f"{what} can run here")
+    return lines

@@ -1,0 +1,107 @@
+"""What `make results` says at its end: what came out, in at most twelve lines; details are on the page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll.analysis.claims.looks import UNDECIDED
+from troll.analysis.claims.verdicts import ClaimVerdict
+from troll.analysis.claims.wording import short, why
+from troll.experiment.experiment import Experiment
+from troll.operations.claims_ahead import claims_of, without_runs
+
+LINES = 12
+_NAMED = 3
+"""Undecided claims that a line names."""
+
+
+def concerning(judged: Sequence[ClaimVerdict], experiment: Experiment) -> list[ClaimVerdict]:
+    """The claims that have a verdict, or could get one from this experiment's runs."""
+    others = {claim.id for claim in without_runs([entry.claim for entry in judged], experiment)}
+    return [entry for entry in judged if entry.verdict != "not run" or entry.claim.id not in others]
+
+
+def last_screen(
+    judged: Sequence[ClaimVerdict],
+    replication: Sequence[str],
+    *,
+    page: Path | None,
+    ended: str = "",
+    log: str = "",
+    lines: int = LINES,
+) -> list[str]:
+    """The lines of the last screen.
+
+    Args:
+        page: where everything is shown; None where it was not made.
+        log: where the log is; empty where it is named later.
+
+    Returns:
+        Whether it replicated; the claims, decided ones first; how many are decided; what more seeds would
+        decide; the page; the log.
+    """
+    head = [line for line in replication if not line.startswith(" ")][:2]
+    decided = sum(map(is_decided, judged))
+    count = f"{decided} of {len(judged)} claims decided" if judged else "no claim concerns these runs"
+    told = ended if judged else ended.partition("; ")[0]  # nothing was waited for
+    tail = [count + (f"; {told}" if told else "")]
+    tail += further(judged)
+    tail += [f"everything on one page: {page}"] if page else []
+    tail += [log] if log else []
+    return [*head, *_verdicts(judged, lines - len(head) - len(tail)), *tail]
+
+
+def is_decided(entry: ClaimVerdict) -> bool:
+    """Whether a claim has its verdict: by its looks, or, without them, by the verdict itself."""
+    return entry.verdict not in UNDECIDED if entry.seen is None else entry.seen.decided
+
+
+def _verdicts(judged: Sequence[ClaimVerdict], room: int) -> list[str]:
+    """A line for each claim; where they are more than fit, the last line counts the others."""
+    ordered = sorted(judged, key=lambda entry: (entry.verdict == "not run", not is_decided(entry)))
+    shown = ordered if len(ordered) <= room else ordered[: room - 1]
+    width = max((len(entry.decision.label) for entry in shown), default=0)
+    lines = [
+        f"{entry.decision.label:<{width}}  {entry.claim.id}: "
+        f"{short(entry) if entry.decision.settings else why(entry)}"
+        for entry in shown
+    ]
+    left = len(ordered) - len(shown)
+    return lines + ([f"and {left} more, on the page"] if left else [])
+
+
+def further(judged: Sequence[ClaimVerdict]) -> list[str]:
+    """What more minutes, or seeds in the file, would decide, as one line; none where nothing is open."""
+    open_ = [
+        entry for entry in judged if not is_decided(entry) and entry.decision.settings and not _ended(entry)
+    ]
+    if not open_:
+        return []
+    ordered = sorted(open_, key=lambda entry: (entry.decision.seeds is None, entry.decision.seeds or 0))
+    told = [_needs(entry) for entry in ordered[:_NAMED]]
+    more = len(ordered) - _NAMED
+    told += [f"{more} more on the page"] if more > 0 else []
+    what = "more minutes" if any(entry.seen is not None for entry in open_) else "more seeds"
+    return [f"{what} might decide: {', '.join(told)}"]
+
+
+def _ended(entry: ClaimVerdict) -> bool:
+    """Whether a claim has had all of its looks, or waits for no run."""
+    return entry.seen is not None and (entry.seen.last or not entry.seen.missing)
+
+
+def _needs(entry: ClaimVerdict) -> str:
+    if entry.decision.seeds is None:
+        return f"{entry.claim.id} (unlikely)"
+    lacking = max(entry.decision.seeds - min(setting.seeds for setting in entry.decision.settings), 1)
+    return f"{entry.claim.id} (about {lacking} more seed{'' if lacking == 1 else 's'} per setting)"
+
+
+def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
+    """The last screen of an experiment whose seeds are fixed, from its results."""
+    from troll.analysis.claims.verdicts import judge
+    from troll.analysis.data.replication import replication_of
+    from troll.analysis.data.results import read_results
+
+    results = read_results(root)
+    judged = judge(claims_of(experiment), results.runs, results.items, results.looks)
+    return last_screen(concerning(judged, experiment), replication_of(root), page=page, lines=lines)

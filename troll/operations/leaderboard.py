@@ -1,0 +1,191 @@
+"""The leaderboard's experiments, run through the workflow, and the board that is made from them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from troll.common.errors import UserError
+from troll.common.progress import say
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from troll.analysis.leaderboard.protocol import Protocol
+
+
+def run_rounds(
+    known: "Protocol", files: Path, cores: int, protocol: Path, only: str | None = None
+) -> list[Path]:
+    """Runs all rounds of tuning, one after the other, and returns the directories of their results."""
+    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
+    from troll.analysis.leaderboard.protocol import round_experiment, trials_experiment
+
+    if known.tuned_in and only is None:
+        done = [Path(known.tuned_in)]
+    else:
+        done = [run_experiment(trials_experiment(known, only), files, cores, protocol)]
+    for number in range(1, len(known.rounds) + 1):
+        scores = trial_scores(read_rounds(done, known), known, only, rounds=number - 1)
+        kept = kept_for(scores, known, number)
+        done.append(run_experiment(round_experiment(known, number, kept, only), files, cores, protocol))
+    return done
+
+
+def run_fresh(
+    known: "Protocol",
+    best: Mapping[tuple[str, str], Any],
+    files: Path,
+    cores: int,
+    protocol: Path,
+    only: str | None = None,
+) -> list[Path]:
+    """Runs the fresh seeds, look by look where the protocol ranks rules; returns where their results are.
+
+    Args:
+        only: a rule of one's own that alone is run, in experiments of its own; it is compared with the
+            baseline in ``results/<name>-<task>``.
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.own_rule import beside, read_finals
+    from troll.analysis.leaderboard.protocol import final_experiments
+    from troll.analysis.leaderboard.ranking import seeds_of_rules
+
+    counts = seeds_of_rules(known, [])
+    while True:
+        experiments = final_experiments(known, best, only, counts).values()
+        done = [run_experiment(experiment, files, cores, protocol) for experiment in experiments]
+        if known.ranking is None:
+            return done
+        if only is None:
+            finals = [read_results(path) for path in done]
+        else:
+            pairs = read_finals(Path("results"), known, only, list(known.experiment["tasks"]))
+            finals = [beside(*pair, only) for pair in pairs.values()]
+        before, counts = counts, seeds_of_rules(known, finals)
+        more = [name for name in known.rules if counts[name] > before[name] and only in (None, name)]
+        if not more:
+            return done
+        for name in more:
+            say(f"{name}: goes on to {counts[name]} fresh seeds")
+
+
+def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":
+    """The runs of all rounds of tuning that are done, as one tidy table."""
+    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.inputs import check_named_once, tuning_table
+    from troll.operations.protocol_checks import check_tuned_in
+
+    check_named_once(directories, option)
+    tables = {path: read_results(path).runs for path in directories}
+    if known.tuned_in is not None:
+        check_tuned_in(directories[0], tables[directories[0]], known)
+    return tuning_table(tables, known)
+
+
+def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
+    """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
+
+    The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table. Where
+    the protocol has contrasts, there are also a table and a figure ``contrasts``; where it ranks rules, a
+    table ``ranking``.
+
+    Returns:
+        What the protocol says of the outcome of its first contrast; None where it has none.
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import read_tidy
+    from troll.analysis.leaderboard.board import board_table
+    from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
+    from troll.analysis.leaderboard.figures import (
+        budget_figure,
+        contrasts_figure,
+        differences_figure,
+        profile_figure,
+    )
+    from troll.analysis.leaderboard.inputs import (
+        check_fresh,
+        check_named_once,
+        choose,
+        trial_runs,
+        trial_scores,
+        tried_in,
+        tuned_elsewhere,
+        tuning_values,
+    )
+    from troll.analysis.leaderboard.levels import levels_table
+    from troll.analysis.leaderboard.protocol import among, read_protocol
+    from troll.analysis.leaderboard.ranking import ranking_table
+    from troll.analysis.render.formats import listed, write_table
+    from troll.analysis.render.style import write_figure
+
+    check_named_once(final)
+    whole = read_protocol(protocol)
+    runs = read_rounds(trials, whole, "--trials")
+    known = among(whole, tried_in(runs, whole, trials[0]))
+    missing = [name for name in whole.rules if name not in known.rules]
+    scores = trial_scores(runs, known)
+    finals = {path: read_results(path) for path in final}
+    check_fresh(finals, whole)
+    begun = [trial_runs(read_tidy(path).runs, whole) for path in trials]
+    ended = {name: sum(one.get(name, 0) for one in begun) for name in whole.rules}
+    table = board_table([*finals.values()], scores, choose(scores, known), known, missing, ended)
+    table.attrs["notes"][1:1] = tuned_elsewhere(runs, [*finals.values()], known)
+    levels = levels_table([*finals.values()], known)
+    tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
+    if known.ranking is not None:
+        tables["ranking"] = ranking_table([*finals.values()], known)
+    figures = {
+        "differences": differences_figure(table),
+        "budget": budget_figure(scores, table),
+        "profile": profile_figure(table),
+    }
+    said = None
+    if known.comparison is not None:
+        if absent := lacking([*finals.values()], known):
+            say(f"contrasts: not made yet; no fresh seeds of {listed(absent)}")
+        else:
+            tuning = tuning_values(runs, scores, known)
+            tables["contrasts"] = contrasts_table([*finals.values()], known, tuning)
+            figures["contrasts"] = contrasts_figure(tables["contrasts"], [*finals.values()], known)
+            said = sentence(tables["contrasts"], known)
+    for name, made in tables.items():
+        write_table(made, out / name)
+    for name, figure in figures.items():
+        write_figure(figure, out / name)
+    return said
+
+
+def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:
+    """Runs an experiment made from a protocol through the workflow; returns the directory of its results."""
+    from troll.operations.workflow import run_workflow
+
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{experiment['experiment']}.yaml"
+    write_experiment(path, experiment, protocol)
+    log = path.with_suffix(".log")
+    say(f"{experiment['experiment']}: log in {log}")
+    ended = run_workflow(path, ["all"], log, cores=cores)
+    if ended.status:
+        raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
+    return Path("results", experiment["experiment"])
+
+
+def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> None:
+    """Writes an experiment file made from a protocol; what is wrong with it is said here."""
+    write_experiments({path: experiment}, protocol)
+
+
+def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:
+    """Writes experiment files made from a protocol, after all of them have been looked at."""
+    from troll.common.files import write_text
+    from troll.experiment.files import parse_experiment
+
+    for path, experiment in files.items():
+        if path.exists() and path.samefile(protocol):
+            raise UserError(f"{path}: is the protocol, which must not be overwritten; name another place")
+        parse_experiment(experiment, str(path))
+    head = f"# Written by `troll leaderboard` from {protocol.as_posix()}.\n"
+    for path, experiment in files.items():
+        write_text(path, head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))

@@ -1,0 +1,217 @@
+"""What an experiment will do, as a table, with its time where earlier runs on this machine tell it."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from troll.common.files import parse_json
+from troll.common.processor import processor_name
+from troll.common.progress import clock
+from troll.experiment.budget import budget_of
+from troll.experiment.experiment import Experiment, Run, resolve_model
+from troll.experiment.settings import Training
+from troll.operations.versions import tool
+
+# What a run's time depends on, beside its rules; the rest of the settings cost nothing.
+_SIZES = (
+    "prompts_per_batch",
+    "responses_per_prompt",
+    "mini_batches",
+    "num_iterations",
+    "micro_batches",
+    "max_response_tokens",
+    "keep",
+)
+_JOBS = ("train", "sample", "grade")
+# What reading a file raises in which anything may stand.
+_BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """An earlier run on this machine.
+
+    Attributes:
+        run_id: its name.
+        experiment: that it belongs to.
+        model: its model's settings.
+        task: its task's name.
+        trust_region: its rule.
+        estimator: its rule.
+        sizes: settings of training that its time depends on.
+        seconds_per_batch: of one rollout batch with its optimiser steps.
+        start_s: seconds of its jobs outside of training: start of Python, samples, grades.
+    """
+
+    run_id: str
+    experiment: str
+    model: Mapping[str, Any]
+    task: str
+    trust_region: str
+    estimator: str
+    sizes: Mapping[str, Any]
+    seconds_per_batch: float
+    start_s: float
+
+
+@cache
+def gpu() -> str | None:
+    """The first GPU's name, as manifests give it; None without one."""
+    return tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+
+
+def _sizes(training: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {key: training.get(key) is not None for key in ("critic", "regulariser", "pretraining")}
+    return {key: training.get(key) for key in _SIZES} | parts
+
+
+def _model(settings: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("hub", "wheel", "vocabulary", "layers", "width", "heads", "key_value_heads", "head_width")
+    return {key: settings.get(key) for key in keys}
+
+
+def _job_seconds(root: Path, run_id: str) -> dict[str, float]:
+    """Seconds of the jobs of a run, from Snakemake's benchmarks, as far as they are there."""
+    seconds = {}
+    for job in _JOBS:
+        name = run_id if job == "train" else f"runs/{run_id}"
+        path = root / "benchmarks" / job / f"{name}.jsonl"
+        try:
+            seconds[job] = _duration(parse_json(path.read_text().splitlines()[-1])["s"])
+        except _BROKEN:
+            continue
+    return seconds
+
+
+def _duration(value: Any) -> float:
+    """Seconds as they were recorded; what is not a time is an error."""
+    if not 0 <= value < math.inf:  # a TypeError where it is no number
+        raise ValueError(f"{value} seconds")
+    return float(value)
+
+
+def earlier_runs(results: Path) -> Iterator[EarlierRun]:
+    """The finished runs of all experiments that ran on a processor and a GPU like this machine's."""
+    for path in results.glob("*/runs/*/*/*/*/*/*/manifest.json"):
+        try:
+            manifest = parse_json(path.read_text(encoding="utf-8"))
+            config = manifest["config"]
+            hardware = manifest["hardware"]
+            if (hardware["processor"], next(iter(hardware["gpus"]), None)) != (processor_name(), gpu()):
+                continue
+            training = config["training"]
+            root = path.parents[7]
+            jobs, wall_s = _job_seconds(root, manifest["run_id"]), _duration(manifest["wall_s"])
+            # The first attempt of a resumed run is in the manifest's time, and not in the benchmark's.
+            start = max(0.0, sum(jobs.values()) - wall_s) if len(jobs) == len(_JOBS) else 0.0
+            yield EarlierRun(
+                run_id=manifest["run_id"],
+                experiment=config["experiment"],
+                model=_model(config["model"]),
+                task=config["task"]["name"],
+                trust_region=config["trust_region"]["rule"],
+                estimator=config["estimator"]["rule"],
+                sizes=_sizes(training),
+                seconds_per_batch=_duration(wall_s / training["rollout_batches"]),
+                start_s=start,
+            )
+        except _BROKEN:
+            continue  # of an older version, damaged, or half there
+
+
+def estimate(
+    experiment: Experiment, run: Run, training: Training, seen: Sequence[EarlierRun]
+) -> float | None:
+    """Seconds that a run will take; None where there is no earlier run of its kind.
+
+    Of earlier runs with the same model, task and sizes those count that are most like it: the same run; else
+    the same rules; else the same estimator; else any. Time is taken as proportional to rollout batches.
+    """
+    like = [
+        item
+        for item in seen
+        if item.task == run.task
+        and item.sizes == _sizes(training.model_dump())
+        and item.model == _model(resolve_model(experiment, run.model).model_dump())
+    ]
+    rule = experiment.trust_regions[run.trust_region].rule
+    estimator = experiment.estimators[run.estimator].rule
+    choices = (
+        [s for s in like if (s.run_id, s.experiment) == (run.run_id, experiment.experiment)],
+        [s for s in like if (s.trust_region, s.estimator) == (rule, estimator)],
+        [s for s in like if s.estimator == estimator],
+        like,
+    )
+    best = next((choice for choice in choices if choice), None)
+    if best is None:
+        return None
+    return mean(s.seconds_per_batch for s in best) * training.rollout_batches + mean(s.start_s for s in best)
+
+
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
+    """What `troll budget` estimates where there is no earlier run; unknown for models made from scratch."""
+    if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
+        return "unknown"  # the published times are of GPUs
+    budget = budget_of(experiment, runs[:1])
+    return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll budget)"
+
+
+def plan(experiment: Experiment, results: Path) -> list[str]:
+    """The expanded matrix as lines of text: one for the seeds of each combination, and the sum."""
+    seen = list(earlier_runs(results))
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in experiment.runs():
+        key = (run.model, run.task, run.trust_region, run.estimator, run.condition)
+        groups.setdefault(key, []).append(run)
+    rows: list[tuple[str, ...]] = [
+        ("model", "task", "trust region", "estimator", "condition", "seeds", "steps", "time of a run")
+    ]
+    known, unknown = 0.0, 0
+    for coordinates, runs in groups.items():
+        training = experiment.training_of(runs[0])
+        times = [estimate(experiment, run, training, seen) for run in runs]
+        estimates = [value for value in times if value is not None]
+        known += sum(estimates)
+        unknown += len(times) - len(estimates)
+        shown = f"about {clock(mean(estimates))}" if estimates else _budgeted(experiment, runs)
+        rows.append((*coordinates, str(len(runs)), str(training.steps), shown))
+    count = sum(map(len, groups.values()))
+    lines = [*_table(rows), ""]
+    bases = experiment.bases()
+    lines.append(f"{count} runs from {len(bases)} base model{'s' if len(bases) != 1 else ''}")
+    if unknown == count:
+        lines[-1] += f"; time unknown: no finished run of this kind from this machine under {results}/"
+    else:
+        lines[-1] += f"; about {clock(known)} of one core after one another, by earlier runs on this machine"
+        lines[-1] += f"; {unknown} unknown" if unknown else ""
+    return lines
+
+
+def kept_aggregations(experiment: Experiment) -> list[str]:
+    """A line for each trust region that keeps its own aggregation where the experiment asks for another."""
+    from troll.algorithms.trust_regions import make_trust_region
+
+    lines = []
+    for name, region in experiment.trust_regions.items():
+        aggregation = make_trust_region(region.rule, **region.settings).aggregation
+        asked = {
+            experiment.training_of(run).aggregation for run in experiment.runs() if run.trust_region == name
+        }
+        for other in sorted({*filter(None, asked)} - {aggregation}) if aggregation else ():
+            lines.append(
+                f"trust_regions.{name}: {region.rule} keeps its own aggregation, {aggregation}, not {other}"
+            )
+    return lines

@@ -1,0 +1,291 @@
+"""The handler of Snakemake's events: a line that is painted over, or a few plain lines."""
+
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
+
+from troll.experiment.experiment import Experiment
+from troll.operations.progress_line.expected import expected_seconds
+from troll.operations.progress_line.state import State
+from troll.operations.progress_line.steps import read_all, totals
+from troll.operations.progress_line.words import (
+    decided,
+    failure,
+    line_of,
+    news,
+    read_stage,
+    taken,
+    verdicts_in,
+)
+
+_REPAINT_S = 1.0
+_READ_S = 5.0
+"""Between two looks at the steps of running jobs."""
+_STEP = 0.1
+"""Without a terminal: a line for each tenth of the work, ..."""
+_GAP_S = 120.0
+"""... and when two minutes have passed without one, or, of a long run, a tenth of the time so far."""
+_LEAST_GAP_S = 10.0
+_NOISE = re.compile(
+    r"host: |Building DAG of jobs|Assuming unrestricted shared filesystem|Using shell: |Provided |"
+    r"Rules claiming more threads|Conda environments: ignored|Singularity containers: ignored|Group jobs: |"
+    r"Select jobs to execute|Execute \d+ jobs|Removing output files of failed job|Touching output file|"
+    r"Removing temporary output|Config file .* is (extended|replaced)|Elapsed time: |Storing |"
+    r"Exiting because a job execution failed|.* has been submitted with|SLURM run ID|At least one job did not"
+)
+"""Messages that say nothing of how a run goes. All others are shown, as is everything from a warning on."""
+_INTERRUPTED = "Terminating processes on user request"
+_JOBS_FAILED = "At least one job did not complete successfully"
+_COMPLETE = re.compile(r"Complete log\(s\): (.+)")
+_RAN = re.compile(r"CalledProcessError|returned non-zero exit status|Command .* died with")
+_OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
+"""Comes before the event of the job's failure."""
+
+
+@dataclass
+class Settings(LogHandlerSettingsBase):
+    """What the handler gets beside Snakemake's own settings.
+
+    Attributes:
+        stream: where it writes.
+        experiment: what is run; None where it is not known.
+        root: directory of its results.
+        log: Snakemake's log file.
+        stage: of `make results`, as JSON.
+        instead: brings Snakemake's own log back, called once should this handler fail.
+    """
+
+    stream: TextIO | None = None
+    experiment: Experiment | None = None
+    root: Path = Path()
+    log: Path | None = None
+    stage: str | None = None
+    instead: Callable[[], None] | None = None
+
+
+class LogHandler(LogHandlerBase):
+    """Shows how far a run is. Whatever goes wrong in it brings Snakemake's own log back, and ends nothing."""
+
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        """Reads the verdicts that are there, and looks for a terminal."""
+        given = self.settings
+        self._state = State()
+        self._stage = read_stage(given.stage)
+        self._verdicts = verdicts_in(given.root / "claims.json")
+        self._decided = "" if self._stage.first else decided(self._verdicts)
+        self._terminal = _is_terminal(given.stream)
+        self._painted = self._last = ""
+        self._broken = self._interrupted = False
+        self._shown = 0.0  # the share that the last plain line told
+        self._spoke = self._began = time.monotonic()
+        self._bases: dict[int, list[str]] = {}  # logs of base models that are being made, by job
+        self._totals: dict[str, int] = {}  # optimiser steps of whole runs
+        self._read = -_READ_S  # when steps were read last
+        self._ticker: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    writes_to_stream = property(lambda self: True)
+    writes_to_file = property(lambda self: False)
+    has_filter = property(lambda self: True)
+    has_formatter = property(lambda self: True)
+    needs_rulegraph = property(lambda self: False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes one of Snakemake's events or messages."""
+        if self._broken:
+            return
+        try:
+            self._handle(record)
+        except Exception as error:
+            self._give_up(error)
+
+    def end(self) -> None:
+        """Removes the line; it is painted no more."""
+        with suppress(Exception):
+            self._stop.set()
+            with self.lock or threading.RLock():
+                self._erase()
+
+    def close(self) -> None:
+        """The same, at the end of Snakemake."""
+        self.end()
+        super().close()
+
+    def _handle(self, record: logging.LogRecord) -> None:
+        told: Any = record
+        match getattr(record, "event", None):
+            case LogEvent.RUN_INFO:
+                self._state.plan(told.stats)
+                self._start()
+            case LogEvent.JOB_INFO:
+                self._state.start(
+                    told.jobid, told.rule_name, str(told.rule_msg or told.rule_name), self._trains(told)
+                )
+                if told.rule_name == "base_model":
+                    self._bases[told.jobid] = list(told.log or ())
+                self._paint()
+            case LogEvent.JOB_FINISHED:
+                if self._state.finish(told.job_id) in ("claims", "group_claims"):
+                    self._judged()
+                self._say(taken(self._bases.pop(told.job_id, [])))
+                self._progress()
+            case LogEvent.JOB_ERROR:
+                job = self._state.fail(told.jobid)
+                name = job.name if job else ""
+                if self._interrupted:  # it was ended, and did not fail
+                    return
+                self._say(failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
+            case LogEvent.ERROR:
+                # What a shell command's end says is said better by the job's log.
+                text = record.getMessage()
+                if self._interrupted and _JOBS_FAILED in text:
+                    return
+                if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
+                    self._say([text])
+            case None | LogEvent.GROUP_ERROR:
+                self._message(record)
+
+    def _trains(self, told: Any) -> str:
+        """The id of the run that a job trains; empty for other jobs."""
+        if told.rule_name != "train":
+            return ""
+        directory = Path(next(iter(getattr(told, "output", None) or ()), "")).parent
+        runs = self.settings.root / "runs"
+        return str(directory.relative_to(runs)) if directory.is_relative_to(runs) else ""
+
+    def _message(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if self._interrupted and _JOBS_FAILED in text:
+            return
+        if text.startswith(_INTERRUPTED):
+            if not self._interrupted:
+                self._say(["interrupted: stopping the running jobs; the same command continues from there"])
+            self._interrupted = True
+        elif complete := _COMPLETE.match(text):
+            self.end()
+            if self._stage.last or self._state.finished < self._state.total:
+                self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
+        elif text in ("", "None", self._last):  # while it ends, Snakemake says so again and again
+            return
+        elif record.levelno >= logging.WARNING or not _NOISE.match(text):
+            self._last = text
+            self._say([text])
+
+    def _judged(self) -> None:
+        new = verdicts_in(self.settings.root / "claims.json")
+        self._say(news(self._verdicts, new))
+        self._verdicts = new or self._verdicts
+        self._decided = decided(self._verdicts)
+
+    def _start(self) -> None:
+        if self._ticker is None and not self._stop.is_set():
+            self._ticker = threading.Thread(target=self._tick, name="progress line", daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""
+        with suppress(Exception):
+            if self.settings.experiment is not None:
+                self._totals = totals(self.settings.experiment, self.settings.root)
+                self._state.expected = expected_seconds(self.settings.experiment, self.settings.root)
+        while not self._stop.wait(_REPAINT_S):
+            self.acquire()
+            try:
+                if not self._stop.is_set():
+                    self._read_steps()
+                    self._paint() if self._terminal else self._progress()
+            except Exception as error:
+                self._give_up(error)
+                return
+            finally:
+                self.release()
+
+    def _read_steps(self) -> None:
+        """Every few seconds: what running jobs have written of their steps."""
+        now = time.monotonic()
+        if now - self._read < _READ_S:
+            return
+        self._read, running = now, self._state.running
+        jobs = {number: (job.run, now - job.started) for number, job in running.items() if job.run}
+        for number, steps in read_all(jobs, self._totals, self.settings.root).items():
+            running[number].steps = steps
+
+    def _progress(self) -> None:
+        """After a job: the line, or, without a terminal, a plain one where enough has changed."""
+        if self._terminal:
+            self._paint()
+            return
+        now, share = time.monotonic(), self._state.share()
+        gap = now - self._spoke
+        long = gap >= max(_GAP_S, 0.1 * (now - self._began))
+        if long or (gap >= _LEAST_GAP_S and share >= self._shown + _STEP):
+            self._shown, self._spoke = share, now
+            self._write(self._line() + "\n")
+
+    def _line(self) -> str:
+        return line_of(self._state, self._stage, self._decided)
+
+    def _say(self, lines: Iterable[str]) -> None:
+        """Lines that stay; the painted one moves below them."""
+        text = "".join(f"{line}\n" for line in lines)
+        if text:
+            self._erase()
+            self._write(text)
+            self._paint()
+
+    def _paint(self) -> None:
+        if self._terminal and self._ticker is not None and not self._stop.is_set():
+            width = shutil.get_terminal_size().columns
+            line = self._line()
+            cut = line if len(line) < width else f"{line[: max(width - 2, 0)]}…"
+            if cut != self._painted:
+                self._write(f"\r{cut}\x1b[K")
+                self._painted = cut
+
+    def _erase(self) -> None:
+        if self._painted:
+            self._write("\r\x1b[K")
+            self._painted = ""
+
+    def _write(self, text: str) -> None:
+        # Nobody may be listening any more, and the run goes on.
+        with suppress(OSError, ValueError):
+            if self.settings.stream is not None:
+                self.settings.stream.write(text)
+                self.settings.stream.flush()
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        self._stop.set()
+        with suppress(Exception):
+            self._erase()
+            self._write(f"warning: the line of progress ends: {type(error).__name__}: {error}\n")
+        with suppress(Exception):
+            if self.settings.instead is not None:
+                self.settings.instead()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    with suppress(OSError, ValueError):
+        return stream is not None and stream.isatty() and os.environ.get("TERM") not in (None, "dumb")
+    return False
+
+
+def _short(path: str) -> str:
+    """A path below the present directory as relative to it."""
+    found = Path(path)
+    return str(found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found)

@@ -1,0 +1,68 @@
+"""How far running jobs are inside: the optimiser steps that runs write as they train."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from troll.experiment.experiment import Experiment
+from troll.experiment.looks import with_further_seeds
+from troll.operations.status import pace_of
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The optimiser steps of a run.
+
+    Attributes:
+        done: so far.
+        total: of the whole run.
+        pace_s: seconds of one step; None where it is not known yet.
+    """
+
+    done: int
+    total: int
+    pace_s: float | None
+
+
+def totals(experiment: Experiment, root: Path) -> dict[str, int]:
+    """Optimiser steps of a whole run, by its id."""
+    runs = with_further_seeds(experiment, root).runs()
+    one_of_each = {run.group_id: run for run in runs}
+    steps = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
+    return {run.run_id: steps[run.group_id] for run in runs}
+
+
+def read_steps(
+    directory: Path, total: int, running_s: float, *, now: Callable[[], float] = time.time
+) -> Steps | None:
+    """The steps of a running job; None where this attempt has written none yet.
+
+    Args:
+        now: seconds since 1970.
+    """
+    path = directory / "metrics.jsonl"
+    try:
+        if path.stat().st_mtime < now() - running_s:
+            return None
+    except OSError:
+        return None
+    done, pace_s = pace_of(path)
+    return Steps(min(done, total), total, pace_s) if done else None
+
+
+def read_all(
+    jobs: Mapping[int, tuple[str, float]], totals: Mapping[str, int], root: Path
+) -> dict[int, Steps]:
+    """The steps of the running jobs that have any, by Snakemake's number.
+
+    Args:
+        jobs: by number, the id of the run that a job trains, and for how many seconds it has been running.
+    """
+    progress = {}
+    for number, (run_id, running_s) in jobs.items():
+        if total := totals.get(run_id):
+            steps = read_steps(root / "runs" / run_id, total, running_s)
+            if steps is not None:
+                progress[number] = steps
+    return progress

@@ -1,0 +1,100 @@
+"""The figures of the whole plan, drawn with made-up numbers: whether they can be, and how large they are."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from troll.analysis.data.results import Results
+from troll.analysis.data.tidy import ITEM_COLUMNS, RUN_COLUMNS
+from troll.analysis.metrics import METRICS
+from troll.analysis.registry import stems
+from troll.experiment.experiment import Experiment
+from troll.operations.outputs import entries_of
+from troll.operations.rehearsal.checks import Check, State, failures_or_ok
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_METRICS = tuple(name for name, metric in METRICS.items() if metric.label)
+"""Those that figures show."""
+_STEPS, _PROBLEMS = (1, 2, 3), 5
+SECONDS = 30.0
+"""What a figure of a whole plan may take."""
+
+
+def made_up(experiment: Experiment) -> Results:
+    """Results of every run of an experiment, with numbers that are made up."""
+    import pandas as pd
+
+    from troll.analysis.data.reduction import by_batch
+
+    rows = by_batch(
+        {"step": step, "rollout_batch": step, "wall_s": 60.0 * step, "source": "train"}
+        | {"metric": metric, "value": 0.1 * step}
+        for step in _STEPS
+        for metric in _METRICS
+    )
+    runs, items, expected = [], [], []
+    for run in experiment.runs():
+        place = vars(run) | {"experiment": experiment.experiment, "run_id": run.run_id}
+        place |= {"rule": experiment.trust_regions[run.trust_region].rule}
+        expected.append({key: place[key] for key in (*vars(run), "rule")})
+        runs += [place | row for row in rows]
+        items += [place | {"task_id": str(index), "n": 4, "c": index % 5} for index in range(_PROBLEMS)]
+    return Results(
+        _filled(pd.DataFrame(runs), RUN_COLUMNS), _filled(pd.DataFrame(items), ITEM_COLUMNS), expected
+    )
+
+
+def _filled(frame: "pd.DataFrame", columns: Mapping[str, str]) -> "pd.DataFrame":
+    """A table with all columns of a tidy one, empty where nothing was made up."""
+    empty: dict[str, Any] = {"category": "", "bool": False, "Int64": None, "float64": float("nan")}
+    missing = {name: empty[kind] for name, kind in columns.items() if name not in frame.columns}
+    return frame.assign(**missing)[list(columns)].astype(dict(columns))
+
+
+def _drawn(experiment: Experiment, directory: Path) -> Iterator[Check]:
+    from PIL import Image
+
+    from troll.analysis.render.style import MOST_PIXELS
+    from troll.analysis.report.make import make_figure
+
+    results = made_up(experiment)
+    tasks = list(dict.fromkeys(run.task for run in experiment.runs()))
+    chosen = entries_of("figure", experiment, experiment.runs())
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None  # how large it is, is the question
+    try:
+        for entry in chosen:
+            for stem, task in zip(stems([entry], tasks), tasks if entry.per_task else [None], strict=True):
+                begun = time.process_time()
+                make_figure(entry.name, results, directory / stem, task)
+                seconds = time.process_time() - begun
+                with Image.open(directory / f"{stem}.png") as image:
+                    width, height = image.size
+                size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
+                large = max(width, height) > MOST_PIXELS
+                # How long it takes depends on the machine, too: worth a word, but no failure.
+                state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
+                limits = f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
+                yield Check("figures", state, size + limits, f"figures.{stem}")
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def check_figures(experiment: Experiment) -> list[Check]:
+    """Draws every figure of the whole plan, and holds each to the limits of size and time."""
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as directory:
+        drawn = list(_drawn(experiment, Path(directory)))
+    largest = max((check.found for check in drawn), key=_height, default="none")
+    summary = (
+        f"{len(drawn)} figures of the full plan in {time.process_time() - begun:.0f} s, the largest {largest}"
+    )
+    return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], summary)
+
+
+def _height(words: str) -> int:
+    return int(words.partition(" x ")[2].partition(" ")[0].replace(",", ""))

@@ -1,0 +1,273 @@
+"""What the runs of a rehearsal did: whether anything was learnt, and the rules kept their promises."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from troll.common.files import read_json, read_jsonl
+from troll.experiment.experiment import BASE, Experiment, Run
+from troll.operations.rehearsal.checks import Check, failures_or_ok
+from troll.operations.rehearsal.shrink import PROCESSES
+
+_SECTIONS = {
+    "trust_region": "trust_regions",
+    "estimator": "estimators",
+    "condition": "conditions",
+    "model": "models",
+    "task": "tasks",
+}
+
+
+_SHOWN = ("pass@1", "final")
+"""Measures of published tables that every run has."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished run.
+
+    Attributes:
+        run: which.
+        root: directory of the results.
+    """
+
+    run: Run
+    root: Path
+
+    @property
+    def directory(self) -> Path:
+        """Of the run's results."""
+        return self.root / "runs" / self.run.run_id
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its metrics, one row for each optimiser step."""
+        return read_jsonl(self.directory / "metrics.jsonl")
+
+    def values(self, name: str) -> list[float]:
+        """A metric in every step that has it."""
+        return [float(row[name]) for row in self.rows if row.get(name) is not None]
+
+
+def finished(experiment: Experiment, root: Path) -> list[Done]:
+    """The runs that ended well."""
+    runs = [Done(run, root) for run in experiment.runs()]
+    return [done for done in runs if (done.directory / "manifest.json").exists()]
+
+
+def blamed(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The keys that these runs have in common and no other has; ``training`` if it is all runs.
+
+    Of runs that have none in common the names.
+    """
+    left = list(bad)
+    if len(runs) > 1 and set(left) == set(runs):
+        return {"training": list(runs)}
+    runs_by_job: dict[str, list[Run]] = {}
+    for coordinate, section in _SECTIONS.items():
+        for name in dict.fromkeys(getattr(run, coordinate) for run in left):
+            having = [run for run in runs if getattr(run, coordinate) == name]
+            if len(having) < len(runs) and set(having) <= set(left):
+                runs_by_job[f"{section}.{name}"] = having
+                left = [run for run in left if run not in having]
+    return runs_by_job | {f"run {run.run_id}": [run] for run in left}
+
+
+def _each(name: str, bad: Mapping[Run, str], runs: Sequence[Run]) -> list[Check]:
+    return [
+        Check(name, "failed", f"{bad[members[0]]} ({len(members)} run{'s' if len(members) > 1 else ''})", key)
+        for key, members in blamed(bad, runs).items()
+    ]
+
+
+def check_runs(experiment: Experiment, root: Path) -> list[Check]:
+    """Whether every run, and what follows it, has ended well."""
+    from troll.operations.status import status_of
+
+    bad = {}
+    by_name = {run.run_id: run for run in experiment.runs()}
+    others = []
+    for status in status_of(experiment, root.parent):
+        if status.state == "done":
+            continue
+        reason = status.reason or f"is {status.state}"
+        if status.name in by_name:
+            bad[by_name[status.name]] = reason
+        else:
+            others.append(Check("runs", "failed", reason, status.name))
+    several = [run for run in by_name.values() if run.condition.endswith(PROCESSES)]
+    words = f", one of them with {several[0].condition.split('-')[-2]} processes" if several else ""
+    summary = f"{len(by_name)} trained, sampled and graded{words}"
+    return failures_or_ok("runs", [*others, *_each("runs", bad, list(by_name.values()))], summary)
+
+
+def check_gradients(done: Sequence[Done]) -> list[Check]:
+    """Gradients are finite, and not all zero where rewards differ within a prompt's responses."""
+    bad: dict[Run, str] = {}
+    for item in done:
+        norms = item.values("grad_norm")
+        if not norms or not all(map(math.isfinite, norms)):
+            bad[item.run] = "a gradient is not finite"
+        elif max(norms) == 0 and min(item.values("groups_without_signal"), default=0.0) < 1:
+            bad[item.run] = "every gradient is zero"
+    largest = max((max(item.values("grad_norm"), default=0.0) for item in done), default=0.0)
+    return failures_or_ok(
+        "gradients", _each("gradients", bad, [item.run for item in done]), f"finite, up to {largest:.3g}"
+    )
+
+
+def check_policies(done: Sequence[Done]) -> list[Check]:
+    """The weights are others than the base model's."""
+    from safetensors.torch import load_file
+
+    bad: dict[Run, str] = {}
+    for item in done:
+        base = item.root / BASE / item.run.model / item.run.task / "checkpoint/model.safetensors"
+        before, after = load_file(base), load_file(item.directory / "checkpoint/model.safetensors")
+        if all(before[name].equal(after[name]) for name in before.keys() & after.keys()):
+            bad[item.run] = "the policy has not moved"
+    return failures_or_ok(
+        "policies", _each("policies", bad, [item.run for item in done]), f"{len(done)} moved"
+    )
+
+
+def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Check]:
+    """Where a rule projects, its KL stays within the bound, and the solver has had something to do."""
+    from troll.algorithms.trust_regions.constraint_check import Thresholds
+
+    tolerance = Thresholds().kl_violation
+    bad: dict[Run, str] = {}
+    used: dict[str, float] = {}
+    for item in done:
+        projected = item.values("kl_projected_max")
+        if not projected:
+            continue
+        name = item.run.trust_region
+        used[name] = max([used.get(name, 0.0), *item.values("solver_evaluations")])
+        violation = max(item.values("kl_violation_max"), default=0.0)
+        if violation > tolerance:
+            bad[item.run] = f"the projected KL exceeds its bound by {violation:.2g} nats"
+    failures = _each("projections", bad, [item.run for item in done])
+    failures += [
+        Check(
+            "projections",
+            "failed",
+            "the solver was never used: no policy left the ball",
+            f"trust_regions.{name}",
+        )
+        for name, evaluations in used.items()
+        if not evaluations
+    ]
+    failures += [
+        Check("projections", "failed", "does not log what it projects", f"trust_regions.{name}")
+        for name in dict.fromkeys(item.run.trust_region for item in done)
+        if _projects(experiment.trust_regions[name].rule) and name not in used
+    ]
+    if not used and not failures:
+        return []
+    return failures_or_ok(
+        "projections", failures, f"within their bounds, and the solver used, by {', '.join(used)}"
+    )
+
+
+def _projects(rule: str) -> bool:
+    from troll.algorithms.trust_regions import TRUST_REGIONS
+
+    return rule in TRUST_REGIONS and TRUST_REGIONS[rule].function.__module__.endswith(".projected")
+
+
+def check_endings(done: Sequence[Done]) -> list[Check]:
+    """Some responses of every model end before their longest length."""
+    shares = {item.run: min(item.values("truncated"), default=1.0) for item in done}
+    bad = {run: "no response has ended" for run, share in shares.items() if share >= 1}
+    ended = sum(share < 1 for share in shares.values())
+    return failures_or_ok(
+        "endings", _each("endings", bad, list(shares)), f"responses ended in {ended} of {len(done)} runs"
+    )
+
+
+def check_pages(experiment: Experiment, root: Path) -> list[Check]:
+    """The page of the experiment, and of each of its groups, is there."""
+    places = {"": root, **{f"group {name}": root / "groups" / name for name in experiment.groups()}}
+    missing = [
+        Check("pages", "failed", f"{place / 'page.html'} is missing; see the log", key or "experiment")
+        for key, place in places.items()
+        if not (place / "page.html").exists()
+    ]
+    return failures_or_ok("pages", missing, f"{len(places)} pages with their tables, figures and verdicts")
+
+
+def check_marks(root: Path) -> list[Check]:
+    """Every table and manifest says that it is a rehearsal's."""
+    from troll.analysis.render.substitutes import REHEARSAL
+
+    tables = [*root.glob("tables/*.md"), *root.glob("groups/*/tables/*.md")]
+    manifests = [*root.glob("runs/*/*/*/*/*/*/manifest.json"), *root.glob("base/*/*/manifest.json")]
+    bare = [path for path in tables if REHEARSAL not in path.read_text(encoding="utf-8")]
+    bare += [path for path in manifests if not read_json(path)["config"].get("rehearsal")]
+    failures = [
+        Check("marks", "failed", "does not say that it is a rehearsal's", str(path)) for path in bare[:3]
+    ]
+    return failures_or_ok(
+        "marks", failures, f"{len(tables)} tables and {len(manifests)} manifests say what they are"
+    )
+
+
+def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
+    """The tables of published numbers show runs without their partner."""
+    import pandas as pd
+
+    from troll.analysis.data.tidy import parts
+    from troll.analysis.tables.published import SECTIONS
+
+    if not experiment.published or not parts(root):
+        return []
+    failures, lone = [], 0
+    for name, section in SECTIONS.items():
+        path = root / "tables" / f"published_{name}.csv"
+        if not path.exists():  # which `check_pages` says
+            continue
+        frame = pd.read_csv(path)
+        for row in section.rows():
+            settings = [item.run for item in done if _setting(row, item.run)]
+            methods = {run.trust_region for run in settings}
+            if row.method in methods or row.baseline not in methods or row.measure not in _SHOWN:
+                continue
+            if row.method.startswith(row.baseline):  # a variant; its default has rows of its own
+                continue
+            lone += 1
+            rows = frame[(frame["model"] == row.model) & (frame["data"] == row.data.replace("_", " "))]
+            rows = rows[rows["estimator"] == row.estimator]
+            if rows["baseline"].isna().all():
+                summary = f"{row.baseline} of {row.model} on {row.data} was run, and is not shown"
+                failures.append(Check("published", "failed", summary, f"tables.published_{name}"))
+    summary = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
+    return failures_or_ok("published", failures[:3], summary)
+
+
+def _setting(row: Any, run: Run) -> bool:
+    """Whether a run is in a published row's setting."""
+    from troll.analysis.data.summaries import Cell
+
+    cell = Cell(run.model, run.task, run.condition, run.estimator, run.trust_region)
+    return bool(row.holds(cell))
+
+
+def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:
+    """All of these, one after the other."""
+    done = finished(experiment, root)
+    looks: tuple[Callable[[], list[Check]], ...] = (
+        lambda: check_runs(experiment, root),
+        lambda: check_gradients(done),
+        lambda: check_policies(done),
+        lambda: check_projections(experiment, done),
+        lambda: check_endings(done),
+        lambda: check_pages(experiment, root),
+        lambda: check_marks(root),
+        lambda: check_published(experiment, done, root),
+    )
+    for look in looks:
+        yield from look()

@@ -1,0 +1,148 @@
+"""Whether the jobs of an experiment fit into the partitions that a SLURM profile names."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from troll.common.errors import UserError
+from troll.common.files import read_yaml
+from troll.experiment.experiment import Experiment
+from troll.experiment.resources import (
+    ATTEMPTS,
+    FIXED,
+    Request,
+    base_request,
+    sampling_request,
+    training_request,
+)
+from troll.operations.rehearsal.checks import Check, State, failures_or_ok
+
+PROFILE = Path("workflow/profiles/slurm")
+_NAME = "partitions"
+_KEY = "slurm-partition-config"
+_LARGE_MB = 64_000  # what about any node of a cluster has
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the plugin reads of a job."""
+
+    name: str
+    threads: int
+    resources: Mapping[str, Any]
+
+
+def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Request]:
+    """What the jobs ask for, by rule and the key that decides it; the largest of each."""
+    by_kind: dict[tuple[str, str], Request] = {}
+    shared = experiment.evaluation.engine_options.get("tensor_parallel_size", 1)
+    for run in experiment.runs():
+        model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
+        source = model.pretrained
+        wanted = {
+            "train": training_request(source, gpus, attempt),
+            "sample": sampling_request(source, shared if source and gpus else 0, attempt),
+        }
+        if model.wheel is not None or model.supervised_steps is not None:
+            wanted["hub_model"] = base_request(source, model.supervised_steps, gpus, attempt)
+        for rule, request in wanted.items():
+            key = (rule, f"models.{run.model}")
+            by_kind[key] = max(
+                by_kind.get(key, request), request, key=lambda item: (item.memory_mb, item.gpus)
+            )
+    return by_kind | {(rule, ""): request for rule, request in FIXED.items()}
+
+
+def _partitions(profile: Path) -> tuple[Path, list[Any]]:
+    """The profile's file of partitions, and what the executor plugin reads in it."""
+    from snakemake_executor_plugin_slurm.partitions import read_partition_file
+    from snakemake_interface_common.exceptions import WorkflowError
+
+    settings = read_yaml(profile / "config.yaml", "profile")
+    if not isinstance(settings, dict) or _KEY not in settings:
+        raise UserError(f"{profile / 'config.yaml'}: {_KEY} is missing; it names the file of the partitions")
+    path = Path(settings[_KEY])
+    try:
+        return path, read_partition_file(path)
+    except (WorkflowError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _fits(partition: Any, job: _Job) -> bool:
+    return partition.score_job_fit(job) is not None
+
+
+def _job(rule: str, request: Request) -> _Job:
+    resources = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
+    return _Job(rule, request.threads, resources)
+
+
+def _too_small(partition: Any, job: _Job) -> list[str]:
+    """The limits of a partition that keep a job out."""
+    tight = []
+    for field in fields(partition.limits):
+        loose = 10**9 if field.name == "max_gpu" else inf
+        if getattr(partition.limits, field.name) in (loose, None) or not field.name.startswith("max_"):
+            continue
+        others = {
+            other.name: 10**9 if other.name == "max_gpu" else inf
+            for other in fields(partition.limits)
+            if other.name.startswith("max_") and other.name != field.name
+        }
+        if not _fits(replace(partition, limits=replace(partition.limits, **others)), job):
+            tight.append(field.name)
+    return tight
+
+
+def _nearest(partitions: list[Any], job: _Job) -> Any:
+    """The partition that was meant for a job: with GPUs if it asks for some, and fewest limits broken."""
+
+    def distance(partition: Any) -> tuple[bool, int]:
+        return bool(job.resources["gpu"]) and not partition.limits.max_gpu, len(_too_small(partition, job))
+
+    return min(partitions, key=distance)
+
+
+def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iterator[Check]:
+    for attempt in (1, ATTEMPTS):
+        for (rule, key), request in requests(experiment, attempt).items():
+            job = _job(rule, request)
+            if any(_fits(partition, job) for partition in partitions):
+                continue
+            first = _job(rule, requests(experiment, 1)[rule, key])
+            if attempt > 1 and not any(_fits(partition, first) for partition in partitions):
+                continue  # said already
+            nearest = _nearest(partitions, job)
+            limits = "; ".join(
+                f"partitions.{nearest.name}.{name} is {getattr(nearest.limits, name):g}"
+                for name in _too_small(nearest, job)
+            )
+            asks = f"{request.memory_mb:,} MB, {request.minutes:,} minutes, {request.threads} threads"
+            asks += f" and {request.gpus} GPUs" if request.gpus else ""
+            what = f"{rule} of {key}" if key else rule
+            when = f" at attempt {attempt}" if attempt > 1 else ""
+            state: State = "failed" if attempt == 1 else "note"
+            yield Check(_NAME, state, f"{what} asks for {asks}{when}; {limits}", str(path))
+
+
+def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Check]:
+    """Every kind of job against the partitions, by the executor plugin's own rule."""
+    try:
+        path, partitions = _partitions(profile)
+    except ImportError:
+        return [Check(_NAME, "note", "snakemake-executor-plugin-slurm is not installed; not looked at")]
+    asked = requests(experiment, 1)
+    most = max(request.memory_mb for request in asked.values())
+    unlimited = [item.name for item in partitions if item.limits.max_mem_mb == inf]
+    told = [
+        Check(
+            _NAME, "note", f"partitions.{name} has no max_mem_mb; jobs ask for up to {most:,} MB", str(path)
+        )
+        for name in unlimited
+        if most > _LARGE_MB
+    ]
+    names = ", ".join(item.name for item in partitions)
+    summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"
+    return failures_or_ok(_NAME, [*told, *_failures(experiment, path, partitions)], summary)

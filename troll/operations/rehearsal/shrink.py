@@ -1,0 +1,273 @@
+"""Makes an experiment small by rule: the same keys and names, other numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, gcd, lcm
+from typing import Any
+
+from troll.experiment.experiment import Experiment, Run
+from troll.experiment.settings import CostBenchmark, StepBenchmark, Training
+from troll.operations.rehearsal.report import PREFIX
+from troll.operations.rehearsal.sources import as_hub
+
+PROCESSES = "processes"
+"""Ends the name of the condition under which one run keeps its number of processes."""
+
+_RESPONSE_TOKENS = 16
+_SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
+_ROLLOUT_BATCHES = 2
+_SPLITS = {"train": 24, "validation": 4, "test": 4}
+_SUITE = 2
+# What the smallest run gets; others in proportion, so that mini-batches and staleness keep their shape.
+_SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
+# Random models have to move within a few steps: far enough to leave a ball of 0.25 nats.
+_LEARNING_RATE, _LARGEST_RATE, _CRITIC_RATE = 0.02, 0.1, 0.01
+
+
+@dataclass(frozen=True)
+class Scale:
+    """By how much the numbers of an experiment shrink.
+
+    Attributes:
+        divisors: (divide by, multiply by) of prompts, responses and mini-batches.
+        learning_rate: factor.
+        tokens: factor of ``micro_batch_tokens``.
+        response: factor of lengths that belong to ``max_response_tokens``.
+    """
+
+    divisors: Mapping[str, tuple[int, int]]
+    learning_rate: float
+    tokens: float
+    response: float
+
+    def count(self, key: str, value: int) -> int:
+        """A number of prompts, responses or mini-batches, made small."""
+        divide, multiply = self.divisors[key]
+        return max(1, value * multiply // divide)
+
+    def training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of training, or overrides of some of them, made small key by key."""
+        return {key: self._value(key, value) for key, value in settings.items()}
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key == "vllm":
+            return None
+        if value is None:
+            return None
+        if key in self.divisors:
+            return self.count(key, value)
+        if key == "learning_rate":
+            return min(_LARGEST_RATE, value * self.learning_rate)
+        if key == "micro_batch_tokens":
+            return max(1, round(value * self.tokens))
+        if key == "critic":
+            rate = {"learning_rate": min(_CRITIC_RATE, value["learning_rate"] * self.learning_rate)}
+            small = dict(value) | (rate if "learning_rate" in value else {})
+            return small | (
+                {"warmup_steps": min(1, value["warmup_steps"])} if "warmup_steps" in value else {}
+            )
+        if key == "overlong":
+            return dict(value) | {"buffer": max(1, ceil(value.get("buffer", 4096) * self.response))}
+        if key in ("validate_every", "policy_lag"):
+            return min(1, value)
+        fixed = {
+            "rollout_batches": _ROLLOUT_BATCHES,
+            "max_response_tokens": _RESPONSE_TOKENS,
+            "checkpoint_every": 1,
+            "gpus": 0,
+        }
+        return fixed.get(key, value)
+
+
+def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
+    """The factors for these runs.
+
+    Prompts, responses and mini-batches are divided by what they have in common over all runs, and the
+    smallest becomes 4, 2 and 4 where that much is in common. Should responses then not divide into
+    mini-batches, as they do in the experiment, all runs get more prompts.
+    """
+    divisors = {}
+    for key, smallest in _SMALLEST.items():
+        common = gcd(*(getattr(training, key) for training in trainings))
+        divisors[key] = (common, gcd(common, smallest))
+    small = Scale(divisors, 1, 1, 1)
+    more = 1
+    for training in trainings:
+        parts = small.count("mini_batches", training.mini_batches) * training.micro_batches
+        responses = small.count("prompts_per_batch", training.prompts_per_batch)
+        responses *= small.count("responses_per_prompt", training.responses_per_prompt)
+        more = lcm(more, parts // gcd(parts, responses))
+    divide, multiply = divisors["prompts_per_batch"]
+    divisors["prompts_per_batch"] = (divide, multiply * more)
+    scaled = Scale(divisors, 1, 1, 1)
+
+    def per_step(count: Any) -> float:
+        of_batch = count("prompts_per_batch") * count("responses_per_prompt")
+        return float(of_batch / count("mini_batches"))
+
+    before = per_step(lambda key: getattr(reference, key))
+    after = per_step(lambda key: scaled.count(key, getattr(reference, key)))
+    return Scale(
+        divisors,
+        _LEARNING_RATE / reference.learning_rate,
+        min(1.0, after / before),
+        min(1.0, _RESPONSE_TOKENS / reference.max_response_tokens),
+    )
+
+
+def processes_of(experiment: Experiment, runs: Sequence[Run]) -> tuple[Run, int] | None:
+    """The run that keeps its number of processes, and that number; none where every run has one process."""
+    counted = [(experiment.training_of(run).gpus, run) for run in runs]
+    several = [(count, number, run) for number, (count, run) in enumerate(counted) if count > 1]
+    if not several:
+        return None
+    projecting = [item for item in several if item[2].trust_region.startswith("troll")] or several
+    count, _, run = min(projecting, key=lambda item: item[:2])
+    return run, count
+
+
+def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
+    """An experiment file with these runs alone, small enough for a laptop."""
+    trainings = {run: experiment.training_of(run) for run in runs}
+    scale = scale_of(list(trainings.values()), experiment.training)
+
+    def used(coordinate: str) -> list[str]:
+        return list(dict.fromkeys(getattr(run, coordinate) for run in runs))
+
+    prompts = {task: _prompts(task, trainings, scale) for task in used("task")}
+    small: dict[str, Any] = {
+        "experiment": f"{PREFIX}{experiment.experiment}",
+        "summary": f"rehearsal of {experiment.experiment}: small, on random models, its numbers mean nothing",
+        "rehearsal": True,
+        "seeds": [experiment.seeds[0]],
+        "tasks": {name: _task(experiment, name, prompts[name], scale) for name in used("task")},
+        "models": {name: _model(experiment, name, scale) for name in used("model")},
+        "trust_regions": {
+            name: _rule(experiment.trust_regions[name], scale) for name in used("trust_region")
+        },
+        "estimators": {name: _rule(experiment.estimators[name], scale) for name in used("estimator")},
+        "conditions": {name: scale.training(experiment.conditions[name]) for name in used("condition")},
+        "training": scale.training(experiment.training.model_dump()),
+        "evaluation": {
+            "samples": min(_SUITE, experiment.evaluation.samples),
+            "temperature": experiment.evaluation.temperature,
+            "batch_size": experiment.evaluation.batch_size,
+        },
+        "matrix": _blocks(experiment, runs),
+        "cost": _cost(experiment.cost),
+        "approximation": experiment.approximation,
+        "published": experiment.published,
+        "claims": experiment.claims,
+        "tracking": experiment.tracking if experiment.tracking == "tensorboard" else "none",
+    }
+    if experiment.public_data is not None:
+        public = experiment.public_data.model_dump()
+        small["public_data"] = public | {"audit": "none", "problems": _SUITE, "max_tokens": _RESPONSE_TOKENS}
+    _shorten_warmup(small, trainings)
+    if (kept := processes_of(experiment, runs)) is not None:
+        _add_processes(small, *kept, trainings[kept[0]], scale)
+    return small
+
+
+def _prompts(task: str, trainings: Mapping[Run, Training], scale: Scale) -> int:
+    return max(
+        scale.count("prompts_per_batch", training.prompts_per_batch)
+        for run, training in trainings.items()
+        if run.task == task
+    )
+
+
+def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict[str, Any]:
+    task = experiment.tasks[name]
+    # Twice the prompts of a batch: some are left out for their length.
+    smallest = _SPLITS | {"train": max(_SPLITS["train"], 2 * prompts)}
+    sizes = {}
+    for split, count in smallest.items():
+        there = getattr(task, split)
+        sizes[split] = count if there == "all" else min(there, count)
+    suites = {
+        suite: {**settings.model_dump(), "samples": min(_SUITE, settings.samples), "test": _SUITE}
+        for suite, settings in task.evaluate_on.items()
+    }
+    return {
+        **sizes,
+        "settings": task.settings,
+        "evaluate_on": suites,
+        "training": scale.training(task.training),
+    }
+
+
+def _model(experiment: Experiment, name: str, scale: Scale) -> dict[str, Any]:
+    model = experiment.models[name]
+    training = scale.training(model.training)
+    if (source := as_hub(model)) is not None:
+        hub = {"id": source.id, "chat_template_of": source.chat_template_of, "billions": 1e-4}
+        supervised = model.supervised_steps
+        few = {"steps": _SUPERVISED_STEPS, "batch_size": _SUPERVISED_BATCH}
+        learnt = {"supervised": supervised.model_dump() | few} if supervised is not None else {}
+        return {"hub": hub, **learnt, "training": training}
+    settings = model.model_dump(exclude={"hub", "wheel", "training"})
+    settings["supervised"] |= {"steps": min(20, settings["supervised"]["steps"]), "batch_size": 16}
+    return {**settings, "training": training}
+
+
+def _rule(rule: Any, scale: Scale) -> dict[str, Any]:
+    return {"rule": rule.rule, "settings": rule.settings, "training": scale.training(rule.training)}
+
+
+def _blocks(experiment: Experiment, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A block for each run and group, so that the matrix has these runs and no others."""
+    selected = set(runs)
+    groups = {
+        name: [run for run in members if run in selected] for name, members in experiment.groups().items()
+    }
+    grouped = {run for members in groups.values() for run in members}
+    named = [(name, run) for name, members in groups.items() for run in members]
+    return [_block(run) | {"group": name} for name, run in named] + [
+        _block(run) for run in runs if run not in grouped
+    ]
+
+
+def _block(run: Run) -> dict[str, Any]:
+    return {
+        "models": [run.model],
+        "tasks": [run.task],
+        "trust_regions": [run.trust_region],
+        "estimators": [run.estimator],
+        "conditions": [run.condition],
+    }
+
+
+def _cost(cost: CostBenchmark | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    step = StepBenchmark(shape="tiny", responses=2, prompt=8, response=8) if cost.step is not None else None
+    small = CostBenchmark(tokens=32, widths=[64], vocabulary=512, repeats=1, step=step)
+    return small.model_dump()
+
+
+def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) -> None:
+    """One step of critic warm-up where there are more, those of an estimator's recipe included.
+
+    PPO-max warms up for 8 steps, which is as long as a whole rehearsal.
+    """
+    for run, training in trainings.items():
+        if training.critic is not None and training.critic.warmup_steps > 1:
+            override = small["estimators"][run.estimator]["training"]
+            critic = dict(override.get("critic") or {})
+            rate = min(_CRITIC_RATE, critic.get("learning_rate", _CRITIC_RATE))
+            override["critic"] = critic | {"warmup_steps": 1, "learning_rate": rate}
+
+
+def _add_processes(small: dict[str, Any], run: Run, gpus: int, training: Training, scale: Scale) -> None:
+    """Adds the run that keeps its number of processes: a condition of its own, prompts for all of them."""
+    prompts = scale.count("prompts_per_batch", training.prompts_per_batch)
+    responses = prompts * scale.count("responses_per_prompt", training.responses_per_prompt)
+    parts = scale.count("mini_batches", training.mini_batches) * training.micro_batches * gpus
+    prompts *= parts // gcd(parts, responses)
+    name = f"{run.condition}-{gpus}-{PROCESSES}"
+    condition = small["conditions"][run.condition]
+    small["conditions"][name] = {**condition, "gpus": gpus, "prompts_per_batch": prompts}
+    task = small["tasks"][run.task]
+    task["train"] = max(task["train"], 2 * prompts)
+    small["matrix"].append(_block(run) | {"conditions": [name]})

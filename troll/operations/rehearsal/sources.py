@@ -1,0 +1,280 @@
+"""Where the data, models and chat templates of an experiment come from, and whether there is such a place.
+
+Nothing is downloaded. What is on this machine is used; of the rest the hub is asked whether it has it, and
+where the hub cannot be reached, the names that are known here count.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from troll.common.digests import digest_of_json
+from troll.common.errors import UserError, nearest
+from troll.common.files import read_yaml
+from troll.experiment.experiment import Experiment, Run
+from troll.experiment.model_settings import Hub, ModelSettings, Wheel
+from troll.operations.rehearsal.checks import Check, failures_or_ok
+
+Kind = Literal["here", "hub", "known", "package", "nowhere"]
+"""On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
+
+_KNOWN = Path(__file__).with_name("known_models.yaml")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a model of the hub by its name: see known_models.yaml."""
+
+    architecture: str
+    tied: bool
+    template: bool
+
+
+@cache
+def known_models() -> dict[str, Known]:
+    """The models of known architecture, by id."""
+    return {name: Known(*facts) for name, facts in read_yaml(_KNOWN, "list of models").items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model or its tokenizer comes from.
+
+    Attributes:
+        id: ``owner/name``.
+        kind: see `Kind`.
+        directory: of its configuration and tokenizer, where they are here.
+        template: whether it has a chat template; None where nobody knows.
+    """
+
+    id: str
+    kind: Kind
+    directory: Path | None = None
+    template: bool | None = None
+
+
+def _here(model_id: str) -> Path | None:
+    """The directory of a model's configuration and tokenizer, in the mirror or the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from troll.common.hub import in_mirror
+
+    directory = in_mirror(model_id)
+    if directory is None:
+        cached = try_to_load_from_cache(model_id, "config.json")
+        directory = Path(cached).parent if isinstance(cached, str) else None
+    if directory is None or not any((directory / name).exists() for name in _TOKENIZERS):
+        return None
+    return directory
+
+
+def _has_template(directory: Path) -> bool:
+    if (directory / "chat_template.jinja").exists():
+        return True
+    path = directory / "tokenizer_config.json"
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def ask_hub(kind: Literal["models", "datasets"], name: str) -> bool | None:
+    """Whether the hub has a repository; None where it cannot be reached.
+
+    It answers 401 for what does not exist, and to people who have not logged in for some that does.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    from troll.operations.doctor import hub_answers
+
+    if _hub_silent(hub_answers):
+        return None
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urlopen(f"{address}/api/{kind}/{name}", timeout=10.0):
+            return True
+    except HTTPError as error:
+        return False if error.code in (401, 404) else None
+    except (HTTPException, OSError, ValueError):
+        return None
+
+
+@cache
+def _hub_silent(answers: Callable[[], str]) -> bool:
+    return bool(answers())
+
+
+def source_of(model_id: str) -> Source:
+    """Where a pretrained model comes from."""
+    if model_id in _packages:
+        return _packages[model_id]
+    directory = _here(model_id)
+    if directory is not None:
+        return Source(model_id, "here", directory, _has_template(directory))
+    wheel_model = known_models().get(model_id)
+    answer = ask_hub("models", model_id)
+    template = wheel_model.template if wheel_model else None
+    if answer is not None:
+        return Source(model_id, "hub" if answer else "nowhere", None, template)
+    return Source(model_id, "known" if wheel_model else "nowhere", None, template)
+
+
+def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
+    """The pretrained models of these runs, by their name in the file; a package's with an id of our own.
+
+    A rehearsal's substitutes are all models of one mirror.
+    """
+    names = dict.fromkeys(run.model for run in runs)
+    hubs = {name: as_hub(experiment.models[name]) for name in names}
+    return {name: hub for name, hub in hubs.items() if hub is not None}
+
+
+def as_hub(model: ModelSettings) -> Hub | None:
+    """A pretrained model as one of the hub, ``wheel/<package>-<version>-<digest>`` for a package's."""
+    if model.wheel is None:
+        return model.hub
+    wheel = model.wheel
+    version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
+    name = f"{_PACKAGE}{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
+    kept = _kept(wheel)
+    _packages[name] = Source(name, "here" if kept else "package", kept, kept is None or _has_template(kept))
+    return Hub(id=name)
+
+
+_PACKAGE = "wheel/"
+_packages: dict[str, Source] = {}
+"""Sources of packages by the ids that `as_hub` gave them."""
+
+
+def _kept(wheel: Wheel) -> Path | None:
+    from troll.training.wheel_model import kept_at
+
+    return kept_at(wheel)
+
+
+def _model_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
+    for name, hub in hubs_of(experiment, runs).items():
+        if source_of(hub.id).kind == "nowhere":
+            yield Check("models", "failed", _nowhere(hub.id), f"models.{name}.hub.id")
+
+
+def _nowhere(model_id: str) -> str:
+    hint = nearest(model_id, list(known_models()))
+    return f"{model_id!r} was found neither on this machine nor on the hub{hint}"
+
+
+def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
+    """Whether every model is somewhere."""
+    kinds = [source_of(hub.id).kind for hub in hubs_of(experiment, runs).values()]
+    if not kinds:
+        return []
+    words = {
+        "here": "on this machine",
+        "hub": "on the hub",
+        "known": "known by name, the hub was not reached",
+        "package": "in a package, which pip was not asked for",
+    }
+    counted = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
+    return failures_or_ok("models", _model_failures(experiment, runs), ", ".join(counted))
+
+
+def _template_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
+    for name, hub in hubs_of(experiment, runs).items():
+        key = f"models.{name}.hub.chat_template_of"
+        if hub.chat_template_of is not None:
+            other = source_of(hub.chat_template_of)
+            if other.kind == "nowhere":
+                yield Check("chat templates", "failed", _nowhere(other.id), key)
+            elif other.template is False:
+                yield Check("chat templates", "failed", f"{other.id} has no chat template", key)
+        elif source_of(hub.id).template is False:
+            # Written as null, the file says that its prompts are plain text.
+            state: Literal["note", "failed"] = (
+                "note" if "chat_template_of" in hub.model_fields_set else "failed"
+            )
+            problem = f"{hub.id} has no chat template, so that its prompts are plain text"
+            remedy = "; name a model that has one, or write null if that is meant"
+            yield Check(
+                "chat templates",
+                state,
+                problem + (remedy if state == "failed" else ", as the file says"),
+                key,
+            )
+
+
+def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
+    """Whether every model has a chat template, or the file says that it needs none."""
+    hubs = hubs_of(experiment, runs)
+    if not hubs:
+        return []
+    others = sum(hub.chat_template_of is not None for hub in hubs.values())
+    return failures_or_ok(
+        "chat templates", _template_failures(experiment, runs), f"{len(hubs)} models, {others} take another's"
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data sets of an experiment.
+
+    Attributes:
+        checks: what was found.
+        absent: sets that are not on this machine, and are replaced by built-in rows.
+    """
+
+    checks: list[Check]
+    absent: list[str]
+
+
+def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
+    """Reads every part of the data that is here, and looks for a source of the others."""
+    from troll.operations.fetch import needed_data
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.load import load, mirror_of
+
+    failures: list[Check] = []
+    absent: list[str] = []
+    here = 0
+    for name, splits in needed_data(experiment, runs).items():
+        item = DATA_SETS[name]
+        key = f"tasks.{name}" if name in experiment.tasks else f"tasks.*.evaluate_on.{name}"
+        try:
+            mirrored = mirror_of(item) is not None
+        except UserError as error:
+            return Data([Check("data", "failed", str(error), "TROLL_DATA_MIRROR")], absent)
+        try:
+            if mirrored or item.evalplus is None:  # it would download its sets
+                for split in splits:
+                    load(name, split)
+                here += 1
+                continue
+        except UserError as error:
+            if mirrored:
+                failures.append(Check("data", "failed", str(error), key))
+                continue
+        absent.append(name)
+        repositories = {piece.repository for part in item.parts.values() for piece in part.hub}
+        if not repositories and item.evalplus is None:
+            failures.append(Check("data", "failed", f"{name} is on no hub and in no mirror", key))
+        failures += [
+            Check("data", "failed", f"the hub has no data set {repository}", key)
+            for repository in sorted(repositories)
+            if ask_hub("datasets", repository) is False
+        ]
+    if absent:
+        failures.insert(
+            0, Check("data", "note", f"not here, built-in rows used instead: {', '.join(absent)}")
+        )
+    total = here + len(absent)
+    return Data(
+        failures_or_ok("data", failures, f"{here} of {total} sets read on this machine") if total else [],
+        absent,
+    )

@@ -1,0 +1,144 @@
+"""What replaces models: tiny random ones of the same architecture, in a mirror of their own."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from troll.common.files import write_text
+from troll.experiment.experiment import Experiment, Run
+from troll.operations.rehearsal.sources import Source, hubs_of, known_models, source_of
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+_OWN: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3_text": {"query_pre_attn_scalar": 32},
+}
+# Of a real configuration: what would not fit two layers.
+_BY_LAYER = ("no_rope_layers", "max_window_layers")
+_VOCABULARY, _CONTEXT = 512, 8192
+_DEMONSTRATIONS = 3000
+# A token ends a response with this chance, so that about four in five responses of 16 tokens end.
+_END = 0.1
+# Random embeddings are so small that every policy would be uniform.
+_SHARPEN = 4.0
+TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content }}\n{% endfor %}<assistant> "
+
+
+def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], tasks: Iterable[str]) -> None:
+    """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every model of the hub."""
+    tokenizer: Path | None = None
+    for seed, hub in enumerate(hubs_of(experiment, runs).values()):
+        source = source_of(hub.id)
+        if source.directory is None and tokenizer is None:
+            tokenizer = _tokenizer(directory.parent / "tokenizer", tasks)
+        _write(directory / hub.id, source, tokenizer, seed, weights=True)
+        if (other := hub.chat_template_of) is not None and not (directory / other / "config.json").exists():
+            template = source_of(other)
+            if template.directory is None and tokenizer is None:
+                tokenizer = _tokenizer(directory.parent / "tokenizer", tasks)
+            _write(directory / other, template, tokenizer, seed, weights=False)
+
+
+def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
+    from troll.training.tokenizer import make_tokenizer
+
+    if not (directory / "tokenizer.json").exists():
+        make_tokenizer({task: {} for task in tasks}, _VOCABULARY, _DEMONSTRATIONS, directory)
+    return directory
+
+
+def _write(path: Path, source: Source, stand_in: Path | None, seed: int, *, weights: bool) -> None:
+    from transformers import AutoTokenizer
+
+    from troll.training.outputs import fresh_directory
+
+    if (path / "model.safetensors").exists():
+        return
+    place = source.directory or stand_in
+    assert place is not None, "one of them is made before"
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    if source.directory is None:
+        # What nobody knows of has one: the check of the templates says so where it is known to have none.
+        tokenizer.chat_template = None if source.template is False else TEMPLATE
+    config = _config(source, tokenizer)
+    with fresh_directory(path) as directory:
+        if weights:
+            random_model(config, tokenizer.eos_token_id, seed).save_pretrained(directory)
+        else:
+            config.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        words = "Made by `troll rehearse`: random weights, for rehearsals only.\n"
+        write_text(directory / "rehearsal.txt", words)
+
+
+def _config(source: Source, tokenizer: Any) -> Any:
+    """A small configuration of the same architecture; of Qwen3's where none is known."""
+    from transformers import AutoConfig
+
+    settings: dict[str, Any]
+    if source.directory is not None:
+        facts = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
+        real = {
+            key: value for key, value in facts.items() if key not in ("quantization_config", "torch_dtype")
+        }
+        kind = real.pop("model_type")
+        settings = real | {key: size for key, size in _SIZES.items() if key in real or key != "head_dim"}
+        if isinstance(real.get("layer_types"), list):
+            settings["layer_types"] = real["layer_types"][: _SIZES["num_hidden_layers"]]
+        for key in _BY_LAYER:
+            settings.pop(key, None)
+        vocabulary = max(int(real.get("vocab_size", 0)), len(tokenizer))
+    else:
+        bundled = known_models().get(source.id)
+        kind, tied = (bundled.architecture, bundled.tied) if bundled else ("qwen3", True)
+        settings, vocabulary = {**_SIZES, "tie_word_embeddings": tied}, len(tokenizer)
+    settings |= {
+        **_OWN.get(kind, {}),
+        "vocab_size": vocabulary,
+        "max_position_embeddings": _CONTEXT,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
+    return AutoConfig.for_model(kind, **settings)
+
+
+def random_model(config: Any, end: int, seed: int) -> Any:
+    """A model with random weights that is neither uniform nor endless.
+
+    All input embeddings share a direction, which the residual stream carries to the head, where the end of
+    text answers to it: in every place it has about one chance in ten. With tied embeddings the direction
+    adds the same to all other logits.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embeddings.mul_(_SHARPEN)
+        if head is not embeddings:
+            head.mul_(_SHARPEN)
+        shared = torch.randn(embeddings.shape[1])
+        embeddings += shared * embeddings.norm(dim=1).mean() / shared.norm()
+        ids = torch.randint(len(embeddings), (8, 24))
+        out = model.eval()(input_ids=ids, output_hidden_states=True)
+        mean = out.hidden_states[-1].mean(dim=(0, 1))
+        logits = out.logits.log_softmax(-1)
+        wanted = math.log(_END / (1 - _END))
+        others = torch.log1p(-logits[..., end].exp().clamp(max=0.999))
+        rise = wanted - (logits[..., end] - others).mean()
+        head[end] += rise * mean / mean.square().sum()
+    model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=end)
+    return model

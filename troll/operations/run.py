@@ -1,0 +1,291 @@
+"""What `make results` runs: Snakemake, alone in this directory, whatever happened to the last attempt.
+
+A Snakemake that was killed leaves its lock behind. The lock here is the operating system's and dies with its
+process, so that a leftover can be told from a second run that is alive.
+
+An experiment with ``more_seeds`` runs in stages, each a Snakemake of its own: the seeds of the file in every
+setting, and their verdicts; then seeds in the settings in which a claim is undecided, look by look; tables,
+figures and page last. The stages are a loop here, and no checkpoints in the graph, because their number and
+their end depend on verdicts and on the clock; all that one hands to the next is looks.json, in which plain
+`snakemake` finds the same seeds.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from troll.analysis.claims.further import affordable, look_record, next_looks
+from troll.analysis.claims.packaged import claims_file
+from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
+from troll.analysis.data.replication import replication_of
+from troll.analysis.data.results import read_results
+from troll.common.errors import UserError
+from troll.common.processor import available_cores
+from troll.experiment.experiment import Experiment
+from troll.experiment.files import read_configuration, read_experiment
+from troll.experiment.looks import read_looks, with_further_seeds, write_looks
+from troll.operations import first_look
+from troll.operations.last_screen import concerning, last_screen
+from troll.operations.plan import earlier_runs, estimate
+from troll.operations.progress_line import STAGE
+
+_SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+_TABLES_S = 60.0
+"""Kept for tables, figures and page, of the minutes in which further seeds are trained."""
+_UNKNOWN_S = 60.0
+"""A run's time where no earlier run gives an estimate."""
+
+
+def _cores(text: str) -> int:
+    if text == "all":
+        return available_cores()
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) > 0:
+            return count
+    raise UserError(
+        f"--cores: must be a positive integer or all, as in `make results CORES=2` (got {text!r})"
+    )
+
+
+def _minutes(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (count := float(text)) < math.inf:
+            return count
+    raise UserError(f"--minutes: must be a positive number, as in `make results MINUTES=60` (got {text!r})")
+
+
+def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What this program reads of its arguments, and those that are Snakemake's."""
+    own = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    own.add_argument("--minutes", type=_minutes)
+    known, rest = own.parse_known_args(arguments)
+    theirs = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    theirs.add_argument("--configfile", "--configfiles", nargs="+", action="extend", type=Path, default=[])
+    theirs.add_argument("--config", nargs="*", default=[])
+    theirs.add_argument("-c", "--cores", type=_cores, default=1)
+    theirs.add_argument("-n", "--dry-run", "--dryrun", action="store_true", dest="dry")
+    return theirs.parse_known_args(rest, known)[0], rest
+
+
+def main(arguments: list[str]) -> None:
+    """Reads the experiment file before Snakemake does, which would run code in it; then runs Snakemake.
+
+    Between them it takes the lock, and removes Snakemake's leftover.
+    """
+    started = time.monotonic()
+    try:
+        given, rest = options(arguments)
+        for path in given.configfile:
+            read_configuration(path)
+        experiment = read_experiment(given.configfile[-1]) if staged(given, rest) else None
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except argparse.ArgumentError as error:
+        sys.exit(f"error: {error}")
+    directory = Path(".snakemake")
+    keep_caches(directory / "cache")
+    handle = acquire_lock(directory)
+    if any((directory / "locks").glob("*")):
+        unlocked = subprocess.run(
+            [*_SNAKEMAKE, "--unlock", *rest], check=False, stderr=subprocess.PIPE, text=True
+        )
+        if unlocked.returncode:
+            sys.exit(unlocked.stderr.rstrip())
+    if experiment is None or experiment.more_seeds is None:
+        os.execv(sys.executable, [*_SNAKEMAKE, *rest])
+    minutes = given.minutes or experiment.more_seeds.minutes
+    show_first(given.configfile[-1], rest, handle)
+    try:
+        run_until_decided(experiment, rest, handle, given.cores, started + 60 * minutes, started)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def show_first(experiment: Path, rest: list[str], handle: int) -> None:
+    """Names the released results, and makes a first comparison, which takes a minute or two."""
+    if Path("results/README.md").exists():
+        say("released results, to look at meanwhile: results/README.md")
+    reason = first_look.reason_against(experiment)
+    if reason is not None:
+        if reason:
+            say(reason)
+        return
+    arguments = [str(first_look.EXPERIMENT) if word == str(experiment) else word for word in rest]
+    stage = {"title": "first comparison", "last": False, "first": False}
+    snakemake(arguments, handle, stage, first_look.environment())
+    say(first_look.outcome())
+
+
+def acquire_lock(directory: Path) -> int:
+    """Takes the lock in Snakemake's directory, which is made where there is none; or ends this process.
+
+    Returns:
+        The handle that holds the lock, for processes that are to hold it, too.
+    """
+    remedy = "make it writable, or link it to another place"
+    try:
+        directory.mkdir(exist_ok=True)
+        handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
+    except OSError as error:
+        if os.path.lexists(directory) and not directory.is_dir():
+            sys.exit(f"error: {directory} is not a directory; move it away: Snakemake keeps its logs there")
+        sys.exit(f"error: {directory} cannot be written ({error.strerror}); {remedy}")
+    if not os.access(directory, os.W_OK):  # the lock may be there from before
+        sys.exit(f"error: {directory} cannot be written; {remedy}")
+    os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
+    return handle
+
+
+def keep_caches(instead: Path) -> None:
+    """Keeps the caches of Snakemake and of the hub in a directory here where no home can be written.
+
+    So it is in a container that runs as a user of its own; without a cache Snakemake ends at once.
+    """
+    try:
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        usual.mkdir(parents=True, exist_ok=True)
+        writable = os.access(usual, os.W_OK)
+    except (OSError, RuntimeError):  # the latter where there is no home at all
+        writable = False
+    if not writable:
+        os.environ["XDG_CACHE_HOME"] = str(instead.resolve())
+
+
+def staged(given: argparse.Namespace, rest: Sequence[str]) -> bool:
+    """Whether seeds may be added: everything is asked for, and no seeds were named beforehand."""
+    named = any(entry.startswith("seeds=") for entry in given.config)
+    return bool(given.configfile) and not (named or given.dry) and list(rest[-2:]) == ["--", "all"]
+
+
+def run_until_decided(
+    experiment: Experiment, rest: list[str], handle: int, cores: int, until: float, started: float
+) -> None:
+    """Seeds where they decide, then everything."""
+    root = Path("results", experiment.experiment)
+    before = read_looks(root)
+    further: dict[str, list[int]] = {
+        name: list(seeds) for name, seeds in before.get("further_seeds", {}).items()
+    }
+    looks = list(before.get("looks", []))
+    begun = time.time()
+    ends = begun + until - time.monotonic() - _TABLES_S
+    while True:
+        stage = {"title": f"look {len(looks) + 1}", "until": ends, "last": False, "first": not looks}
+        # With the mark of what was collected here: verdicts that a clone came with are believed otherwise.
+        snakemake([*rest[:-1], str(root / "runs/collected"), "claims"], handle, stage)
+        judged = verdicts(experiment, root)
+        runs = with_further_seeds(experiment, root).runs()
+        planned: dict[str, set[int]] = {}
+        for run in runs:
+            planned.setdefault(run.group_id, set()).add(run.seed)
+        looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
+        left = cores * (until - time.monotonic() - _TABLES_S)
+        chosen, ended = next_runs(experiment, judged, left)
+        new = [(setting, seed) for setting, seed in chosen if seed not in planned[setting]]
+        if chosen and not new:
+            ended = "the missing seeds have been run, but have no value to compare"
+        for setting, seed in new:
+            further[setting] = sorted({*further.get(setting, []), seed})
+        write_looks(root, further, looks, ended)
+        if ended:
+            break
+        say(f"undecided claims get {len(new)} further runs")
+    snakemake(rest, handle, {"title": "tables and figures", "last": False, "first": False})
+    say("")
+    logs = [path for path in sorted(Path(".snakemake/log").glob("*.log")) if path.stat().st_mtime >= begun]
+    for line in last_screen(
+        concerning(judged, experiment),
+        replication_of(root),
+        page=root / "page.html",
+        ended=f"{seed_counts(experiment, root)}; {ended}",
+        log=f"full logs: {logs[-1]} and those of {len(logs) - 1} earlier stages beside it" if logs else "",
+    ):
+        say(line)
+
+
+def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
+    """The verdicts on the tables that there are."""
+    known = read_results(root)
+    claims = read_claims([claims_file(name) for name in experiment.claims])
+    return judge(claims, known.runs, known.items, known.looks)
+
+
+def next_runs(
+    experiment: Experiment, judged: Sequence[ClaimVerdict], left: float
+) -> tuple[list[tuple[str, int]], str]:
+    """The runs of the next stage, and where there is none, why not."""
+    wants = next_looks(judged, experiment.seeds)
+    if not wants:
+        decided = all(
+            entry.seen is None or entry.seen.decided or not entry.decision.settings for entry in judged
+        )
+        return [], "every claim is decided" if decided else "all planned seeds have been run"
+    seen = list(earlier_runs(Path("results")))
+    by_setting = {run.group_id: run for run in experiment.runs()}
+    seconds = {}
+    for setting, seed in {run for want in wants for run in want.runs}:
+        run = by_setting[setting]
+        known = estimate(experiment, run, experiment.training_of(run), seen)
+        seconds[setting, seed] = _UNKNOWN_S if known is None else known
+    chosen = affordable(wants, seconds, left)
+    return chosen, "" if chosen else "the minutes are used up; the same command continues from here"
+
+
+def seed_counts(experiment: Experiment, root: Path) -> str:
+    """How many seeds the settings have."""
+    runs = with_further_seeds(experiment, root).runs()
+    counts = sorted({sum(other.group_id == run.group_id for other in runs) for run in runs})
+    told = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{len(runs)} runs, {told} seeds in a setting"
+
+
+def snakemake(
+    arguments: list[str], handle: int, stage: Mapping[str, object], variables: Mapping[str, str] | None = None
+) -> None:
+    """One stage, of which the line of progress speaks; ends this process where it fails, as Snakemake ended.
+
+    An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
+    """
+    environment = {**os.environ, STAGE: json.dumps(stage), **(variables or {})}
+    process: subprocess.Popen[bytes] | None = None
+    asked: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        asked.append(number)
+        if process is not None and number == signal.SIGTERM:
+            process.terminate()
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
+        if signal.SIGTERM in asked:
+            process.terminate()
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not status and asked:  # it came when Snakemake was done: the next stage is not begun
+        sys.exit(128 + asked[0])
+    if status:
+        sys.exit(status if status > 0 else 128 - status)
+
+
+def say(line: str) -> None:
+    """For people, where Snakemake talks too."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

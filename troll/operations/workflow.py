@@ -1,0 +1,105 @@
+"""The workflow, run by a command of this package: one Snakemake, its log in a file, a line now and then."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from troll.common.errors import UserError
+from troll.common.progress import clock, say
+from troll.operations.progress_line import SWITCH
+
+PROGRAM = (sys.executable, "-m", "troll.operations.run")
+"""What `make results` runs, too."""
+_RULES = Path("workflow/Snakefile")
+_STEPS = re.compile(rb"(\d+) of (\d+) (?:steps|jobs)")
+_SAY_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the workflow ended.
+
+    Attributes:
+        status: its exit status.
+        last: the last line of its log.
+    """
+
+    status: int
+    last: str
+
+
+def in_checkout(command: str) -> None:
+    """Makes sure that the workflow is here."""
+    if not _RULES.exists():
+        raise UserError(f"{command}: {_RULES} is not here; run this in the root of a checkout")
+
+
+def run_workflow(
+    experiment: Path,
+    targets: Sequence[str],
+    log: Path,
+    *,
+    cores: int,
+    environment: Mapping[str, str] | None = None,
+    keep_going: bool = False,
+) -> Ended:
+    """Runs the workflow of an experiment file; an interrupted one resumes where it stopped.
+
+    Args:
+        environment: of Snakemake and its jobs; by default this process's.
+    """
+    command = [*PROGRAM, "--cores", str(cores), "--scheduler", "greedy"]
+    command += ["--max-jobs-per-timespan", "1000/3s", "--rerun-incomplete"]
+    command += ["--keep-going"] if keep_going else []
+    command += ["--configfile", str(experiment), "--", *targets]
+    variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
+    begun = said = time.monotonic()
+    with log.open("wb") as out, terminations() as terminated:
+        process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                time.sleep(0.5)
+                if terminated:
+                    say(f"{log}: SIGTERM; ends when the jobs that run have ended")
+                    break
+                if time.monotonic() - said > _SAY_EVERY_S:
+                    said = time.monotonic()
+                    say(f"{_progress(log)}, {clock(said - begun)}")
+        finally:
+            if process.poll() is None:  # Snakemake begins no further job
+                process.terminate()
+                process.wait()
+        if terminated:
+            raise SystemExit(128 + signal.SIGTERM)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    if process.returncode and last.startswith("error: "):  # before its first job
+        raise UserError(f"{log}: {last.removeprefix('error: ')}")
+    return Ended(process.returncode, last)
+
+
+@contextmanager
+def terminations() -> Iterator[list[int]]:
+    """Notes SIGTERM, which would end this process at once and leave what it runs without it."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone can be told
+        yield came
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _progress(log: Path) -> str:
+    steps = _STEPS.findall(log.read_bytes())
+    return "{} of {} jobs".format(*(part.decode() for part in steps[-1])) if steps else "no job is done"
