@@ -121,8 +121,8 @@ def test_evidence_says_where_how_much_and_how_many(known: Tidy) -> None:
     ]
     assert [part.effect for part in judged.decision.settings] == pytest.approx([0.25, -0.25])
     assert why(judged) == (
-        "gentle +25.0, stale −25.0 points; holds in 1 of 2 settings, the contrary in 1; on average over "
-        "seeds it ends below its own base model in 1 of 2 settings on chains"
+        "gentle +25.0, stale −25.0 points; holds in 1 of 2 settings, the contrary is shown in 1; on "
+        "average over seeds it ends below its own base model in 1 of 2 settings on chains"
     )
     assert why(verdict(known, least_seeds=4)).startswith("3 seeds in 2 settings, the claim asks for 4; ")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from look_rates import KINDS, ends, looks_table
 from troll.analysis.claims.further import NextLook, affordable, look_record, next_looks, nth_seed
 from troll.analysis.claims.ledger import to_html, to_markdown
 from troll.analysis.claims.looks import LookState, look_again
 from troll.analysis.claims.rule import PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.results import looks_of, write_plan
-from troll.analysis.sequential import KINDS, Looks, ends, error_rates
+from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
 
 LOOKS = Looks(first=3, most=6)
@@ -181,7 +182,7 @@ def test_a_large_difference_is_found_early_and_a_small_one_is_equivalent() -> No
 
 
 def test_released_error_rates_say_where_the_looks_hold_and_where_not() -> None:
-    rates = error_rates(500).set_index(["kind", "true_difference", "most"])["false"]
+    rates = looks_table(500).set_index(["kind", "true_difference", "most"])["false"]
     alike = rates.loc[list(KINDS[:2])].xs(0.0, level="true_difference")
     assert (alike <= 0.05).all()
     assert (rates.loc[KINDS[2]].xs(0.0, level="true_difference") > 0.1).all()

@@ -10,10 +10,10 @@ import yaml
 from scipy import stats
 from synthetic_board import PROTOCOL, at_no_trial, compared, fresh_seeds, trial_score, validation
 
+from protocol_rates import rates_table, simulated
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.leaderboard.board import board_table, place_ranges
-from troll.analysis.leaderboard.error_rates import rates_table, simulated
 from troll.analysis.leaderboard.figures import differences_figure
 from troll.analysis.leaderboard.inputs import choose, trial_scores, tuning_table
 from troll.analysis.leaderboard.own_rule import (

@@ -34,7 +34,8 @@ def judged() -> dict[str, ClaimVerdict]:
 
 
 AVERAGES = {
-    "stale-better": "+22.2 [+16.1, +28.3] points on average, a further setting within [+7.3, +37.1]",
+    "stale-better": "+22.2 [+16.1, +28.3] points on average, "
+    "95 % prediction interval for a new setting [+7.3, +37.1]",
     "stale-more-stable": "−16.3 [−22.2, −10.4] points on average, ",
     "faster": "+8.1 [+3.9, +12.3] points on average, ",
     "small-time-overhead": "+0.4 [−2.6, +3.5] % on average, ",

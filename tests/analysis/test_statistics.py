@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from troll.analysis.coverage import METHODS, SCENARIOS, coverage_table, student
+from interval_coverage import METHODS, SCENARIOS, coverage_table, student
 from troll.analysis.statistics import (
     Interval,
     area_under_curve,

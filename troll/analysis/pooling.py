@@ -4,7 +4,7 @@ Every setting has an effect (the mean paired difference over its seeds) with a v
 each other by more than that, with variance tau². Sources: REML for tau² (Viechtbauer 2005, "Bias and
 efficiency of meta-analytic variance estimators"); Hartung's and Knapp's interval of the average, Student's
 quantile with an estimated scale that is not let below one (Knapp and Hartung 2003; Röver, Knapp and Friede
-2015); prediction interval of a further setting (Higgins, Thompson and Spiegelhalter 2009).
+2015); prediction interval for a new setting (Higgins, Thompson and Spiegelhalter 2009).
 
 Settings that are compared with the same runs of a baseline have errors that go together (Gleser and Olkin
 2009, "Stochastically dependent effect sizes"); `error_covariance` estimates how much from the seeds. REML,
@@ -27,6 +27,7 @@ from scipy import optimize, stats
 
 from troll.analysis.statistics import LEVEL, Array
 
+PREDICTION = "95 % prediction interval for a new setting"
 LEAST_SETTINGS = 3
 """Of an average with an interval: two say next to nothing of how settings differ (Student's t is 12.7)."""
 _LEAST_OF_LEVEL = 2
@@ -43,7 +44,7 @@ class Pooled:
         estimate: the average.
         low: lower end of its interval.
         high: upper end.
-        predicted_low: lower end of the interval for one further setting; NaN for fewer than three settings.
+        predicted_low: lower end of the prediction interval for a new setting; NaN for fewer than three.
         predicted_high: upper end.
         between: tau, the standard deviation between settings beyond what seeds explain.
         settings: K.

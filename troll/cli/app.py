@@ -21,7 +21,6 @@ from troll.cli.people import register_support
 from troll.cli.rank import register_rank
 from troll.cli.rehearse import register_rehearse
 from troll.cli.results import register_results
-from troll.cli.simulations import register_simulations
 from troll.cli.site import register_site
 from troll.cli.train import register_train
 from troll.common.errors import UserError
@@ -154,7 +153,6 @@ register_train(app)
 register_evaluation(app)
 register_results(app)
 register_site(app)
-register_simulations(app)
 register_paper(app)
 app.add_typer(leaderboard, name="leaderboard", rich_help_panel=AROUND_A_RUN)
 register_support(app)

@@ -1,4 +1,4 @@
-"""Measures what needs no run of an experiment: costs, sparse against dense projections, what base models can.
+"""Measures what needs no run of an experiment: costs, projections, base models, how reliable statistics are.
 
     python workflow/benchmarks/measure.py COMMAND --help
 
@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from troll.cli.app import begin, main
+from troll.cli.leaderboard import ProtocolFile
 from troll.cli.options import Log, Out, Stem
 from troll.common.errors import UserError
 
 app = typer.Typer(
-    help="Measure costs, approximations and base models.",
+    help="Measure costs, approximations, base models and the reliability of statistics.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -126,6 +127,58 @@ def difficulty(
     from troll.analysis.render.formats import to_markdown
 
     typer.echo(to_markdown(run_difficulty(bases, out, data=data, tokens=tokens)))
+
+
+@app.command()
+def coverage(
+    out: Annotated[Path, typer.Option(help="directory for the tables coverage and looks")],
+    trials: Annotated[int, typer.Option(min=1, help="simulated experiments of each kind")] = 2000,
+) -> None:
+    """Simulate how reliable intervals and verdicts are.
+
+    How often intervals cover the truth, and how often looking again and again misleads.
+
+    Example: python workflow/benchmarks/measure.py coverage --out results/statistics
+    """
+    from interval_coverage import coverage_table
+    from look_rates import looks_table
+    from troll.analysis.render.formats import to_markdown
+    from troll.common.files import write_text
+
+    for name, frame in (("looks", looks_table(trials)), ("coverage", coverage_table(trials))):
+        write_text(out / f"{name}.csv", frame.round(6).to_csv(index=False, lineterminator="\n"))
+        write_text(out / f"{name}.md", to_markdown(frame))
+
+
+@app.command()
+def error_rates(
+    protocol: ProtocolFile,
+    against: Annotated[
+        Path | None, typer.Option(help="another protocol, without a ranking: its power with as many runs")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="simulated comparisons of each effect", min=100)] = 20_000,
+) -> None:
+    r"""Simulate how often a protocol that ranks rules errs and finds.
+
+    Prints a table: the effect by which a rule is better than the baseline on
+    every task, how often it is read above and below, its runs, what the tuning
+    loses and how it spreads; with AGAINST also how often that one reads it above
+    with as many runs, corrected over its whole board.
+
+    Example: python workflow/benchmarks/measure.py error-rates workflow/config/ranking.yaml \
+    --against workflow/config/leaderboard.yaml
+    """
+    from protocol_rates import rates_table
+    from troll.analysis.leaderboard.protocol import read_protocol
+    from troll.analysis.render.formats import to_markdown
+
+    ranked = read_protocol(protocol)
+    if ranked.ranking is None:
+        raise UserError(f"{protocol}: ranking: is missing; only protocols that rank rules are simulated")
+    other = read_protocol(against) if against else None
+    if other is not None and other.ranking is not None:
+        raise UserError(f"--against: {against}: has a ranking of its own; name a protocol without one")
+    typer.echo(to_markdown(rates_table(ranked, other, draws=draws)))
 
 
 if __name__ == "__main__":

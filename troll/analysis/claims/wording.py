@@ -7,6 +7,7 @@ from troll.analysis.claims.rule import MOST_SEEDS, PairedDifferences
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
+from troll.analysis.pooling import PREDICTION
 from troll.analysis.render.formats import MINUS, points, probability, significant
 from troll.analysis.statistics import Interval
 
@@ -94,8 +95,8 @@ def average(entry: ClaimVerdict) -> str:
     if pooled is None:
         return ""
     show, _ = _shown(entry.claim)
-    further = f"[{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
-    return f"{on_average(entry)}, a further setting within {further}"
+    predicted = f"[{show(pooled.predicted_low)}, {show(pooled.predicted_high)}]"
+    return f"{on_average(entry)}, {PREDICTION} {predicted}"
 
 
 def short(entry: ClaimVerdict) -> str:
@@ -130,16 +131,17 @@ def _below(text: str) -> str:
 
 def _holding(entry: ClaimVerdict) -> str:
     """In how many settings the claim is shown in that setting alone, and in which it is not."""
-    decision, settings = entry.decision, entry.decision.settings
+    decision, count = entry.decision, len(entry.decision.settings)
     held, wrong = sum(decision.held), sum(decision.wrong)
-    if len(settings) == 1:
-        return "holds in its one setting" if held else "does not hold in its one setting"
-    text = f"holds in {'all ' if held == len(settings) else ''}{_of(held, len(settings))}"
-    text += f", {_contrary(entry)}" if wrong else ""
-    text += f", {collapsed(entry)}" if collapsed(entry) else ""
+    if count == 1 and not wrong:
+        return "holds in its one setting" if held else "its one setting does not decide it"
+    parts = [] if wrong == count else [f"no single setting of {count} shows it by itself"]
+    if held:
+        parts = [f"holds in {'all ' if held == count else ''}{_of(held, count)}"]
+    parts += [part for part in (_contrary(entry), collapsed(entry)) if part]
     if decision.verdict == "supported on average" and held:
-        text += f", not shown in {_without(entry)}"
-    return text
+        parts.append(f"not shown in {_without(entry)}")
+    return ", ".join(parts)
 
 
 def both_below(entry: ClaimVerdict) -> str:
@@ -164,12 +166,17 @@ def collapsed(entry: ClaimVerdict) -> str:
 
 def _contrary(entry: ClaimVerdict) -> str:
     """In how many settings the contrary is shown: of a margin, on which side of it they lie."""
-    decision = entry.decision
-    wrong = [setting for setting, flag in zip(decision.settings, decision.wrong, strict=True) if flag]
+    settings, flags = entry.decision.settings, entry.decision.wrong
+    wrong = [setting for setting, flag in zip(settings, flags, strict=True) if flag]
+    if not wrong:
+        return ""
+    where = str(len(wrong))
+    if len(wrong) == len(settings):
+        where = f"all {len(wrong)} settings" if len(wrong) > 1 else "its one setting"
     if entry.claim.direction != "equivalent":
-        return f"the contrary in {len(wrong)}"
+        return f"the contrary is shown in {where}"
     sides = sorted({"above" if setting.effect > 0 else "below" for setting in wrong})
-    return f"outside the margin in {len(wrong)} ({' or '.join(sides)})"
+    return f"outside the margin in {where} ({' or '.join(sides)})"
 
 
 def _without(entry: ClaimVerdict) -> str:
@@ -223,8 +230,10 @@ def _missing(entry: ClaimVerdict) -> str:
 
 
 def _of(held: int, settings: int, where: str = "") -> str:
+    if where and held == settings > 1:
+        return f"all {settings} settings{where}"
     if where:
-        return f"{'all ' if held == settings else f'{held} of '}{settings} settings{where}"
+        return f"the one setting{where}" if settings == 1 else f"{held} of {settings} settings{where}"
     if held == settings:
         return f"{settings} setting{'' if settings == 1 else 's'}"
     return f"{held or 'none'} of {settings} setting{'' if settings == 1 else 's'}"

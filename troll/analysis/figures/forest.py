@@ -21,7 +21,7 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import GROUP
-from troll.analysis.pooling import LEAST_SETTINGS, Pooled, pool
+from troll.analysis.pooling import LEAST_SETTINGS, PREDICTION, Pooled, pool
 from troll.analysis.render.formats import points, points_tick
 from troll.analysis.render.style import MethodStyles, empty, styled
 from troll.analysis.statistics import sd
@@ -193,7 +193,7 @@ def _line(axes: Axes, row: int, line: Line, styles: MethodStyles) -> None:
 
 
 def _diamond(axes: Axes, row: int, pooled: Pooled) -> None:
-    """The average: its interval from tip to tip; the line is the interval of a further setting."""
+    """The average: its interval from tip to tip; the line is the prediction interval for a new setting."""
     if not np.isnan(pooled.predicted_low):
         ends = [pooled.predicted_low, pooled.predicted_high]
         axes.plot(ends, [row] * 2, color=_PREDICTED, linewidth=3, zorder=2, solid_capstyle="butt")
@@ -218,5 +218,5 @@ def _legend(figure: Figure, styles: MethodStyles, shown: set[str], averaged: boo
             Line2D([], [], linestyle="", marker="D", color=_DIAMOND, markersize=5),
             Line2D([], [], color=_PREDICTED, linewidth=3),
         ]
-        labels += ["average, 95 % interval", "a further setting, 95 %"]
+        labels += ["average, 95 % interval", PREDICTION]
     figure.legend(handles, labels, loc="outside upper center", ncols=3, handlelength=2.2)

@@ -27,7 +27,7 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.pooling import LEAST_SETTINGS, error_covariance, pool
+from troll.analysis.pooling import LEAST_SETTINGS, PREDICTION, error_covariance, pool
 from troll.analysis.render.formats import Style, percent, points, whole
 from troll.analysis.tables.results import OFFICIAL_METRIC
 from troll.experiment.base_seeds import kind_name
@@ -45,7 +45,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings; on public data after
         the official ones, by lm-eval or evalplus, ``official_base`` and so on), ``difference`` with
         ``_low`` and ``_high`` (random effects; from three settings with two seeds each on), ``further_low``
-        and ``further_high`` (a further setting, cut to [-1, 1]), ``lowest`` and ``highest`` of any setting.
+        and ``further_high`` (those of a new setting, cut to [-1, 1]), ``lowest`` and ``highest``.
     """
     require_one(runs)
     kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
@@ -65,7 +65,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         "settings": Style("Settings", whole),
         "baseline": Style(f"{baseline} (%)", percent),
         "official_baseline": Style(f"{baseline}, official (%)", percent),
-        "further_low": Style("A further setting, from (points)", points),
+        "further_low": Style("New setting, from (points)", points),
         "further_high": Style("to (points)", points),
         "lowest": Style("Lowest Δ (points)", points),
         "highest": Style("Highest Δ (points)", points),
@@ -74,8 +74,8 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         f"Base models of a kind differ by their seed alone. Δ: test pass@1 minus that of {baseline}, paired "
         "by seed and problem in each setting (a task with a base model), averaged over settings by a "
         "random-effects meta-analysis (REML, Hartung's and Knapp's 95 % interval). It weights settings by "
-        "how precisely they are known, so it is not the difference of the two means beside it. A further "
-        f"setting: 95 % prediction interval. Neither is given for fewer than {LEAST_SETTINGS} settings or a "
+        "how precisely they are known, so it is not the difference of the two means beside it. New "
+        f"setting: {PREDICTION}. Neither is given for fewer than {LEAST_SETTINGS} settings or a "
         "single seed; over three settings they are wide. Seeds: the fewest of any setting. Single rows are "
         "not corrected for how many there are."
     ]

@@ -177,11 +177,11 @@ def _averages_of_variants(seeds: int, trials: int) -> list[dict[str, object]]:
         baseline = BASELINE_SPREAD * rng.normal(size=(2, seeds))[tasks]
         values = np.array(SHARING)[:, None] * rng.normal(size=(len(SHARING), seeds)) - baseline
         by_seed = [{float(seed): value for seed, value in enumerate(row)} for row in values.tolist()]
-        for kinds, found in zip((tasks.tolist(), [None] * len(SHARING)), ends.values(), strict=True):
+        for kinds, intervals in zip((tasks.tolist(), [None] * len(SHARING)), ends.values(), strict=True):
             average = pool(values.mean(axis=1), error_covariance(by_seed, kinds)[1])
-            found.append((average.low, average.high))
+            intervals.append((average.low, average.high))
     name = f"average over {len(SHARING)} settings, three compared with the same runs"
-    return [_average_row(name, seeds, kind, np.asarray(found)) for kind, found in ends.items()]
+    return [_average_row(name, seeds, kind, np.asarray(intervals)) for kind, intervals in ends.items()]
 
 
 def _average_row(scenario: str, seeds: int, interval: str, ends: Array) -> dict[str, object]:
@@ -237,6 +237,7 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
         "t over seeds. Where a quarter of the seeds collapse, three seeds often show no collapse, and no "
         "interval made from them can know of it. Averages (a quarter as many experiments): what verdicts on "
         "average use, and, where variants of a method are compared with the same runs, what it would be if "
-        "they were taken as independent. Made by `troll coverage --out results/statistics`.",
+        "they were taken as independent. Made by "
+        "`python workflow/benchmarks/measure.py coverage --out results/statistics`.",
     ]
     return frame

@@ -79,15 +79,15 @@ def simulated(
     used = np.full(draws, count)
     if protocol.ranking is not None and seeds is None:
         spread = protocol.ranking.spread_of_difference(tasks)
-        own = differences.mean(axis=1)
+        by_seed = differences.mean(axis=1)
         for look in reversed(protocol.ranking.looks):  # the first look at which it stops counts
-            used[~goes_on(own[:, :look], count, protocol.ranking, spread)] = look
-        above, below = _sides(own, spread, 1 - LEVEL)
+            used[~goes_on(by_seed[:, :look], count, protocol.ranking, spread)] = look
+        above, below = _sides(by_seed, spread, 1 - LEVEL)
         above, below = above & (used == count), below & (used == count)
     else:
         family = tasks * (len(protocol.rules) - 1)
         sides = _sides(differences, 0.0, (1 - LEVEL) / family)
-        above, below = (np.asarray(one.any(axis=1)) for one in sides)
+        above, below = (np.asarray(side.any(axis=1)) for side in sides)
     tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
     return Rates(
         above=float(above.mean()),
