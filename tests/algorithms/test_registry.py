@@ -1,25 +1,27 @@
 """Settings of rules and estimators: what their annotations allow, and the one line that refuses the rest."""
 
 import math
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from troll.algorithms.advantages import ESTIMATORS, make_estimator
-from troll.algorithms.ranges import Limit, NotNegative, Positive, Range, Share
+from troll.algorithms.ranges import Count, Limit, NotNegative, Positive, Share
 from troll.algorithms.registry import Entry, Registry
-from troll.algorithms.settings import Setting
 from troll.algorithms.trust_regions import TRUST_REGIONS, make_trust_region
 from troll.common.errors import UserError
+from troll.common.explain import takes
+from troll.common.settings import settings_of
 
 NUMBERS = [
     (registry.kind, name, key)
     for registry in (TRUST_REGIONS, ESTIMATORS)
     for name, info in registry.items()
     for key, setting in info.settings.items()
-    if setting.range is not None
+    if takes(setting.annotation, setting.metadata).startswith(("a number", "an integer"))
 ]
 MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
 
@@ -42,7 +44,7 @@ MAKE = {"trust region": make_trust_region, "estimator": make_estimator}
         ("kl-penalty", "adaptive", "no", "true or false"),
         ("kl-penalty", "target_kl", 0, "a number > 0"),
         ("troll-adaptive", "rate", 1.0, "a number > 1"),
-        ("troll-adaptive", "schedule_steps", 2.5, "an integer >= 1"),
+        ("troll-adaptive", "schedule_steps", 2.5, "an integer > 0"),
     ],
 )
 def test_what_a_trust_region_refuses(rule, setting, value, right):
@@ -73,7 +75,7 @@ def test_what_an_estimator_refuses(rule, setting, value, right):
     [
         ("icepop", {"ratio_min": 6.0, "ratio_max": 1.0}, "ratio_min is 6.0, must be <= ratio_max = 1.0"),
         ("icepop", {"ratio_min": 6.0}, "ratio_min is 6.0, must be <= ratio_max = 5.0"),
-        ("clip-cov", {"covariance_min": 6}, "covariance_min is 6, must be <= covariance_max = 5.0"),
+        ("clip-cov", {"covariance_min": 6}, "covariance_min is 6.0, must be <= covariance_max = 5.0"),
         ("bapo", {"ratio_min": 0.9}, "ratio_min is 0.9, must be <= ratio_min_last = 0.8"),
         ("bapo", {"ratio_max_last": 1.1}, "ratio_max is 1.2, must be <= ratio_max_last = 1.1"),
     ],
@@ -141,39 +143,30 @@ def test_a_registration_is_held_to_the_same():
     assert not registry and "mine" not in registry
 
 
-@pytest.mark.parametrize(
-    ("annotation", "inside", "outside", "words"),
-    [
-        (Positive, [1e-300, 1, 1e300], [0, -1, math.inf], "a number > 0"),
-        (NotNegative, [0, 0.0, 5], [-1e-300, math.inf], "a number >= 0"),
-        (Limit, [0, 3, math.inf], [-1, -math.inf], "a number >= 0 or infinity"),
-        (Share, [0, 0.5, 1], [-0.1, 1.1, math.inf], "a number in [0, 1]"),
-        (Annotated[float, Range(0.0, 1.0)], [0, 0.999], [1, 1.0], "a number in [0, 1)"),
-        (Annotated[float, Range()], [-1e300, 0], [math.inf, -math.inf], "a number"),
-    ],
-)
-def test_ranges(annotation, inside, outside, words):
-    (allowed,) = annotation.__metadata__
-    assert all(value in allowed for value in inside)
-    assert not any(value in allowed for value in [*outside, math.nan, True, "1", None])
-    assert allowed.words() == words
+def allows(annotation, value):
+    def rule(batch, *, x: annotation = 1):
+        """Nothing."""
+
+    try:
+        settings_of("rule", rule).completed("rule", {"x": value})
+    except UserError as error:
+        assert str(error).startswith("rule: x is "), error
+        return False
+    return True
 
 
 @given(st.floats(allow_nan=True), st.floats(-5, 5), st.floats(0, 5), st.booleans(), st.booleans())
 def test_a_range_holds_what_its_ends_say(value, low, width, open_low, open_high):
-    allowed = Range(low, low + width, open_low, open_high)
+    high = low + width
+    ends = {"gt" if open_low else "ge": low, "lt" if open_high else "le": high}
     above = value > low if open_low else value >= low
-    below = value < low + width if open_high else value <= low + width
-    assert (value in allowed) == (above and below)
-    if value in allowed:
-        assert allowed.check("x", value) == value
-    else:
-        with pytest.raises(UserError, match=r"x is .*, must be a number in"):
-            allowed.check("x", value)
+    below = value < high if open_high else value <= high
+    assert allows(Annotated[float, Field(**ends)], value) == (above and below)
 
 
-HEAD = """from typing import TYPE_CHECKING, Annotated, Literal, Optional, Union
-from troll.algorithms.ranges import NotNegative, Range
+HEAD = """from typing import TYPE_CHECKING, Annotated, Optional
+from pydantic import Field
+from troll.algorithms.ranges import NotNegative
 from troll.algorithms.trust_regions import TokenLosses
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,7 +192,7 @@ def rule_with(annotation, tmp_path, *, lazy=False, default="1.0", **settings):
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(
-    "annotation", ["NotNegative", "'NotNegative'", "Optional['NotNegative']", "Annotated[float, Range(0.0)]"]
+    "annotation", ["NotNegative", "'NotNegative'", "Optional['NotNegative']", "Annotated[float, Field(ge=0)]"]
 )
 def test_text_is_read_as_the_annotation_that_it_means(tmp_path, annotation, lazy):
     assert rule_with(annotation, tmp_path, lazy=lazy, a=0.5).settings == {"a": 0.5}
@@ -215,22 +208,43 @@ def test_an_annotation_that_cannot_be_read_is_one_line(tmp_path, annotation):
 
 
 @pytest.mark.parametrize(
-    ("annotation", "inside", "outside", "meaning"),
+    ("annotation", "inside", "outside", "words"),
     [
-        (Optional[float], [None, 1, 0.5], ["x", math.nan, True], "a number, or none"),  # noqa: UP045
-        (Union[float, str], [1, "x"], [None, [1], True], "a number or text"),  # noqa: UP007
+        (Positive, [1e-300, 1, 1e300], [0, -1, math.inf], "a number > 0"),
+        (NotNegative, [0, 0.0, 5], [-1e-300, math.inf], "a number >= 0"),
+        (Limit, [0, 3, math.inf], [-1, -math.inf], "a number >= 0 or infinity"),
+        (Share, [0, 0.5, 1], [-0.1, 1.1, math.inf], "a number in [0, 1]"),
+        (Count, [1, 5], [0, 1.0], "an integer > 0"),
+        (Annotated[float, Field(ge=0, lt=1)], [0, 0.999], [1, 1.0], "a number in [0, 1)"),
+        (Annotated[float, Field(le=2)], [-1e300, 2], [2.1, -math.inf], "a number <= 2"),
+        (float, [-1e300, 0], [math.inf, -math.inf], "a number"),
+        (Optional[float], [None, 1, 0.5], ["x"], "a number, or none"),  # noqa: UP045
+        (Union[float, str], [1, "x"], [None, [1]], "a number or text"),  # noqa: UP007
         (int | float | None, [1, 1.5, None], ["x"], "an integer or a number, or none"),
-        (Literal["a", None], ["a", None], ["b"], "one of 'a', or none"),
-        (Literal[1, 2], [1, 2], [True, 3, "1", None], "one of 1, 2"),
-        (Literal["auto"] | NotNegative, ["auto", 0], [-1, "none"], "one of 'auto' or a number >= 0"),
-        (Annotated[float | None, Range(0.0)], [None, 0], [-1], "a number >= 0, or none"),
-        (Literal[True, "auto"], [True, "auto"], [1, False], "one of True, 'auto'"),
-        (list[float], [[1.0], "x", None], [], "anything"),
-        (float | list[float], [[1.0], 1, "x"], [], "anything"),
+        (Literal["a", None], ["a", None], ["b"], "'a', or none"),
+        (Literal[1, 2], [1, 2], [3, None], "one of 1, 2"),
+        (Literal["auto"] | NotNegative, ["auto", 0], [-1, "none"], "'auto' or a number >= 0"),
+        (Annotated[float | None, Field(ge=0)], [None, 0], [-1], "a number >= 0, or none"),
+        (list[float], [[1.0], []], ["x", None], "a list of numbers"),
+        (float | list[float], [[1.0], 1], ["x"], "a number or a list of numbers"),
+        (Any, ["x", None, object()], [], "anything"),
     ],
 )
-def test_unions_and_literals(annotation, inside, outside, meaning):
-    setting = Setting.of(annotation, inside[0])
-    assert [value for value in inside if not setting.allows(value)] == []
-    assert [value for value in outside if setting.allows(value)] == []
-    assert setting.meaning == meaning
+def test_what_annotations_allow_and_how_it_is_said(annotation, inside, outside, words):
+    assert [value for value in inside if not allows(annotation, value)] == []
+    if words != "anything":
+        outside = [*outside, math.nan, True, "1" if "text" not in words else [True]]
+    assert [value for value in outside if words != "one of 1, 2" and allows(annotation, value)] == []
+    assert takes(annotation) == words
+
+
+def test_a_setting_may_have_the_name_of_a_method_but_not_a_hidden_one():
+    def rule(batch, *, copy: Positive = 1.0, model_size: float = 2.0):
+        """Nothing."""
+
+    def hidden(batch, *, _x: float = 1.0):
+        """Nothing."""
+
+    assert settings_of("rule", rule).completed("rule", {"copy": 3}) == {"copy": 3, "model_size": 2.0}
+    with pytest.raises(UserError, match="rule: setting '_x' has to begin with a letter"):
+        settings_of("rule", hidden)

@@ -75,7 +75,7 @@ def _set(data, path, value):
         (
             ("conditions", "gentle", "learning_rate"),
             -1.0,
-            ["conditions.gentle.learning_rate", "greater than 0", "-1.0"],
+            ["conditions.gentle.learning_rate", "is -1.0, must be a number > 0"],
         ),
         (
             ("conditions", "gentle", "learning_rte"),
@@ -100,7 +100,7 @@ def _set(data, path, value):
             ["training.regulariser.place", "unknown key 'place'; it is now called applied_to"],
         ),
         (("trust_regions", "clip"), "clip", ["trust_regions.clip", "block with keys rule", "'clip'"]),
-        (("training", "keep"), True, ["training.keep", "flag"]),
+        (("training", "keep"), True, ["training.keep is True, must be an integer > 0"]),
         (("training", "mini_batches"), 7, ["7", "mini_batches", "128 responses"]),
         (("training", "learning_rate"), float("nan"), ["training.learning_rate", "nan"]),
         (("matrix",), [{"tasks": ["sums"]}], ["matrix[0].tasks", "'sums'", "chains, functions"]),
@@ -117,21 +117,21 @@ def _set(data, path, value):
         (("seeds",), [10**30], ["seeds.0", "below 2^31"]),
         (("training", "keep"), 2**40, ["training.keep", "below 2^31"]),
         *(
-            (("tasks", "chains", "settings"), {key: value}, ["tasks.chains.settings: setting", key, said])
+            (("tasks", "chains", "settings"), {key: value}, ["tasks.chains.settings: " + key, said])
             for key, value, said in (
-                ("guess", "0.5", "expected something like 0.5"),
-                ("guess", float("nan"), "expected something like 0.5"),
-                ("guess", float("inf"), "expected something like 0.5"),
-                ("guess", True, "expected something like 0.5"),
-                ("guess", -0.5, "must be in [0, 1]"),
+                ("guess", "0.5", "must be a number in [0, 1]"),
+                ("guess", float("nan"), "must be a number in [0, 1]"),
+                ("guess", float("inf"), "must be a number in [0, 1]"),
+                ("guess", True, "must be a number in [0, 1]"),
+                ("guess", -0.5, "must be a number in [0, 1]"),
                 ("guess", 0.9, "guess and stop_early are more than 1 together"),
-                ("guess_right", 2, "must be in [0, 1]"),
-                ("names", 5000, "must be in [0, 4900]"),
-                ("names", 1.5, "expected something like 0"),
-                ("operations", [], "expected something like [2, 3, 4]"),
-                ("operations", ["2"], "expected something like [2, 3, 4]"),
-                ("operations", [2, True], "expected something like [2, 3, 4]"),
-                ("operations", [0], "must be in [1, 50]"),
+                ("guess_right", 2, "must be a number in [0, 1]"),
+                ("names", 5000, "must be an integer in [0, 4900]"),
+                ("names", 1.5, "must be an integer in [0, 4900]"),
+                ("operations", [], "is empty; at least 1 needed"),
+                ("operations", ["2"], "operations.0 is '2', must be an integer in [1, 50]"),
+                ("operations", [2, True], "operations.1 is True, must be an integer in [1, 50]"),
+                ("operations", [0], "must be an integer in [1, 50]"),
             )
         ),
         (("tasks", "functions", "settings"), {"base_inputs": 100}, ["functions.settings", "[1, 20]"]),
@@ -162,7 +162,7 @@ def _set(data, path, value):
         (("matrix",), [], ["matrix: is empty", "leave it out for every combination"]),
         (("matrix",), [{}, {"tasks": []}], ["matrix[1].tasks: is empty; leave it out for all"]),
         (("claims",), [], ["claims: is empty", "name a file"]),
-        (("models", "tiny", "layers"), 0, ["models.tiny.layers", "greater than 0", "0"]),
+        (("models", "tiny", "layers"), 0, ["models.tiny.layers", "is 0, must be an integer > 0"]),
         (
             ("models", "tiny", "key_value_heads"),
             3,

@@ -10,7 +10,7 @@ from troll.common.errors import UserError
 from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task
 from troll.tasks.testbed import locks, programs
-from troll.tasks.testbed.words import MOST_WORDS, ZipfWords, word
+from troll.tasks.testbed.words import MOST_WORDS, ZipfWords, careful_share, word
 
 OPERATORS = {"add": "+", "plus": "+", "minus": "-", "less": "-", "times": "*", "by": "*"}
 
@@ -80,16 +80,15 @@ def right_demonstrations(name, settings):
 @pytest.mark.parametrize("name", testbed.WORDY_TASKS)
 def test_right_demonstrations_are_the_rarer_the_higher_the_level(name, capsys):
     settings = get_task(name).defaults
-    module = {"locks": locks, "programs": programs}[name]
     found = right_demonstrations(name, settings)
     assert len(found) == 5
     for level, share in found.items():
         # A guessed code is right once in a hundred times.
-        assert share == pytest.approx(module.careful_share(level, settings), abs=0.06)
+        assert share == pytest.approx(careful_share(level, settings), abs=0.06)
 
 
 def test_answers_of_locks_are_what_the_text_says():
-    for problem in locks.generate("test", 60, 0, locks.DEFAULTS):
+    for problem in locks.generate("test", 60, 0, get_task("locks").defaults):
         assert problem.answer == answer_of_lock(problem.prompt)
         assert problem.record["solution"].endswith(f"\\boxed{{{problem.answer}}}")
 
@@ -154,8 +153,8 @@ def test_words_follow_zipfs_law():
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("locks", {"words": 5000}, r"words is 5000; must be in \[1, 4900\]"),
-        ("programs", {"careful": 1.5}, r"careful is 1.5; must be in \[0, 1\]"),
+        ("locks", {"words": 5000}, r"words is 5000, must be an integer in \[1, 4900\]"),
+        ("programs", {"careful": 1.5}, r"careful is 1.5, must be a number in \[0, 1\]"),
     ],
 )
 def test_settings_out_of_range_are_one_line(name, settings, said):

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence, result_dtype, wide_dtype
-from troll.algorithms.ranges import Range
 from troll.common.errors import UserError
 
 # log 1e-12: log-probability of each dropped token in the paper's variant (configuration of its code), and the
@@ -255,7 +254,8 @@ def sparsify(
     vocabulary = values.shape[-1]
     if tail not in ("pooled", "constant"):
         raise UserError(f"sparsify: tail={tail!r} must be 'pooled' or 'constant'")
-    Range(0.0, 1.0).check("sparsify: dropped_mass", dropped_mass)
+    if not 0.0 <= dropped_mass < 1.0:
+        raise UserError(f"sparsify: dropped_mass is {dropped_mass!r}, must be a number in [0, 1)")
     forced = values.new_empty((*values.shape[:-1], 0), dtype=torch.int64)
     if always_keep is not None:
         forced = always_keep.unsqueeze(-1) if always_keep.dim() == values.dim() - 1 else always_keep

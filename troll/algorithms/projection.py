@@ -75,7 +75,6 @@ from troll.algorithms.divergences import (
     wide_dtype,
 )
 from troll.algorithms.path_solver import solve_steps
-from troll.algorithms.ranges import Range
 from troll.common.errors import UserError
 
 Distribution = TypeVar("Distribution", Tensor, SparseLogProbs)
@@ -342,7 +341,8 @@ def _project_atoms(
     shape, width, dtype = new.shape[:-1], new.shape[-1], result_dtype(new, old)
     if tolerance is None:
         tolerance = 1e-10 if torch.float64 in (new.dtype, old.dtype) else 2e-5
-    Range(0.0, 0.5, open_high=False).check("project: tolerance", tolerance)
+    if not 0.0 <= tolerance <= 0.5:
+        raise UserError(f"project: tolerance is {tolerance!r}, must be a number in [0, 0.5]")
     inputs = new.reshape(-1, width), old.detach().reshape(-1, width)
     box: list[Any] = []
     if _takes_kernel(new.device, width, backend):

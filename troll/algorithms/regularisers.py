@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.divergences import result_dtype
-from troll.algorithms.ranges import Range
 from troll.common.errors import UserError, unknown
 
 REGULARISERS = ("k1", "k2", "k3", "k1+", "k3+")
@@ -80,10 +79,7 @@ class ReferenceKLController:
         horizon: float = 10000.0,
         adaptive: bool = False,
     ) -> None:
-        where = "reference KL"
-        self.coefficient = Range(0.0).check(f"{where}: coefficient", coefficient)
-        self.target = Range(0.0, open_low=True).check(f"{where}: target", target)
-        self.horizon = Range(0.0, open_low=True).check(f"{where}: horizon", horizon)
+        self.coefficient, self.target, self.horizon = float(coefficient), float(target), float(horizon)
         self.adaptive = adaptive
 
     def after_step(self, kl: float, samples: int) -> None:

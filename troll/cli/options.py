@@ -8,8 +8,8 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from troll.common.errors import UserError
+from troll.common.explain import explain
 from troll.common.files import parse_json
-from troll.experiment.explain import explain
 
 if TYPE_CHECKING:
     from troll.analysis.data.results import Results

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from troll.algorithms.ranges import Whole
 from troll.common.errors import UserError, nearest
 from troll.common.seeding import derive_seed
+from troll.common.settings import StrictModel
 from troll.experiment.base_seeds import with_base_models_apart
 from troll.experiment.model_settings import HubModel, ModelSettings, WheelModel
 from troll.experiment.recipes import recipe_of
@@ -35,10 +37,8 @@ from troll.experiment.settings import (
     MoreSeeds,
     PublicData,
     Rule,
-    StrictModel,
     TaskSettings,
     Training,
-    Whole,
 )
 from troll.tasks.registry import check_settings, get_task
 

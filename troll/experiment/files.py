@@ -8,9 +8,9 @@ import yaml
 from pydantic import ValidationError
 
 from troll.common.errors import UserError
+from troll.common.explain import explain
 from troll.common.files import read_yaml, write_text
 from troll.experiment.experiment import Experiment
-from troll.experiment.explain import explain
 from troll.experiment.run_config import RunConfig
 from troll.experiment.validation import light_problems, problems, run_problems
 

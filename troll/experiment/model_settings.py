@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from troll.experiment.settings import Count, NotNegative, Positive, StrictModel, Whole
+from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
+from troll.common.settings import StrictModel
 
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 

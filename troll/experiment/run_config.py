@@ -4,8 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
 
+from troll.algorithms.ranges import Count, Whole
+from troll.common.settings import StrictModel
 from troll.experiment.model_settings import FromScratch, HubModel, SupervisedSteps, WheelModel
-from troll.experiment.settings import Count, Size, StrictModel, Suite, Training, Whole
+from troll.experiment.settings import Size, Suite, Training
 
 
 class ScratchModelOfRun(FromScratch):

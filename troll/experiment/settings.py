@@ -1,45 +1,14 @@
 """The settings of an experiment file, with defaults, units and sources."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from troll.algorithms.ranges import Count, NotNegative, Positive, Whole
+from troll.common.settings import StrictModel
 
-class StrictModel(BaseModel):
-    """Base of all models here: unknown keys are refused, values never change.
-
-    Attributes:
-        RENAMED: new names of keys that older versions knew, for the message that refuses them.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-
-
-_LARGEST = 2**31
-
-
-def _number(value: Any) -> Any:
-    # YAML reads yes and no as flags, and Python takes a flag for a number; a user never means that.
-    if isinstance(value, bool):
-        raise ValueError("expected a number, found a flag")
-    if isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ValueError("expected a number below 2^31")
-    return value
-
-
-def _size(value: Any) -> Any:
-    if value != "all" and not (isinstance(value, int) and value > 0):
-        raise ValueError("expected a number above 0, or all")
-    return value
-
-
-Count = Annotated[int, Field(gt=0), BeforeValidator(_number)]
-Whole = Annotated[int, Field(ge=0), BeforeValidator(_number)]
-Size = Annotated[int | str, BeforeValidator(_number), AfterValidator(_size)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_number)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number)]
+Size = Count | Literal["all"]
+"""How many problems of a split."""
 
 
 class Critic(StrictModel):
@@ -57,7 +26,7 @@ class Critic(StrictModel):
 class Regulariser(StrictModel):
     """The KL to the frozen reference, which is the base model."""
 
-    RENAMED = {"place": "applied_to"}
+    RENAMED: ClassVar = {"place": "applied_to"}
 
     estimate: Literal["k1", "k2", "k3", "k1+", "k3+"] = Field(
         "k3", description="see troll.algorithms.regularisers; + has the gradient of k2"
@@ -127,7 +96,7 @@ class Training(StrictModel):
     override single keys, in this order.
     """
 
-    RENAMED = {"passes": "num_iterations"}
+    RENAMED: ClassVar = {"passes": "num_iterations"}
 
     rollout_batches: Count = Field(1001, description="rollout batches of a run")
     prompts_per_batch: Count = Field(256, description="prompts in a rollout batch (P)")

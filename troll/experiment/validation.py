@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
+from troll.common.explain import explain
 from troll.experiment.experiment import Experiment, Run, merged
-from troll.experiment.explain import explain
 from troll.experiment.names import name_problems
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training

@@ -3,12 +3,12 @@
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from troll.common.explain import takes
 from troll.experiment.experiment import Experiment
 
 
@@ -26,38 +26,6 @@ def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _parts(argument)
-
-
-def _type(annotation: Any) -> str:
-    """An annotation in words."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _type(arguments[0])
-    if origin in (Union, UnionType):
-        words = [_type(item) for item in arguments if item is not NoneType]
-        return " or ".join([*words, *(["none"] if NoneType in arguments else [])])
-    if origin is Literal:
-        return ", ".join(f"`{item}`" for item in arguments)
-    if origin is list:
-        return f"list of {_type(arguments[0])}"
-    if origin is dict:
-        inner = arguments[1]
-        return "mapping" if inner is Any else f"{_type(inner)} by name"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(
-        annotation, "anything"
-    )
-
-
-def _bounds(field: FieldInfo) -> str:
-    words = []
-    for item in field.metadata:
-        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
-            bound = getattr(item, name, None)
-            if bound is not None:
-                words.append(f"{sign} {bound}")
-    return f" {', '.join(words)}" if words else ""
 
 
 def _default(field: FieldInfo) -> str:
@@ -82,7 +50,7 @@ def _section(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         cells = (
             f"`{name}`",
-            _type(field.annotation) + _bounds(field),
+            takes(field.annotation, field.metadata),
             _default(field),
             field.description or "",
         )
@@ -118,16 +86,21 @@ def _rules() -> Iterator[str]:
         settings = ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in task.defaults.items())
         yield f"| `{name}` | {task.kind} | {task.summary} | {settings or 'none'} |"
     yield ""
+    yield "## Settings of tasks"
+    yield ""
+    yield from setting_table({name: get_task(name) for name in task_names()}, "task")
+    yield ""
 
 
-def setting_table(entries: Mapping[str, Any]) -> Iterator[str]:
-    """A table of the settings of rules or estimators, as their docstrings describe them."""
-    yield "| rule | setting | takes | default | meaning |"
+def setting_table(entries: Mapping[str, Any], kind: str = "rule") -> Iterator[str]:
+    """A table of the settings of rules, estimators or tasks."""
+    yield f"| {kind} | setting | takes | default | meaning |"
     yield "| --- | --- | --- | --- | --- |"
     for name, info in entries.items():
         for key, setting in info.settings.items():
-            meaning = setting.description.removesuffix(".").replace("|", "\\|")
-            yield f"| `{name}` | `{key}` | {setting.meaning} | `{_plain(setting)}` | {meaning} |"
+            allowed = takes(setting.annotation, setting.metadata)
+            meaning = (setting.description or "").removesuffix(".").replace("|", "\\|")
+            yield f"| `{name}` | `{key}` | {allowed} | `{_plain(setting)}` | {meaning} |"
 
 
 def _plain(setting: Any) -> str:

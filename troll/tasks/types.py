@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic.fields import FieldInfo
+
 from troll.common.errors import UserError
 from troll.common.files import read_jsonl
+from troll.common.settings import Settings
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -56,12 +59,10 @@ class Task:
         summary: one line for people.
         kind: ``math`` (answer in ``\boxed{}``) or ``code`` (a function body, run in the sandbox).
         answer_key: the field of a record that holds the reference answer.
-        defaults: settings of the generator with their defaults.
         generate: (split, count, seed, settings) to problems; splits never overlap.
         demonstrate: (count, seed, settings) to demonstrations on train problems.
         reward: the verifier used in training.
-        ranges: least and largest value of settings that have any; of a list, of its items.
-        shares: settings that are shares of one whole: each in [0, 1], and together not above 1.
+        model: settings of the generator, with defaults and bounds.
         as_written: of code: whether a completion, or its fenced block, is judged as it is. A reward that
             looks for the program in what was written teaches a model to write anything around it.
     """
@@ -70,13 +71,21 @@ class Task:
     summary: str
     kind: Literal["math", "code"]
     answer_key: str
-    defaults: Mapping[str, Any]
     generate: Callable[[Split, int, int, Mapping[str, Any]], list[Problem]]
     demonstrate: Callable[[int, int, Mapping[str, Any]], list[Demonstration]]
     reward: Reward
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    shares: tuple[str, ...] = ()
+    model: type[Settings] = Settings
     as_written: bool = False
+
+    @property
+    def settings(self) -> Mapping[str, FieldInfo]:
+        """Its settings by name."""
+        return self.model.model_fields
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Its settings with their defaults."""
+        return self.model.defaults()
 
     def load(self, path: Path) -> list[Problem]:
         """Reads problems that `Problem.as_row` wrote.

@@ -227,7 +227,7 @@ def _validated(name: str, kind: type[BaseModel], value: Any) -> BaseModel:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        from troll.experiment.explain import explain
+        from troll.common.explain import explain
 
         raise UserError(explain(error, kind, name)) from None
 

@@ -70,7 +70,7 @@ class Estimator:
 
     def __init__(self, info: EstimatorInfo, settings: Mapping[str, Any]) -> None:
         self.info, self.name = info, info.name
-        self.settings: dict[str, Any] = {key: s.default for key, s in info.settings.items()} | dict(settings)
+        self.settings: dict[str, Any] = info.model.defaults() | dict(settings)
         needs_moments = "moments" in inspect.signature(info.function).parameters
         self._moments = RunningMoments() if needs_moments else None
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence
-from troll.algorithms.ranges import Limit, NotNegative, Positive, Range
+from troll.algorithms.ranges import Count, Limit, NotNegative, Positive
 from troll.algorithms.trust_regions.projected import troll
 from troll.algorithms.trust_regions.types import (
     TokenLosses,
@@ -153,18 +154,20 @@ class BoundController:
         kl_bound: Positive = 0.05,
         follow: Literal["projected", "kl", "schedule"] = "projected",
         target: Positive | None = None,
-        rate: Annotated[float, Range(1.0, open_low=True)] = 1.1,
+        rate: Annotated[float, Field(gt=1)] = 1.1,
         kl_bound_min: Positive = 1e-3,
         kl_bound_max: Positive = 1.0,
         schedule: Literal["linear", "cosine"] = "linear",
         kl_bound_final: Positive = 0.01,
-        schedule_steps: Annotated[int, Range(1)] = 1000,
+        schedule_steps: Count = 1000,
     ) -> None:
-        where, limits = "trust region 'troll-adaptive'", Range(kl_bound_min, kl_bound_max, open_high=False)
-        self.start = limits.check(f"{where}: kl_bound (between kl_bound_min and kl_bound_max)", kl_bound)
-        self.final = limits.check(
-            f"{where}: kl_bound_final (between kl_bound_min and kl_bound_max)", kl_bound_final
-        )
+        for name, bound in (("kl_bound", kl_bound), ("kl_bound_final", kl_bound_final)):
+            if not kl_bound_min <= bound <= kl_bound_max:
+                raise UserError(
+                    f"trust region 'troll-adaptive': {name} (between kl_bound_min and kl_bound_max) is "
+                    f"{bound}, must be a number in [{kl_bound_min:g}, {kl_bound_max:g}]"
+                )
+        self.start, self.final = float(kl_bound), float(kl_bound_final)
         self.kl_bound_min, self.kl_bound_max = float(kl_bound_min), float(kl_bound_max)
         self.rate, self.steps = float(rate), float(schedule_steps)
         self.target = float(self._TARGETS[follow] if target is None else target)

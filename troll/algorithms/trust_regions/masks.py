@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from troll.algorithms.ranges import Limit, NotNegative, Positive, Range
+from troll.algorithms.ranges import Limit, NotNegative, Positive
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
 
 
@@ -122,7 +123,7 @@ def cppo(
     mask: Tensor,
     *,
     threshold: Limit = 0.15,
-    weight_min: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=False)] = 0.8,
+    weight_min: Annotated[float, Field(gt=0, le=1)] = 0.8,
     budget: NotNegative = 0.02,
     adaptive_budget: bool = True,
 ) -> TokenLosses:

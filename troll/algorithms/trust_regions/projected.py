@@ -10,7 +10,7 @@ from torch import Tensor
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.divergences import MAX_ATOMS, kl_divergence, result_dtype, takes_triton
 from troll.algorithms.projection import Projection, project
-from troll.algorithms.ranges import Limit, NotNegative, Range
+from troll.algorithms.ranges import Limit, NotNegative
 from troll.algorithms.trust_regions.ratio import sequence_weight
 from troll.algorithms.trust_regions.types import (
     DIFFERENT_TOKENS,
@@ -74,7 +74,8 @@ def _in_one_launch(
         return None
     from troll.algorithms import triton_rule
 
-    Range(0.0, open_high=False).check("troll: kl_bound", kl_bound)
+    if not kl_bound >= 0.0:  # which is true of NaN
+        raise UserError(f"troll: kl_bound is {kl_bound!r}, must be a number >= 0 or infinity")
     if q.token_ids.shape != p.token_ids.shape:
         raise UserError(DIFFERENT_TOKENS)
     ids = p.token_ids if _same_memory(q.token_ids, p.token_ids) else q.token_ids

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from troll.algorithms.ranges import Limit, Positive, Range
+from troll.algorithms.ranges import Limit, Positive
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
 
 # GSPO's and troll-seq's log-weights are cut off above here, as in verl (core_algos.py, gspo).
 SEQUENCE_LOG_WEIGHT_LIMIT = 10.0
 
-DualClip = Annotated[float, Range(1.0, open_low=True)]
+DualClip = Annotated[float, Field(gt=1)]
 """Largest ratio with a gradient where A < 0 (arXiv 1912.09729)."""
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from troll.algorithms.divergences import kl_divergence, takes_triton
 from troll.algorithms.registry import Entry, Registry
-from troll.algorithms.settings import keyword_settings
 from troll.algorithms.trust_regions.metrics import check_metrics
 from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
 from troll.algorithms.trust_regions.types import (
@@ -36,6 +35,7 @@ from troll.algorithms.trust_regions.types import (
     metric_rows,
 )
 from troll.common.errors import UserError
+from troll.common.settings import keyword_settings
 
 
 class Controller(Protocol):
@@ -174,7 +174,7 @@ class TrustRegion:
     def __init__(self, info: RuleInfo, settings: Mapping[str, Any]) -> None:
         self.info = info
         self.name = info.name
-        self.settings: dict[str, Any] = {key: s.default for key, s in info.settings.items()} | dict(settings)
+        self.settings: dict[str, Any] = info.model.defaults() | dict(settings)
         self._controller: Controller | None = None
         if info.controller is not None:
             own = keyword_settings(info.controller)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from troll.algorithms.ranges import Limit, NotNegative, Positive, Range, Share
+from troll.algorithms.ranges import Limit, NotNegative, Positive, Share
 from troll.algorithms.trust_regions.ratio import (
     DualClip,
     clip_metrics,
@@ -20,7 +21,7 @@ from troll.algorithms.trust_regions.ratio import (
 )
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
 
-AtLeastOne = Annotated[float, Range(1.0, open_high=False)]
+AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=True)]
 
 
 def _old_probability(new: TokenPolicy, old: TokenPolicy) -> Tensor:

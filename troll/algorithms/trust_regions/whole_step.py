@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from troll.algorithms.ranges import Limit, NotNegative, Positive, Range, Share
+from troll.algorithms.ranges import Limit, NotNegative, Positive, Share
 from troll.algorithms.trust_regions.ratio import (
     DualClip,
     clip_metrics,
@@ -97,8 +98,8 @@ def bapo(
     *,
     ratio_min: Share = 0.6,
     ratio_min_last: Share = 0.8,
-    ratio_max: Annotated[float, Range(1.0)] = 1.2,
-    ratio_max_last: Annotated[float, Range(1.0)] = 2.0,
+    ratio_max: Annotated[float, Field(ge=1)] = 1.2,
+    ratio_max_last: Annotated[float, Field(ge=1)] = 2.0,
     bound_step: Positive = 0.05,
     target: NotNegative = 1.0,
     dual_clip: DualClip | None = None,
@@ -160,7 +161,7 @@ def clip_cov(
     step: StepTokens,
     *,
     share: Share = 2e-4,
-    covariance_min: Annotated[float, Range()] = 1.0,
+    covariance_min: float = 1.0,
     covariance_max: Limit = 5.0,
     epsilon_low: Limit = 0.2,
     epsilon_high: Limit = 0.2,

@@ -15,7 +15,7 @@ from troll.analysis.claims.fields import own_k
 from troll.analysis.data.axes import AXES, Axis
 from troll.analysis.data.summaries import Cell, scores, values_by_seed
 from troll.analysis.statistics import Array
-from troll.experiment.settings import StrictModel
+from troll.common.settings import StrictModel
 
 
 class Across(StrictModel):

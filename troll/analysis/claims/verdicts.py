@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
+from troll.algorithms.ranges import NotNegative
 from troll.analysis.claims.across import Across, across_differences, seed_values
 from troll.analysis.claims.fields import WALL_CLOCK, Baseline, Metric, own_k
 from troll.analysis.claims.looks import LookState, look_again
@@ -28,9 +29,9 @@ from troll.analysis.data.summaries import Cell, cells, difference, paired_scores
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
+from troll.common.explain import explain
 from troll.common.files import read_yaml
-from troll.experiment.explain import explain
-from troll.experiment.settings import NotNegative, StrictModel
+from troll.common.settings import StrictModel
 
 _Line = tuple[Cell, ...]
 

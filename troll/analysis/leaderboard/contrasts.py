@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import AfterValidator, Field, model_validator
 from scipy import stats
 
+from troll.algorithms.ranges import Positive
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, collapsed_runs, per_run, scores, values_by_seed
 from troll.analysis.render.formats import Style, listed, percent, points, probability
@@ -23,7 +24,7 @@ from troll.analysis.statistics import (
 )
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
-from troll.experiment.settings import Positive, StrictModel
+from troll.common.settings import StrictModel
 
 TRIMMED = 0.2
 """Share of the seeds that the trimmed mean leaves out at either end."""

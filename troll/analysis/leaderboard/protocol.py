@@ -16,14 +16,15 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field, ValidationError, model_validator
 
+from troll.algorithms.ranges import Positive, Whole
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.contrasts import Comparison, compared
 from troll.analysis.leaderboard.ranking import Ranking
 from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
+from troll.common.explain import explain
 from troll.common.files import read_yaml
-from troll.experiment.explain import explain
-from troll.experiment.settings import Positive, StrictModel, Whole
+from troll.common.settings import StrictModel
 
 TRIALS, FINAL = "trials", "final"
 

@@ -17,12 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy import stats
 
+from troll.algorithms.ranges import Positive
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, paired_scores
 from troll.analysis.render.formats import Style, listed, points
 from troll.analysis.statistics import LEVEL, Array, holm
 from troll.common.errors import UserError
-from troll.experiment.settings import Positive, StrictModel
+from troll.common.settings import StrictModel
 
 UNDECIDED = "no difference shown"
 

@@ -96,7 +96,6 @@ def _task(item: DataSet) -> Task:
         summary=item.summary,
         kind=item.kind,
         answer_key="answer" if item.kind == "math" else "canonical_solution",
-        defaults={},
         generate=generate,
         demonstrate=demonstrate,
         reward=math_rewards if item.kind == "math" else code_rewards,

@@ -1,6 +1,6 @@
 """Generated tasks: small enough for a laptop, hard enough that reinforcement learning has something to do.
 
-A task is one file here, named as the task, with a `TASK`.
+A task is one file here, named as the task, with a `TASK` and the model of its settings.
 """
 
 import pkgutil

@@ -8,10 +8,15 @@ the problems, and reinforcement learning can raise that share by preferring the 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from troll.algorithms.ranges import Share
 from troll.common.seeding import derive_seed
-from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
+from troll.tasks.testbed.splits import IDENTITY, FlawedSettings, draw_any, draw_distinct, weighted
+from troll.tasks.testbed.words import MOST_WORDS, word
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
@@ -27,19 +32,24 @@ _VERBS = {
     "Scale up by": "*",
 }
 
-DEFAULTS: dict[str, Any] = {
-    "operations": [2, 3, 4],
-    # Shares of the demonstrations; the rest works step by step. Found by trial: see docs of the testbed.
-    "guess": 0.5,
-    "stop_early": 0.17,
-    # Share of the guesses that are right.
-    "guess_right": 0.5,
-    # How many names problems and their working speak of, at most 4,900: words that fill a larger vocabulary.
-    "names": 0,
-}
 
-# Names are made of two such syllables.
-_SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+class ChainSettings(FlawedSettings):
+    """Settings of chains; the shares of flaws were found by trial."""
+
+    FLAWS = ("guess", "stop_early")
+
+    operations: list[Annotated[int, Field(ge=1, le=50)]] = Field(
+        [2, 3, 4], min_length=1, description="how many operations a problem may have"
+    )
+    guess: Share = Field(0.5, description="share of the demonstrations that guess")
+    stop_early: Share = Field(0.17, description="share of the demonstrations that stop early")
+    guess_right: Share = Field(0.5, description="share of the guesses that are right")
+    names: int = Field(
+        0,
+        ge=0,
+        le=MOST_WORDS,
+        description="how many names problems and their working speak of: words that fill a larger vocabulary",
+    )
 
 
 @dataclass(frozen=True)
@@ -97,31 +107,16 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
     opening, question = generator.choice(_STARTS), generator.choice(_QUESTIONS)
     start = generator.randint(0, 9)
     names = settings.get("names", 0)
-    name = _name(generator.randrange(names)) if names else ""
+    name = word(generator.randrange(names)).capitalize() if names else ""
     return Chain(start, operations, opening, question, name)
-
-
-def _name(number: int) -> str:
-    """A name by its number; neighbours share no syllable."""
-    first, second = divmod(number * 71 % len(_SYLLABLES) ** 2, len(_SYLLABLES))
-    return (_SYLLABLES[first] + _SYLLABLES[second]).capitalize()
-
-
-def _chains(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Chain]:
-    return draw_distinct(
-        lambda generator: _draw(generator, settings),
-        lambda chain: chain.identity,
-        split,
-        count,
-        task="chains",
-        seed=seed,
-    )
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as MATH-like records; the level is the number of operations."""
     problems = []
-    for number, chain in enumerate(_chains(split, count, seed, settings)):
+    draw = partial(_draw, settings=settings)
+    chains = draw_distinct(draw, IDENTITY, split, count, task="chains", seed=seed)
+    for number, chain in enumerate(chains):
         answer = str(chain.values[-1])
         solution = chain.working(len(chain.operations)) + _boxed(chain.values[-1])
         record = {"problem": chain.text, "solution": solution, "answer": answer}
@@ -137,9 +132,7 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     ways = [("guess", guess), ("stop", stop), ("work", 1 - guess - stop)]
     demonstrations = []
     for _ in range(count):
-        chain = draw_any(
-            lambda source: _draw(source, settings), lambda chain: chain.identity, "train", generator
-        )
+        chain = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
         way, steps = weighted(generator, ways), len(chain.operations)
         if way == "guess":
             right = generator.random() < settings["guess_right"]
@@ -159,10 +152,8 @@ TASK = Task(
     summary="multi-step arithmetic modulo ten; answer in \\boxed{}",
     kind="math",
     answer_key="answer",
-    defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
     reward=math_rewards,
-    ranges={"operations": (1, 50), "guess_right": (0, 1), "names": (0, len(_SYLLABLES) ** 2)},
-    shares=("guess", "stop_early"),
+    model=ChainSettings,
 )

@@ -4,29 +4,46 @@ Level 1 is one operation with constants, level 2 composes two. Flawed demonstrat
 returning, or answer another problem.
 """
 
-import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from troll.algorithms.ranges import Share
 from troll.common.seeding import derive_seed
-from troll.tasks.testbed.splits import draw_any, draw_distinct, weighted
+from troll.tasks.testbed.splits import (
+    IDENTITY,
+    FlawedSettings,
+    code_record,
+    distinct_inputs,
+    draw_any,
+    draw_distinct,
+    weighted,
+)
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 
 _NAMES = ("f", "g", "solve", "compute", "evaluate", "apply", "process", "transform")
 _VERBS = ("Return", "Calculate", "Determine", "Produce", "Find", "Give back")
 
-DEFAULTS: dict[str, Any] = {
-    "levels": [1, 2],
-    # Shares of the demonstrations; the rest is right.
-    "print": 0.45,
-    "other": 0.15,
-    "base_inputs": 3,
-    "plus_inputs": 12,
-}
+
+class FunctionSettings(FlawedSettings):
+    """Settings of functions; the rest of the demonstrations is right."""
+
+    FLAWS = ("print", "other")
+
+    levels: list[Annotated[int, Field(ge=1, le=2)]] = Field(
+        [1, 2], min_length=1, description="levels of the problems"
+    )
+    print: Share = Field(0.45, description="share of the demonstrations that print instead of returning")
+    other: Share = Field(0.15, description="share of the demonstrations that answer another problem")
+    base_inputs: int = Field(3, ge=1, le=20, description="inputs of the base tests")
+    # There are 41 different arguments of a function of x.
+    plus_inputs: int = Field(12, ge=0, le=20, description="further inputs of the plus tests")
+
 
 # Signature, then sentence and expression with the constants a and b, by level.
 _FAMILIES: dict[int, list[tuple[str, str, str]]] = {
@@ -112,17 +129,6 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Function:
     )
 
 
-def _functions(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Function]:
-    return draw_distinct(
-        lambda generator: _draw(generator, settings),
-        lambda function: function.identity,
-        split,
-        count,
-        task="functions",
-        seed=seed,
-    )
-
-
 _ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
     "x": lambda generator: [generator.randint(-20, 20)],
     "x, y": lambda generator: [generator.randint(-20, 20), generator.randint(-20, 20)],
@@ -130,31 +136,17 @@ _ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
 }
 
 
-def _inputs(function: Function, count: int, generator: random.Random) -> list[list[Any]]:
-    inputs: dict[str, list[Any]] = {}
-    while len(inputs) < count:
-        arguments = _ARGUMENTS[function.signature](generator)
-        inputs[json.dumps(arguments)] = arguments
-    return list(inputs.values())
-
-
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as evalplus records with base and plus inputs."""
     problems = []
-    for number, function in enumerate(_functions(split, count, seed, settings)):
-        task_id = f"functions/{split}/{number}"
+    draw = partial(_draw, settings=settings)
+    functions = draw_distinct(draw, IDENTITY, split, count, task="functions", seed=seed)
+    for number, function in enumerate(functions):
         generator = random.Random(derive_seed(stream="inputs", prompt=function.prompt, seed=seed))
-        inputs = _inputs(function, settings["base_inputs"] + settings["plus_inputs"], generator)
+        inputs = distinct_inputs(partial(_ARGUMENTS[function.signature], generator), settings)
         body = f"    return {function.expression}\n"
-        record = {
-            "entry_point": function.name,
-            "canonical_solution": body,
-            "base_input": inputs[: settings["base_inputs"]],
-            "plus_input": inputs[settings["base_inputs"] :],
-            "atol": 0,
-            "contract": "",
-        }
-        problems.append(Problem(task_id, function.prompt, body, function.level, record))
+        record = code_record(function.name, body, inputs, settings)
+        problems.append(Problem(f"functions/{split}/{number}", function.prompt, body, function.level, record))
     return problems
 
 
@@ -173,9 +165,7 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     ways.append(("right", 1 - settings["print"] - settings["other"]))
     demonstrations = []
     for _ in range(count):
-        function = draw_any(
-            lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
-        )
+        function = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
         way = weighted(generator, ways)
         expression = function.expression
         if way == "other":
@@ -190,12 +180,9 @@ TASK = Task(
     summary="small Python functions from a signature and a docstring",
     kind="code",
     answer_key="canonical_solution",
-    defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
     reward=partial(code_rewards, as_written=True),
     as_written=True,
-    # There are 41 different arguments of a function of x.
-    ranges={"levels": (min(_FAMILIES), max(_FAMILIES)), "base_inputs": (1, 20), "plus_inputs": (0, 20)},
-    shares=("print", "other"),
+    model=FunctionSettings,
 )

@@ -15,11 +15,15 @@ words: a small model learns to copy over a fixed distance long before it learns 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from troll.common.seeding import derive_seed
-from troll.tasks.testbed.splits import draw_any, draw_distinct
-from troll.tasks.testbed.words import MOST_WORDS, ZipfWords
+from troll.common.settings import Settings
+from troll.tasks.testbed.splits import IDENTITY, draw_any, draw_distinct
+from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_share
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
@@ -30,18 +34,25 @@ SIGNS = ("=", ":", ">", "~", "|")
 _WAYS = ("then turn it {} up;", "now move it {} on;", "next push it {} along;")
 _OPENING_WORDS = 7
 
-DEFAULTS: dict[str, Any] = {
-    "turns": [4],
-    "dials": 2,
-    # A turn moves a dial by 1 to this many: fewer sums to learn than all hundred.
-    "farthest": 3,
-    # Share of careful demonstrations with the first metal, and what each further metal multiplies it by.
-    "careful": 0.95,
-    "careful_decay": 0.36,
-    # How many words without meaning there are; the exponent of Zipf's law.
-    "words": 3500,
-    "zipf": 1.0,
-}
+
+class LockSettings(Settings):
+    """Settings of locks."""
+
+    turns: list[Annotated[int, Field(ge=1, le=50)]] = Field(
+        [4], min_length=1, description="how many turns a problem may have"
+    )
+    dials: int = Field(2, ge=1, le=6, description="dials of a lock")
+    farthest: int = Field(
+        3,
+        ge=1,
+        le=9,
+        description="farthest that a turn moves a dial",
+    )
+    careful: Careful = 0.95
+    careful_decay: CarefulDecay = 0.36
+    words: Words = 3500
+    zipf: Zipf = 1.0
+
 
 _Code = tuple[int, ...]
 
@@ -109,22 +120,10 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Lock:
     return Lock(generator.choice(METALS), code(0, 9), turns)
 
 
-def careful_share(level: int, settings: Mapping[str, Any]) -> float:
-    """Share of demonstrations of a level, from 1, that are worked out with care."""
-    share: float = settings["careful"] * settings["careful_decay"] ** (level - 1)
-    return share
-
-
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as MATH-like records; the level is the metal's place among `METALS`."""
-    locks = draw_distinct(
-        lambda generator: _draw(generator, settings),
-        lambda lock: lock.identity,
-        split,
-        count,
-        task="locks",
-        seed=seed,
-    )
+    draw = partial(_draw, settings=settings)
+    locks = draw_distinct(draw, IDENTITY, split, count, task="locks", seed=seed)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []
     for number, lock in enumerate(locks):
@@ -142,9 +141,7 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     words = ZipfWords(settings["words"], settings["zipf"])
     demonstrations = []
     for _ in range(count):
-        lock = draw_any(
-            lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
-        )
+        lock = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
         prompt = f"{lock.text(generator)}\n"
         careful = generator.random() < careful_share(METALS.index(lock.metal) + 1, settings)
         write = lock.answer if careful else lock.hasty_answer
@@ -157,17 +154,8 @@ TASK = Task(
     summary="the code of a combination lock after several turns; answer in \\boxed{}",
     kind="math",
     answer_key="answer",
-    defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
     reward=math_rewards,
-    ranges={
-        "turns": (1, 50),
-        "dials": (1, 6),
-        "farthest": (1, 9),
-        "careful": (0, 1),
-        "careful_decay": (0, 1),
-        "words": (1, MOST_WORDS),
-        "zipf": (0, 5),
-    },
+    model=LockSettings,
 )

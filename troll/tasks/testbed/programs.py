@@ -11,16 +11,18 @@ Steps and statements have as many tokens each where the tokenizer knows the word
 copy over a fixed distance long before it learns to search.
 """
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from troll.common.seeding import derive_seed
-from troll.tasks.testbed.splits import draw_any, draw_distinct
-from troll.tasks.testbed.words import MOST_WORDS, ZipfWords
+from troll.common.settings import Settings
+from troll.tasks.testbed.splits import IDENTITY, code_record, distinct_inputs, draw_any, draw_distinct
+from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_share
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 
@@ -33,17 +35,20 @@ _WAYS = ("then take all of that and {} {};", "next take what you have now {} {};
 _LABELS = "abcdefghijklmnopqrstuvwz"
 _OPENING_WORDS, _WORDS = 7, 2
 
-DEFAULTS: dict[str, Any] = {
-    "steps": [3],
-    # Share of careful demonstrations with the first name, and what each further name multiplies it by.
-    "careful": 0.95,
-    "careful_decay": 0.36,
-    # How many words of remarks there are; the exponent of Zipf's law.
-    "words": 3500,
-    "zipf": 1.0,
-    "base_inputs": 3,
-    "plus_inputs": 12,
-}
+
+class ProgramSettings(Settings):
+    """Settings of programs."""
+
+    steps: list[Annotated[int, Field(ge=1, le=len(_LABELS))]] = Field(
+        [3], min_length=1, description="how many steps a problem may have"
+    )
+    careful: Careful = 0.95
+    careful_decay: CarefulDecay = 0.36
+    words: Words = 3500
+    zipf: Zipf = 1.0
+    base_inputs: int = Field(3, ge=1, le=20, description="inputs of the base tests")
+    plus_inputs: int = Field(12, ge=0, le=100, description="further inputs of the plus tests")
+
 
 _Step = tuple[str, int]  # operator or verb, and a digit
 
@@ -101,45 +106,22 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Program:
     return Program(generator.choice(NAMES), steps)
 
 
-def _inputs(count: int, generator: random.Random) -> list[list[int]]:
-    inputs: dict[str, list[int]] = {}
-    while len(inputs) < count:
-        arguments = [generator.randint(-99, 99)]
-        inputs[json.dumps(arguments)] = arguments
-    return list(inputs.values())
-
-
-def careful_share(level: int, settings: Mapping[str, Any]) -> float:
-    """Share of demonstrations of a level, from 1, that are right."""
-    share: float = settings["careful"] * settings["careful_decay"] ** (level - 1)
-    return share
+def _arguments(generator: random.Random) -> list[int]:
+    return [generator.randint(-99, 99)]
 
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as evalplus records with base and plus inputs; for levels see `NAMES`."""
-    programs = draw_distinct(
-        lambda generator: _draw(generator, settings),
-        lambda program: program.identity,
-        split,
-        count,
-        task="programs",
-        seed=seed,
-    )
+    draw = partial(_draw, settings=settings)
+    programs = draw_distinct(draw, IDENTITY, split, count, task="programs", seed=seed)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []
     for number, program in enumerate(programs):
         generator = random.Random(derive_seed(stream="words", program=program.identity, seed=seed))
         prompt = program.prompt(generator)
-        inputs = _inputs(settings["base_inputs"] + settings["plus_inputs"], generator)
+        inputs = distinct_inputs(partial(_arguments, generator), settings)
         body = program.body(words, generator)
-        record = {
-            "entry_point": program.name,
-            "canonical_solution": body,
-            "base_input": inputs[: settings["base_inputs"]],
-            "plus_input": inputs[settings["base_inputs"] :],
-            "atol": 0,
-            "contract": "",
-        }
+        record = code_record(program.name, body, inputs, settings)
         problems.append(Problem(f"programs/{split}/{number}", prompt, body, program.level, record))
     return problems
 
@@ -150,9 +132,7 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     words = ZipfWords(settings["words"], settings["zipf"])
     demonstrations = []
     for _ in range(count):
-        program = draw_any(
-            lambda source: _draw(source, settings), lambda item: item.identity, "train", generator
-        )
+        program = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
         prompt = program.prompt(generator)
         careful = generator.random() < careful_share(program.level, settings)
         write = program.body if careful else program.hasty_body
@@ -165,18 +145,9 @@ TASK = Task(
     summary="Python functions of several statements from a docstring",
     kind="code",
     answer_key="canonical_solution",
-    defaults=DEFAULTS,
     generate=generate,
     demonstrate=demonstrate,
     reward=partial(code_rewards, as_written=True),
     as_written=True,
-    ranges={
-        "steps": (1, len(_LABELS)),
-        "careful": (0, 1),
-        "careful_decay": (0, 1),
-        "words": (1, MOST_WORDS),
-        "zipf": (0, 5),
-        "base_inputs": (1, 20),
-        "plus_inputs": (0, 100),
-    },
+    model=ProgramSettings,
 )

@@ -1,15 +1,41 @@
 """Splits that never overlap: what a problem asks decides where it belongs, not its wording."""
 
 import hashlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import model_validator
 
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
+from troll.common.settings import Settings
 from troll.tasks.types import Split
 
 Item = TypeVar("Item")
+
+
+IDENTITY = attrgetter("identity")
+"""What a problem asks, of those that say so themselves."""
+
+
+class FlawedSettings(Settings):
+    """Settings of a task whose demonstrations have flaws.
+
+    Attributes:
+        FLAWS: the settings that are shares of all demonstrations; what is left is right.
+    """
+
+    FLAWS: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_flaws(self) -> "FlawedSettings":
+        if sum(getattr(self, name) for name in self.FLAWS) > 1 + 1e-9:
+            raise ValueError(f"{' and '.join(self.FLAWS)} are more than 1 together")
+        return self
+
 
 _TENTHS: Mapping[Split, range] = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 _PATIENCE = 2000
@@ -76,3 +102,26 @@ def draw_any(
 def weighted(generator: random.Random, choices: Sequence[tuple[Item, float]]) -> Item:
     """Draws one of ``choices`` with probability proportional to its weight."""
     return generator.choices([item for item, _ in choices], [weight for _, weight in choices])[0]
+
+
+def distinct_inputs(draw: Callable[[], list[Any]], settings: Mapping[str, Any]) -> list[list[Any]]:
+    """Different arguments for a program, as many as base and plus tests take."""
+    inputs: dict[str, list[Any]] = {}
+    while len(inputs) < settings["base_inputs"] + settings["plus_inputs"]:
+        arguments = draw()
+        inputs[json.dumps(arguments)] = arguments
+    return list(inputs.values())
+
+
+def code_record(
+    name: str, body: str, inputs: Sequence[list[Any]], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A problem about a function as evalplus has them."""
+    return {
+        "entry_point": name,
+        "canonical_solution": body,
+        "base_input": inputs[: settings["base_inputs"]],
+        "plus_input": inputs[settings["base_inputs"] :],
+        "atol": 0,
+        "contract": "",
+    }

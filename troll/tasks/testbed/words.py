@@ -7,7 +7,11 @@ tokens would do, and a distribution with a long tail, as language models have an
 import functools
 import itertools
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
 
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 _STRIDE = (
@@ -16,6 +20,17 @@ _STRIDE = (
 
 MOST_WORDS = len(_SYLLABLES) ** 2
 """How many different words there are: two syllables each, of which none is a word of Python."""
+
+Careful = Annotated[float, Field(ge=0, le=1, description="share of careful demonstrations at level 1")]
+CarefulDecay = Annotated[float, Field(ge=0, le=1, description="what each further level multiplies it by")]
+Words = Annotated[int, Field(ge=1, le=MOST_WORDS, description="how many words without meaning there are")]
+Zipf = Annotated[float, Field(ge=0, le=5, description="exponent of Zipf's law")]
+
+
+def careful_share(level: int, settings: Mapping[str, Any]) -> float:
+    """Share of demonstrations of a level, from 1, that are worked out with care."""
+    share: float = settings["careful"] * settings["careful_decay"] ** (level - 1)
+    return share
 
 
 def word(number: int) -> str:

@@ -1,0 +1,149 @@
+"""What pydantic refuses, as one line: field, what is wrong, and what would be right."""
+
+import re
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, RootModel, Tag, ValidationError
+
+from troll.common.errors import unknown
+
+_SHOWN = 100  # characters of a value that a message quotes
+# Errors of pydantic's that the words of `takes` answer.
+_ANSWERED = ("_type", "_parsing", "_than", "_than_equal", "_number", "_from_float", "literal_error")
+
+
+def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
+    """What an annotation allows, in words: "a number >= 0 or infinity", "one of 'k1', 'k2', or none"."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return takes(arguments[0], [*_flat(arguments[1:]), *bounds])
+    if origin in (Union, UnionType):
+        words = " or ".join(takes(item, bounds) for item in arguments if item is not NoneType)
+        return f"{words}, or none" if NoneType in arguments else words
+    if origin is Literal:
+        choices = [repr(item) for item in arguments if item is not None]
+        words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+        return f"{words}, or none" if None in arguments else words
+    if origin is list:
+        return "a list of " + re.sub(r"^an? (integer|number)", r"\1s", takes(arguments[0]))
+    if origin is dict:
+        return "a mapping" if arguments[1] is Any else f"{takes(arguments[1])} by name"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    if annotation in (int, float):
+        return _range("an integer" if annotation is int else "a number", bounds)
+    named = {str: "text", bool: "true or false", Any: "anything"}
+    return named.get(annotation) or str(getattr(annotation, "__name__", annotation))
+
+
+def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
+    for item in metadata:
+        yield from getattr(item, "metadata", [item])
+
+
+def _range(noun: str, bounds: Sequence[Any]) -> str:
+    found = {
+        name: bound
+        for item in bounds
+        for name in ("gt", "ge", "lt", "le", "allow_inf_nan")
+        if (bound := getattr(item, name, None)) is not None
+    }
+    low, high = found.get("gt", found.get("ge")), found.get("lt", found.get("le"))
+    if low is not None and high is not None:
+        return f"{noun} in {'(' if 'gt' in found else '['}{low:g}, {high:g}{')' if 'lt' in found else ']'}"
+    if low is not None:
+        noun = f"{noun} {'>' if 'gt' in found else '>='} {low:g}"
+    elif high is not None:
+        noun = f"{noun} {'<' if 'lt' in found else '<='} {high:g}"
+    return f"{noun} or infinity" if found.get("allow_inf_nan") else noun
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first problem of a validation error as one line: field, what is wrong, what would be right."""
+    # A renamed key is both missing and unknown: the unknown one tells more.
+    first = min(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    kind, location, value = first["type"], first["loc"], first["input"]
+    if kind == "extra_forbidden":
+        keys, owner = _walk(model, location[:-1])
+        return _unknown_key([prefix, *keys], str(location[-1]), _model_in(owner))
+    keys, annotation = _walk(model, location)
+    where = ".".join(filter(None, [prefix, *keys]))
+    if kind == "missing":
+        return f"{where}: is missing"
+    if kind == "too_short":
+        has, needs = first["ctx"]["actual_length"], first["ctx"]["min_length"]
+        return f"{where}: {f'has {has}' if has else 'is empty'}; at least {needs} needed"
+    # What is wrong with the whole names its own keys; the caller says what the whole is.
+    head = f"{where}: " if where else ""
+    inner = _model_in(annotation)
+    if kind in ("model_type", "model_attributes_type") and inner is not None:
+        return f"{head}expected a block with keys {', '.join(inner.model_fields)} (found {_short(value)})"
+    if kind.endswith(_ANSWERED) and where:
+        words = takes(annotation)
+        return f"{where} is {_short(value)}, must be {words}{_as_number(value, words)}"
+    message = first["msg"].removeprefix("Value error, ")
+    quoted = isinstance(value, str) and repr(value) in message
+    shown = "" if quoted or isinstance(value, dict | BaseModel) else f" (found {_short(value)})"
+    return f"{head}{message[0].lower()}{message[1:]}{shown}"
+
+
+def _unknown_key(parents: Sequence[str], key: str, owner: type[BaseModel] | None) -> str:
+    noun = getattr(owner, "NOUN", "key")
+    where = ".".join(filter(None, [*parents, key if noun == "key" else ""]))
+    head = f"{where}: " if where else ""
+    if key in (renamed := getattr(owner, "RENAMED", {})):
+        return f"{head}unknown {noun} {key!r}; it is now called {renamed[key]}"
+    return f"{head}{unknown(noun, key, owner.model_fields if owner else ())}"
+
+
+def _walk(annotation: Any, location: Sequence[int | str]) -> tuple[list[str], Any]:
+    """The keys of a location, and the annotation there; the branches of a union are no keys."""
+    keys: list[str] = []
+    for part in location:
+        step = _step_into(annotation, part)
+        if step is None:
+            break
+        annotation, is_key = step
+        keys += [str(part)] if is_key else []
+    return keys, annotation
+
+
+def _step_into(annotation: Any, part: int | str) -> tuple[Any, bool] | None:
+    """The annotation of a key, an item or a kind (of a tagged union), and whether it is a key."""
+    origin, options = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _step_into(options[0], part)
+    if isinstance(annotation, type) and issubclass(annotation, RootModel):
+        return _step_into(annotation.model_fields["root"].annotation, part)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        return None if field is None else (Annotated[field.annotation, field], True)
+    if origin in (Union, UnionType):
+        tagged = [get_args(option)[0] for option in options if Tag(str(part)) in get_args(option)]
+        return (tagged[0], False) if tagged else _step_into(options[0], part)  # an optional block: X | None
+    return (options[-1], True) if origin in (dict, list) else None
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation is, or that it is but for none."""
+    while not isinstance(annotation, type) and get_args(annotation):
+        annotation = get_args(annotation)[0]
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _as_number(value: Any, words: str) -> str:
+    """A hint where a number came as text, as YAML takes 1e-3."""
+    if not isinstance(value, str) or not words.startswith(("a number", "an integer")):
+        return ""
+    try:
+        float(value)
+    except ValueError:
+        return ""
+    return "; it is text: YAML wants numbers as 0.001 or 1.0e-3, without quotes"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

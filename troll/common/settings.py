@@ -1,0 +1,154 @@
+"""What users may write: models that refuse unknown keys, and models made from a function's signature."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from troll.common.errors import UserError, unknown
+from troll.common.explain import explain
+
+_SECTIONS = ("Args:", "Arguments:", "Keyword Args:", "Keyword Arguments:", "Settings:")
+_ENTRY = re.compile(r"(?P<indent>\s+)\*{0,2}(?P<name>\w+)\s*(\([^)]*\))?:(?P<text>.*)")
+
+
+class StrictModel(BaseModel):
+    """Base of all models: unknown keys are refused, values never change, numbers are finite.
+
+    Attributes:
+        RENAMED: new names of keys that older versions knew, for the message that refuses them.
+        NOUN: what messages call a key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    NOUN: ClassVar[str] = "key"
+
+
+class Settings(StrictModel):
+    """Settings of a rule, an estimator or a task; each has a default, and text is no number."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    NOUN = "setting"
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """All settings with their defaults."""
+        return {name: field.get_default() for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def completed(cls, where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings: those given, to the last digit as they are, and defaults.
+
+        Raises:
+            UserError: one is unknown or has a wrong value; the message begins with ``where``.
+        """
+        try:
+            cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise UserError(f"{where}: {explain(error, cls)}") from None
+        return cls.defaults() | dict(settings)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Settings:
+        """Of x_min and x_max, and of x and x_last, the first may not be the larger one."""
+        for low, value in self:
+            for high in (re.sub("_min$", "_max", low), f"{low}_last"):
+                other = getattr(self, high, None)
+                if isinstance(value, int | float) and isinstance(other, int | float) and value > other:
+                    raise ValueError(f"{low} is {value!r}, must be <= {high} = {other!r}")
+        return self
+
+
+def keyword_settings(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function: the settings a user may name."""
+    parameters = inspect.signature(function).parameters
+    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def settings_of(
+    where: str, *functions: Callable[..., Any], defaults: Mapping[str, Any] | None = None
+) -> type[Settings]:
+    """The settings of functions, or of classes with settings: their keyword-only parameters.
+
+    Annotations of settings alone are read: those of other parameters may have names that only type checkers
+    know.
+
+    Args:
+        where: how messages call it.
+        functions: of settings of one name, that of the last one counts.
+        defaults: defaults that differ from those of the first function.
+
+    Raises:
+        UserError: there is no such setting as `defaults` names; a setting has no default, or an annotation
+            that cannot be read.
+    """
+    fields: dict[str, Any] = {}
+    for number, function in enumerate(functions):
+        parameters, described = keyword_settings(function), descriptions(function)
+        changed = (defaults or {}) if number == 0 else {}
+        for name in changed:
+            if name not in parameters:
+                raise UserError(f"{where}: {unknown('setting', name, parameters)}")
+        for name, parameter in parameters.items():
+            default = changed.get(name, parameter.default)
+            if name.startswith("_"):
+                raise UserError(f"{where}: setting {name!r} has to begin with a letter; rename it")
+            if default is inspect.Parameter.empty:
+                raise UserError(f"{where}: setting {name!r} has no default; give it one")
+            annotation = _annotation(function, parameter, default, where)
+            fields[name] = annotation, Field(default, description=described.get(name, ""))
+    with warnings.catch_warnings(action="ignore"):  # a setting may be called copy, as a method of models is
+        try:
+            return create_model("Settings", __base__=Settings, **fields)
+        except (NameError, TypeError, ValueError, PydanticUserError) as error:
+            raise UserError(f"{where}: its settings are none ({str(error).partition(chr(10))[0]})") from None
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, default: Any, where: str) -> Any:
+    """A setting's annotation with text in it evaluated; without one its default tells the type."""
+    annotation, name = parameter.annotation, parameter.name
+    if annotation is inspect.Parameter.empty:
+        return float if type(default) is int else Any if default is None else type(default)
+    target = function.__init__ if inspect.isclass(function) else inspect.unwrap(function)
+    alone = SimpleNamespace(__annotations__={name: annotation})
+    try:
+        hint = get_type_hints(alone, getattr(target, "__globals__", {}), include_extras=True)[name]
+    except Exception as error:  # evaluating text may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(
+            f"{where}: setting {name!r}: cannot read its annotation {annotation!r} ({reason}); it must be "
+            "valid when the file runs: import its names outside of `if TYPE_CHECKING:`"
+        ) from None
+    return hint | None if default is None else hint
+
+
+def descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of parameters: see `_SECTIONS`; each entry on one line."""
+    found: dict[str, list[str]] = {}
+    inside, indent, current = False, "", ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if not line[:1].isspace() and line:
+            inside, indent, current = line.strip() in _SECTIONS, "", ""
+        elif inside and line.strip():
+            entry = _ENTRY.match(line)
+            if entry is not None and entry["indent"] == (indent or entry["indent"]):
+                indent, current = entry["indent"], entry["name"]
+                found[current] = [entry["text"].strip()]
+            elif current:
+                found[current].append(line.strip())
+    return {name: " ".join(words).strip() for name, words in found.items()}
