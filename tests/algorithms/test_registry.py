@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -155,6 +155,7 @@ def allows(annotation, value):
     return True
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=True), st.floats(-5, 5), st.floats(0, 5), st.booleans(), st.booleans())
 def test_a_range_holds_what_its_ends_say(value, low, width, open_low, open_high):
     high = low + width

@@ -67,10 +67,13 @@ def refused(directory: Path, text: str) -> str:
             "baseline: 1e-7",
             "baseline: text names a trust region; write the number as 1.0e-07, without quotes (found '1e-7')",
         ),
-        ("margin: .inf", "margin: input should be a finite number (found inf)"),
-        ("margin: .nan", "margin: input should be "),
-        ("margin: true", "margin: expected a number, found a flag (found True)"),
-        ("across: {setting: staleness, statistic: slope, share: .nan}", "across.share: input should be "),
+        ("margin: .inf", "margin is inf, must be a number >= 0"),
+        ("margin: .nan", "margin is nan, must be a number >= 0"),
+        ("margin: true", "margin is True, must be a number >= 0"),
+        (
+            "across: {setting: staleness, statistic: slope, share: .nan}",
+            "across.share is nan, must be a number",
+        ),
     ],
 )
 def test_impossible_numbers_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -280,7 +280,7 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
             {"rounds": [{"keep": 2, "seeds": [1]}]},
             "seeds: 1 is a tuning seed too; fresh seeds must be others",
         ),
-        ({"rounds": [{"keep": 0, "seeds": [102]}]}, "rounds.0.keep: input should be greater than or equal"),
+        ({"rounds": [{"keep": 0, "seeds": [102]}]}, "rounds.0.keep is 0, must be an integer >= 1"),
         ({"rounds": [{"seeds": [102]}]}, "rounds.0.keep: is missing"),
         (compared(contrasts=[]), "comparison.contrasts: is empty; at least 1 needed"),
         (
@@ -297,8 +297,11 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
             ),
             "comparison: contrasts: clip minus troll is there twice",
         ),
-        (compared(margin=0), "comparison.margin: input should be greater than 0"),
-        (compared(endpoints=["pass@2"]), "comparison.endpoints.0: input should be 'pass@1' or 'area'"),
+        (compared(margin=0), "comparison.margin is 0, must be a number > 0"),
+        (
+            compared(endpoints=["pass@2"]),
+            "comparison.endpoints.0 is 'pass@2', must be one of 'pass@1', 'area'",
+        ),
         (compared(endpoints=["area", "area"]), "comparison: endpoints: area, area names one twice"),
         (
             compared(sentences=SENTENCES | {"below": "{metod} is below"}),

@@ -49,7 +49,7 @@ def _set(data, path, value):
         (("rounds",), [{"keep": 2, "seeds": [102, 102]}], "rounds.0.seeds: 102 is there twice"),
         (("tuning_seeds",), [7, 7], "tuning_seeds: 7 is there twice"),
         (("seeds",), [0], "seeds: has 1; at least 2 needed"),
-        (("learning_rates",), [1e-4, -1.0], "learning_rates.1: input should be greater than 0 (found -1.0)"),
+        (("learning_rates",), [1e-4, -1.0], "learning_rates.1 is -1.0, must be a number > 0"),
         (("learning_rates",), [1e-4, 1e-4], "learning_rates: 0.0001 is there twice"),
         (("experiment", "seeds"), [3], "experiment.seeds: the protocol decides it; leave it out"),
         (("experiment", "evaluation"), 3, "experiment: evaluation: expected a block with keys samples"),

@@ -304,7 +304,7 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
         ("  layers:", "  layer:", r"model\.layer: unknown key 'layer'; valid: .* 'layers'"),
         ("  rule: ", "  rules: ", r"trust_region\.rules: unknown key"),
         ("  evaluation:", "  sampling:", r"seeds\.sampling: unknown key"),
-        ("  heads: ", "  heads: -", r"model\.heads: input should be greater than 0 \(found -4\)"),
+        ("  heads: ", "  heads: -", r"model\.heads is -4, must be an integer > 0"),
     ):
         assert key in text
         (tmp_path / "run.yaml").write_text(text.replace(key, other, 1))
@@ -322,7 +322,11 @@ def test_a_run_file_of_another_version_is_one_line(data, tmp_path):
             ["models.tiny.hub", "'revision'", "valid: id"],
         ),
         (("tasks", "chains", "train"), "all", ["tasks.chains.train", "no last problem"]),
-        (("tasks", "chains", "train"), "some", ["tasks.chains.train", "number above 0, or all", "'some'"]),
+        (
+            ("tasks", "chains", "train"),
+            "some",
+            ["tasks.chains.train is 'some', must be an integer > 0 or 'all'"],
+        ),
         (("tasks", "aime24"), {}, ["tasks.aime24", "only test", "evaluate_on"]),
         (("tasks", "gsm8k"), {}, ["models.tiny", "from scratch", "gsm8k", "hub: {id: OWNER/NAME}"]),
         (

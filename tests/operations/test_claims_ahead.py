@@ -47,7 +47,7 @@ def write(repository, tmp_path, monkeypatch):
     ("change", "message"),
     [
         ({"methd": "troll"}, "mine.yaml: claim claim0: methd: unknown key 'methd'"),
-        ({"direction": "up"}, "mine.yaml: claim claim0: direction: input should be 'higher'"),
+        ({"direction": "up"}, "mine.yaml: claim claim0: direction is 'up', must be one of 'higher'"),
     ],
 )
 def test_check_reads_the_claims_files(write, change, message):
@@ -196,7 +196,7 @@ def test_snakemake_refuses_a_broken_claims_file_before_any_job(repository, write
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 1
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: mine.yaml: claim claim0: metric: input should be a valid string (found 3)"]
+    assert errors == ["error: mine.yaml: claim claim0: metric is 3, must be text"]
     assert not (tmp_path / "results").exists()
 
 

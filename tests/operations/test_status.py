@@ -192,7 +192,7 @@ def test_reading_lightly_refuses_wrong_keys_too(repository, tmp_path):
         ({"conditions": {"stale": {"learning_rte": 1.0}}}, "conditions.stale.learning_rte: unknown key"),
         (
             {"conditions": {"stale": {"learning_rate": "x"}}},
-            "conditions.stale.learning_rate: input should be",
+            "conditions.stale.learning_rate is 'x', must be a number > 0",
         ),
         (
             {"conditions": {"stale": {"mini_batches": 7}}},

@@ -44,7 +44,7 @@ def gae(**changes):
         ),
         (
             gae(training={"critic": {"value_clip": 0}}),
-            ["estimators.gae.training.critic.value_clip", "greater than 0", "0"],
+            ["estimators.gae.training.critic.value_clip is 0, must be a number > 0, or none"],
         ),
         (
             {"training": {"responses_per_prompt": 1, "prompts_per_batch": 128}},

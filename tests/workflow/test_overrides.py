@@ -36,7 +36,7 @@ def refusal(folder, *config, configfile="mine.yaml"):
     [
         (("foo=1",), "--config: foo: unknown key 'foo'"),
         (("seeds=[x]",), "--config: seeds.0 is 'x', must be an integer >= 0"),
-        (("seeds=x",), "--config: seeds: input should be a valid list"),
+        (("seeds=x",), "--config: seeds is 'x', must be a list of integers >= 0"),
         (("seeds=[0,0]",), "--config: seeds: "),
         (("training={mini_batches: 7}",), "--config: training: "),
         (

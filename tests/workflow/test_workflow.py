@@ -154,8 +154,7 @@ def test_a_mistake_in_the_configuration_is_one_line_before_anything_runs(checkou
     assert result.returncode != 0
     lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
     assert lines == [
-        "error: workflow/config/testbed.yaml: conditions.stale.learning_rate: input should be greater than 0 "
-        "(found -0.0003)"
+        "error: workflow/config/testbed.yaml: conditions.stale.learning_rate is -0.0003, must be a number > 0"
     ]
     assert not (checkout / "results").exists()
 
