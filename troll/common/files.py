@@ -21,12 +21,7 @@ LOCK = ".lock"
 
 
 def replaceable(path: Path) -> Path:
-    """Where a file is to be written: the path, or what it is a symbolic link to.
-
-    Raises:
-        UserError: something else than a regular file is there, which must not be replaced: a directory, a
-            device, a pipe, a socket.
-    """
+    """Where a file is to be written: the path, or what it is a symbolic link to."""
     try:
         target = Path(os.path.realpath(path))
         mode = path.stat().st_mode
@@ -57,11 +52,7 @@ def by_umask(mode: int) -> int:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path``; on success it is renamed to ``path``, on an error removed.
-
-    Raises:
-        UserError: see `replaceable`.
-    """
+    """Yields a temporary path beside ``path``; on success it is renamed to ``path``, on an error removed."""
     path = replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
@@ -122,9 +113,6 @@ def read_yaml(path: Traversable, kind: str = "file") -> Any:
     Args:
         path: where it is; a file, or data of an installed package.
         kind: what it should be, for the message when it is not there.
-
-    Raises:
-        UserError: it is missing, unreadable or no YAML.
     """
     return _parsed(path, parse_yaml, "YAML", kind)
 
@@ -174,20 +162,12 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        UserError: the file is missing, cannot be read, or is not JSON.
-    """
+    """Reads a JSON file."""
     return _parsed(path, parse_json, "JSON", "file")
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Reads one JSON object per line.
-
-    Raises:
-        UserError: it is missing or cannot be read, or a line (named by its number) is not a JSON object.
-    """
+    """Reads one JSON object per line."""
     rows = []
     try:
         with path.open("rb") as lines:  # a line at a time, so that one in another encoding is named, too

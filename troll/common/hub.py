@@ -49,9 +49,6 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
     Args:
         model_id: ``owner/name``.
         weights: with its weights; without, only configuration and tokenizer.
-
-    Raises:
-        UserError: it is not available, is not a model, or is not what the lock file says.
     """
     directory = in_mirror(model_id)
     if directory is not None:
@@ -74,11 +71,7 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
 
 
 def mirror() -> Path | None:
-    """The mirror of models; None where the environment names none.
-
-    Raises:
-        UserError: it names something else than a directory.
-    """
+    """The mirror of models; None where the environment names none."""
     root = os.environ.get(MIRROR)
     if not root:
         return None
@@ -88,11 +81,7 @@ def mirror() -> Path | None:
 
 
 def in_mirror(model_id: str) -> Path | None:
-    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub.
-
-    Raises:
-        UserError: the environment names a mirror that is no directory, or the model there has no config.json.
-    """
+    """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub."""
     root = mirror()
     if root is None:
         return None
@@ -120,11 +109,7 @@ def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> 
 
 
 def chat_template(model_id: str) -> str:
-    """The chat template of a model's tokenizer.
-
-    Raises:
-        UserError: the model is not available, or has none, or its tokenizer cannot be loaded.
-    """
+    """The chat template of a model's tokenizer."""
     import tempfile
 
     from transformers import AutoTokenizer

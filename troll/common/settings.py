@@ -52,11 +52,7 @@ class Settings(StrictModel):
 
     @classmethod
     def completed(cls, where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings: those given, to the last digit as they are, and defaults.
-
-        Raises:
-            UserError: one is unknown or has a wrong value; the message begins with ``where``.
-        """
+        """All settings: those given, to the last digit as they are, and defaults."""
         try:
             cls.model_validate(dict(settings))
         except ValidationError as error:
@@ -92,10 +88,6 @@ def settings_of(
         where: how messages call it.
         functions: of settings of one name, that of the last one counts.
         defaults: defaults that differ from those of the first function.
-
-    Raises:
-        UserError: there is no such setting as `defaults` names; a setting has no default, or an annotation
-            that cannot be read.
     """
     fields: dict[str, Any] = {}
     for number, function in enumerate(functions):

@@ -57,10 +57,6 @@ def grade(
             mathematics ``lm_eval/`` has lm-eval's own files.
         only_present: leave problems without a sample out; otherwise they are an error.
         split: of the data set; default ``test``, or ``all`` where the samples name problems outside it.
-
-    Raises:
-        UserError: unknown task, unusable or unknown samples, problems without a sample, or a missing tool
-            (for code: the sandbox; code is judged in no other way).
     """
     if task not in testbed.NAMES and task not in DATA_SETS:
         raise UserError(f"cannot grade task {task!r}; valid: {', '.join((*testbed.NAMES, *DATA_SETS))}")

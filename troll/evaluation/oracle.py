@@ -13,9 +13,6 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
         task: whose problems they are.
         problems: JSON lines, as `troll problems` writes them.
         out: gets lines with ``task_id``, ``sample`` and ``completion``.
-
-    Raises:
-        UserError: the file is missing, or a line lacks a field.
     """
     rows = [
         {

@@ -28,9 +28,6 @@ def policy_pairs(
 
     Returns:
         old [N, V] and new [N, V] in float64, and the sampled tokens [N].
-
-    Raises:
-        UserError: a file is missing or damaged, or the samples have fewer tokens.
     """
     for path in (old, new):
         check_checkpoint(path)

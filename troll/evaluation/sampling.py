@@ -69,10 +69,6 @@ def sample(
 
     A run that stopped at a loss that is not finite, and counts as one that solves nothing, has no checkpoint:
     all of its samples are empty.
-
-    Raises:
-        UserError: no such checkpoint, engine or chat template, no problems, duplicate task ids, or prompts
-            that do not fit the context.
     """
     _check_arguments(problems, samples_per_problem, max_new_tokens, batch_size, temperature)
     if _stopped(checkpoint):

@@ -29,9 +29,6 @@ def sample_suites(
         data: directory with ``<name>/test.jsonl`` for each.
         out: the directory ``suites/`` of the run.
         **options: as `troll.evaluation.sampling.sample` takes them, the engine among them.
-
-    Raises:
-        UserError: the manifest or problems are missing; see `troll.evaluation.sampling.sample`.
     """
     model = sha256_of_file(_there(checkpoint.parent / "manifest.json"))
     for name, settings in suites.items():
@@ -63,9 +60,6 @@ def grade_suites(data: Path, out: Path) -> None:
         data: directory with ``<name>/test.jsonl`` for each data set.
         out: the directory ``suites/`` of the run; gets graded.json with what
             `troll.evaluation.grading.grade` says of each data set, by name.
-
-    Raises:
-        UserError: see `troll.evaluation.grading.grade`.
     """
     found = {}
     for name in read_json(out / "sampled.json"):

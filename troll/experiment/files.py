@@ -34,9 +34,6 @@ def parse_experiment(data: Any, source: str) -> Experiment:
     Args:
         data: the parsed YAML.
         source: what to call the file in messages.
-
-    Raises:
-        UserError: the first problem, as one line with file, field, value and the valid choices.
     """
     experiment = _parse_shape(data, source)
     for problem in itertools.chain(problems(experiment), run_problems(experiment)):
@@ -45,11 +42,7 @@ def parse_experiment(data: Any, source: str) -> Experiment:
 
 
 def read_configuration(path: Path) -> Any:
-    """Reads an experiment file as it is, without looking at what it says.
-
-    Raises:
-        UserError: it is missing, no YAML, or asks Snakemake to run code that it holds.
-    """
+    """Reads an experiment file as it is, without looking at what it says."""
     data = read_yaml(path, "experiment file")
     if isinstance(data, dict) and _TEMPLATE in data:
         raise UserError(
@@ -60,11 +53,7 @@ def read_configuration(path: Path) -> Any:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Reads and checks an experiment file.
-
-    Raises:
-        UserError: it is missing, no YAML, or wrong.
-    """
+    """Reads and checks an experiment file."""
     return parse_experiment(read_configuration(path), str(path))
 
 
@@ -72,9 +61,6 @@ def read_experiment(path: Path) -> Experiment:
     """Reads an experiment file as far as its runs can be listed: without torch, at once.
 
     Settings of tasks and rules are not looked at.
-
-    Raises:
-        UserError: it is missing, no YAML, or has a wrong key, type, name in the matrix or override.
     """
     experiment = _parse_shape(read_configuration(path), str(path))
     # Of a copy: the list of runs is kept, and would outlive other seeds that the caller puts in.
@@ -89,11 +75,7 @@ def write_run_file(path: Path, config: RunConfig) -> None:
 
 
 def read_run_file(path: Path) -> RunConfig:
-    """Reads a run.yaml.
-
-    Raises:
-        UserError: it is missing, no run file, or of another version, whose keys are not those of this one.
-    """
+    """Reads a run.yaml."""
     data = read_yaml(path, "run file")
     if not isinstance(data, dict) or "run_id" not in data:
         raise UserError(f"{path}: not a run file; `troll configure` writes them")

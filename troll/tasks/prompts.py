@@ -28,9 +28,6 @@ def wants_chat(tokenizer: Any, chat: str) -> bool:
         tokenizer: of transformers.
         chat: ``on``, ``off``, or ``auto`` for on where the tokenizer has a chat template. Base models such as
             Qwen3-Base have one too; a model that was trained on raw prompts is sampled with ``off``.
-
-    Raises:
-        UserError: no such mode, or ``on`` without a template.
     """
     if chat not in get_args(Chat):
         raise UserError(f"sampling: chat is {chat!r}; valid: {', '.join(get_args(Chat))}")
@@ -55,9 +52,6 @@ def encode(
         thinking: for templates that know ``enable_thinking`` (Qwen3). Off by default, though Qwen3's template
             has it on: a thought is often longer than the 4,096 tokens that the paper allows a response, so
             that the answer would be cut off, and models without such a mode could not be compared.
-
-    Raises:
-        UserError: see `wants_chat`.
     """
     if not wants_chat(tokenizer, chat):
         return [list(ids) for ids in tokenizer(list(prompts)).input_ids]

@@ -22,11 +22,7 @@ def task_names() -> list[str]:
 
 
 def get_task(name: str) -> Task:
-    """The task of this name.
-
-    Raises:
-        UserError: there is none; the message lists the valid names.
-    """
+    """The task of this name."""
     tasks = _tasks()
     if name not in tasks:
         raise UserError(unknown("task", name, tasks))
@@ -34,9 +30,5 @@ def get_task(name: str) -> Task:
 
 
 def check_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in a task's default settings.
-
-    Raises:
-        UserError: a setting is unknown, or its value is not allowed.
-    """
+    """Fills in a task's default settings."""
     return task.model.completed(f"task {task.name}", settings)

@@ -88,11 +88,7 @@ class Task:
         return self.model.defaults()
 
     def load(self, path: Path) -> list[Problem]:
-        """Reads problems that `Problem.as_row` wrote.
-
-        Raises:
-            UserError: the file is missing, or a line lacks a field.
-        """
+        """Reads problems that `Problem.as_row` wrote."""
         problems = []
         for number, row in enumerate(read_jsonl(path), start=1):
             missing = [key for key in ("task_id", "prompt", self.answer_key) if key not in row]

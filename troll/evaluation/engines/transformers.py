@@ -32,10 +32,6 @@ def load_engine(
         temperature: divides the logits; 0 is greedy.
         device: for transformers; default CUDA if there is a device, else CPU.
         options: arguments of ``vllm.LLM``.
-
-    Raises:
-        UserError: no such engine, it is not installed, options that it does not take, no such model, or
-            a damaged one.
     """
     if name not in ENGINES:
         raise UserError(f"sampling: engine is {name!r}; valid: {', '.join(ENGINES)}")

@@ -42,11 +42,7 @@ class EvalplusVerdict:
 
 @functools.cache
 def evalplus_version() -> str:
-    """The installed version.
-
-    Raises:
-        UserError: evalplus is not installed.
-    """
+    """The installed version."""
     try:
         return importlib.metadata.version("evalplus")
     except importlib.metadata.PackageNotFoundError:
@@ -72,9 +68,6 @@ def evalplus_verdicts(
             they stand, ``evalplus`` texts for evalplus' sanitizer. All work in the process of the program,
             inside the sandbox.
         workers: sandboxes side by side; default the number of cores.
-
-    Raises:
-        UserError: evalplus or bubblewrap is missing, or evalplus does not start.
     """
     evalplus_version()
     workers = min(workers or len(os.sched_getaffinity(0)), max(1, len(samples) // 16))

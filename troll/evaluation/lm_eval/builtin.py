@@ -54,9 +54,6 @@ def scorers(task: str) -> list[Scorer]:
 
     Args:
         task: name of a mathematics data set, or ``chains``.
-
-    Raises:
-        UserError: lm-eval is not installed.
     """
     if task == "chains":
         return [Scorer("chains", TASKS / "chains.yaml", _own, own=True)]
@@ -75,11 +72,7 @@ def own_name(data_set: str) -> str:
 
 
 def task_root() -> Path:
-    """Where lm-eval's own tasks lie.
-
-    Raises:
-        UserError: lm-eval is not installed.
-    """
+    """Where lm-eval's own tasks lie."""
     try:
         import lm_eval.tasks
     except ImportError as error:
@@ -149,9 +142,6 @@ def write_tasks(out: Path) -> list[str]:
         Names of the tasks and groups: the package's, which start with ``troll_``; lm-eval's own with
         ``local_`` before them; and with ``prompted_`` those that ask as the package does, and score as
         lm-eval does.
-
-    Raises:
-        UserError: lm-eval is not installed, or a data set has no source.
     """
     for name in ("functions.py", _TEMPLATE.name, "troll_math_eval.yaml"):
         write_text(out / name, (TASKS / name).read_text(encoding="utf-8"))
@@ -186,9 +176,6 @@ def write_builtin_tasks(out: Path) -> list[str]:
 
     Returns:
         Names of the tasks, lm-eval's with ``local_`` or ``prompted_`` before them.
-
-    Raises:
-        UserError: lm-eval is not installed, or a data set has no source.
     """
     root = task_root()
     names: dict[str, list[str]] = {"local": [], "prompted": []}

@@ -64,9 +64,6 @@ def replay(
         out: directory that gets lm-eval's files, ``results_*.json`` and ``samples_*.jsonl``; what is there is
             replaced. None writes nothing.
         source: where the samples come from, which lm-eval's files give as the model.
-
-    Raises:
-        UserError: lm-eval is not installed, or does not run.
     """
     try:
         from lm_eval.evaluator import evaluate

@@ -64,9 +64,6 @@ def scores(
 
     Returns:
         One score per pair.
-
-    Raises:
-        UserError: the process does not start.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     number = max(1, min(workers or cores, len(pairs) // _PAIRS_FOR_A_PROCESS))

@@ -53,9 +53,6 @@ def load(name: str, split: str = "test") -> Loaded:
     Args:
         name: of a data set in `troll.tasks.datasets.catalogue.DATA_SETS`.
         split: ``train``, ``test``, for some ``validation``, or ``all``.
-
-    Raises:
-        UserError: no such data set or split, no source that has it, or a file that is not what it must be.
     """
     if name not in DATA_SETS:
         raise UserError(f"unknown data set {name!r}; valid: {', '.join(DATA_SETS)}")
@@ -66,11 +63,7 @@ def load(name: str, split: str = "test") -> Loaded:
 
 
 def mirror_of(item: DataSet) -> Path | None:
-    """The mirror's directory if it holds this data set, or a part of it; None: the hub has to be asked.
-
-    Raises:
-        UserError: the environment names a mirror that is not a directory.
-    """
+    """The mirror's directory if it holds this data set, or a part of it; None: the hub has to be asked."""
     root = mirror()
     files = [part.file for part in item.parts.values() if part.file is not None]
     if item.name == "humaneval":  # its tests are those of HumanEval+

@@ -19,11 +19,7 @@ _VALIDATION = 256
 
 
 def whole_split(name: str, split: Split) -> list[Problem]:
-    """All problems of a split of a data set, in the source's order.
-
-    Raises:
-        UserError: the data set has no such split, or cannot be read.
-    """
+    """All problems of a split of a data set, in the source's order."""
     item = DATA_SETS[name]
     source = split if split in item.parts else "train" if split == "validation" else None
     if source is None or source not in item.parts:

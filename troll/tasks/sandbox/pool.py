@@ -81,9 +81,6 @@ def run_batch(
         tried again with more, and one that ran out of time for the machine's sake (see `Limits`) with more
         time, after the others. If the sandbox is lost, the programs in flight are tried again, each alone in
         a fresh one; losing that too is the program's ``crash``.
-
-    Raises:
-        UserError: bubblewrap is missing or cannot start.
     """
     workers = workers or len(os.sched_getaffinity(0)) + 1
     own = [program.limits or limits or Limits() for program in programs]

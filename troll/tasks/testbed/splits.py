@@ -62,9 +62,6 @@ def draw_distinct(
         split: the split wanted.
         count: how many.
         **coordinates: names the random stream (see `troll.common.seeding.derive_seed`).
-
-    Raises:
-        UserError: the task has too few different problems.
     """
     generator = random.Random(derive_seed(**coordinates, split=split))
     drawn: dict[str, Item] = {}

@@ -60,9 +60,6 @@ def verify_assertions(
         limits: of one program over all its tests; default 6 CPU seconds, or four times what the reference
             solution takes.
         workers: programs in flight.
-
-    Raises:
-        UserError: the sandbox cannot start, or a record's tests do not suit its reference.
     """
     fields = ("test_list", "test_setup_code", "canonical_solution")
     tests = _prepare([json.dumps([record[field] for field in fields]) for record in records])
@@ -143,9 +140,6 @@ def verify_stdio(
         completions: texts with the program, usually in a fenced block.
         limits: of one program, for each text or over all calls.
         workers: programs in flight.
-
-    Raises:
-        UserError: the sandbox cannot start, or a record's inputs are not plain data.
     """
     programs: list[Program] = []
     judges: list[Callable[[Execution], CodeVerdict]] = []

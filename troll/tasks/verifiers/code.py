@@ -40,10 +40,6 @@ def code_rewards(
         problems: objects with an evalplus-like ``record``, one per completion.
         completions: the texts that the model wrote after the prompt.
         as_written: see `verify_code`.
-
-    Raises:
-        UserError: the sandbox is missing or failed (which is never counted as a wrong answer), or a record is
-            unusable.
     """
     verdicts = verify_code([problem.record for problem in problems], completions, as_written=as_written)
     for verdict in verdicts:
@@ -77,9 +73,6 @@ def verify_code(
         workers: programs in flight.
         as_written: whether evalplus-like records take a completion, or its fenced block, as it is,
             without a search for the program in it (`troll.tasks.types.Task`).
-
-    Raises:
-        UserError: the sandbox cannot start, or a record lacks a field or has a reference solution that fails.
     """
     groups: dict[str, list[int]] = {}
     for number, record in enumerate(records):

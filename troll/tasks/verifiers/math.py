@@ -59,9 +59,6 @@ def math_rewards(problems: Sequence[_HasAnswer], completions: Sequence[str]) -> 
     Args:
         problems: objects with a reference ``answer``, one per completion.
         completions: the texts that the model wrote.
-
-    Raises:
-        UserError: math-verify is not installed and an answer needs it.
     """
     answers = [problem.answer for problem in problems]
     return [float(status == "passed") for status in judge_math(answers, completions, standard="reward")]
@@ -87,9 +84,6 @@ def judge_math(
 
     Returns:
         One status per completion; ``crash`` means that math-verify's process died on it (out of memory).
-
-    Raises:
-        UserError: math-verify is not installed and an answer needs it.
     """
     pairs = [
         ("text", answer.strip(), completion)

@@ -18,9 +18,6 @@ def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
 
     Args:
         data_file: the file; comes from lm-eval's ``--metadata`` or the TaskManager's ``metadata``.
-
-    Raises:
-        UserError: no file is named, or it cannot be read.
     """
     from datasets import Dataset
 
@@ -38,9 +35,6 @@ def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str
     Args:
         data_set: its name.
         limit: how many problems to take; lm-eval's metadata may name it.
-
-    Raises:
-        UserError: there is no such data set, or no source that has it.
     """
     from datasets import Dataset
 
