@@ -74,7 +74,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("kl_bond", {"trust_region_settings": {"kl_bond": 1}}),
         ("unknown name 'gpro'.*'grpo'", {"estimator": "gpro"}),
         ("aggregation: unknown name", {"aggregation": "mean"}),
-        ("overlong.buffer: .*found 0", {"estimator": "grpo", "overlong": {"buffer": 0}}),
+        ("overlong.buffer is 0, must be an integer > 0", {"estimator": "grpo", "overlong": {"buffer": 0}}),
         ("regulariser: unknown key|unknown key 'weight'", {"regulariser": {"weight": 1}}),
         ("top_p is 0.9", {"top_p": 0.9}),
         ("min_p is 0.1", {"min_p": 0.1}),

@@ -7,7 +7,7 @@ from troll.experiment.model_settings import ModelSettings
 from troll.experiment.settings import Training
 
 LEAST_VOCABULARY = 256 + 2
-"""The tokenizer's bytes, end and padding: `troll.training.tokenizer`, which is slow to import."""
+"""The bytes, the end and the padding of `troll.training.tokenizer`."""
 
 
 def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:

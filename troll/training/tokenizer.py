@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from troll.common.errors import UserError
 from troll.common.numerics import last_change
 from troll.common.progress import say
+from troll.experiment.shapes import LEAST_VOCABULARY
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
 from troll.training.outputs import fresh_directory
@@ -17,7 +18,6 @@ from troll.training.prompts import without_place
 from troll.training.shared_place import take_or_make
 
 END, PAD = "<|endoftext|>", "<|pad|>"
-_BYTES_AND_SPECIALS = 256 + 2
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -31,8 +31,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         UserError: the vocabulary has no room for the 256 bytes and two special tokens, or the texts do not
             give as many entries.
     """
-    if vocabulary < _BYTES_AND_SPECIALS:
-        raise UserError(f"vocabulary {vocabulary} is too small; at least {_BYTES_AND_SPECIALS} is needed")
+    if vocabulary < LEAST_VOCABULARY:
+        raise UserError(f"vocabulary {vocabulary} is too small; at least {LEAST_VOCABULARY} is needed")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
