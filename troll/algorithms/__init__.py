@@ -1,1 +1,1 @@
-"""Tensor mathematics of the trust regions: no models, no files; torch and nothing else."""
+"""Tensor mathematics of the trust regions: no models, no files; torch, and pydantic for settings."""
