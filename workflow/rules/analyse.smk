@@ -1,18 +1,16 @@
 # Everything below is a function of the tidy table, and of nothing else. Which tables and figures there are is told by
 # troll/analysis/registry.py.
 
-TASKS = tasks_of(RUNS)
-
 
 # The tidy tables are tracked by git, and the runs behind them are not: the mark among the runs, which is not tracked
 # either, makes a fresh clone train them instead of believing the tables that it came with. Tables in which finished runs
 # are kept are no output: Snakemake would remove them before the job.
 rule collect:
     input:
-        files_of(RUNS),
+        TARGETS.files_of(TARGETS.runs),
     output:
         plan=f"{ROOT}/plan.json",
-        mark=touch(COLLECTED),
+        mark=touch(TARGETS.collected),
         tidy=[] if EXPERIMENT.archive else f"{ROOT}/tidy/all.parquet",
     log:
         f"{ROOT}/logs/collect.log",
@@ -20,10 +18,10 @@ rule collect:
     conda:
         "../../envs/analyse.yaml"
     params:
-        directories=[f"{ROOT}/{place}" for place in made_here(RUNS)],
+        directories=TARGETS.directories(TARGETS.runs),
         out=lambda wildcards, output: os.path.dirname(output.plan),
-        planned=plan_of(EXPERIMENT.runs()),
-        options=lambda wildcards: collect_options(),
+        planned=TARGETS.plan_of(EXPERIMENT.runs()),
+        options=TARGETS.collect_options,
     message:
         "collect {params.out}"
     shell:
@@ -32,7 +30,7 @@ rule collect:
 
 
 # A caption belongs to a rule, so that every table and figure gets a rule of its own.
-for _entry in entries_of("table", EXPERIMENT, RUNS):
+for _entry in entries_of("table", EXPERIMENT, TARGETS.runs):
 
     rule:
         name:
@@ -63,7 +61,7 @@ for _entry in entries_of("table", EXPERIMENT, RUNS):
             "troll --log {log:q} table {params.name:q} --results {params.results:q} --out {params.stem:q}"
 
 
-for _entry in entries_of("figure", EXPERIMENT, RUNS):
+for _entry in entries_of("figure", EXPERIMENT, TARGETS.runs):
     _stem = f"{_entry.name}_{{task}}" if _entry.per_task else _entry.name
 
     rule:
@@ -86,7 +84,7 @@ for _entry in entries_of("figure", EXPERIMENT, RUNS):
         log:
             f"{ROOT}/logs/figure/{_stem}.log",
         wildcard_constraints:
-            task=one_of(TASKS),
+            task=one_of(TARGETS.tasks),
         localrule: True
         conda:
             "../../envs/analyse.yaml"
@@ -106,7 +104,7 @@ rule claims:
     input:
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
-        ledger=CLAIMS_FILES,
+        ledger=TARGETS.claims_inputs,
     output:
         report(
             f"{ROOT}/claims.md",
@@ -123,8 +121,8 @@ rule claims:
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=lambda wildcards: [quote(path) for path in CLAIMS],
-        digests=CLAIMS_DIGESTS,
+        ledger=TARGETS.claims_arguments,
+        digests=TARGETS.claims_digests,
     message:
         "claims"
     shell:
@@ -151,13 +149,10 @@ rule cost:
         runtime=60,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
-        tokens=EXPERIMENT.cost.tokens if EXPERIMENT.cost else 0,
-        widths=[
-            f"--width {width}"
-            for width in (EXPERIMENT.cost.widths if EXPERIMENT.cost else [])
-        ],
-        vocabulary=EXPERIMENT.cost.vocabulary if EXPERIMENT.cost else 0,
-        repeats=EXPERIMENT.cost.repeats if EXPERIMENT.cost else 0,
+        tokens=PARAMETERS.cost["tokens"],
+        widths=PARAMETERS.cost["widths"],
+        vocabulary=PARAMETERS.cost["vocabulary"],
+        repeats=PARAMETERS.cost["repeats"],
     message:
         "cost of an update"
     shell:
@@ -185,8 +180,8 @@ rule cost_step:
         runtime=60,
     params:
         out=lambda wildcards, output: os.path.dirname(output[0]),
-        sizes=step_cost_options(),
-        repeats=EXPERIMENT.cost.repeats if EXPERIMENT.cost else 0,
+        sizes=PARAMETERS.step_sizes,
+        repeats=PARAMETERS.cost["repeats"],
     message:
         "cost of an optimiser step"
     shell:
@@ -199,7 +194,7 @@ rule cost_step:
 # no table holds: base models that stand in the tables are made here.
 rule difficulty:
     input:
-        [f"{ROOT}/{BASE}/{model}/{task}/grades.json" for model, task in BASES],
+        [f"{base}/grades.json" for base in TARGETS.base_directories],
     output:
         multiext(f"{ROOT}/difficulty", ".csv", ".md"),
     log:
@@ -211,7 +206,7 @@ rule difficulty:
         mem_mb=3000,
         runtime=60,
     params:
-        bases=[f"{ROOT}/{BASE}/{model}/{task}" for model, task in BASES],
+        bases=TARGETS.base_directories,
         out=lambda wildcards, output: os.path.splitext(output[0])[0],
     message:
         "difficulty of the tasks"
@@ -242,8 +237,8 @@ rule approximation_zipf:
 
 rule approximation_task:
     input:
-        old=lambda wildcards: f"{ROOT}/{base_of(wildcards.task)}/samples.jsonl",
-        new=lambda wildcards: f"{ROOT}/{first_run_of(wildcards.task)}/manifest.json",
+        old=lambda wildcards: f"{TARGETS.base_of(wildcards.task)}/samples.jsonl",
+        new=lambda wildcards: f"{TARGETS.first_run_of(wildcards.task)}/manifest.json",
         problems=f"{ROOT}/data/{{task}}/test.jsonl",
     output:
         report(
@@ -271,11 +266,9 @@ rule approximation_task:
 
 ARTEFACTS = [
     f"{ROOT}/claims.md",
-    *([f"{ROOT}/cost/cost.csv"] if EXPERIMENT.cost else []),
-    *([f"{ROOT}/cost/cost_step.csv"] if step_cost_options() else []),
-    *approximation_figures(),
-    *public_outputs(),
-    *outputs_of(ROOT, RUNS),
+    *TARGETS.measurements,
+    *PUBLIC.outputs,
+    *TARGETS.outputs_of(ROOT, TARGETS.runs),
 ]
 
 
@@ -290,7 +283,7 @@ rule page:
         artefacts=ARTEFACTS,
         plan=rules.collect.output.plan,
         mark=rules.collect.output.mark,
-        ledger=CLAIMS_FILES,
+        ledger=TARGETS.claims_inputs,
     output:
         page=f"{ROOT}/page.html",
         markdown=f"{ROOT}/README.md",
@@ -301,8 +294,8 @@ rule page:
         "../../envs/analyse.yaml"
     params:
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=claims_options,
-        digests=CLAIMS_DIGESTS,
+        ledger=TARGETS.claims_options,
+        digests=TARGETS.claims_digests,
     message:
         "page {output.page}"
     shell:

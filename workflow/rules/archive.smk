@@ -6,13 +6,13 @@
 rule append:
     input:
         manifest=f"{ROOT}/{{checkpoint_dir}}/manifest.json",
-        grades=lambda wildcards: grades_of(wildcards.checkpoint_dir),
+        grades=TARGETS.grades,
     output:
         touch(f"{ROOT}/{{checkpoint_dir}}/appended"),
     log:
         f"{ROOT}/logs/append/{{checkpoint_dir}}.log",
     wildcard_constraints:
-        checkpoint_dir=one_of(LACKING),
+        checkpoint_dir=one_of(TARGETS.lacking),
     priority: 2
     localrule: True
     conda:
@@ -20,7 +20,7 @@ rule append:
     params:
         directory=lambda wildcards, input: os.path.dirname(input.manifest),
         results=lambda wildcards: ROOT,
-        key=lambda wildcards: KEYS[run_id_of(wildcards.checkpoint_dir)],
+        key=TARGETS.key,
     message:
         "append {wildcards.checkpoint_dir}"
     shell:

@@ -11,7 +11,7 @@ rule problems:
     conda:
         "../../envs/train.yaml"
     params:
-        config=task_config,
+        config=PARAMETERS.problems,
         out=lambda wildcards, output: os.path.dirname(output.train),
     message:
         "problems of {wildcards.task}"

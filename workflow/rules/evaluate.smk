@@ -1,13 +1,10 @@
 # Samples and grades are files of their own, for every run and every base model alike.
 
 
-include: "public_data.smk"
-
-
 rule sample:
     input:
         manifest=f"{ROOT}/{{checkpoint_dir}}/manifest.json",
-        problems=lambda wildcards: f"{ROOT}/data/{task_of(wildcards)}/test.jsonl",
+        problems=TARGETS.test_problems,
     output:
         f"{ROOT}/{{checkpoint_dir}}/samples.jsonl",
     log:
@@ -17,22 +14,22 @@ rule sample:
     # A run is finished before another is begun.
     priority: 1
     conda:
-        SAMPLING_ENVIRONMENT
+        SAMPLING.environment
     threads: 1
     resources:
-        gpu=sampling_gpus,
-        mem_mb=sampling_memory,
-        runtime=sampling_minutes,
+        gpu=REQUESTS.sampling.gpus,
+        mem_mb=REQUESTS.sampling.memory_mb,
+        runtime=REQUESTS.sampling.minutes,
     params:
         task=task_of,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
         samples=EXPERIMENT.evaluation.samples,
         temperature=EXPERIMENT.evaluation.temperature,
         batch_size=EXPERIMENT.evaluation.batch_size,
-        max_tokens=max_tokens_of,
-        seed=sample_seed,
-        engine=engine_options(),
-        troll=SAMPLING_TROLL,
+        max_tokens=PARAMETERS.max_tokens,
+        seed=PARAMETERS.sample_seed,
+        engine=PARAMETERS.engine,
+        troll=SAMPLING.program,
     message:
         "sample {wildcards.checkpoint_dir}"
     shell:
@@ -45,7 +42,7 @@ rule sample:
 rule grade:
     input:
         samples=rules.sample.output[0],
-        problems=lambda wildcards: f"{ROOT}/data/{task_of(wildcards)}/test.jsonl",
+        problems=TARGETS.test_problems,
     output:
         f"{ROOT}/{{checkpoint_dir}}/grades.json",
     log:
@@ -79,7 +76,7 @@ rule benchmark_problems:
     conda:
         "../../envs/evaluate.yaml"
     params:
-        config=benchmark_config,
+        config=PUBLIC.problems,
         out=lambda wildcards, output: os.path.dirname(output[0]),
     message:
         "problems of {wildcards.benchmark}"
@@ -118,8 +115,8 @@ rule sample_benchmark:
         runtime=60,
     params:
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
-        samples=PUBLIC.samples if PUBLIC else 0,
-        max_tokens=PUBLIC.max_tokens if PUBLIC else 0,
+        samples=PUBLIC.sampled["samples"],
+        max_tokens=PUBLIC.sampled["max_tokens"],
         temperature=EXPERIMENT.evaluation.temperature,
         batch_size=EXPERIMENT.evaluation.batch_size,
     message:
@@ -153,11 +150,7 @@ rule grade_benchmark:
 
 rule benchmarks:
     input:
-        [
-            f"{directory}/{name}"
-            for _, directory in benchmark_answers()
-            for name in ("samples.jsonl", "grades.json")
-        ],
+        PUBLIC.answer_files,
     output:
         report(
             f"{ROOT}/public/benchmarks.csv",
@@ -171,9 +164,9 @@ rule benchmarks:
     conda:
         "../../envs/analyse.yaml"
     params:
-        answers=[f"{label}={directory}" for label, directory in benchmark_answers()],
+        answers=PUBLIC.labelled,
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        skipped=as_json(PUBLIC_SKIPPED),
+        skipped=PUBLIC.reasons,
     message:
         "table of public benchmarks"
     shell:
@@ -200,7 +193,7 @@ rule audit:
         runtime=120,
     params:
         out=lambda wildcards, output: os.path.splitext(output[0])[0],
-        full="--full" if PUBLIC and PUBLIC.audit == "full" else "",
+        full=PUBLIC.audit_options,
     message:
         "audit of the graders"
     shell:

@@ -6,24 +6,24 @@ GROUP = f"{ROOT}/groups/{{group}}"
 
 rule collect_group:
     input:
-        files_of_group,
+        lambda wildcards: TARGETS.files_of(TARGETS.runs_of_group(wildcards)),
     output:
         plan=f"{GROUP}/plan.json",
         tidy=f"{GROUP}/tidy/all.parquet",
     log:
         f"{ROOT}/logs/groups/{{group}}/collect.log",
     wildcard_constraints:
-        group=one_of(GROUPS),
+        group=one_of(TARGETS.groups),
     localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
-        directories=lambda wildcards: [
-            f"{ROOT}/{place}" for place in made_here(GROUPS[wildcards.group])
-        ],
+        directories=lambda wildcards: TARGETS.directories(
+            TARGETS.groups[wildcards.group]
+        ),
         out=lambda wildcards, output: os.path.dirname(output.plan),
-        planned=lambda wildcards: plan_of(EXPERIMENT.groups()[wildcards.group]),
-        options=lambda wildcards: collect_options(),
+        planned=lambda wildcards: TARGETS.plan_of(EXPERIMENT.groups()[wildcards.group]),
+        options=TARGETS.collect_options,
     message:
         "collect {params.out}"
     shell:
@@ -39,7 +39,7 @@ rule group_table:
     log:
         f"{ROOT}/logs/groups/{{group}}/table/{{name}}.log",
     wildcard_constraints:
-        group=one_of(GROUPS),
+        group=one_of(TARGETS.groups),
         name=r"[a-z_]+",
     localrule: True
     conda:
@@ -66,8 +66,8 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
         log:
             f"{ROOT}/logs/groups/{{group}}/figure/{_stem}.log",
         wildcard_constraints:
-            group=one_of(GROUPS),
-            task=one_of(TASKS),
+            group=one_of(TARGETS.groups),
+            task=one_of(TARGETS.tasks),
         localrule: True
         conda:
             "../../envs/analyse.yaml"
@@ -86,22 +86,22 @@ for _entry in entries_of("figure", EXPERIMENT, EXPERIMENT.runs()):
 rule group_claims:
     input:
         plan=rules.collect_group.output.plan,
-        ledger=CLAIMS_FILES,
+        ledger=TARGETS.claims_inputs,
     output:
         f"{GROUP}/claims.md",
         f"{GROUP}/claims.json",
     log:
         f"{ROOT}/logs/groups/{{group}}/claims.log",
     wildcard_constraints:
-        group=one_of(GROUPS),
+        group=one_of(TARGETS.groups),
     localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
         stem=lambda wildcards, output: os.path.splitext(output[0])[0],
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=lambda wildcards: [quote(path) for path in CLAIMS],
-        digests=CLAIMS_DIGESTS,
+        ledger=TARGETS.claims_arguments,
+        digests=TARGETS.claims_digests,
     message:
         "claims of {wildcards.group}"
     shell:
@@ -110,27 +110,27 @@ rule group_claims:
 
 rule group_page:
     input:
-        artefacts=lambda wildcards: outputs_of(
+        artefacts=lambda wildcards: TARGETS.outputs_of(
             f"{ROOT}/groups/{wildcards.group}",
-            GROUPS[wildcards.group],
+            TARGETS.groups[wildcards.group],
             wildcards.group,
         ),
         claims=rules.group_claims.output,
         plan=rules.collect_group.output.plan,
-        ledger=CLAIMS_FILES,
+        ledger=TARGETS.claims_inputs,
     output:
         f"{GROUP}/page.html",
     log:
         f"{ROOT}/logs/groups/{{group}}/page.log",
     wildcard_constraints:
-        group=one_of(GROUPS),
+        group=one_of(TARGETS.groups),
     localrule: True
     conda:
         "../../envs/analyse.yaml"
     params:
         results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=claims_options,
-        digests=CLAIMS_DIGESTS,
+        ledger=TARGETS.claims_options,
+        digests=TARGETS.claims_digests,
         command=lambda wildcards: f"snakemake {wildcards.group}",
     message:
         "page {output}"
@@ -139,7 +139,7 @@ rule group_page:
         " --command {params.command:q}"
 
 
-for _group in GROUPS:
+for _group in TARGETS.groups:
 
     rule:
         name:

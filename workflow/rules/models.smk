@@ -1,8 +1,6 @@
 # Base models: made from scratch, with the tokenizer that they share, or taken from the hub or a package. A version of the numbers that
 # changes them makes them, or what is sampled from them, again.
 
-from troll.common.numerics import last_change
-
 
 rule tokenizer:
     output:
@@ -12,7 +10,7 @@ rule tokenizer:
     conda:
         "../../envs/train.yaml"
     params:
-        config=tokenizer_config,
+        config=PARAMETERS.tokenizer,
         out=lambda wildcards, output: os.path.dirname(output[0]),
     message:
         "tokenizer of {wildcards.model}"
@@ -30,7 +28,7 @@ rule base_model:
     benchmark:
         f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
     wildcard_constraints:
-        model=one_of(name for name in EXPERIMENT.models if name not in PRETRAINED),
+        model=one_of(TARGETS.scratch),
     conda:
         "../../envs/train.yaml"
     threads: 1
@@ -38,7 +36,7 @@ rule base_model:
         mem_mb=2000,
         runtime=30,
     params:
-        config=base_config,
+        config=PARAMETERS.base_model,
         numerics=last_change(""),
         tokenizer=lambda wildcards, input: os.path.dirname(input.tokenizer),
         out=lambda wildcards, output: os.path.dirname(output.manifest),
@@ -58,16 +56,16 @@ rule hub_model:
     benchmark:
         f"{ROOT}/benchmarks/base_model/{{model}}/{{task}}.jsonl"
     wildcard_constraints:
-        model=one_of(PRETRAINED),
+        model=one_of(TARGETS.pretrained),
     conda:
         "../../envs/train.yaml"
-    threads: lambda wildcards: making(wildcards).threads
+    threads: REQUESTS.making.threads
     resources:
-        gpu=lambda wildcards: making(wildcards).gpus,
-        mem_mb=lambda wildcards, attempt: making(wildcards, attempt).memory_mb,
-        runtime=lambda wildcards: making(wildcards).minutes,
+        gpu=REQUESTS.making.gpus,
+        mem_mb=REQUESTS.making.memory_mb,
+        runtime=REQUESTS.making.minutes,
     params:
-        config=base_config,
+        config=PARAMETERS.base_model,
         numerics=last_change(""),
         out=lambda wildcards, output: os.path.dirname(output.manifest),
     message:

@@ -7,13 +7,11 @@ rule suite_problems:
     log:
         f"{ROOT}/logs/suite_problems/{{suite}}.log",
     wildcard_constraints:
-        suite=one_of(SUITES),
+        suite=one_of(TARGETS.suites),
     conda:
         "../../envs/train.yaml"
     params:
-        config=lambda wildcards: as_json(
-            {"name": wildcards.suite, "test": SUITES[wildcards.suite].test}
-        ),
+        config=PARAMETERS.suite_problems,
         out=lambda wildcards, output: os.path.dirname(output[0]),
     message:
         "problems of {wildcards.suite}"
@@ -24,7 +22,7 @@ rule suite_problems:
 rule sample_suites:
     input:
         manifest=f"{ROOT}/{{checkpoint_dir}}/manifest.json",
-        problems=suite_problems,
+        problems=TARGETS.suite_problems,
     output:
         f"{ROOT}/{{checkpoint_dir}}/suites/sampled.json",
     log:
@@ -32,22 +30,22 @@ rule sample_suites:
     benchmark:
         f"{ROOT}/benchmarks/sample_suites/{{checkpoint_dir}}.jsonl"
     conda:
-        SAMPLING_ENVIRONMENT
+        SAMPLING.environment
     threads: 1
     resources:
-        gpu=sampling_gpus,
-        mem_mb=sampling_memory,
-        runtime=sampling_minutes,
+        gpu=REQUESTS.sampling.gpus,
+        mem_mb=REQUESTS.sampling.memory_mb,
+        runtime=REQUESTS.sampling.minutes,
     params:
-        config=suite_config,
+        config=PARAMETERS.suites,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
         data=f"{ROOT}/suites",
         out=lambda wildcards, output: os.path.dirname(output[0]),
         batch_size=EXPERIMENT.evaluation.batch_size,
-        max_tokens=max_tokens_of,
-        seed=sample_seed,
-        engine=engine_options(),
-        troll=SAMPLING_TROLL,
+        max_tokens=PARAMETERS.max_tokens,
+        seed=PARAMETERS.sample_seed,
+        engine=PARAMETERS.engine,
+        troll=SAMPLING.program,
     message:
         "sample further data sets, {wildcards.checkpoint_dir}"
     shell:
@@ -59,7 +57,7 @@ rule sample_suites:
 rule grade_suites:
     input:
         sampled=rules.sample_suites.output[0],
-        problems=suite_problems,
+        problems=TARGETS.suite_problems,
     output:
         f"{ROOT}/{{checkpoint_dir}}/suites/graded.json",
     log:

@@ -4,8 +4,6 @@
 
 import signal
 
-from troll.common.numerics import last_change
-
 # SLURM's warning before a time limit goes to every process of a job, and only the training program wants it.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -21,7 +19,7 @@ rule configure:
     conda:
         "../../envs/train.yaml"
     params:
-        config=run_config,
+        config=PARAMETERS.run,
     message:
         "configure {output}"
     shell:
@@ -41,18 +39,16 @@ rule train:
     benchmark:
         f"{ROOT}/benchmarks/train/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}.jsonl"
     conda:
-        TRAINING_ENVIRONMENT
-    threads: threads_of
+        TRAINING.environment
+    threads: REQUESTS.training.threads
     resources:
-        gpu=gpus_of,
-        mem_mb=memory_of,
-        runtime=lambda wildcards: training(wildcards).minutes,
+        gpu=REQUESTS.training.gpus,
+        mem_mb=REQUESTS.training.memory_mb,
+        runtime=REQUESTS.training.minutes,
         on_limit="exit",
     params:
-        troll=TRAINING_TROLL,
-        numerics=lambda wildcards: last_change(
-            rule_of(EXPERIMENT, EXPERIMENT.run(run_id(wildcards)))
-        ),
+        troll=TRAINING.program,
+        numerics=PARAMETERS.numerics,
         base=lambda wildcards, input: f"{os.path.dirname(input.base)}/checkpoint",
         data=lambda wildcards, input: os.path.dirname(input.train),
     message:

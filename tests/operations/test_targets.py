@@ -1,0 +1,226 @@
+"""What the rules ask about an experiment, without Snakemake: files, parameters, resources, environments."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from troll.common.errors import UserError
+from troll.experiment.experiment import resolve, run_seeds
+from troll.experiment.files import parse_experiment
+from troll.operations import targets as module
+from troll.operations.doctor import VLLM_ENVIRONMENT
+from troll.operations.parameters import Parameters
+from troll.operations.places import one_of, places_of, task_of, verbatim
+from troll.operations.public_data import PublicWork, skipped_parts
+from troll.operations.requests import Requests
+from troll.operations.targets import Targets
+
+RUN = {
+    "model": "tiny",
+    "task": "chains",
+    "trust_region": "clip",
+    "estimator": "grpo",
+    "condition": "stale",
+    "seed": "0",
+}
+NAME = "tiny/chains/clip/grpo/stale/seed0"
+PLACE = {"checkpoint_dir": f"runs/{NAME}"}
+BASE = {"checkpoint_dir": "base/tiny/chains"}
+ROOT = "results/reduced"
+
+
+@pytest.fixture
+def targets(repository, monkeypatch, tmp_path):
+    """Of the reduced experiment with other keys, in a directory without results."""
+    data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+
+    def make(skipped=(), **keys):
+        return Targets(parse_experiment(data | keys, "x.yaml"), dict(skipped))
+
+    return make
+
+
+def test_names_and_places():
+    assert one_of(["a.b", "c"]) == r"a\.b|c" and one_of([]) == "(?!)"
+    assert verbatim("{a}") == "{{a}}"
+    assert task_of(PLACE) == task_of(BASE) == "chains"
+
+
+def test_every_run_and_base_model_is_made_and_graded_where_nothing_is_kept(targets):
+    found = targets()
+    assert len(found.runs) == 4 and found.bases == [("tiny", "chains"), ("tiny", "functions")]
+    places = places_of(found.runs)
+    assert len(places) == 6 and places[-1] == "base/tiny/functions"
+    files = found.files_of(found.runs)
+    assert sorted(files) == sorted(
+        f"{ROOT}/{place}/{name}" for place in places for name in ("manifest.json", "grades.json")
+    )
+    assert found.stale_marks == [] and found.held == {}
+
+
+def test_skipped_tasks_have_no_files_and_stand_in_the_plan(targets):
+    found = targets({"functions": "no sandbox"})
+    assert {run.task for run in found.runs} == {"chains"} == set(found.tasks)
+    plan = json.loads(found.plan_of(found.experiment.runs()))
+    assert len(plan["expected"]) == 4 and plan["skipped"] == {"functions": "no sandbox"}
+    assert {row["rule"] for row in plan["expected"]} == {"clip", "troll"}
+    assert set(plan["keys"]) == {"base/tiny/chains", *(run.run_id for run in found.runs)}
+    assert plan["looks"] is None
+    assert json.loads(targets(seeds=[0, 1], more_seeds={"most": 5}).plan_of([]))["looks"] == {
+        "first": 2,
+        "most": 5,
+    }
+
+
+def test_what_the_tables_hold_is_not_made_again_unless_it_was_appended_here(targets, monkeypatch):
+    found = targets(archive=True)
+    monkeypatch.setattr(module, "made", lambda *_: {NAME: "row", "base/tiny/chains": "row"})
+    (path,) = (Path(found.mark_of(place)) for place in ["base/tiny/chains"])
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert found.marked == {"base/tiny/chains"}
+    assert f"runs/{NAME}" not in found.lacking and len(found.lacking) == 4
+    here = found.made_here(found.runs)
+    assert set(here) == {*found.lacking, "base/tiny/chains"}
+    assert found.files_of(found.runs) == [f"{ROOT}/{place}/appended" for place in here]
+    assert Path(found.collected) in found.stale_marks and path not in found.stale_marks
+    assert found.collect_options({}) == ["--archive results/reduced"]
+
+
+def test_groups_have_their_own_runs_and_say_where_none_can_be_made(targets):
+    groups = [{"group": "sums", "tasks": ["chains"]}, {"group": "code", "tasks": ["functions"]}]
+    found = targets({"functions": "no sandbox"}, matrix=groups)
+    assert found.runs_of_group({"group": "sums"}) == found.groups["sums"] == found.runs
+    with pytest.raises(UserError, match="group code: none of its tasks can be run on this machine"):
+        found.runs_of_group({"group": "code"})
+
+
+def test_tables_figures_and_measurements_follow_from_what_is_asked(targets):
+    found = targets()
+    outputs = found.outputs_of(ROOT, found.runs)
+    assert f"{ROOT}/tables/main.csv" in outputs and f"{ROOT}/figures/learning_chains.png" in outputs
+    assert not [path for path in outputs if "ablation" in path]
+    assert found.measurements == []
+    cost = {"tokens": 8, "widths": [4, 6], "repeats": 2, "step": {"shape": "tiny"}}
+    asked = targets(cost=cost, approximation=True)
+    assert asked.measurements == [
+        f"{ROOT}/cost/cost.csv",
+        f"{ROOT}/cost/cost_step.csv",
+        f"{ROOT}/approximation/zipf/approximation.png",
+        f"{ROOT}/approximation/task/chains/approximation.png",
+        f"{ROOT}/approximation/task/functions/approximation.png",
+    ]
+    parameters = Parameters(asked)
+    assert parameters.cost["widths"] == ["--width 4", "--width 6"] and parameters.cost["tokens"] == 8
+    assert "--shape tiny" in parameters.step_sizes and Parameters(found).step_sizes == []
+    assert asked.first_run_of("chains") == f"{ROOT}/runs/{NAME}"
+    assert asked.base_of("chains") == f"{ROOT}/base/tiny/chains"
+
+
+def test_claims_with_braces_in_their_path_are_known_by_their_digests(targets):
+    Path("{mine}").mkdir()
+    for path in ("{mine}/claims.yaml", "plain.yaml"):
+        Path(path).write_text("[]\n")
+    found = targets(claims=["{mine}/claims.yaml", "plain.yaml"])
+    assert found.claims_inputs == ["plain.yaml"] and len(found.claims_digests) == 1
+    assert found.claims_arguments({}) == ["'{mine}/claims.yaml'", "plain.yaml"]
+    assert found.claims_options({})[1] == "--ledger plain.yaml"
+    assert "--ledger plain.yaml" in found.collect_options({})
+    assert targets().collect_options({}) == []
+
+
+def test_a_job_is_repeated_when_what_defines_its_result_changes_and_not_else(targets):
+    def parameters(**keys):
+        found = Parameters(targets(**keys))
+        return found.run(RUN), found.base_model({"model": "tiny", "task": "chains"}), found.problems(RUN)
+
+    usual = parameters()
+    assert json.loads(usual[0])["run_id"] == NAME
+    assert parameters(seeds=[0, 1], tracking="none", summary="other words") == usual
+    rate = {"stale": {"learning_rate": 2.0e-3, "mini_batches": 2, "num_iterations": 2}}
+    changed = parameters(conditions=rate)
+    assert changed[0] != usual[0] and changed[1:] == usual[1:]
+
+
+def test_parameters_are_those_of_the_place(targets):
+    suites = {"gsm8k": {"test": 4, "samples": 1}}
+    tasks = {"chains": {"train": 32, "validation": 8, "test": 8, "evaluate_on": suites}}
+    found = targets(tasks=tasks, conditions={"stale": {"max_response_tokens": 30}})
+    parameters = Parameters(found)
+    assert parameters.max_tokens(PLACE) == parameters.max_tokens(BASE) == 30
+    assert parameters.sample_seed(PLACE) == run_seeds(found.experiment.run(NAME)).evaluation
+    assert parameters.sample_seed(BASE) == 0
+    assert found.suite_problems(PLACE) == [f"{ROOT}/suites/gsm8k/test.jsonl"]
+    assert json.loads(parameters.suite_problems({"suite": "gsm8k"})) == {
+        "name": "gsm8k",
+        "test": 4,
+    }
+    assert "test" not in json.loads(parameters.suites(PLACE))["gsm8k"]
+    assert found.grades(PLACE)[-1].endswith("/suites/graded.json")
+    assert found.test_problems(PLACE) == f"{ROOT}/data/chains/test.jsonl"
+    assert json.loads(parameters.tokenizer({"model": "tiny"}))["vocabulary"] == 512
+    assert parameters.engine == []
+    assert resolve(found.experiment, found.experiment.run(NAME)).training.max_response_tokens == 30
+    skipping = Targets(found.experiment, {"gsm8k": "not here"})
+    assert skipping.suite_problems(PLACE) == [] and len(skipping.grades(PLACE)) == 1
+
+
+def test_what_jobs_ask_for_follows_model_and_gpus(targets, repository):
+    requests = Requests(targets())
+    assert (requests.training.threads(RUN), requests.training.gpus(RUN)) == (1, 0)
+    assert requests.training.memory_mb(RUN, 2) > requests.training.memory_mb(RUN, 1)
+    assert requests.sampling.gpus(PLACE) == requests.sampling.gpus(BASE) == 0
+    hub = yaml.safe_load((repository / "tests/workflow/hub.yaml").read_text())
+    hub["training"] = hub["training"] | {"gpus": 2}
+    found = Targets(parse_experiment(hub, "x"))
+    run = found.runs[0]
+    wildcards = vars(run) | {"seed": str(run.seed)}
+    asked = Requests(found)
+    assert asked.training.gpus(wildcards) == 2
+    assert asked.sampling.gpus({"checkpoint_dir": f"runs/{run.run_id}"}) == 1
+    assert asked.making.minutes(wildcards) > 0 and asked.training.minutes(wildcards) == 1440
+    assert found.pretrained == [run.model] and found.scratch == [] and found.budgeted
+
+
+def test_vllm_runs_beside_where_it_is_there_and_nothing_else_is_deployed(targets, monkeypatch):
+    found = targets()
+    assert Requests(found).training_place.program == "troll"
+    found = targets()
+    monkeypatch.setitem(vars(found), "trains_with_vllm", True)
+    place = Requests(found).training_place
+    assert (place.environment, place.program) == ("../../envs/vllm.yaml", "troll")
+    program = Path(VLLM_ENVIRONMENT, "bin/troll")
+    program.parent.mkdir(parents=True)
+    program.touch()
+    assert Requests(found).training_place.program == str(program)
+    assert Requests(found, deployed=True).training_place.program == "troll"
+    assert Requests(found).sampling_place.environment == "../../envs/train.yaml"
+
+
+def test_public_data_is_left_out_with_a_reason_or_planned(targets, repository, monkeypatch):
+    data = yaml.safe_load((repository / "tests/workflow/public.yaml").read_text())["public_data"]
+    assert skipped_parts(None) == {} and PublicWork(targets()).outputs == []
+    found = targets(public_data=data)
+    monkeypatch.delenv("TROLL_DATA_MIRROR", raising=False)
+    skipped = skipped_parts(found.experiment.public_data)
+    assert set(skipped) == {"audit", *data["benchmarks"]}
+    left_out = PublicWork(found, skipped)
+    assert left_out.answers == [] and left_out.outputs == [f"{ROOT}/public/benchmarks.csv"]
+    work = PublicWork(found)
+    assert work.outputs[-1] == f"{ROOT}/audit/audit.csv"
+    assert len([label for label, _ in work.answers if label == "oracle"]) == len(data["benchmarks"])
+    assert work.labelled[0].startswith("oracle=") and len(work.answer_files) == 2 * len(work.answers)
+    name = data["benchmarks"][0]
+    assert json.loads(work.problems({"benchmark": name}))["name"] == name
+
+
+def test_code_is_skipped_where_nothing_can_be_confined(targets, monkeypatch):
+    reason = (False, "bwrap: not found")
+    monkeypatch.setattr("troll.tasks.sandbox.pool.sandbox_available", lambda: reason)
+    assert module.skipped_tasks(targets().experiment) == {"functions": "bwrap: not found"}
+    chains = SimpleNamespace(tasks={"chains": SimpleNamespace(evaluate_on={})})
+    assert module.skipped_tasks(chains) == {}

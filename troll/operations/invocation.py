@@ -1,0 +1,253 @@
+"""One invocation of Snakemake: it reads the experiment, prepares what jobs share, and ends with words.
+
+Here is all that knows Snakemake's own objects; `troll.operations.targets` works without them.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any, NoReturn
+
+from troll.analysis.claims.packaged import DEFAULT, claims_file
+from troll.common.digests import sha256_of_file
+from troll.common.errors import UserError
+from troll.common.files import unwritable
+from troll.experiment.experiment import Experiment
+from troll.experiment.files import parse_experiment, read_configuration
+from troll.experiment.looks import with_further_seeds
+from troll.operations import progress_line
+from troll.operations.places import verbatim
+from troll.operations.public_data import PublicWork, skipped_parts
+from troll.operations.scheduling import check_interpreter, one_timer
+from troll.operations.targets import Targets, skipped_tasks
+
+
+@dataclass(frozen=True, eq=False)
+class Invocation:
+    """What Snakemake was called with, and what follows from it on this machine.
+
+    Attributes:
+        workflow: Snakemake's object.
+        directory: where the workflow lies.
+        source: the experiment file as it was named, or ``--config`` where there is none.
+        targets: of the experiment.
+        public: of its work on public data.
+        shown: the line of progress.
+        started: seconds since the epoch.
+    """
+
+    workflow: Any
+    directory: Path
+    source: Path
+    targets: Targets
+    public: PublicWork
+    shown: progress_line.ProgressHandle
+    started: float
+
+    @property
+    def deployed(self) -> bool:
+        """Whether jobs get their software by conda or containers."""
+        return bool(self.workflow.deployment_settings.deployment_method)
+
+    def shell_prefix(self) -> str:
+        """What every job's command begins with; Snakemake does not compare it before it repeats a job."""
+        experiment = self.targets.experiment
+        # Where metrics are followed is no reason to train a run again; nor is what becomes of one that cannot
+        # go on, or where the workflow lies, whose scripts are no part of the package.
+        variables: dict[str, str] = {
+            "TROLL_WORKFLOW": str(self.directory),
+            "TROLL_TRACKING": experiment.tracking,
+            "TROLL_NOT_FINITE": experiment.not_finite,
+        }
+        if self.source.exists():  # for the manifests: a comment in the file repeats nothing
+            # Where somebody keeps their files tells others nothing.
+            name = self.source.name if self.source.is_absolute() else self.source
+            variables["TROLL_EXPERIMENT_FILE"] = f"{sha256_of_file(self.source)} {name}"
+        # What jobs say of themselves goes to Snakemake's log where the terminal has one line for all.
+        if self.shown.log:
+            variables[progress_line.TERMINAL] = str(self.shown.log)
+        exports = "".join(f"export {name}={quote(value)}; " for name, value in variables.items())
+        # Without conda or containers, `troll` is the one beside the Python that runs Snakemake.
+        path = "" if self.deployed else f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
+        return verbatim(f"set -euo pipefail; {exports}{path}")
+
+    def begin_jobs(self, set_prefix: Callable[[str], None], fork_prefix: Callable[[], str]) -> None:
+        """What is done once, before the first job.
+
+        Args:
+            set_prefix: `shell.prefix` of Snakemake.
+            fork_prefix: starts a process that has loaded the libraries, from which jobs on this machine are
+                forked where that gives the same; returns what commands need to reach it.
+        """
+        local = self.workflow.local_exec
+        if self.workflow.is_main_process and not local:
+            try:
+                check_interpreter(sys.executable)
+            except UserError as error:
+                _end(error)
+        if self.workflow.is_main_process and local and not self.deployed:
+            set_prefix(self.shell_prefix() + verbatim(fork_prefix()))
+        one_timer(getattr(self.workflow, "scheduler", None))
+
+    def begin_jobs_of_a_module(
+        self, set_prefix: Callable[[str], None], fork_prefix: Callable[[], str]
+    ) -> None:
+        """Adds `begin_jobs` to the `onstart` of a Snakefile that uses this workflow as a module.
+
+        Snakemake calls no `onstart` of a module. There is no public way to; where another version has none at
+        all, jobs are ordinary processes.
+        """
+        users = getattr(self.workflow, "_onstart", None)
+        if users and not self.workflow.modifier.is_main_snakefile():
+
+            def start(log: Any) -> None:
+                users(log)
+                self.begin_jobs(set_prefix, fork_prefix)
+
+            self.workflow._onstart = start
+
+    def words_of_success(self) -> str:
+        """For people: the verdicts that this invocation has written, and where everything is to be seen.
+
+        Of several stages, `troll.operations.run` says it after the last.
+        """
+        self.shown.end()
+        if progress_line.STAGE in os.environ:
+            return ""
+        from troll.operations.last_screen import LINES, last_screen_of
+        from troll.operations.progress_line.words import decided, verdicts_in
+
+        root, page = Path(self.targets.root), Path(self.targets.root, "page.html")
+        new_page = page if self._new(page) else None
+        words = []
+        for path in sorted(root.glob("groups/*/claims.json")):
+            if self._new(path):
+                known = decided(verdicts_in(path)) or "no claim has runs"
+                words.append(f"{path.with_suffix('.md')}: {known}")
+        if self._new(root / "claims.json"):
+            words = words[:3]
+            # Snakemake's log is named after these lines.
+            lines = LINES - len(words) - 1
+            words += last_screen_of(self.targets.experiment, root, page=new_page, lines=lines)
+        elif new_page:
+            words.append(f"everything on one page: {new_page}")
+        return "".join(f"{line}\n" for line in words)
+
+    def words_of_failure(self) -> str:
+        """For people: where to look."""
+        self.shown.end()
+        return f"what is done, and what failed: troll status {quote(str(self.source))}\n"
+
+    def _new(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime >= self.started
+
+
+def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
+    """Reads the experiment; a mistake in it is one line, and ends this process.
+
+    Args:
+        workflow: Snakemake's object.
+        config: what Snakemake has made of configuration files and ``--config``.
+    """
+    started = time.time()
+    source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
+    if source.is_relative_to(Path.cwd()):  # as it was written
+        source = source.relative_to(Path.cwd())
+    try:
+        _check_directory(workflow)
+        experiment = _read(workflow, config, source)
+        writes = workflow.is_main_process and not workflow.output_settings.dryrun
+        root = Path("results", experiment.experiment)
+        if writes and (closed := unwritable(root)):
+            raise UserError(
+                f"{closed} cannot be written; chmod -R u+w results, or link results to another place"
+            )
+        shown = progress_line.install(workflow, experiment, root)
+        skipped = skipped_tasks(experiment)
+        for task, reason in skipped.items():
+            print(f"warning: task {task} is skipped: {reason}", file=sys.stderr)
+        targets = Targets(experiment, skipped)
+        if not targets.runs:
+            raise UserError(f"{source}: none of its tasks can be run on this machine")
+        if targets.budgeted and workflow.is_main_process:
+            from troll.experiment.budget import budget_lines
+
+            print("\n".join(budget_lines(experiment)), file=sys.stderr)
+        for mark in targets.stale_marks if writes else ():
+            mark.unlink(missing_ok=True)
+        public = PublicWork(targets, skipped_parts(experiment.public_data))
+    except UserError as error:
+        _end(error)
+    directory = _rules(workflow).absolute().parent
+    return Invocation(workflow, directory, source, targets, public, shown, started)
+
+
+def _end(error: UserError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _rules(workflow: Any) -> Path:
+    """Where the workflow's rules lie."""
+    return Path(workflow.current_basedir.get_path_or_uri(secret_free=False))
+
+
+def _check_directory(workflow: Any) -> None:
+    # Snakemake reads names in braces out of the paths of environments and of input files, whoever chose them.
+    if set(str(_rules(workflow))) & set("{}"):
+        shown = workflow.current_basedir.get_path_or_uri(secret_free=True)
+        raise UserError(
+            f"{shown}: Snakemake cannot work from a directory whose path has braces; move the checkout"
+        )
+
+
+def _read(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
+    """The experiment with the seeds that were added after looking; its claims are checked too."""
+    for file in workflow.configfiles:  # as it stands: Snakemake's own reading is less strict
+        read_configuration(Path(file))
+    experiment = _parsed(workflow, config, source)
+    # Seeds that were named beforehand are all there is: none are added, and none of an earlier run count.
+    if "seeds" in workflow.config_settings.config:
+        experiment = experiment.model_copy(update={"more_seeds": None})
+    experiment = with_further_seeds(experiment, Path("results", experiment.experiment))
+    claims = [claims_file(name) for name in experiment.claims]
+    # The reader takes a while to import. The package's own claims are known to be right.
+    if workflow.is_main_process and experiment.claims != [DEFAULT]:
+        from troll.analysis.claims.verdicts import read_claims
+
+        read_claims(claims)
+    return experiment
+
+
+def _parsed(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
+    """The experiment; a mistake is blamed on the file, on ``--config``, or on both together."""
+    from snakemake.utils import update_config
+
+    try:
+        return parse_experiment(config, str(source))
+    except UserError as error:
+        problem = str(error).removeprefix(f"{source}: ")
+    # A block is merged key by key: what is wrong in the file alone, too, is the file's.
+    alone: dict[str, Any] = {}
+    for file in workflow.configfiles:
+        update_config(alone, read_configuration(Path(file)))
+    try:
+        parse_experiment(alone, "")
+    except UserError as error:
+        if str(error) == f": {problem}":
+            raise UserError(f"{source}: {problem}") from None
+    raise UserError(f"{_blamed(workflow, config, source, problem)}: {problem}")
+
+
+def _blamed(workflow: Any, config: Mapping[str, Any], source: Path, problem: str) -> str:
+    overrides, found = workflow.config_settings.config, re.match(r"\w*", problem)
+    key = found[0] if found else ""
+    of_file = key in config and key not in overrides
+    if of_file or not (overrides and workflow.configfiles):
+        return str(source)
+    return "--config" if key in overrides else f"{source} and --config"

@@ -1,0 +1,96 @@
+"""The resolved settings and other parameters of the workflow's jobs.
+
+A change of them, and of nothing else, repeats a job: Snakemake compares them with those that it has recorded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from troll.common.numerics import last_change
+from troll.experiment.experiment import resolve, resolve_base, run_seeds
+from troll.operations.outputs import rule_of
+from troll.operations.places import Wildcards, run_id, task_of
+from troll.operations.targets import Targets, as_json
+from troll.tasks import testbed
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """The parameters of an experiment's jobs."""
+
+    targets: Targets
+
+    def problems(self, wildcards: Wildcards) -> str:
+        """The splits of a task."""
+        settings = self.targets.experiment.tasks[wildcards["task"]]
+        sizes = settings.model_dump(exclude={"training", "evaluate_on"})
+        return as_json({"name": wildcards["task"], **sizes})
+
+    def suite_problems(self, wildcards: Wildcards) -> str:
+        """The problems of a further data set."""
+        name = wildcards["suite"]
+        return as_json({"name": name, "test": self.targets.suites[name].test})
+
+    def tokenizer(self, wildcards: Wildcards) -> str:
+        """The texts, size and number of demonstrations of a model's tokenizer."""
+        model = self.targets.experiment.models[wildcards["model"]]
+        tasks = {name: task.settings for name, task in self.targets.experiment.tasks.items()}
+        return as_json(
+            {
+                "tasks": testbed.tokenizer_texts(tasks),
+                "vocabulary": model.vocabulary,
+                "demonstrations": model.supervised.demonstrations_for_tokenizer,
+            }
+        )
+
+    def base_model(self, wildcards: Wildcards) -> str:
+        """Everything that defines a base model."""
+        config = resolve_base(self.targets.experiment, wildcards["model"], wildcards["task"])
+        return as_json(config.model_dump())
+
+    def run(self, wildcards: Wildcards) -> str:
+        """Everything that defines a run."""
+        experiment = self.targets.experiment
+        return as_json(resolve(experiment, experiment.run(run_id(wildcards))).model_dump())
+
+    def numerics(self, wildcards: Wildcards) -> int:
+        """The last version of the numbers that changes a run."""
+        experiment = self.targets.experiment
+        return last_change(rule_of(experiment, experiment.run(run_id(wildcards))))
+
+    def max_tokens(self, wildcards: Wildcards) -> int:
+        """The longest response that a place's model was trained to give."""
+        return self.targets.max_tokens_by_place[wildcards["checkpoint_dir"]]
+
+    def sample_seed(self, wildcards: Wildcards) -> int:
+        """The seed of sampling; the same for all methods, so that they can be compared sample by sample."""
+        kind, name = wildcards["checkpoint_dir"].split("/", 1)
+        return run_seeds(self.targets.experiment.run(name)).evaluation if kind == "runs" else 0
+
+    def suites(self, wildcards: Wildcards) -> str:
+        """What is sampled of each further data set."""
+        suites = self.targets.suites_of(task_of(wildcards))
+        return as_json({name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()})
+
+    @property
+    def engine(self) -> list[str]:
+        """Options of the sampling commands; none for the default engine."""
+        evaluation = self.targets.experiment.evaluation
+        if evaluation.engine == "transformers":
+            return []
+        return ["--engine", evaluation.engine, "--engine-options", as_json(evaluation.engine_options)]
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Of the measurement of an update: tokens, widths as options, vocabulary and repeats."""
+        cost = self.targets.experiment.cost
+        if cost is None:
+            return {"tokens": 0, "widths": [], "vocabulary": 0, "repeats": 0}
+        settings = cost.model_dump(exclude={"step", "widths"})
+        return settings | {"widths": [f"--width {width}" for width in cost.widths]}
+
+    @property
+    def step_sizes(self) -> list[str]:
+        """Options of the measurement of a step; none where the experiment does not ask for it."""
+        cost = self.targets.experiment.cost
+        return [f"--{key} {value}" for key, value in cost.step] if cost and cost.step else []

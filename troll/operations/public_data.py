@@ -1,0 +1,115 @@
+"""What the workflow does with public data sets where this machine has them.
+
+Elsewhere nothing is downloaded unless the experiment says so, and the report tells that it was left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from troll.experiment.settings import PublicData
+from troll.operations.places import Wildcards, place_of_base
+from troll.operations.targets import Targets, as_json
+
+_AUDIT = "audit"
+
+
+def skipped_parts(public: PublicData | None) -> dict[str, str]:
+    """Why parts of the work on public data are left out on this machine, by name.
+
+    Raises:
+        UserError: the mirror that the environment names is not there.
+    """
+    if public is None:
+        return {}
+    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.tasks.datasets.mirror import mirror
+    from troll.tasks.sandbox.pool import sandbox_available
+
+    parts = [*public.benchmarks, *([_AUDIT] if public.audit != "none" else [])]
+    if public.source == "mirror" and mirror() is None:
+        return dict.fromkeys(parts, "TROLL_DATA_MIRROR names no copy of the public data sets")
+    code = [name for name in parts if name == _AUDIT or DATA_SETS[name].kind == "code"]
+    available, reason = sandbox_available() if code else (True, "")
+    return {} if available else dict.fromkeys(code, reason)
+
+
+@dataclass(frozen=True, eq=False)
+class PublicWork:
+    """The files of the work on public data.
+
+    Attributes:
+        skipped: parts that are left out on this machine, with the reason.
+    """
+
+    targets: Targets
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> PublicData | None:
+        """What the experiment asks for; None for nothing."""
+        return self.targets.experiment.public_data
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """How base models are sampled on a benchmark; zeros where none is."""
+        public = self.settings
+        return {"samples": public.samples if public else 0, "max_tokens": public.max_tokens if public else 0}
+
+    @property
+    def audit_options(self) -> str:
+        """Of the audit's command."""
+        return "--full" if self.settings and self.settings.audit == "full" else ""
+
+    def problems(self, wildcards: Wildcards) -> str:
+        """Settings of a benchmark's problems: as many as are wanted, or as there are."""
+        from troll.tasks.datasets.catalogue import DATA_SETS
+
+        name = wildcards["benchmark"]
+        assert self.settings is not None
+        available, size = DATA_SETS[name].parts["test"].rows, self.settings.problems
+        if size != "all" and available is not None:
+            size = min(size, available)
+        return as_json({"name": name, "test": size})
+
+    @property
+    def answers(self) -> list[tuple[str, str]]:
+        """(label, directory) of all that is graded: the oracle, and base models of tasks of the same kind."""
+        from troll.tasks.registry import get_task
+
+        found = []
+        for name in self.settings.benchmarks if self.settings else []:
+            if name in self.skipped:
+                continue
+            directory = f"{self.targets.root}/public/{name}"
+            found.append(("oracle", f"{directory}/oracle"))
+            found += [
+                (f"base of {task} ({model})", f"{directory}/{place_of_base(model, task)}")
+                for model, task in self.targets.bases
+                if get_task(task).kind == get_task(name).kind
+            ]
+        return found
+
+    @property
+    def labelled(self) -> list[str]:
+        """The answers as arguments of the command that makes the table."""
+        return [f"{label}={directory}" for label, directory in self.answers]
+
+    @property
+    def reasons(self) -> str:
+        """What is left out, and why, as JSON."""
+        return as_json(dict(self.skipped))
+
+    @property
+    def answer_files(self) -> list[str]:
+        """Samples and grades of all answers."""
+        return [f"{path}/{name}" for _, path in self.answers for name in ("samples.jsonl", "grades.json")]
+
+    @property
+    def outputs(self) -> list[str]:
+        """What the report shows of public data; nothing where the experiment does not ask for it."""
+        if self.settings is None:
+            return []
+        audited = self.settings.audit != "none" and _AUDIT not in self.skipped
+        audit = [f"{self.targets.root}/audit/audit.csv"] if audited else []
+        return [f"{self.targets.root}/public/benchmarks.csv", *audit]
