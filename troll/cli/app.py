@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from troll import __version__
+from troll.cli import job_report
 from troll.cli.evaluation import register_evaluation
 from troll.cli.leaderboard import leaderboard
 from troll.cli.options import AROUND_A_RUN, Config, Log, Out, settings_of
@@ -152,6 +153,7 @@ def configure(config: Config, out: Out) -> None:
 register_train(app)
 register_evaluation(app)
 register_results(app)
+app.add_typer(job_report.app)
 register_site(app)
 register_paper(app)
 app.add_typer(leaderboard, name="leaderboard", rich_help_panel=AROUND_A_RUN)

@@ -13,13 +13,11 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from troll.analysis.claims.packaged import DEFAULT, claims_file
-from troll.analysis.registry import stems
 from troll.common.digests import sha256_of_file
-from troll.common.errors import UserError
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 from troll.experiment.settings import Suite
-from troll.operations.outputs import entries_of, made, rule_of
+from troll.operations.outputs import made, rule_of
 from troll.operations.places import Wildcards, place_of_base, place_of_run, places_of, run_id_of, task_of
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ class Targets:
     @property
     def tasks(self) -> list[str]:
         """The tasks of the runs."""
-        return _tasks_of(self.runs)
+        return list(dict.fromkeys(run.task for run in self.runs))
 
     @property
     def suites(self) -> dict[str, Suite]:
@@ -280,25 +278,6 @@ class Targets:
             }
         )
 
-    def runs_of_group(self, wildcards: Wildcards) -> list[Run]:
-        """The runs of a group.
-
-        Raises:
-            UserError: none of them can be made on this machine.
-        """
-        group = wildcards["group"]
-        if not self.groups[group]:
-            raise UserError(f"group {group}: none of its tasks can be run on this machine")
-        return self.groups[group]
-
-    def outputs_of(self, directory: str, runs: Sequence[Run], group: str | None = None) -> list[str]:
-        """One file of each table and figure below a directory."""
-        tables, figures = (entries_of(kind, self.experiment, runs, group) for kind in ("table", "figure"))
-        return [
-            *(f"{directory}/tables/{entry.name}.csv" for entry in tables),
-            *(f"{directory}/figures/{stem}.png" for stem in stems(figures, _tasks_of(runs))),
-        ]
-
     @property
     def measurements(self) -> list[str]:
         """What is measured beside the runs: costs and the approximation's error, where they are asked for."""
@@ -310,7 +289,3 @@ class Targets:
             *([f"{self.root}/cost/cost_step.csv"] if cost and cost.step else []),
             *(approximations if self.experiment.approximation else []),
         ]
-
-
-def _tasks_of(runs: Iterable[Run]) -> list[str]:
-    return list(dict.fromkeys(run.task for run in runs))

@@ -47,10 +47,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "grade-suites": ("troll.evaluation.suites",),
     "collect": ("troll.analysis.data.archive", "troll.analysis.render.substitutes", *_ANALYSIS),
     "append": ("troll.analysis.data.archive",),
-    "table": _ANALYSIS,
-    "figure": (*_ANALYSIS, "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
     "claims": ("troll.analysis.claims.ledger", "troll.analysis.claims.verdicts", *_ANALYSIS),
-    "page": ("troll.analysis.claims.verdicts", "troll.analysis.report.page", *_ANALYSIS),
+    "report": (
+        "troll.operations.report",
+        *_ANALYSIS,
+        "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_pdf",
+    ),
 }
 """What the commands of the workflow import, by their name; others import it in their own process."""
 _PDEATHSIG, _NAME = 1, 15

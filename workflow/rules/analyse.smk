@@ -1,132 +1,125 @@
-# Everything below is a function of the tidy table, and of nothing else. Which tables and figures there are is told by
-# troll/analysis/registry.py.
+# Everything below is a function of the tidy table, and of nothing else, but what is measured. Which tables and figures
+# there are is told by troll/analysis/registry.py.
+
+MEASUREMENTS = [*TARGETS.measurements, *PUBLIC.outputs]
 
 
-# The tidy tables are tracked by git, and the runs behind them are not: the mark among the runs, which is not tracked
-# either, makes a fresh clone train them instead of believing the tables that it came with. Tables in which finished runs
-# are kept are no output: Snakemake would remove them before the job.
-rule collect:
-    input:
-        TARGETS.files_of(TARGETS.runs),
-    output:
-        plan=f"{ROOT}/plan.json",
-        mark=touch(TARGETS.collected),
-        tidy=[] if EXPERIMENT.archive else f"{ROOT}/tidy/all.parquet",
-    log:
-        f"{ROOT}/logs/collect.log",
-    localrule: True
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        directories=TARGETS.directories(TARGETS.runs),
-        out=lambda wildcards, output: os.path.dirname(output.plan),
-        planned=TARGETS.plan_of(EXPERIMENT.runs()),
-        options=TARGETS.collect_options,
-    message:
-        "collect {params.out}"
-    shell:
-        "printf %s {params.planned:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
-        " {params.options} --plan -"
-
-
-# A caption belongs to a rule, so that every table and figure gets a rule of its own.
-for _entry in entries_of("table", EXPERIMENT, TARGETS.runs):
+# For the experiment, then for each named group of its runs: `snakemake GROUP` runs them and makes their tables, figures,
+# verdicts and page, whatever else the experiment holds. Tables in which finished runs are kept are no output: Snakemake
+# would remove them before the job.
+for _part in parts_of(TARGETS):
 
     rule:
         name:
-            f"table_{_entry.name}"
+            _part.rule("collect")
         input:
-            plan=rules.collect.output.plan,
-            mark=rules.collect.output.mark,
+            _part.inputs,
         output:
-            report(
-                f"{ROOT}/tables/{_entry.name}.csv",
-                caption=CAPTIONS / f"{_entry.caption}.rst",
-                category="Tables",
-                labels={"table": _entry.title},
-            ),
-            f"{ROOT}/tables/{_entry.name}.md",
+            plan=f"{_part.directory}/plan.json",
+            mark=touch(_part.mark),
+            tidy=_part.tidy,
         log:
-            f"{ROOT}/logs/table/{_entry.name}.log",
+            f"{_part.logs}/collect.log",
         localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
-            name=_entry.name,
-            stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-            results=lambda wildcards, input: os.path.dirname(input.plan),
+            directories=TARGETS.directories(_part.runs),
+            out=lambda wildcards, output: os.path.dirname(output.plan),
+            planned=_part.plan,
+            options=TARGETS.collect_options,
         message:
-            "table {params.name}"
+            "collect {params.out}"
         shell:
-            "troll --log {log:q} table {params.name:q} --results {params.results:q} --out {params.stem:q}"
+            "printf %s {params.planned:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+            " {params.options} --plan -"
 
-
-for _entry in entries_of("figure", EXPERIMENT, TARGETS.runs):
-    _stem = f"{_entry.name}_{{task}}" if _entry.per_task else _entry.name
-
+    # Apart from the report: further seeds are begun by the verdicts on the first.
     rule:
         name:
-            f"figure_{_entry.name}"
+            _part.rule("claims")
         input:
-            plan=rules.collect.output.plan,
-            mark=rules.collect.output.mark,
+            plan=f"{_part.directory}/plan.json",
+            mark=_part.mark,
+            ledger=TARGETS.claims_inputs,
         output:
             report(
-                f"{ROOT}/figures/{_stem}.png",
-                caption=CAPTIONS / f"{_entry.caption}.rst",
-                category="Figures",
-                labels=(
-                    {"figure": _entry.title, "task": "{task}"}
-                    if _entry.per_task
-                    else {"figure": _entry.title}
-                ),
+                f"{_part.directory}/claims.md",
+                caption=CAPTIONS / "claims.rst",
+                category="Verdicts",
+                labels={"table": "claims"},
             ),
+            f"{_part.directory}/claims.json",
         log:
-            f"{ROOT}/logs/figure/{_stem}.log",
-        wildcard_constraints:
-            task=one_of(TARGETS.tasks),
+            f"{_part.logs}/claims.log",
         localrule: True
         conda:
             "../../envs/analyse.yaml"
         params:
-            name=_entry.name,
-            task="--task {task}" if _entry.per_task else "",
             stem=lambda wildcards, output: os.path.splitext(output[0])[0],
             results=lambda wildcards, input: os.path.dirname(input.plan),
+            ledger=TARGETS.claims_arguments,
+            digests=TARGETS.claims_digests,
         message:
-            "figure {output[0]}"
+            "claims {params.results}"
         shell:
-            "troll --log {log:q} figure {params.name:q} {params.task} --results {params.results:q}"
-            " --out {params.stem:q}"
+            "troll --log {log:q} claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
+
+    # All of it as one page, too, that opens without Snakemake; `snakemake --report` makes Snakemake's own.
+    rule:
+        name:
+            _part.rule("report")
+        input:
+            plan=f"{_part.directory}/plan.json",
+            mark=_part.mark,
+            ledger=TARGETS.claims_inputs,
+            claims=f"{_part.directory}/claims.md",
+            measurements=MEASUREMENTS if _part.group is None else [],
+        output:
+            page=f"{_part.directory}/page.html",
+            markdown=_part.markdown,
+            tables=[
+                report(
+                    table.path,
+                    caption=CAPTIONS / f"{table.caption}.rst",
+                    category="Tables",
+                    labels=table.labels,
+                )
+                for table in _part.tables
+            ],
+            in_markdown=_part.tables_in_markdown,
+            figures=[
+                report(
+                    figure.path,
+                    caption=CAPTIONS / f"{figure.caption}.rst",
+                    category="Figures",
+                    labels=figure.labels,
+                )
+                for figure in _part.figures
+            ],
+        log:
+            f"{_part.logs}/report.log",
+        localrule: True
+        conda:
+            "../../envs/analyse.yaml"
+        params:
+            results=lambda wildcards, output: os.path.dirname(output.page),
+            options=_part.report_options,
+            ledger=TARGETS.claims_options,
+            digests=TARGETS.claims_digests,
+        message:
+            "report {params.results}"
+        shell:
+            "troll --log {log:q} report {params.results:q} {params.options} {params.ledger}"
 
 
-rule claims:
-    input:
-        plan=rules.collect.output.plan,
-        mark=rules.collect.output.mark,
-        ledger=TARGETS.claims_inputs,
-    output:
-        report(
-            f"{ROOT}/claims.md",
-            caption=CAPTIONS / "claims.rst",
-            category="Verdicts",
-            labels={"table": "claims"},
-        ),
-        f"{ROOT}/claims.json",
-    log:
-        f"{ROOT}/logs/claims.log",
-    localrule: True
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        stem=lambda wildcards, output: os.path.splitext(output[0])[0],
-        results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=TARGETS.claims_arguments,
-        digests=TARGETS.claims_digests,
-    message:
-        "claims"
-    shell:
-        "troll --log {log:q} claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
+for _group in TARGETS.groups:
+
+    rule:
+        name:
+            _group
+        input:
+            f"{ROOT}/groups/{_group}/page.html",
 
 
 # Timings need the machine for themselves: all cores, so that nothing else runs beside them.
@@ -262,42 +255,3 @@ rule approximation_task:
         'python "$TROLL_WORKFLOW/benchmarks/measure.py" --log {log:q} approximation'
         " --old {params.old:q} --new {params.new:q} --samples {input.old:q}"
         " --problems {input.problems:q} --task {wildcards.task:q} --out {params.out:q}"
-
-
-ARTEFACTS = [
-    f"{ROOT}/claims.md",
-    *TARGETS.measurements,
-    *PUBLIC.outputs,
-    *TARGETS.outputs_of(ROOT, TARGETS.runs),
-]
-
-
-rule artefacts:
-    input:
-        ARTEFACTS,
-
-
-# All of it as one page that opens without Snakemake: verdicts first. `snakemake --report` makes Snakemake's own.
-rule page:
-    input:
-        artefacts=ARTEFACTS,
-        plan=rules.collect.output.plan,
-        mark=rules.collect.output.mark,
-        ledger=TARGETS.claims_inputs,
-    output:
-        page=f"{ROOT}/page.html",
-        markdown=f"{ROOT}/README.md",
-    log:
-        f"{ROOT}/logs/page.log",
-    localrule: True
-    conda:
-        "../../envs/analyse.yaml"
-    params:
-        results=lambda wildcards, input: os.path.dirname(input.plan),
-        ledger=TARGETS.claims_options,
-        digests=TARGETS.claims_digests,
-    message:
-        "page {output.page}"
-    shell:
-        "troll --log {log:q} page --results {params.results:q} --out {output.page:q} --markdown {output.markdown:q}"
-        " {params.ledger}"

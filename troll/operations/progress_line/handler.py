@@ -139,7 +139,7 @@ class LogHandler(LogHandlerBase):
                     self._bases[told.jobid] = list(told.log or ())
                 self._paint()
             case LogEvent.JOB_FINISHED:
-                if self._state.finish(told.job_id) in ("claims", "group_claims"):
+                if str(self._state.finish(told.job_id)).startswith("claims"):
                     self._judged()
                 self._say(taken(self._bases.pop(told.job_id, [])))
                 self._progress()

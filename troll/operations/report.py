@@ -1,0 +1,101 @@
+"""All that is made from the tidy table of an experiment, in one process: tables, figures and the page."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from troll.analysis.claims.packaged import DEFAULT, claims_file
+from troll.analysis.claims.verdicts import judge, read_claims
+from troll.analysis.data.replication import replication_of
+from troll.analysis.data.results import read_results
+from troll.analysis.registry import entries
+from troll.analysis.report import overview
+from troll.analysis.report.make import make_figure, make_table
+from troll.analysis.report.page import make_page
+from troll.common.errors import UserError
+from troll.common.files import write_text
+
+
+class ReportError(Exception):
+    """A table, a figure or the page could not be made: a mistake in this package."""
+
+
+def write_report(
+    directory: Path,
+    tables: Sequence[str],
+    figures: Sequence[tuple[str, str | None]],
+    claims: Sequence[str],
+    *,
+    commands: Sequence[str] = ("make results",),
+    markdown: Path | None = None,
+) -> None:
+    """Writes ``tables/``, ``figures/`` and ``page.html``, each file whole or not at all.
+
+    Files of tables and figures that were made before and are no longer asked for are removed.
+
+    Args:
+        directory: with ``tidy/`` and ``plan.json``.
+        tables: names.
+        figures: names, each with the task that it is of, None for a figure of all tasks.
+        claims: files of claims that the page gives verdicts on; none: those of the experiment.
+        commands: shell lines that made the results, for the page.
+        markdown: gets a page of Markdown too.
+
+    Raises:
+        UserError: a table or figure that was asked for cannot be made; it is named.
+        ReportError: the same, for any other reason.
+    """
+    results = read_results(directory)
+    stems = {name: directory / "tables" / name for name in tables}
+    for name, stem in stems.items():
+        with _named(f"table {name}"):
+            make_table(name, results, stem)
+    drawn = {
+        (name, task): directory / "figures" / (f"{name}_{task}" if task else name) for name, task in figures
+    }
+    for (name, task), stem in drawn.items():
+        with _named(f"figure {name}" + (f" of {task}" if task else "")):
+            make_figure(name, results, stem, task)
+    remove_unwanted(directory, {path.name for path in stems.values()}, {path.name for path in drawn.values()})
+    with _named("page"):
+        files = [claims_file(name) for name in claims or results.claims or [DEFAULT]]
+        judged = judge(read_claims(files), results.runs, results.items, results.looks)
+        replication = replication_of(directory)
+        make_page(
+            results, judged, directory, directory / "page.html", commands=commands, replication=replication
+        )
+        if markdown is not None:
+            write_text(markdown, overview.page(results, judged, directory))
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says what could not be made."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
+    except OSError:
+        raise  # of the machine: it names its file
+    except Exception as error:
+        raise ReportError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def remove_unwanted(directory: Path, tables: set[str], figures: set[str]) -> None:
+    """Removes files of tables and figures that are no longer asked for; what others put there stays.
+
+    Args:
+        directory: holds ``tables/`` and ``figures/``.
+        tables: names without endings, as are the figures'.
+    """
+    names = entries("table")
+    for path in directory.glob("tables/*"):
+        if path.suffix in (".csv", ".md") and path.stem in names.keys() - tables:
+            path.unlink()
+    for path in directory.glob("figures/*.png"):
+        known = any(
+            path.stem == entry.name or (entry.per_task and path.stem.startswith(f"{entry.name}_"))
+            for entry in entries("figure").values()
+        )
+        if known and path.stem not in figures:
+            path.unlink()
