@@ -313,8 +313,8 @@ def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Tidy) -> Non
     judged = judge([claim(sentence="<S>"), claim(id="n", method="gspo")], known.runs, known.items)
     text = to_html(judged)
     assert "&lt;S&gt;" in text and "<S>" not in text
-    assert text.index("depends on condition") < text.index("1 claim not run here")
-    assert text.count("<details>") == 2
+    assert text.index("depends on condition") < text.index("1 claim that these runs cannot judge")
+    assert text.count("<details>") == 2 and "<em>Missing: runs of gspo and clip.</em>" in text
 
 
 def test_no_runs_at_all_is_not_run(known: Tidy) -> None:

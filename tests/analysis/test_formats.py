@@ -84,7 +84,7 @@ def test_latex_is_booktabs_and_escaped(table: pd.DataFrame) -> None:
 def test_html_is_escaped(table: pd.DataFrame) -> None:
     text = to_html(table)
     assert '<td class="text">a_b &amp; &lt;c&gt;</td>' in text
-    assert '<td class="number">61.2 ± 2.3</td>' in text
+    assert '<td class="number" data-sort="61.2">61.2 ± 2.3</td>' in text
 
 
 def test_empty_tables_say_so() -> None:

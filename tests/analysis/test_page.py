@@ -56,7 +56,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         for _ in range(3)
     ]
     given = Results(collected.runs, collected.items, expected=planned)
-    for name in ("final", "published_analysis"):
+    for name in ("forest", "final", "published_analysis"):
         make_figure(name, given, root / "figures" / name)
     (root / "public").mkdir()
     (root / "public/benchmarks.md").write_text("Not run: gsm8k; no data.\n")
@@ -72,6 +72,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     told = {"commands": ["make results"], "replication": ["Replicates: 1 of 2 settings", "  outside: <x>"]}
     make_page(given, judged, root, root / "report.html", **told)
     return (root / "report.html").read_text()
+
+
+def test_the_page_begins_with_its_question_and_the_picture_that_answers_it(text: str) -> None:
+    opening = text[text.index("<h1>") : text.index("<h2>Verdicts</h2>")]
+    assert "<h1>Does TROLL help when rollouts are stale?</h1>" in opening
+    assert opening.index('alt="Differences from PPO-clip"') < opening.index("6 of 9 planned runs")
+    assert text.count('alt="Differences from PPO-clip"') == 1, "shown once"
+
+
+def test_tables_sort_by_keyboard_too_and_pages_follow_the_scheme_of_the_reader(text: str) -> None:
+    assert '<table class="sortable">' in text and 'createElement("button")' in text
+    assert "prefers-color-scheme: dark" in text and "<script src" not in text
 
 
 def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
@@ -103,12 +115,12 @@ def test_verdicts_and_sizes_are_told(text: str) -> None:
     assert "✓ 1 supported everywhere" in top and "– 1 not run" in top
     assert "<strong>TROLL wins.</strong>" in top
     assert top.index("TROLL wins") < top.index("GSPO wins")
-    assert "6 of 9 planned runs: chains; stale; grpo; clip, troll; seeds 0, 1, 2." in top
+    assert "6 of 9 planned runs of clip, troll on chains; conditions: stale;" in top
 
 
 def test_what_was_not_run_is_folded_away_but_there(text: str) -> None:
     assert "<details><summary>Model families (0 of 11 run here)</summary>" in text
-    assert '<td class="number">not run</td>' in text
+    assert '<td class="number" data-sort="">not run</td>' in text
     paper = text.index("<summary>the paper's figures</summary>")
     assert text.index("<h2>Methods</h2>") > text.index('alt="The paper&#x27;s analysis"') > paper
 
@@ -121,7 +133,7 @@ def test_provenance_names_commits_digests_versions_and_machines(text: str) -> No
 
 
 def test_foreign_tables_are_escaped(text: str) -> None:
-    assert '<td class="text">a | &lt;b&gt;</td><td class="number">1.5</td>' in text
+    assert '<td class="text">a | &lt;b&gt;</td><td class="number" data-sort="1.5">1.5</td>' in text
     assert '<p class="note">A note.</p>' in text
     assert markdown_table("No table.") == "<p>No table.</p>\n"
 

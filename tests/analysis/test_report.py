@@ -12,10 +12,12 @@ from troll.analysis.data.results import Results, write_plan
 from troll.analysis.render.formats import to_html, to_latex, to_markdown
 from troll.analysis.render.html import (
     Section,
+    asset,
     bullets,
     figure_section,
     page,
     paragraphs,
+    sort_key,
 )
 from troll.analysis.render.substitutes import find_substitutes, mark_substitutes, substitutes_of
 from troll.analysis.report.make import table
@@ -139,3 +141,45 @@ def test_they_go_from_the_grades_into_the_tables_through_the_plan(runs, items, t
         tasks = set(frame["task"])
         assert "chains ‡" in tasks and "chains" not in tasks, name
         assert "chains: made up" in frame.attrs["notes"][-1], name
+
+
+@pytest.mark.parametrize(
+    ("cell", "key"),
+    [
+        ("82.4 ± 1.9", "82.4"),
+        ("−0.4 [−1.6, +0.8]", "-0.4"),
+        ("+17.4 [+7.3, +27.6]", "+17.4"),
+        ("6.8e-5 ± 2.8e-5", "6.8e-5"),
+        ("<0.001", "0.001"),
+        ("1,024", "1024"),
+        ("–", ""),
+        ("", ""),
+        ("not run", ""),
+    ],
+)
+def test_columns_of_numbers_are_sorted_by_the_first_number(cell: str, key: str) -> None:
+    assert sort_key(cell) == key
+    assert not key or float(key) is not None
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of sRGB, after WCAG 2.2."""
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    values = [int(digits[start : start + 2], 16) / 255 for start in (0, 2, 4)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_every_text_stands_out_from_its_ground(scheme: int) -> None:
+    style = asset("page.css").split("{")
+    blocks = [block.partition("}")[0] for block in style if "--ground:" in block]
+    colours = dict(re.findall(r"--([\w-]+): (#\w+)", blocks[scheme]))
+    grounds = {name: f"{name}-ground" if f"{name}-ground" in colours else "ground" for name in colours}
+    texts = [name for name in colours if name in ("text", "soft", "link") or f"{name}-ground" in colours]
+    pairs = [(name, grounds[name]) for name in texts] + [("text", "stripe")]
+    assert len(pairs) == 8
+    for name, ground in pairs:
+        light, dark = sorted((luminance(colours[name]), luminance(colours[ground])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)

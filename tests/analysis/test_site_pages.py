@@ -8,7 +8,7 @@ import pytest
 
 from troll.analysis.site.build import write_site
 from troll.analysis.site.links import Links, relative
-from troll.analysis.site.markdown import Anchors, adapt, anchor, inline, sort_key, table
+from troll.analysis.site.markdown import Anchors, adapt, anchor, inline, table
 from troll.common.errors import UserError
 
 TABLE = """| Task | Claim | Δ (points) | p |
@@ -20,25 +20,6 @@ TABLE = """| Task | Claim | Δ (points) | p |
 
 def none(_):
     return None
-
-
-@pytest.mark.parametrize(
-    ("cell", "key"),
-    [
-        ("82.4 ± 1.9", "82.4"),
-        ("−0.4 [−1.6, +0.8]", "-0.4"),
-        ("+17.4 [+7.3, +27.6]", "+17.4"),
-        ("6.8e-5 ± 2.8e-5", "6.8e-5"),
-        ("<0.001", "0.001"),
-        ("1,024", "1024"),
-        ("–", ""),
-        ("", ""),
-        ("not run", ""),
-    ],
-)
-def test_columns_of_numbers_are_sorted_by_the_first_number(cell, key):
-    assert sort_key(cell) == key
-    assert not key or float(key) is not None
 
 
 def test_rows_have_anchors_of_their_own_and_cells_their_keys():
@@ -94,17 +75,17 @@ def test_links_lead_to_pages_to_copies_or_to_the_repository():
     known = {
         "README.md": "index.md",
         "docs/a.md": "docs/a.md",
-        "results/t/tables/m.md": "results/t/index.md#m",
+        "results/t": "results/t/index.md",
     }
-    links = Links(tracked, known, {}, "https://example.org/troll")
+    links = Links(tracked, known, "https://example.org/troll")
     resolve = links.of("docs/a.md", "docs/a.md")
     assert resolve("../README.md#top") == "../index.html#top"
-    assert resolve("../results/t/tables/m.md") == "../results/t/index.html#m"
+    assert resolve("../results/t#m") == "../results/t/index.html#m"
     assert resolve("../results/t/x.csv") == "../results/t/x.csv" and links.copied == {"results/t/x.csv"}
     assert resolve("../troll/x.py") == "https://example.org/troll/blob/main/troll/x.py"
     assert resolve("../troll") == "https://example.org/troll/tree/main/troll"
     assert resolve("https://arxiv.org") == "https://arxiv.org" and resolve("#here") == "#here"
-    assert Links(tracked, known, {}).of("docs/a.md", "docs/a.md")("../troll/x.py") is None
+    assert Links(tracked, known).of("docs/a.md", "docs/a.md")("../troll/x.py") is None
     assert adapt("[code](../troll/x.py)", none) == "code\n"
     assert relative("index.md", "docs/a.md#b") == "docs/a.html#b"
 
@@ -143,24 +124,43 @@ def test_pages_are_those_of_tracked_files(checkout, tmp_path):
 
 def test_a_board_has_a_page_as_soon_as_it_is_tracked(checkout, tmp_path):
     out, board = tmp_path / "site", checkout / "results/leaderboard"
+    question = "Which rule ends highest"
     write_site(checkout, out)
-    assert "Leaderboard" not in titles(out)
+    assert question not in titles(out)
     board.mkdir(parents=True)
     (board / "board.csv").write_text("task,trust_region,pass@1\nlocks,troll,0.5\n")
     (board / "board.md").write_text(
         "| Task | Trust region | pass@1 (%) |\n| --- | --- | ---: |\n| locks | troll | 50.0 |\n"
     )
     write_site(checkout, out)
-    assert "Leaderboard" not in titles(out), "not tracked yet"
+    assert question not in titles(out), "not tracked yet"
     (board / "levels.md").write_text("| Trust region | Level 1 (%) |\n| --- | ---: |\n| troll | 75.0 |\n")
-    (board / "levels.csv").write_text("trust_region,level_1\ntroll,0.75\n")
+    (board / "budget.png").write_bytes(b"")
     track(checkout)
     write_site(checkout, out)
-    assert "Leaderboard" in titles(out)
-    page = (out / "pages/results/leaderboard/index.md").read_text()
-    assert '<tr id="board-locks-troll">' in page and "[board.csv](board.csv), [levels.csv]" in page
-    assert "## Success by level of difficulty {#levels}" in page and '<tr id="levels-troll">' in page
+    assert question in titles(out)
+    page = (out / "pages/results/leaderboard/board.md").read_text()
+    order = ["`troll` on locks.", 'src="budget.png"', '<tr id="board-locks-troll">', "[board.csv](board.csv)"]
+    assert [page.index(text) for text in order] == sorted(page.index(text) for text in order)
+    assert "[levels.md](levels.html)" in page
     assert (out / "pages/results/leaderboard/board.csv").exists()
+    assert '<tr id="levels-troll">' in (out / "pages/results/leaderboard/levels.md").read_text()
+
+
+def test_menus_name_questions_and_links_to_directories_lead_to_their_pages(checkout, tmp_path):
+    released = checkout / "results/testbed"
+    released.mkdir(parents=True)
+    (checkout / "results/README.md").write_text(
+        "# Results\n\n[The testbed](testbed) and [plan](testbed/tidy)\n"
+    )
+    (released / "README.md").write_text("# Does it help?\n\nSee [claims](claims.md).\n")
+    (released / "claims.md").write_text("2 claims.\n")
+    track(checkout)
+    write_site(checkout, tmp_path / "site")
+    assert "{'Does it help?': 'results/testbed/index.md'}" in titles(tmp_path / "site")
+    pages = tmp_path / "site/pages/results"
+    assert "[The testbed](testbed/index.html) and plan" in (pages / "index.md").read_text()
+    assert (pages / "testbed/claims.md").read_text().startswith("# testbed claims {#testbed-claims}")
 
 
 def test_directories_of_others_are_left_alone(checkout, tmp_path):

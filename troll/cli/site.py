@@ -16,13 +16,10 @@ def site(
     ] = None,
     revision: Annotated[str, typer.Option(help="branch, tag or commit that such links show")] = "main",
     address: Annotated[str | None, typer.Option(help="web address where the site will be")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="show the tracked PNG files; draw no figure again as SVG")
-    ] = False,
 ) -> None:
     """Write the pages of the site; `make site` then builds it.
 
-    Documentation, released tables and verdicts, figures as SVG, and the configuration of the generator.
+    They are the Markdown that git tracks: README.md, docs/ and results/, with figures and sortable tables.
 
     Example: troll site --out build/site
     """
@@ -34,7 +31,6 @@ def site(
         repository=repository.rstrip("/") if repository else None,
         revision=revision,
         address=address,
-        draw=() if quick else None,
     )
     say(f"{out}: {len(pages)} pages")
 

@@ -125,6 +125,7 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
     tiles = "".join(
         f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
         for name, text in _tallies(judged).items()
+        if not text.startswith("0 ")
     )
     with_runs = [entry for entry in judged if entry.verdict != "not run"]
     rest = [entry for entry in judged if entry.verdict == "not run"]
@@ -133,12 +134,31 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
         body = "".join(_row(entry) for entry in with_runs)
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
     if rest:
+        told = [(entry.claim.sentence, _sentence(_missing(entry))) for entry in rest]
         items = "".join(
-            f"<li>{html.escape(entry.claim.sentence)} ({html.escape(entry.claim.source)})</li>\n"
-            for entry in rest
+            f"<li>{html.escape(claimed)}. <em>{html.escape(missing)}</em></li>\n" for claimed, missing in told
         )
-        text += f"<details><summary>{_count(rest)} not run here</summary>\n<ul>\n{items}</ul></details>\n"
+        summary = f"{_count(rest)} that these runs cannot judge, and what is missing"
+        text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
     return text
+
+
+def _missing(entry: ClaimVerdict) -> str:
+    """What a claim without a verdict lacks: runs where it applies, or why those there do not count."""
+    if entry.no_data_reason:
+        return entry.no_data_reason
+    claim = entry.claim
+    methods = [claim.method, *([claim.baseline] if isinstance(claim.baseline, str) else [])]
+    places = [
+        f"{word} {' or '.join(patterns)}"
+        for word, patterns in zip(_PLACES, claim.where.model_dump().values(), strict=True)
+        if patterns != ["*"]
+    ]
+    return " ".join([f"missing: runs of {' and '.join(methods)}", *places])
+
+
+_PLACES = ("in experiment", "with", "on", "under", "and")
+"""Words before the patterns of `Where`: experiment, model, task, condition and estimator."""
 
 
 def _row(entry: ClaimVerdict) -> str:
@@ -179,7 +199,7 @@ def write_claims(
         "digests": {
             name: sorted({str(value) for value in runs[f"digest_{name}"]} - {""}) for name in DIGESTS
         },
-        "claims": [_record(entry) for entry in judged],
+        "claims": [record(entry) for entry in judged],
     }
     # Both are complete before either takes its place: one of them alone would belong to another judgement.
     with atomic_path(paths[0]) as markdown, atomic_path(paths[1]) as ledger:
@@ -197,7 +217,9 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
     return digests
 
 
-def _record(entry: ClaimVerdict) -> dict[str, Any]:
+def record(entry: ClaimVerdict) -> dict[str, Any]:
+    """A claim, its verdict and every number behind it, as ``claims.json`` has them."""
+
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
 

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from troll.analysis.metrics import METRICS, SUMMARIES, Show
+from troll.analysis.render.html import sortable
 from troll.common.errors import check_known
 from troll.common.files import write_text
 
@@ -247,14 +248,9 @@ def to_html(frame: pd.DataFrame) -> str:
     below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
     if not rows:
         return below or '<p class="note">No runs.</p>\n'
-    kinds = ["text" if isinstance(frame[name].iloc[0], str) else "number" for name in _visible(frame)]
-    head = "".join(f'<th class="{k}">{html.escape(t)}</th>' for k, t in zip(kinds, headings, strict=True))
-    body = ""
-    for row in rows:
-        line = "".join(f'<td class="{k}">{html.escape(t)}</td>' for k, t in zip(kinds, row, strict=True))
-        body += f"<tr>{line}</tr>\n"
-    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
-    return f'<div class="scroll">\n{table}\n</div>\n{below}'
+    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
+    cells = [[html.escape(text) for text in row] for row in rows]
+    return sortable([html.escape(text) for text in headings], cells, numeric) + below
 
 
 def _visible(frame: pd.DataFrame) -> list[str]:

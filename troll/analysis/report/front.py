@@ -12,6 +12,7 @@ from troll.analysis.claims.wording import both_below, label, short
 from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import points, significant
+from troll.analysis.report.questions import STEP
 from troll.common.files import read_json
 
 _ANSWERS: Mapping[str, str] = {
@@ -29,7 +30,6 @@ _OUTCOMES: Mapping[str, str] = {
 }
 """Of a contrast that a protocol fixed."""
 _BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
-_STEP = "time of TROLL's step over clip's, K = 64"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _step(path: Path) -> Iterator[str]:
     if not path.exists():
         return
     goals = {goal["goal"]: goal["value"] for goal in read_json(path)["goals"]}
-    if (value := goals.get(_STEP)) is not None:
+    if (value := goals.get(STEP)) is not None:
         yield _row(
             "How long is an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
             "[one GPU](results/gpu/README.md))?",

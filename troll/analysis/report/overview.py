@@ -5,37 +5,44 @@ from pathlib import Path
 
 import pandas as pd
 
-from troll.analysis.claims.ledger import to_short_markdown
+from troll.analysis.captions import caption
+from troll.analysis.claims.ledger import record, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE
-from troll.analysis.registry import entries
-from troll.analysis.render.formats import Style, listed, to_markdown
+from troll.analysis.registry import Entry, entries
+from troll.analysis.render.formats import listed, to_markdown
+from troll.analysis.render.html import paragraphs
 from troll.analysis.report.make import table
+from troll.analysis.report.questions import OTHERS, QUESTIONS, Question, answer, opening_figure
 from troll.common.files import read_json
 
 PAGE = "README.md"
 """Name of the page in ``results/<experiment>``, where code hosts show it below the list of files."""
-_OTHERS: Mapping[str, tuple[str, str]] = {
-    "leaderboard": ("board.md", "Which rule ends highest when all are tuned with the same budget?"),
-    "duel": ("contrasts.md", "Does TROLL end above clip or GSPO's clipping when all are tuned well?"),
-    "statistics": (
-        "comparisons.md",
-        "All comparisons of the testbed at once; how reliable the intervals are",
-    ),
-    "graders": ("audit.md", "Can the graders be trusted?"),
-    "gpu": (PAGE, "What passes over the vocabulary, losses and whole steps take on one GPU"),
-}
-"""Directories of results that are not experiments, with the file to begin with and what they answer."""
 
 
 def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> str:
-    """The page of an experiment: verdicts, figures, and every table that is there."""
+    """The page of an experiment: question, answer, verdicts, figures, and every table that is there."""
     runs = results.runs
     name = str(runs["experiment"].iloc[0])
-    parts = [f"# {name}", results.summary, _size(runs), _verdicts(judged)]
-    parts += _figures(directory)
+    asked = QUESTIONS.get(name)
+    drawn = {stem: (entry, title) for stem, entry, title in _drawn(directory)}
+    first = opening_figure(name, list(drawn))
+    said = answer(name, map(record, judged))
+    about = f"`{name}`: {results.summary}. " if results.summary else ""
+    parts = [
+        f"# {asked.text if asked else name}",
+        f"{said}." if said else "",
+        *(_figure(first, *drawn[first]) if first else ()),
+        about + _size(runs),
+        _verdicts(judged),
+    ]
+    for stem, (entry, title) in drawn.items():
+        if stem != first:
+            parts += [f"## {title}", *_figure(stem, entry, title)]
     parts += _tables(results, directory)
+    if further := [f"- [{title}]({path})" for path, title in _further(directory)]:
+        parts.append("\n".join(["## Further measurements", "", *further]))
     parts.append(
         "## Data\n\nThe tables as CSV are in [`tables/`](tables); the runs behind them in [`tidy/`](tidy), "
         f'which `pandas.read_parquet("results/{name}/tidy")` reads.'
@@ -58,60 +65,77 @@ def _verdicts(judged: Sequence[ClaimVerdict]) -> str:
     )
 
 
-def _figures(directory: Path) -> Iterator[str]:
-    titles = {name: entry.title for name, entry in entries("figure").items()}
-    for name, title in titles.items():
+def _drawn(directory: Path) -> Iterator[tuple[str, Entry, str]]:
+    """The figures that are there, with their headings, in the order of the registry."""
+    for name, entry in entries("figure").items():
         for path in sorted((directory / "figures").glob(f"{name}*.png")):
             task = path.stem.removeprefix(name).removeprefix("_")
-            if path.stem == name or (entries("figure")[name].per_task and path.stem == f"{name}_{task}"):
-                heading = f"{title}: {task}" if task else title
-                yield f"## {heading}\n\n![{heading}](figures/{path.name})"
+            if path.stem == name or (entry.per_task and path.stem == f"{name}_{task}"):
+                yield path.stem, entry, f"{entry.title}: {task}" if task else entry.title
+
+
+def _figure(stem: str, entry: Entry, title: str) -> Iterator[str]:
+    """A figure and the first paragraph of its caption, which has literals and no other mark."""
+    yield f"![{title}](figures/{stem}.png)"
+    yield caption(entry.caption).partition("\n\n")[0].replace("``", "`")
 
 
 def _tables(results: Results, directory: Path) -> Iterator[str]:
     for name, entry in entries("table").items():
         if (directory / "tables" / f"{name}.csv").exists():
-            yield f"## {entry.title}\n\n{to_markdown(table(name, results))}"
+            yield f"## {entry.title}"
+            yield to_markdown(table(name, results))
+            folded = paragraphs(caption(entry.caption))
+            yield f"<details><summary>How to read this</summary>\n{folded}</details>"
+
+
+def _further(directory: Path) -> Iterator[tuple[str, str]]:
+    """Tables that other commands wrote beside the results, with their titles."""
+    paths = [path.relative_to(directory) for path in directory.glob("*.md")]
+    paths += [path.relative_to(directory) for name in _FURTHER for path in (directory / name).rglob("*.md")]
+    for path in sorted(paths):
+        if str(path) not in (PAGE, "claims.md"):
+            words = dict.fromkeys(" ".join(path.with_suffix("").parts).replace("_", " ").split())
+            yield path.as_posix(), " ".join(words).capitalize()
+
+
+_FURTHER = ("approximation", "cost", "public")
 
 
 def index(root: Path, known: Mapping[str, Results]) -> str:
-    """The list of all released results, as a Markdown table."""
-    rows = [_experiment(root, name, results) for name, results in known.items()]
-    for name, (first, question) in _OTHERS.items():
-        if (root / name).is_dir():
-            rows.append({"experiment": f"[{name}]({name}/{first})", "question": question})
-    frame = pd.DataFrame(rows, columns=list(_STYLES)).fillna("")
-    frame.attrs["styles"] = _STYLES
-    return to_markdown(frame)
+    """The list of all released results in Markdown: what answers a question, then the runs behind it."""
+    first = {name: asked for name, asked in QUESTIONS.items() if name in known and asked.claim}
+    rows = [_answered(root, name, asked, known[name]) for name, asked in first.items()]
+    rows += [
+        _row(f"{name}/{other.file}", other.question, other.answer(root / name), "", other.command)
+        for name, other in OTHERS.items()
+        if (root / name / other.file).exists()
+    ]
+    lines = ["| Question | Answer | Runs | Make it again |", "| --- | --- | ---: | --- |", *rows]
+    if behind := [name for name in known if name not in first]:
+        lines += ["", "Runs behind the leaderboard and the duel:", ""]
+        lines += ["| Question | Directory | Runs | Make it again |", "| --- | --- | ---: | --- |"]
+    for name in behind:
+        asked = QUESTIONS.get(name, Question(known[name].summary, ""))
+        lines.append(_row(f"{name}/{PAGE}", asked.text, f"`{name}`", _runs(known[name]), asked.command))
+    return "\n".join(lines) + "\n"
 
 
-_STYLES = {
-    "experiment": Style("Results"),
-    "question": Style("Question"),
-    "runs": Style("Runs"),
-    "seeds": Style("Seeds"),
-    "verdicts": Style("Verdicts"),
-}
+def _answered(root: Path, name: str, asked: Question, results: Results) -> str:
+    """The row of an experiment."""
+    path = root / name / "claims.json"
+    claims = read_json(path)["claims"] if path.exists() else []
+    return _row(f"{name}/{PAGE}", asked.text, answer(name, claims), _runs(results), asked.command)
 
 
-def _experiment(root: Path, name: str, results: Results) -> dict[str, str]:
+def _row(target: str, question: str, *cells: str) -> str:
+    return f"| [{question}]({target}) | {' | '.join(cells)} |"
+
+
+def _runs(results: Results) -> str:
+    """How many runs an experiment has, and of how many seeds in each setting."""
     runs = results.runs[results.runs["trust_region"] != BASE].drop_duplicates("run_id")
     counts = runs.groupby(["model", "task", "trust_region", "estimator", "condition"], observed=True).size()
     seeds = sorted(set(counts))
-    return {
-        "experiment": f"[{name}]({name}/{PAGE})",
-        "question": results.summary,
-        "runs": f"{len(runs):,}",
-        "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]),
-        "verdicts": _counted(root / name / "claims.json"),
-    }
-
-
-def _counted(path: Path) -> str:
-    """How many claims got which verdict."""
-    if not path.exists():
-        return ""
-    labels = [claim["verdict"] for claim in read_json(path)["claims"] if claim["verdict"] != "not run"]
-    labels = ["where the contrary holds" if label == "the contrary holds" else label for label in labels]
-    counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
-    return ", ".join(f"{count} {label}" for label, count in counts.items())
+    many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    return f"{len(runs):,} ({many} seeds)"

@@ -1,4 +1,4 @@
-"""The report of an experiment as one page: verdicts, tables, figures, methods, provenance and cost."""
+"""The report of an experiment as one page: the picture that answers its question, verdicts, all the rest."""
 
 import html
 import json
@@ -17,9 +17,10 @@ from troll.analysis.data.summaries import planned_seeds, require_one
 from troll.analysis.data.tidy import BASE, PROVENANCE
 from troll.analysis.registry import Entry, Kind, entries, stems
 from troll.analysis.render.formats import to_html
-from troll.analysis.render.html import Section, bullets, figure_section, paragraphs, write_page
+from troll.analysis.render.html import Section, bullets, figure_section, paragraphs, sortable, write_page
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
+from troll.analysis.report.questions import QUESTIONS, answer, opening_figure
 from troll.analysis.tables.audit import audit_sections, title_of
 from troll.common.files import read_json
 
@@ -35,28 +36,50 @@ def make_page(
 ) -> None:
     """Writes the report of one experiment.
 
-    Tables are made from the results; figures are those under ``figures/`` that exist. The tables under
-    ``cost/`` and ``public/`` (Markdown, as other commands write them), and the audit under ``audit/``, are
-    shown if there are any.
+    The page begins with the question, the answer and the figure that shows it (`questions`). Tables are made
+    from the results; figures are those under ``figures/`` that exist. The tables under ``cost/`` and
+    ``public/`` (Markdown, as other commands write them), and the audit under ``audit/``, are shown if there
+    are any.
 
     Args:
         replication: whether they replicate a release, in lines; the first of the page.
     """
     require_one(results.runs)
     name = str(results.runs["experiment"].iloc[0])
+    figures = directory / "figures"
+    first = opening_figure(name, [path.stem for path in figures.glob("*.png")])
     sections = [
         _verdicts(results, judged, replication),
         _chapter("Tables", _tables(results)),
-        _chapter("Figures", _figures(results, directory / "figures")),
+        _chapter("Figures", _figures(results, figures, first)),
         _chapter("Cost", _written(directory / "cost")),
         _chapter("Public data", _public_data(directory)),
-        _published(results, directory / "figures"),
+        _published(results, figures),
         Section("Methods", paragraphs(caption("methods"))),
         Section("Deviations", paragraphs(caption("deviations"))),
         provenance(results.runs, commands),
     ]
     sections = [section for section in sections if section.body]
-    write_page(out, f"Trust regions on {name}", sections)
+    title = asked.text if (asked := QUESTIONS.get(name)) else f"Trust regions on {name}"
+    write_page(out, title, sections, _opening(name, results, judged, figures, first))
+
+
+def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figures: Path, first: str) -> str:
+    """The answer in a sentence, the figure that shows it, and what the experiment is."""
+    said = answer(name, map(ledger.record, judged))
+    text = paragraphs(f"{said}.").replace("<p>", '<p class="answer">') if said else ""
+    if first:
+        entry = entries("figure")[first]
+        shown, _, rest = caption(entry.caption).partition("\n\n")
+        text += figure_section(entry.title, figures / f"{first}.png", shown).body
+        text += (
+            f"<details><summary>More on the picture</summary>\n{paragraphs(rest)}</details>\n" if rest else ""
+        )
+    summary = f" {html.escape(results.summary)}." if results.summary else ""
+    return (
+        f'<div class="opening">\n{text}</div>\n'
+        f'<p class="note"><code>{html.escape(name)}</code>:{summary} {size(results)}</p>\n'
+    )
 
 
 def _chapter(title: str, parts: Iterable[Section]) -> Section:
@@ -76,7 +99,7 @@ def _verdicts(results: Results, judged: Sequence[ClaimVerdict], replication: Seq
     repeated = f"<p><strong>{html.escape(first)}.</strong></p>\n" if first else ""
     repeated += bullets(others) if others else ""
     lines = readme.sentences(make(entries("table")["main"], results), results.items)
-    return Section("Verdicts", f"{repeated}{ledger.to_html(judged)}{bullets(lines)}<p>{size(results)}</p>\n")
+    return Section("Verdicts", f"{repeated}{ledger.to_html(judged)}{bullets(lines)}")
 
 
 def size(results: Results) -> str:
@@ -87,9 +110,9 @@ def size(results: Results) -> str:
     seconds = float(runs.loc[runs["metric"] == "wall_s", "value"].sum())
     text = f"{finished} of {planned} planned runs" if planned != finished else f"{finished} runs"
     return (
-        f"{text}: {_list(runs, 'task')}; {_list(runs, 'condition')}; {_list(runs, 'estimator')}; "
-        f"{_list(runs, 'trust_region')}; seeds {_list(runs, 'seed')}. "
-        f"{seconds / 3600:.1f} hours of training in all."
+        f"{text} of {_list(runs, 'trust_region')} on {_list(runs, 'task')}; "
+        f"conditions: {_list(runs, 'condition')}; estimators: {_list(runs, 'estimator')}; "
+        f"seeds: {_list(runs, 'seed')}; {seconds / 3600:.1f} hours of training in all."
     )
 
 
@@ -107,12 +130,13 @@ def _folded(name: str) -> str:
     return f"<details><summary>How to read this</summary>\n{paragraphs(caption(name))}</details>\n"
 
 
-def _figures(results: Results, directory: Path) -> Iterator[Section]:
+def _figures(results: Results, directory: Path, first: str) -> Iterator[Section]:
+    """The figures but the one that the page begins with."""
     tasks = sorted({str(name) for name in results.runs["task"]})
     for entry in entries("figure").values():
         for stem in stems([entry], tasks) if entry.when != "published" else ():
             image, task = directory / f"{stem}.png", stem.removeprefix(f"{entry.name}_")
-            if image.exists():
+            if image.exists() and stem != first:
                 title = f"{entry.title}: {task}" if entry.per_task else entry.title
                 yield figure_section(title, image, caption(entry.caption))
 
@@ -149,16 +173,13 @@ def markdown_table(text: str, directory: str = ".") -> str:
             rest.append(line)
     if len(rows) < 2:
         return paragraphs(text)
-    kinds = ["number" if cell.endswith(":") else "text" for cell in rows[1]]
-    lines = []
-    for index, row in enumerate([rows[0], *rows[2:]]):
-        tag = "td" if index else "th"
-        shown = (_LINK.sub(rf'<a href="{directory}/\2">\1</a>', html.escape(cell)) for cell in row)
-        cells = (f'<{tag} class="{k}">{c}</{tag}>' for k, c in zip(kinds, shown, strict=True))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    table = f"<table>\n<thead>{lines[0]}</thead>\n<tbody>\n" + "\n".join(lines[1:]) + "\n</tbody>\n</table>"
+    linked = [
+        [_LINK.sub(rf'<a href="{directory}/\2">\1</a>', html.escape(cell)) for cell in row]
+        for row in (rows[0], *rows[2:])
+    ]
+    table = sortable(linked[0], linked[1:], [cell.endswith(":") for cell in rows[1]])
     notes = paragraphs("\n".join(rest)).replace("<p>", '<p class="note">')
-    return f'<div class="scroll">\n{table}\n</div>\n{notes}'
+    return table + notes
 
 
 def _published(results: Results, figures: Path) -> Section:

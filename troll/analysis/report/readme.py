@@ -30,6 +30,7 @@ from troll.common.files import write_text
 
 _OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+|[\w./-]+\.md(#[\w-]+)?) -->$")
 _CLOSE = "<!-- /generated -->"
+_FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)  # how to read a table: a page has its own words
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
 _SIGNIFICANT = 0.05
@@ -348,7 +349,7 @@ def _section(directory: Path, name: str) -> str:
         return text
     for heading, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         if re.sub(r"[^\w-]+", "-", heading.lower()) == anchor:
-            return f"{body.strip()}\n"
+            return f"{_FOLDED.sub('', body).strip()}\n"
     raise UserError(f"{directory / file}: has no heading #{anchor}")
 
 

@@ -1,35 +1,34 @@
-"""Writes the sources of the site: pages in Markdown, figures, and the generator's configuration."""
+"""Writes the sources of the site: the Markdown that git tracks, and the generator's configuration.
+
+Pages are the files that a code host shows: README.md, docs/ and the pages of results/, with their figures.
+What differs is told in `troll.analysis.site.markdown`.
+"""
 
 import json
+import re
 import shutil
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-import pandas as pd
-
-from troll.analysis.captions import caption
-from troll.analysis.data.results import PLAN, Results, read_results, read_tables
-from troll.analysis.data.tidy import BASE
-from troll.analysis.figures.forest import forest_figure
-from troll.analysis.leaderboard.figures import budget_figure, differences_figure, profile_figure
-from troll.analysis.render.html import paragraphs
-from troll.analysis.site.experiment import Page, experiment_pages, parts_of
-from troll.analysis.site.figures import Figures
-from troll.analysis.site.links import Links, relative
-from troll.analysis.site.markdown import adapt, figure, text_of
+from troll.analysis.render.html import asset
+from troll.analysis.report.questions import OTHERS, QUESTIONS
+from troll.analysis.site.links import Links
+from troll.analysis.site.markdown import adapt, text_of
 from troll.common.errors import UserError
-from troll.common.files import read_json, write_text
+from troll.common.files import write_text
 
 CONFIGURATION, PAGES, HTML = "zensical.toml", "pages", "html"
 _ASSETS = files(__package__) / "assets"
-_SCRIPTS = ("sortable.js", "sortable.a11y.js")
-_STYLE = "site.css"
+_SCRIPT, _STYLE = "sort.js", "site.css"
 # In the order of a reader's questions; further pages follow by name.
 _DOCUMENTS = (
     "findings",
+    "leaderboard",
     "results",
+    "trainer",
     "adding",
     "algorithms",
     "configuration",
@@ -37,18 +36,29 @@ _DOCUMENTS = (
     "rehearsal",
     "troubleshooting",
 )
-_FOREST = "results/statistics/forest.png"
-_STATISTICS = {
-    "comparisons": "Every comparison, once",
-    "coverage": "How often intervals cover the truth",
-    "looks": "Looking after every seed",
-}
-_BOARD = {
+_PICTURES = {
+    "forest": "Differences from PPO-clip",
+    "contrasts": "Differences of the duel",
     "differences": "Differences from the tuned baseline",
     "budget": "What fewer trials would have found",
     "profile": "How soon each rule is there",
 }
-_GRADERS = {"audit": "Audit of the graders", "benchmarks": "Reference solutions and base models"}
+"""Figures beside tables, which the tables' files do not show, by the names of their files."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the site.
+
+    Attributes:
+        path: below the site's pages, ``results/testbed/index.md``.
+        title: in the navigation.
+        text: Markdown as the generator reads it.
+    """
+
+    path: str
+    title: str
+    text: str
 
 
 def write_site(
@@ -58,36 +68,40 @@ def write_site(
     repository: str | None = None,
     revision: str = "main",
     address: str | None = None,
-    draw: Collection[str] | None = None,
 ) -> list[Page]:
     """Writes ``out/zensical.toml`` and ``out/pages``, from which ``zensical build`` makes ``out/html``.
 
     Args:
-        draw: names of the figures that are drawn again as SVG; all if None. Of others the PNG is shown.
+        repository: web address of the repository, for links to files that the site does not hold.
+        revision: branch, tag or commit that such links show.
+        address: web address where the site will be.
     """
     tracked = tracked_files(root)
-    pages_directory = out / PAGES
-    if pages_directory.exists():
+    directory = out / PAGES
+    if directory.exists():
         if not (out / CONFIGURATION).exists():
-            raise UserError(
-                f"{pages_directory}: there already, and not written by `troll site`; name another"
-            )
-        shutil.rmtree(pages_directory)
-    figures = Figures(root, pages_directory, draw)
-    names = sorted(path.split("/")[1] for path in tracked if path.endswith(f"/{PLAN}"))
-    links = Links(tracked, _shown(names, tracked), figures.written, repository, revision)
-    site = _Site(root, links, figures, {name: read_results(root / "results" / name) for name in names})
-    groups = [("Results", site.results()), ("Documentation", site.documents())]
-    home = site.home()
-    for page in (home, *(page for _, group in groups for page in group)):
-        write_text(pages_directory / page.path, page.text)
+            raise UserError(f"{directory}: there already, and not written by `troll site`; name another")
+        shutil.rmtree(directory)
+    sources = {path: _target(path) for path in sorted(tracked) if _is_page(path)}
+    shown = dict(sources)
+    for path, target in sources.items():  # a link to a directory leads to its page
+        if PurePosixPath(path).name == "README.md":
+            shown[str(PurePosixPath(path).parent)] = target
+    for name, other in OTHERS.items():
+        if (first := f"results/{name}/{other.file}") in sources:
+            shown.setdefault(f"results/{name}", sources[first])
+    shown["docs"] = "index.md"
+    links = Links(tracked, shown, repository, revision)
+    pages = {path: _page(root, path, target, links) for path, target in sources.items()}
+    for page in pages.values():
+        write_text(directory / page.path, page.text)
     for path in sorted(links.copied):
-        (pages_directory / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / path, pages_directory / path)
-    for name in (*_SCRIPTS, _STYLE):
-        write_text(pages_directory / "assets" / name, (_ASSETS / name).read_text(encoding="utf-8"))
-    write_text(out / CONFIGURATION, configuration(home, groups, address))
-    return [home, *(page for _, group in groups for page in group)]
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / path, directory / path)
+    write_text(directory / "assets" / _SCRIPT, asset(_SCRIPT))
+    write_text(directory / "assets" / _STYLE, (_ASSETS / _STYLE).read_text(encoding="utf-8"))
+    write_text(out / CONFIGURATION, configuration(pages, address))
+    return [*pages.values()]
 
 
 def tracked_files(root: Path) -> frozenset[str]:
@@ -103,177 +117,88 @@ def tracked_files(root: Path) -> frozenset[str]:
     return files
 
 
-def _shown(names: Sequence[str], tracked: frozenset[str]) -> dict[str, str]:
-    """Where files of the repository are shown: site path by repository path."""
-    shown = {"README.md": "index.md", ".": "index.md", "docs": "index.md", "CHANGELOG.md": "changes.md"}
-    shown |= {path: path for path in tracked if path.startswith("docs/") and path.endswith(".md")}
-    shown["results"] = "results/index.md"
-    for name in names:
-        shown |= parts_of(name, tracked)
-    for group, parts in (("statistics", _STATISTICS), ("graders", _GRADERS)):
-        page = f"results/{group}/index.md"
-        present = {f"results/{group}/{name}.md": f"{page}#{name}" for name in parts} if parts else {}
-        present = {path: target for path, target in present.items() if path in tracked}
-        shown |= {f"results/{group}": page, **present} if present else {}
-    if "results/leaderboard/board.csv" in tracked:
-        page = "results/leaderboard/index.md"
-        shown |= {"results/leaderboard": page, "results/leaderboard/board.md": page}
-    return shown
+def _is_page(path: str) -> bool:
+    return path in ("README.md", "CHANGELOG.md") or (
+        path.startswith(("docs/", "results/")) and path.endswith(".md")
+    )
 
 
-class _Site:
-    def __init__(self, root: Path, links: Links, figures: Figures, known: dict[str, Results]):
-        self._root, self._links, self._figures, self._known = root, links, figures, known
+def _target(path: str) -> str:
+    """Where a file of the repository is shown: of a directory's README.md, as its index."""
+    if path == "CHANGELOG.md":
+        return "changes.md"
+    name = PurePosixPath(path)
+    return str(name.with_name("index.md") if name.name == "README.md" else name)
 
-    def _read(self, path: str) -> str:
-        return (self._root / path).read_text(encoding="utf-8")
 
-    def _document(self, source: str, path: str, title: str = "") -> Page:
-        text = self._read(source)
-        first = next((line for line in text.splitlines() if line.startswith("# ")), f"# {Path(source).stem}")
-        return Page(
-            path, title or text_of(first.removeprefix("# ")), adapt(text, self._links.of(path, source))
+def _page(root: Path, source: str, target: str, links: Links) -> Page:
+    """A page with its heading; a table that another command wrote gets one, and the figures beside it."""
+    text = (root / source).read_text(encoding="utf-8")
+    heading = next((line for line in text.splitlines() if line.startswith("# ")), "")
+    path = PurePosixPath(source)
+    rows = path.stem if not re.search("^#", text, re.MULTILINE) else ""  # what anchors of rows begin with
+    other = OTHERS.get(path.parts[1]) if path.parts[0] == "results" and len(path.parts) == 3 else None
+    begins = other is not None and path.name == other.file
+    if begins and other is not None and not heading:
+        heading = f"# {other.question}"
+        around = [heading, f"{said}." if (said := other.answer(root / path.parent)) else ""]
+        text = "\n\n".join([*filter(None, around), *_pictures(path, links.tracked), text])
+    elif not heading:
+        heading = f"# {' '.join(path.with_suffix('').parts[1:]).replace('_', ' ')}"
+        text = f"{heading}\n\n{text}"
+    if begins:
+        beside = [f"- [{name.name}]({name.name})" for name in _beside(path, links.tracked)]
+        text += "\n".join(["", "## Further tables and data", "", *beside, ""]) if beside else ""
+    title = other.question if begins and other is not None else text_of(heading.removeprefix("# "))
+    return Page(target, title, adapt(text, links.of(target, source), name=rows))
+
+
+def _pictures(path: PurePosixPath, tracked: frozenset[str]) -> Iterator[str]:
+    for name, title in _PICTURES.items():
+        if str(path.with_name(f"{name}.png")) in tracked:
+            yield f"## {title}\n\n![{title}]({name}.png)"
+    yield "## Table"
+
+
+def _beside(path: PurePosixPath, tracked: frozenset[str]) -> list[PurePosixPath]:
+    """The other tables of a directory, and their data."""
+    names = (PurePosixPath(name) for name in tracked if name.endswith((".md", ".csv")))
+    return sorted(name for name in names if name.parent == path.parent and name != path)
+
+
+def configuration(pages: dict[str, Page], address: str | None) -> str:
+    """The generator's configuration: no font, script or style is asked for from elsewhere.
+
+    Args:
+        pages: by their paths in the repository.
+    """
+
+    def listed(paths: Sequence[str]) -> str:
+        chosen = [pages[path] for path in paths if path in pages]
+        return ",\n    ".join(
+            f"{{ {json.dumps(title)} = {json.dumps(page.path)} }}"
+            for page in chosen
+            for title in ["All results" if page.path == "results/index.md" else page.title]
         )
 
-    def home(self) -> Page:
-        return self._document("README.md", "index.md", "Home")
-
-    def documents(self) -> list[Page]:
-        documents = [path for path in self._links.pages if path.startswith("docs/")]
-        order = {f"docs/{name}.md": index for index, name in enumerate(_DOCUMENTS)}
-        pages = [
-            self._document(path, path)
-            for path in sorted(documents, key=lambda path: (order.get(path, len(order)), path))
-        ]
-        changes = [self._document("CHANGELOG.md", "changes.md")] if self._has("CHANGELOG.md") else []
-        return pages + changes
-
-    def _has(self, path: str) -> bool:
-        return path in self._links.tracked
-
-    def results(self) -> list[Page]:
-        pages: list[Page] = []
-        if self._has("results/leaderboard/board.csv"):
-            pages.append(self._leaderboard())
-        if self._has("results/statistics/comparisons.md"):
-            pages.append(self._statistics())
-        for name, results in self._known.items():
-            own, verdicts = experiment_pages(name, self._root, results, self._figures, self._links)
-            pages += [own] if verdicts is None else [own, verdicts]
-        if self._has("results/graders/audit.md"):
-            pages.append(self._graders())
-        return [self._overview(pages), *pages]
-
-    def _overview(self, pages: Sequence[Page]) -> Page:
-        path = "results/index.md"
-        lines = [
-            "# Released results",
-            "",
-            "Tables, figures and verdicts of experiments whose tidy tables are in the repository. Every",
-            "table sorts by the column that is clicked, and every row has a link of its own.",
-            "",
-            "| Experiment | Runs | Tasks | Conditions | Seeds | Verdicts |",
-            "| --- | ---: | --- | --- | ---: | --- |",
-        ]
-        for name, results in self._known.items():
-            runs = results.runs[results.runs["trust_region"] != BASE]
-            cells = (
-                f"[{name}]({name})",
-                str(runs["run_id"].nunique()),
-                ", ".join(sorted(map(str, runs["task"].unique()))),
-                ", ".join(sorted(map(str, runs["condition"].unique()))),
-                str(runs["seed"].nunique()),
-                self._counts(name),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-        named = {page.path: page.title for page in pages}
-        for other in ("leaderboard", "statistics", "graders"):
-            if (target := f"results/{other}/index.md") in named:
-                lines += ["", f"- [{named[target]}]({other})"]
-        # Links of the table are those of a file that would lie in results/.
-        text = adapt("\n".join(lines), self._links.of(path, "results/README.md"), name="experiment")
-        return Page(path, "Overview", text)
-
-    def _counts(self, name: str) -> str:
-        """How many claims got which verdict, those not run left out."""
-        if not self._has(f"results/{name}/claims.json"):
-            return "–"
-        verdicts = [
-            entry["verdict"] for entry in read_json(self._root / f"results/{name}/claims.json")["claims"]
-        ]
-        counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts) if word != "not run"}
-        return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none yet"
-
-    def _statistics(self) -> Page:
-        path = "results/statistics/index.md"
-        text = ["# Statistics of all released experiments", ""]
-        if self._has(_FOREST):
-            # The benchmark, with claims of its own, is a family of its own.
-            family = [name for name, results in self._known.items() if not results.claims]
-            tables = read_tables([self._root / "results" / name for name in family])
-            drawn = self._figures.drawn(_FOREST, "forest", lambda: forest_figure(*tables))
-            shown = paragraphs(caption("forest_figure"))
-            text += [figure(relative(path, drawn), "Differences from PPO-clip", shown), ""]
-        return Page(path, "Statistics", "\n".join(text) + self._parts(path, "statistics", _STATISTICS))
-
-    def _graders(self) -> Page:
-        path = "results/graders/index.md"
-        text = "# Can the graders be trusted?\n\n" + self._parts(path, "graders", _GRADERS)
-        return Page(path, "Graders", text)
-
-    def _parts(self, path: str, group: str, parts: dict[str, str]) -> str:
-        """Tables of a directory, each under a heading of its own; its own headings go down a level."""
-        text = ""
-        for name, title in parts.items():
-            source = f"results/{group}/{name}.md"
-            if self._has(source):
-                lines = self._read(source).splitlines()
-                below = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
-                adapted = adapt(below, self._links.of(path, source), name="" if "\n## " in below else name)
-                text += f"\n## {title} {{#{name}}}\n\n{adapted}"
-        return text
-
-    def _leaderboard(self) -> Page:
-        path, home = "results/leaderboard/index.md", "results/leaderboard"
-        board = pd.read_csv(self._root / home / "board.csv")
-        link = self._links.of(path, "README.md")
-        text = "# Leaderboard\n\nEvery rule with the same number of trials, then compared on fresh seeds.\n"
-        if self._has("docs/leaderboard.md"):
-            text += f"[How it is made, and what its columns mean]({link('docs/leaderboard.md')})\n"
-        if self._has(f"{home}/board.md"):
-            text += adapt(
-                self._read(f"{home}/board.md"), self._links.of(path, f"{home}/board.md"), name="board"
-            )
-        drawn = {
-            "differences": lambda: differences_figure(board),
-            "budget": lambda: budget_figure(pd.read_csv(self._root / home / "trials.csv"), board),
-            "profile": lambda: profile_figure(board),
-        }
-        for name, draw in drawn.items():
-            if self._has(f"{home}/{name}.png"):
-                found = self._figures.drawn(f"{home}/{name}.png", name, draw)
-                text += f"\n## {_BOARD[name]} {{#{name}}}\n\n"
-                text += figure(relative(path, found), _BOARD[name], "") + "\n"
-        text += self._parts(path, "leaderboard", {"levels": "Success by level of difficulty"})
-        data = [name for name in ("board.csv", "levels.csv", "trials.csv") if self._has(f"{home}/{name}")]
-        text += "\n" + ", ".join(f"[{name}]({link(f'{home}/{name}')})" for name in data) + "\n"
-        return Page(path, "Leaderboard", text)
-
-
-def configuration(home: Page, groups: Sequence[tuple[str, Sequence[Page]]], address: str | None) -> str:
-    """The generator's configuration: no font, script or style is asked for from elsewhere."""
-
-    def entry(page: Page) -> str:
-        return f"{{ {json.dumps(page.title)} = {json.dumps(page.path)} }}"
-
-    navigation = [entry(home)]
-    for title, pages in groups:
-        below = ",\n    ".join(map(entry, pages))
-        navigation.append(f"{{ {json.dumps(title)} = [\n    {below},\n  ] }}")
-    scripts = ", ".join(f'"assets/{name}"' for name in _SCRIPTS)
-    url = f"site_url = {json.dumps(address)}\n" if address else ""
+    experiments = [f"results/{name}/README.md" for name in QUESTIONS]
+    others = [f"results/{name}/{other.file}" for name, other in OTHERS.items()]
+    answered = ["results/README.md", *experiments, *others]
+    rest = sorted(path for path in pages if path.endswith("/README.md") and path not in answered)
+    documents = [f"docs/{name}.md" for name in _DOCUMENTS]
+    documents += sorted(path for path in pages if path.startswith("docs/") and path not in documents)
+    groups = {"Questions": [*answered, *rest], "Documentation": [*documents, "CHANGELOG.md"]}
+    navigation = ['{ "Home" = "index.md" }']
+    for title, paths in groups.items():
+        if below := listed(paths):
+            navigation.append(f"{{ {json.dumps(title)} = [\n    {below},\n  ] }}")
     return _TEMPLATE.format(
-        url=url, navigation=",\n  ".join(navigation), scripts=scripts, style=_STYLE, pages=PAGES, html=HTML
+        url=f"site_url = {json.dumps(address)}\n" if address else "",
+        navigation=",\n  ".join(navigation),
+        script=_SCRIPT,
+        style=_STYLE,
+        pages=PAGES,
+        html=HTML,
     )
 
 
@@ -285,7 +210,7 @@ site_description = "Trust regions for reinforcement learning of language models:
 site_dir = "{html}"
 use_directory_urls = false
 extra_css = ["assets/{style}"]
-extra_javascript = [{scripts}]
+extra_javascript = ["assets/{script}"]
 nav = [
   {navigation},
 ]

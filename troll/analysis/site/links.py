@@ -16,8 +16,7 @@ class Links:
 
     Attributes:
         tracked: every file that git tracks.
-        pages: site path by repository path; with an anchor where it is a part of a page.
-        images: site path of a figure by the repository path of its PNG.
+        pages: site path by repository path.
         repository: address of the repository's pages on the web, for files that the site does not hold; None
             where it is not known, and then such a link is its text.
         revision: branch, tag or commit that those are shown at.
@@ -26,7 +25,6 @@ class Links:
 
     tracked: frozenset[str]
     pages: Mapping[str, str]
-    images: Mapping[str, str]
     repository: str | None = None
     revision: str = "main"
     copied: set[str] = field(default_factory=set)
@@ -42,13 +40,13 @@ class Links:
             address = self._found(resolved)
             if address is None:
                 return self._elsewhere(resolved, anchor)
-            return relative(page, address if "#" in address or not anchor else f"{address}#{anchor}")
+            return relative(page, f"{address}#{anchor}" if anchor else address)
 
         return resolve
 
     def _found(self, path: str) -> str | None:
-        if path in self.pages or path in self.images:
-            return self.pages.get(path) or self.images[path]
+        if path in self.pages:
+            return self.pages[path]
         if path in self.tracked and path.endswith(_COPIED):
             self.copied.add(path)
             return path

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from troll.analysis.render.html import sort_key
+
 Resolve = Callable[[str], str | None]
 """From the target of a link, as it is written, to the one on the site; None where there is none."""
 
@@ -20,7 +22,6 @@ _ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)]) ")
 _FIRST = re.compile(r"^ *(?:[-*+]|1[.)]) ")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|!?\[[^\]]*\]\([^)]*\))*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"(`+)(.+?)\1")
-_NUMBER = re.compile(r"[<>≤≥]?\s*([+\N{MINUS SIGN}-]?\d[\d,]*(?:\.\d+)?(?:e[+\N{MINUS SIGN}-]?\d+)?)")
 _NAMED = re.compile(r"\(\[?`([^`]+)`(?:\]\([^)]*\))?\)$")
 _IMAGE = re.compile(r"!\[([^\[\]]*)\]\((?!https?:)([^()\s]+)\)")
 _ATTRIBUTE = re.compile(r"\b(src|href)=\"([^\"]+)\"")
@@ -34,8 +35,9 @@ _VERDICTS = {
     "not run": "open",
 }
 _LONGEST = 80
-_WIDE, _SHORT = 60, 24
-"""Letters of the longest cell: a column of more is kept wide enough, one of fewer is never broken."""
+_WIDE, _SHORT, _SPAN = 60, 24, 32
+"""Letters of the longest cell: a column with more of them is kept wide, with fewer it is never broken; one of
+numbers that has more is broken, for it has words too."""
 
 
 def anchor(text: str) -> str:
@@ -100,12 +102,6 @@ def cells(line: str) -> list[str]:
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
 
 
-def sort_key(cell: str) -> str:
-    """What a column of numbers is sorted by: the first number of the cell; nothing where there is none."""
-    match = _NUMBER.match(text_of(cell))
-    return match[1].replace("\N{MINUS SIGN}", "-").replace(",", "") if match else ""
-
-
 def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -> str:
     """A pipe table as HTML in a scrollable box."""
     head, rule, *rows = map(cells, lines)
@@ -115,7 +111,7 @@ def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -
     longest = [max((len(text_of(cell)) for cell in column), default=0) for column in columns]
     kinds = [f' class="{_kind(number, letters)}"' for number, letters in zip(numeric, longest, strict=True)]
     titles = "".join(
-        f"<th{kind}>{inline(cell, resolve)}</th>" for kind, cell in zip(kinds, head, strict=True)
+        f'<th scope="col"{kind}>{inline(cell, resolve)}</th>' for kind, cell in zip(kinds, head, strict=True)
     )
     body = []
     for row in rows:
@@ -130,17 +126,19 @@ def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -
         body.append(f'<tr id="{anchor}">{shown}</tr>')
     rows_html = "\n".join(body)
     return (
-        '<div class="table"><table class="sortable n-last">\n'
+        '<div class="table"><table class="sortable">\n'
         f"<thead><tr>{titles}</tr></thead>\n<tbody>\n{rows_html}\n</tbody>\n</table></div>"
     )
 
 
 def _kind(number: bool, letters: int) -> str:
-    return "number" if number else "wide" if letters > _WIDE else "short" if letters <= _SHORT else "text"
+    if number:
+        return "number long" if letters > _SPAN else "number"
+    return "wide" if letters > _WIDE else "short" if letters <= _SHORT else "text"
 
 
 def _cell(cell: str, kind: str, number: bool, resolve: Resolve, mark: str) -> str:
-    key = sort_key(cell) if number else text_of(cell)
+    key = sort_key(text_of(cell)) if number else text_of(cell)
     attribute = f' data-sort="{html.escape(key)}"' if number or mark else ""
     return f"<td{kind}{attribute}>{_verdict(cell) or inline(cell, resolve)}{mark}</td>"
 

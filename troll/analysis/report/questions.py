@@ -1,0 +1,237 @@
+"""What each directory of released results was made to answer: the question, the answer, and how to make it.
+
+Plans of released runs record no question, so the questions are here; an experiment that is not in the table
+is introduced by what its file says of itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.claims.verdicts import Claim
+from troll.analysis.claims.wording import show_difference
+from troll.analysis.leaderboard.contrasts import sentence
+from troll.analysis.leaderboard.protocol import read_protocol
+from troll.analysis.registry import entries
+from troll.analysis.render.formats import listed, significant
+from troll.analysis.statistics import Interval
+from troll.common.files import read_json
+
+STEP = "time of TROLL's step over clip's, K = 64"
+"""The goal of the measurements on a GPU that people ask for."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a released experiment was asked.
+
+    Attributes:
+        text: the question.
+        command: makes its runs, in Markdown.
+        claim: id of the claim whose verdict is the answer; none: the experiment is a part of another answer.
+        difference: what is subtracted from what in the answer.
+        figure: the figure that shows the answer.
+    """
+
+    text: str
+    command: str
+    claim: str = ""
+    difference: str = "TROLL minus clip"
+    figure: str = "forest"
+
+
+def _experiment(name: str) -> str:
+    return f"`make results EXPERIMENT=workflow/config/{name}.yaml`"
+
+
+_BOARD = "`troll leaderboard run workflow/config/leaderboard.yaml`"
+_DUEL = "`troll leaderboard run workflow/config/duel.yaml`"
+QUESTIONS: Mapping[str, Question] = {
+    "testbed": Question(
+        "Does TROLL help when rollouts are stale?", "`make results`", claim="testbed-stale-better"
+    ),
+    "testbed-estimators": Question(
+        "Does it help whatever the advantage estimator?",
+        _experiment("testbed-estimators"),
+        claim="testbed-stale-better",
+    ),
+    "testbed-ablations": Question(
+        "Does clip stay below TROLL with a narrower or wider clipping range?",
+        _experiment("testbed-ablations"),
+        claim="testbed-stale-clip-ranges-below-troll",
+        difference="clip minus TROLL",
+    ),
+    "smollm2-gpu": Question(
+        "Does TROLL help a pretrained model of 135M parameters when rollouts are stale?",
+        "[`gpu_runs.sh`](../workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
+        claim="smollm2-stale-better",
+    ),
+    "benchmark-divergence": Question(
+        "Does TROLL end above clip where both move the policy equally far?",
+        _experiment("benchmark-divergence"),
+        claim="benchmark-higher-than-clip-at-equal-kl",
+        figure="frontier",
+    ),
+    "benchmark-map": Question(
+        "Is the range of learning rates that work wider with TROLL, by 0.2 decades or more?",
+        _experiment("benchmark-map"),
+        claim="benchmark-wider-range-of-rates",
+        figure="heat_map",
+    ),
+    "benchmark-size": Question(
+        "Does TROLL help at a high learning rate for every size of model?",
+        _experiment("benchmark-size"),
+        claim="benchmark-sizes-better-at-three-times-the-rate",
+        figure="base_models",
+    ),
+    "benchmark-sparsity": Question(
+        "Is it enough to project the 16 likeliest of 4,096 tokens?",
+        _experiment("benchmark-sparsity"),
+        claim="benchmark-16-tokens-suffice",
+        difference="16 or more tokens minus all",
+        figure="final",
+    ),
+    "leaderboard-locks": Question("Which rule ends highest on locks when all are tuned alike?", _BOARD),
+    "leaderboard-programs": Question("Which rule ends highest on programs when all are tuned alike?", _BOARD),
+    "leaderboard-trials": Question("Which settings did the tuning of each rule try?", _BOARD),
+    "duel-locks": Question("How do clip, GSPO's clipping and TROLL end on locks, tuned well?", _DUEL),
+    "duel-programs": Question("How do clip, GSPO's clipping and TROLL end on programs, tuned well?", _DUEL),
+    "duel-round-2": Question("Which settings did the second round of the duel's tuning try?", _DUEL),
+}
+"""By the name of the directory, in the order in which a visitor may want to read them."""
+
+_ANSWERS: Mapping[str, str] = {
+    "supported everywhere": "**Yes**, in every setting",
+    "supported on average": "**Yes**, on average",
+    "depends": "**It depends** on the {label}",
+    "the contrary holds": "**No**, the contrary holds",
+    "not shown": "**Not shown**",
+    "inconclusive": "**Inconclusive**",
+    "not run": "**No runs yet**",
+}
+
+_BELOW = "below its own base model"
+"""In a reason: what nobody should overlook who reads that a method ends above another."""
+
+
+def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
+    """The answer of an experiment in Markdown; empty where no single claim has it.
+
+    Args:
+        claims: its claims as ``claims.json`` has them.
+    """
+    asked = QUESTIONS.get(name)
+    for record in claims:
+        if asked and record["id"] == asked.claim:
+            label = str(record["verdict"])
+            verdict = next(word for word in _ANSWERS if label.startswith(word))
+            said = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
+            numbers = _numbers(record)
+            said += f": {asked.difference} {numbers}" if numbers else ""
+            return "; ".join([said, *(part for part in record["reason"].split("; ") if _BELOW in part)])
+    return ""
+
+
+def _numbers(record: Mapping[str, Any]) -> str:
+    """The average over settings with its interval, or the difference in the only one."""
+    evidence = record["evidence"]
+    claim = Claim.model_validate({name: record[name] for name in Claim.model_fields if name in record})
+    if pooled := record["pooled"]:
+        low, high = float(pooled["low"]), float(pooled["high"])
+        average = Interval(float(pooled["estimate"]), low, high, 0.95, len(evidence), 1)
+        return f"{show_difference(claim, average)} over {len(evidence)} settings"
+    if len(evidence) == 1 and None not in evidence[0].values():
+        only = evidence[0]
+        interval = Interval(only["difference"], only["low"], only["high"], only["level"], only["seeds"], 1)
+        return f"{show_difference(claim, interval)} in its one setting"
+    return ""
+
+
+def opening_figure(name: str, drawn: Sequence[str]) -> str:
+    """The figure that answers an experiment's question, of those that were drawn; empty if there are none."""
+    asked = QUESTIONS.get(name)
+    preferred = [*([asked.figure] if asked else []), "forest", "final", *entries("figure")]
+    return next((figure for figure in preferred if figure in drawn), "")
+
+
+def _leaders(directory: Path) -> str:
+    """The first rule of each task."""
+    board = pd.read_csv(directory / "board.csv")
+    best = board.loc[board.groupby("task", sort=False)["pass@1"].idxmax()]
+    return listed([f"`{row.trust_region}` on {row.task}" for row in best.itertuples()])
+
+
+def _contrast(directory: Path) -> str:
+    """The sentence that the protocol fixed for its outcome."""
+    return sentence(pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml"))
+
+
+def _compared(directory: Path) -> str:
+    """How many comparisons are clear after correction for their number."""
+    readings = pd.read_csv(directory / "comparisons.csv")["reading"]
+    clear = int((readings != "no clear difference").sum())
+    return f"{clear} of {len(readings)} differences are clear, corrected for their number"
+
+
+def _audit(directory: Path) -> str:
+    passed = read_json(directory / "audit.json")["ok"]
+    return "**Yes**: the audit passed" if passed else "**No**: the audit failed"
+
+
+def _step(directory: Path) -> str:
+    goals = {goal["goal"]: goal["value"] for goal in read_json(directory / "gpu_check.json")["goals"]}
+    value = goals.get(STEP)
+    return "" if value is None else f"{significant(value)} times clip's, on one GPU"
+
+
+@dataclass(frozen=True)
+class Other:
+    """Released results that are not the runs of one experiment.
+
+    Attributes:
+        question: what they answer.
+        file: the one to begin with.
+        command: makes them, in Markdown.
+        answer: the answer in Markdown, from the directory.
+    """
+
+    question: str
+    file: str
+    command: str
+    answer: Callable[[Path], str]
+
+
+OTHERS: Mapping[str, Other] = {
+    "leaderboard": Other(
+        "Which rule ends highest when all are tuned with the same budget?", "board.md", _BOARD, _leaders
+    ),
+    "duel": Other(
+        "Does TROLL end above clip or GSPO's clipping when all are tuned well?",
+        "contrasts.md",
+        _DUEL,
+        _contrast,
+    ),
+    "statistics": Other(
+        "Which differences of the testbed are clear, and how reliable are the intervals?",
+        "comparisons.md",
+        "`troll comparisons results/testbed* --out results/statistics`",
+        _compared,
+    ),
+    "graders": Other("Can the graders be trusted?", "audit.md", "`make audit`", _audit),
+    "gpu": Other(
+        "How long does an optimiser step with TROLL take?",
+        "README.md",
+        "`python workflow/benchmarks/gpu_check.py --out DIR`",
+        _step,
+    ),
+    "smollm2-pilot": Other(
+        "Which learning rates and base models suit the pretrained model?",
+        "pilot.csv",
+        _experiment("smollm2-pilot"),
+        lambda _: "success by batch, clip alone; no claim rests on it",
+    ),
+}
+"""By the name of the directory."""
