@@ -12,7 +12,7 @@ from troll.analysis.claims.wording import both_below, label, short
 from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import points, significant
-from troll.analysis.report.questions import STEP
+from troll.analysis.report.questions import BELOW, STEP
 from troll.common.files import read_json
 
 _ANSWERS: Mapping[str, str] = {
@@ -29,7 +29,6 @@ _OUTCOMES: Mapping[str, str] = {
     "undecided": "**inconclusive**",
 }
 """Of a contrast that a protocol fixed."""
-_BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
 def _claim(question: Question, verdict: ClaimVerdict) -> str:
     answer = _ANSWERS.get(verdict.verdict, f"**{label(verdict)}**")
     if below := both_below(verdict):
-        answer = f"{answer}, but {below.replace(*_BELOW)}"
+        answer = f"{answer}, but {below.replace(*BELOW)}"
     return _row(question.text, short(verdict), answer, question.command)
 
 

@@ -113,8 +113,8 @@ _ANSWERS: Mapping[str, str] = {
     "not run": "**No runs yet**",
 }
 
-_BELOW = "below its own base model"
-"""In a reason: what nobody should overlook who reads that a method ends above another."""
+BELOW = ("on average over seeds it ends below its own base model", "its mean is below the base model's")
+"""In a reason, and in an answer: what nobody should overlook who reads that a method ends above another."""
 
 
 def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
@@ -131,7 +131,8 @@ def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
             said = _ANSWERS[verdict].format(label=label.removeprefix("depends on "))
             numbers = _numbers(record)
             said += f": {asked.difference} {numbers}" if numbers else ""
-            return "; ".join([said, *(part for part in record["reason"].split("; ") if _BELOW in part)])
+            below = [part for part in record["reason"].split("; ") if BELOW[0] in part]
+            return ", but ".join([said, *(part.replace(*BELOW) for part in below)])
     return ""
 
 
@@ -166,7 +167,8 @@ def _leaders(directory: Path) -> str:
 
 def _contrast(directory: Path) -> str:
     """The sentence that the protocol fixed for its outcome."""
-    return sentence(pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml"))
+    contrasts, protocol = pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml")
+    return sentence(contrasts, protocol).removesuffix(".")
 
 
 def _compared(directory: Path) -> str:
@@ -231,7 +233,7 @@ OTHERS: Mapping[str, Other] = {
         "Which learning rates and base models suit the pretrained model?",
         "pilot.csv",
         _experiment("smollm2-pilot"),
-        lambda _: "success by batch, clip alone; no claim rests on it",
+        lambda _: "Success by batch, of clip alone; no claim rests on it",
     ),
 }
 """By the name of the directory."""
