@@ -32,7 +32,7 @@ CLAIM = {
     "id": "c",
     "sentence": "S",
     "source": "P",
-    "method": "troll",
+    "trust_region": "troll",
     "baseline": "clip",
     "metric": "pass@1",
     "direction": "higher",

@@ -102,7 +102,7 @@ def test_points_that_one_of_the_two_lacks_are_no_line(rates: pd.DataFrame, known
         ({"baseline": "base"}, "two trust regions"),
         ({"baseline": 0.5}, "two trust regions"),
         ({"relative": True}, "no relative differences"),
-        ({"metric": "kl"}, "usable decades are those of pass@k"),
+        ({"metric": "late_kl"}, "usable decades are those of pass@k"),
         ({"across": {"setting": "keep", "statistic": "slope"}}, "across.setting"),
         ({"across": {"setting": "policy_lag", "statistic": "usable"}}, "may be zero, and has no decades"),
     ],

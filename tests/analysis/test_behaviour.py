@@ -47,7 +47,7 @@ def test_speed_is_the_first_step_at_which_two_batches_reach_the_target(known: pd
     assert troll["hours_to"] == pytest.approx(np.mean([17, 25]) * 0.05 / 3600)
     assert clip["reached"] == 0 and math.isinf(clip["steps_to"]) and math.isinf(clip["hours_to"])
     heights = [np.trapezoid(y, dx=1) / 4 for y in ([0.1, 0.5, 0.7, 0.7, 0.7], [0.1, 0.3, 0.3, 0.7, 0.7])]
-    assert troll["area"] == pytest.approx(np.mean(heights))
+    assert troll["auc"] == pytest.approx(np.mean(heights))
     assert troll["area_difference"] == pytest.approx(np.mean(heights) - np.mean([0.1, 0.15]))
     assert math.isnan(clip["area_difference"])
     text = to_markdown(table)
@@ -79,7 +79,9 @@ def test_stability_counts_collapses_against_the_base(tmp_path: Path) -> None:
     for _, rows in runs[(runs["trust_region"] == "clip") & (runs["metric"] == "success")].groupby("seed"):
         values = rows.sort_values("step")["value"].to_numpy()
         drops.append((np.maximum.accumulate(values) - values).max())
-    assert clip["drop"] == pytest.approx(np.mean(drops)) and clip["drop_max"] == pytest.approx(max(drops))
+    assert clip["max_drawdown"] == pytest.approx(np.mean(drops)) and clip[
+        "max_drawdown_worst"
+    ] == pytest.approx(max(drops))
     assert (
         clip["kl_max"]
         == runs.loc[(runs["trust_region"] == "clip") & (runs["metric"] == "kl_to_old_max"), "value"].max()

@@ -19,7 +19,7 @@ from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 
 CLAIMS = """
-- {id: c, sentence: S, source: P, method: troll, baseline: clip, metric: pass@1, direction: higher}
+- {id: c, sentence: S, source: P, trust_region: troll, baseline: clip, metric: pass@1, direction: higher}
 """
 KEYS = ("model", "task", "trust_region", "estimator", "condition")
 

@@ -91,7 +91,7 @@ def test_what_a_message_says_to_write_is_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "meant"),
     [
-        ("acuracy", "area"),
+        ("Entropi", "entropy"),
         ("Entropy", "entropy"),
         ("pass@x", "pass@1"),
         ("pass@0", "pass@1"),
@@ -163,8 +163,8 @@ def test_every_summary_of_a_run_is_a_metric(known: Tidy) -> None:
             "at_equal_kl and across exclude each other; leave one of them out",
         ),
         (
-            "{across: {setting: staleness, statistic: usable}, metric: kl}",
-            "metric kl: usable decades are those of pass@k",
+            "{across: {setting: staleness, statistic: usable}, metric: late_kl}",
+            "metric late_kl: usable decades are those of pass@k",
         ),
     ],
 )
@@ -219,3 +219,19 @@ def test_a_claim_about_any_k_up_to_the_samples_is_judged(known: Tidy) -> None:
         claim = Claim.model_validate(synthetic.CLAIM | {"metric": "pass@4"} | changes)
         (one,) = judge([claim], known.runs, known.items)
         assert [setting.seeds for setting in one.decision.settings] == [3], changes
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({"method": "troll"}, "method: unknown key 'method'; it is now called trust_region"),
+        ({"metric": "drop"}, "metric: unknown metric 'drop'; it is now called max_drawdown"),
+    ],
+)
+def test_former_keys_and_metrics_are_answered_by_their_present_names(
+    claim: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([synthetic.CLAIM | claim]))
+    with pytest.raises(UserError) as refused:
+        read_claims([tmp_path / "claims.yaml"])
+    assert str(refused.value).endswith(message)

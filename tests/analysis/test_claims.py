@@ -70,21 +70,21 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"where": GENTLE, "direction": "equivalent", "margin": 0.05}, "the contrary holds"),
     ({"where": GENTLE, "least_seeds": 4}, "inconclusive"),
     ({"where": {"model": ["Qwen3-*"]}}, "not run"),
-    ({"method": "gspo-clip"}, "not run"),
+    ({"trust_region": "gspo-clip"}, "not run"),
     ({"baseline": "gspo-clip"}, "not run"),
     ({"metric": "mean/nothing"}, "not run"),
     ({"baseline": "base", "where": GENTLE}, "supported everywhere"),
-    ({"metric": "drop", "direction": "lower", "where": STALE}, "supported everywhere"),
-    ({"metric": "kl", "direction": "lower"}, "supported everywhere"),
-    ({"metric": "kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported everywhere"),
-    ({"metric": "area", "baseline": 0.4, "where": GENTLE}, "supported everywhere"),
-    ({"metric": "area", "baseline": 0.9, "where": GENTLE}, "the contrary holds"),
+    ({"metric": "max_drawdown", "direction": "lower", "where": STALE}, "supported everywhere"),
+    ({"metric": "late_kl", "direction": "lower"}, "supported everywhere"),
+    ({"metric": "late_kl", "direction": "lower", "relative": True, "margin": 0.5}, "supported everywhere"),
+    ({"metric": "auc", "baseline": 0.4, "where": GENTLE}, "supported everywhere"),
+    ({"metric": "auc", "baseline": 0.9, "where": GENTLE}, "the contrary holds"),
     ({"metric": "pass@4", "baseline": 0.5, "where": GENTLE}, "supported everywhere"),
     ({"metric": "pass@4", "relative": True, "where": GENTLE}, "supported everywhere"),
     ({"metric": "pass@9", "baseline": 0.5, "where": GENTLE}, "not run"),
     ({"metric": "mean/nothing", "baseline": 0.9}, "not run"),
     ({"metric": "mean/kl_to_old", "direction": "lower"}, "supported everywhere"),
-    ({"method": "t*l", "where": GENTLE}, "supported everywhere"),
+    ({"trust_region": "t*l", "where": GENTLE}, "supported everywhere"),
 ]
 HOURS = {"metric": "hours", "relative": True, "direction": "equivalent", "margin": 0.1}
 
@@ -165,13 +165,13 @@ def test_settings_know_which_runs_they_are_compared_with(tmp_path: Path) -> None
     collected = read_directories(dirs, bases)
 
     def baselines(**changes: object) -> list[object]:
-        decision = verdict(collected, method="troll*", **changes).decision
+        decision = verdict(collected, trust_region="troll*", **changes).decision
         assert all(one.seed_numbers == (0.0, 1.0) for one in decision.settings)
         return [one.baseline for one in decision.settings]
 
     found = baselines()
     assert len(found) == 6 and len(set(found)) == 3 and None not in found
-    assert set(baselines(baseline="base")) == set(baselines(metric="area", baseline=0.5)) == {None}
+    assert set(baselines(baseline="base")) == set(baselines(metric="auc", baseline=0.5)) == {None}
 
 
 def test_a_run_that_stands_in_two_experiments_counts_once(known: Tidy) -> None:
@@ -241,7 +241,9 @@ def test_weights_that_another_processor_rounded_make_no_other_run_but_those_of_a
 def test_ledger_files(tmp_path: Path, known: Tidy) -> None:
     table = tmp_path / "all.parquet"
     table.write_bytes(b"x")
-    judged = judge([claim(history=["asked first"]), claim(id="d", method="gspo")], known.runs, known.items)
+    judged = judge(
+        [claim(history=["asked first"]), claim(id="d", trust_region="gspo")], known.runs, known.items
+    )
     paths = write_claims(judged, known.runs, [table], tmp_path / "claims")
     text = paths[0].read_text()
     first_line = text.splitlines()[0]
@@ -276,7 +278,7 @@ def test_the_projects_own_claims_are_valid_and_mostly_not_run(known: Tidy) -> No
 
 
 def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Tidy) -> None:
-    judged = judge([claim(id="n", method="gspo"), claim()], known.runs, known.items)
+    judged = judge([claim(id="n", trust_region="gspo"), claim()], known.runs, known.items)
     assert to_short_markdown(judged).splitlines() == [
         "| Claim | Verdict | Why |",
         "| --- | --- | --- |",
@@ -290,7 +292,7 @@ def test_short_ledger_shows_what_was_judged_and_counts_the_rest(known: Tidy) -> 
 def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
     claims = [
         claim(where=GENTLE, margin=0.03),
-        claim(id="k", metric="kl", direction="lower", where=GENTLE),
+        claim(id="k", metric="late_kl", direction="lower", where=GENTLE),
         claim(id="h", **HOURS, where=GENTLE),
     ]
     text = to_markdown(judge(claims, on_gpus(known.runs, 1), known.items))
@@ -302,7 +304,7 @@ def test_ledger_tells_differences_in_their_units(known: Tidy) -> None:
 
 def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
     few = known.runs[known.runs["seed"] == 0]
-    (one,) = judge([claim(metric="kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
+    (one,) = judge([claim(metric="late_kl", where=GENTLE)], few, known.items[known.items["seed"] == 0])
     assert one.verdict == "inconclusive"
     assert why(one).startswith("1 seed in 1 setting, the claim asks for 3; ")
     text = to_markdown([one])
@@ -310,7 +312,7 @@ def test_one_seed_is_inconclusive_and_has_no_interval(known: Tidy) -> None:
 
 
 def test_html_ledger_escapes_and_folds_away_what_was_not_run(known: Tidy) -> None:
-    judged = judge([claim(sentence="<S>"), claim(id="n", method="gspo")], known.runs, known.items)
+    judged = judge([claim(sentence="<S>"), claim(id="n", trust_region="gspo")], known.runs, known.items)
     text = to_html(judged)
     assert "&lt;S&gt;" in text and "<S>" not in text
     assert text.index("depends on condition") < text.index("1 claim that these runs cannot judge")
@@ -383,7 +385,7 @@ def judge_of(one: Claim) -> list[ClaimVerdict]:
 def test_a_metric_that_no_run_has_is_named(known: Tidy, metric: str) -> None:
     (one,) = judge([claim(metric=metric)], known.runs, known.items)
     assert one.verdict == "not run" and why(one) == f"no run of troll has the metric {metric!r}"
-    (other,) = judge([claim(metric=metric, method="gspo")], known.runs, known.items)
+    (other,) = judge([claim(metric=metric, trust_region="gspo")], known.runs, known.items)
     assert why(other) == "no runs of gspo and clip where the claim applies"
 
 

@@ -35,8 +35,8 @@ def table() -> pd.DataFrame:
             "difference": [math.nan, 0.1123, math.nan],
             "difference_low": [math.nan, -0.01, math.nan],
             "difference_high": [math.nan, 0.2, math.nan],
-            "kl": [0.0123456, 1.5e-5, math.nan],
-            "kl_sd": [0.0004, 2e-6, math.nan],
+            "late_kl": [0.0123456, 1.5e-5, math.nan],
+            "late_kl_sd": [0.0004, 2e-6, math.nan],
         }
     )
     frame.attrs["notes"] = ["50 % of _this_."]
@@ -100,7 +100,7 @@ def test_two_files_csv_with_all_digits(tmp_path: Path, table: pd.DataFrame) -> N
     paths = write_table(table, tmp_path / "tables/main.v1")
     assert [path.name for path in paths] == ["main.v1.csv", "main.v1.md"]
     back = pd.read_csv(paths[0])
-    assert back["kl"][0] == 0.0123456 and list(back) == list(table)
+    assert back["late_kl"][0] == 0.0123456 and list(back) == list(table)
     first = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in write_table(table, tmp_path / "tables/main.v1")] == first
 

@@ -20,7 +20,7 @@ from troll.common.errors import UserError
 
 LOOKS = Looks(first=3, most=6)
 HIGHER = Side("higher", 0.0)
-CLAIM = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
+CLAIM = {"id": "c", "sentence": "S", "source": "P", "trust_region": "troll", "baseline": "clip"}
 
 
 def setting(name: str, differences: Sequence[float]) -> PairedDifferences:

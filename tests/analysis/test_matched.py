@@ -72,7 +72,7 @@ def test_the_table_can_be_written(known: Tidy, tmp_path: Path) -> None:
 
 
 def asked(known: Tidy, **changes: object) -> ClaimVerdict:
-    entry = synthetic.CLAIM | {"method": "troll*", "baseline": "clip*", "at_equal_kl": True}
+    entry = synthetic.CLAIM | {"trust_region": "troll*", "baseline": "clip*", "at_equal_kl": True}
     return judge([Claim.model_validate(entry | changes)], known.runs, known.items)[0]
 
 
@@ -110,7 +110,7 @@ def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known:
     few = [frame[frame["seed"].fillna(0) < 2] for frame in (runs, known.items)]
     again = [frame.assign(experiment="again") for frame in (runs, known.items)]
     both = [pd.concat(pair, ignore_index=True) for pair in zip(few, again, strict=True)]
-    settings = asked(Tidy(*both), method="troll").decision.settings
+    settings = asked(Tidy(*both), trust_region="troll").decision.settings
     assert [(one.against, one.seeds) for one in settings] == [("clip-eps0.1", 2), ("clip", 3)]
     assert [one.differences for one in settings] == [
         pytest.approx([6 / 60] * 2),
@@ -119,10 +119,12 @@ def test_seeds_of_several_experiments_meet_where_the_baseline_is_the_same(known:
 
 
 def test_where_nothing_is_equally_near_the_claim_is_not_judged(known: Tidy) -> None:
-    found = asked(known, method="troll-*")
+    found = asked(known, trust_region="troll-*")
     assert found.verdict == "not run" and "no runs of troll-* and clip* with equal late KL" in why(found)
     assert asked(known, baseline="kl-penalty*").verdict == "not run"
-    assert len(asked(known, method="*").decision.settings) == 1, "a baseline is not compared with itself"
+    assert len(asked(known, trust_region="*").decision.settings) == 1, (
+        "a baseline is not compared with itself"
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_summaries_are_computed_from_the_metric_that_they_name():
     assert found["entropy_start"] == pytest.approx(values[:2].mean())
     assert found["kl_max"] == found["peak"] == 1.0 and found["drop"] == pytest.approx(0.5)
     assert found["area"] == pytest.approx(np.trapezoid(values, steps) / 29)
-    assert {name for name, summary in SUMMARIES.items() if summary.of} <= found.keys()
+    assert {summary.stored or name for name, summary in SUMMARIES.items() if summary.of} <= found.keys()
 
 
 def test_what_is_shown_has_a_heading_and_a_unit():
@@ -43,7 +43,7 @@ def test_what_is_shown_has_a_heading_and_a_unit():
         if entry.scale == "share":
             assert entry.unit == SHARE and quantity(entry).label.endswith(("(%)", "(points)"))
     for name in SUMMARIES:
-        claim = {"id": "a", "sentence": "A.", "source": "here", "method": "troll", "baseline": "clip"}
+        claim = {"id": "a", "sentence": "A.", "source": "here", "trust_region": "troll", "baseline": "clip"}
         assert Claim.model_validate(claim | {"metric": name, "direction": "higher"}).metric == name
 
 

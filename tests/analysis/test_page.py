@@ -63,10 +63,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_json(root / "audit/audit.json", AUDIT)
     (root / "cost").mkdir()
     (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
-    common = {"source": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
+    common = {"source": "P", "baseline": "clip", "metric": "late_kl", "direction": "lower"}
     claims = [
-        Claim.model_validate({"id": "yes", "sentence": "TROLL wins", "method": "troll"} | common),
-        Claim.model_validate({"id": "no", "sentence": "GSPO wins", "method": "gspo"} | common),
+        Claim.model_validate({"id": "yes", "sentence": "TROLL wins", "trust_region": "troll"} | common),
+        Claim.model_validate({"id": "no", "sentence": "GSPO wins", "trust_region": "gspo"} | common),
     ]
     judged = judge(claims, given.runs, given.items)
     told = {"commands": ["make results"], "replication": ["Replicates: 1 of 2 settings", "  outside: <x>"]}

@@ -134,9 +134,9 @@ def test_a_table_is_included_by_its_file_as_seen_from_the_page(tmp_path: Path) -
 
 
 def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame) -> None:
-    entry = {"source": "P", "baseline": "clip", "metric": "kl", "direction": "lower"}
+    entry = {"source": "P", "baseline": "clip", "metric": "late_kl", "direction": "lower"}
     claims = [
-        Claim.model_validate({"id": name, "sentence": name, "method": name} | entry)
+        Claim.model_validate({"id": name, "sentence": name, "trust_region": name} | entry)
         for name in ("troll", "gspo")
     ]
     generated = blocks(main, items, judged=judge(claims, runs, items))
@@ -148,10 +148,12 @@ def test_verdicts_are_a_block(main: pd.DataFrame, runs: pd.DataFrame, items: pd.
 def test_three_findings_are_taken_by_rule(
     main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame
 ) -> None:
-    entry = {"source": "P", "baseline": "clip", "metric": "kl"}
+    entry = {"source": "P", "baseline": "clip", "metric": "late_kl"}
     wanted = [("lost", "higher", "troll"), *((f"won{n}", "lower", "troll") for n in range(3))]
     claims = [
-        Claim.model_validate(entry | {"id": name, "sentence": name, "direction": direction, "method": method})
+        Claim.model_validate(
+            entry | {"id": name, "sentence": name, "direction": direction, "trust_region": method}
+        )
         for name, direction, method in [*wanted, ("absent", "lower", "gspo")]
     ]
     text = blocks(main, items, judged=judge(claims, runs, items))["findings"]
@@ -232,11 +234,15 @@ def test_what_tuned_rules_differ_by_is_told(
 def test_the_first_table_has_what_was_run_and_says_where_the_method_itself_falls(
     main: pd.DataFrame, runs: pd.DataFrame, items: pd.DataFrame, tmp_path: Path
 ) -> None:
-    entry = {"source": "P", "baseline": "clip", "method": "troll", "sentence": "S"}
+    entry = {"source": "P", "baseline": "clip", "trust_region": "troll", "sentence": "S"}
     claims = [
-        Claim.model_validate(entry | {"id": "testbed-stale-better", "metric": "kl", "direction": "lower"}),
-        Claim.model_validate(entry | {"id": "smollm2-stale-better", "metric": "kl", "direction": "higher"}),
-        Claim.model_validate(entry | {"id": "another", "metric": "kl", "direction": "lower"}),
+        Claim.model_validate(
+            entry | {"id": "testbed-stale-better", "metric": "late_kl", "direction": "lower"}
+        ),
+        Claim.model_validate(
+            entry | {"id": "smollm2-stale-better", "metric": "late_kl", "direction": "higher"}
+        ),
+        Claim.model_validate(entry | {"id": "another", "metric": "late_kl", "direction": "lower"}),
     ]
     judged = judge(claims, runs, items)
     lines = front(judged, tmp_path).splitlines()

@@ -131,7 +131,9 @@ def test_other_readings_of_equal_divergence_are_those_that_are_told(
 
     def late(summary: pd.DataFrame) -> dict[Cell, float]:
         found = {
-            cell: over_seeds(cell.rows(summary)["kl"]) for cell in cells(summary) if cell.trust_region != BASE
+            cell: over_seeds(cell.rows(summary)["late_kl"])
+            for cell in cells(summary)
+            if cell.trust_region != BASE
         }
         return {cell: value for cell, value in found.items() if value > 0}
 

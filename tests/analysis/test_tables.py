@@ -82,8 +82,8 @@ def test_training_columns_are_late_means_over_seeds(known: Tidy, tmp_path: Path)
         return [float(log.loc[log["step"] >= first_step, metric].mean()) for log in logs]
 
     # 4 batches of 8 steps: the last third begins at step 22, the last tenth at step 29; success is at 25.
-    assert clip["kl"] == pytest.approx(np.mean(by_hand("kl_to_old", 22)))
-    assert clip["kl_sd"] == pytest.approx(np.std(by_hand("kl_to_old", 22), ddof=1))
+    assert clip["late_kl"] == pytest.approx(np.mean(by_hand("kl_to_old", 22)))
+    assert clip["late_kl_sd"] == pytest.approx(np.std(by_hand("kl_to_old", 22), ddof=1))
     assert clip["entropy"] == pytest.approx(np.mean(by_hand("entropy", 29)))
     assert clip["final"] == pytest.approx(np.mean(by_hand("success", 25)))
     assert clip["peak"] == pytest.approx(np.mean([log["success"].max() for log in logs]))
@@ -287,4 +287,4 @@ def test_a_run_per_line(runs: pd.DataFrame) -> None:
     assert len(table) == 2 * 2 * 2 * 2 * 3 + 2
     assert table["run_id"].is_unique
     stale = table[(table["condition"] == "stale") & (table["trust_region"] == "clip")]
-    assert (stale["drop"] > 0.05).all(), "the synthetic clip collapses"
+    assert (stale["max_drawdown"] > 0.05).all(), "the synthetic clip collapses"

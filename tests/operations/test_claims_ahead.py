@@ -20,7 +20,7 @@ CLAIM = {
     "id": "one",
     "sentence": "It ends above clip",
     "source": "us",
-    "method": "troll",
+    "trust_region": "troll",
     "baseline": "clip",
     "metric": "pass@1",
     "direction": "higher",
@@ -61,7 +61,7 @@ def test_check_reads_the_claims_files(write, change, message):
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "soft-wall"},
+        {"trust_region": "soft-wall"},
         {"baseline": "none"},
         {"where": {"condition": ["gentle"]}},
         {"where": {"experiment": ["testbed*"]}},
@@ -91,7 +91,7 @@ def test_claims_of_the_package_about_other_experiments_are_only_counted(write):
 
 
 def test_many_claims_are_named_in_part(write):
-    path = write(*[{}] * 10, *[{"method": "soft-wall"}] * 10)
+    path = write(*[{}] * 10, *[{"trust_region": "soft-wall"}] * 10)
     experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
     (line,) = claims_in_words(claims_of(experiment), experiment).splitlines()
     assert "claim6, claim7 and 2 more; without runs here: 10, of your own: claim10, claim11, " in line
@@ -100,7 +100,7 @@ def test_many_claims_are_named_in_part(write):
 
 def test_claims_with_runs_are_none_of_these(write):
     equal = {"baseline": "cl*", "at_equal_kl": True}
-    path = write({}, {"method": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal)
+    path = write({}, {"trust_region": "tr*"}, {"baseline": "base"}, {"baseline": 0.5}, equal)
     experiment = parse_experiment(yaml.safe_load(path.read_text()), "x")
     assert claims_in_words(claims_of(experiment), experiment) == (
         "claims about this experiment: claim0, claim1, claim2, claim3, claim4"
@@ -110,7 +110,10 @@ def test_claims_with_runs_are_none_of_these(write):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"method": "trol"}, "method: no trust region of reduced is called 'trol'; did you mean 'troll'?"),
+        (
+            {"trust_region": "trol"},
+            "trust_region: no trust region of reduced is called 'trol'; did you mean 'troll'?",
+        ),
         ({"baseline": "clap"}, "baseline: no trust region of reduced is called 'clap'; did you mean 'clip'?"),
         (
             {"metric": "pass@99"},
@@ -153,11 +156,11 @@ def test_what_will_keep_a_claim_from_a_verdict_is_said(write, change, said):
         {"metric": "mean/gate"},
         {"metric": "mean/wall_width"},
         {"metric": "status/crash"},
-        {"method": "trol*"},
-        {"method": "trol", "where": {"experiment": ["testbed"]}},
+        {"trust_region": "trol*"},
+        {"trust_region": "trol", "where": {"experiment": ["testbed"]}},
         {"metric": "pass@99", "where": {"experiment": ["testbed"]}},
         {"baseline": "base"},
-        {"method": "nothing-like-it"},
+        {"trust_region": "nothing-like-it"},
     ],
 )
 def test_a_claim_that_may_be_meant_as_it_is_raises_no_doubt(write, change):

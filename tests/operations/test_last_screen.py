@@ -18,7 +18,7 @@ CLEAR = [0.30, 0.31, 0.29]
 NOISY = [0.30, 0.05, 0.20]
 LOOKS = Looks(3, 6)
 PAGE = Path("results/x/page.html")
-ENTRY = {"sentence": "S", "source": "P", "method": "troll", "baseline": "clip", "metric": "pass@1"}
+ENTRY = {"sentence": "S", "source": "P", "trust_region": "troll", "baseline": "clip", "metric": "pass@1"}
 
 
 def judged(name, *differences, looks=LOOKS):
@@ -87,7 +87,7 @@ def test_claims_about_other_experiments_are_left_out(repository):
     data = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
     experiment = parse_experiment(data, "reduced")
     about, known = judged("about"), judged("known", CLEAR)
-    other = Claim.model_validate(ENTRY | {"id": "o", "direction": "higher", "method": "soft-wall"})
+    other = Claim.model_validate(ENTRY | {"id": "o", "direction": "higher", "trust_region": "soft-wall"})
     assert about.verdict == "not run"
     found = concerning([ClaimVerdict(other, Decision("not run")), about, known], experiment)
     assert [one.claim.id for one in found] == ["about", "known"]

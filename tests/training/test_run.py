@@ -221,4 +221,4 @@ def test_a_loss_that_is_not_finite_is_an_error_or_a_run_that_solves_nothing(
     assert len(tidy.items) == len(problems) and (tidy.items["n"] == 2).all()
     assert (tidy.items["c"] == 0).all()
     assert stopped_runs(tidy.runs) == {manifest["run_id"]}
-    assert per_run(tidy.runs)[["area", "final"]].to_numpy().tolist() == [[0.0, 0.0]]
+    assert per_run(tidy.runs)[["auc", "final"]].to_numpy().tolist() == [[0.0, 0.0]]

@@ -37,9 +37,9 @@ CLAIM = {
     "id": "moves-little",
     "sentence": "The soft wall stays within 1 nat of the old policy",
     "source": "a test",
-    "method": "soft-wall",
+    "trust_region": "soft-wall",
     "baseline": 1.0,
-    "metric": "kl",
+    "metric": "late_kl",
     "direction": "lower",
     "least_seeds": 2,
 }

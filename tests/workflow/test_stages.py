@@ -51,7 +51,7 @@ def stages(repository, tmp_path, monkeypatch):
         known = [
             PairedDifferences("s", names | {"method": "troll"}, np.asarray(NOISY[:count]), against="clip")
         ]
-        entry = {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
+        entry = {"id": "c", "sentence": "S", "source": "P", "trust_region": "troll", "baseline": "clip"}
         claim = Claim.model_validate(entry | {"metric": "pass@1", "direction": "higher"})
         looks = Looks(3, 6)
         return [ClaimVerdict(claim, *look_again(Side("higher", 0.0), known, 3, looks), looks)]
@@ -115,7 +115,7 @@ def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
     names = {"model": "tiny", "task": "chains", "condition": "stale", "estimator": "grpo", "method": "troll"}
     known = PairedDifferences("s", names, np.asarray(NOISY[:2]), seed_numbers=(0.0, 2.0), against="clip")
     claim = Claim.model_validate(
-        {"id": "c", "sentence": "S", "source": "P", "method": "troll", "baseline": "clip"}
+        {"id": "c", "sentence": "S", "source": "P", "trust_region": "troll", "baseline": "clip"}
         | {"metric": "pass@1", "direction": "higher"}
     )
     one = ClaimVerdict(claim, *look_again(Side("higher", 0.0), [known], 3, Looks(3, 6)), Looks(3, 6))

@@ -47,7 +47,7 @@ class Metric:
     in_points: bool = False
 
 
-Over = Literal["", "late", "final", "first batch", "largest", "best", "drop", "area"]
+Over = Literal["", "late", "final", "first batch", "largest", "best", "drawdown", "auc"]
 """How a metric becomes a number of the run: mean of the last third or tenth of the steps, or of the first
 batch, largest value, largest fall below the best so far, mean height of the curve."""
 
@@ -67,6 +67,7 @@ class Summary:
         show: how a table writes it.
         label: of an axis.
         scale: of that axis.
+        stored: its name in tidy tables and protocols, where that is another one.
         wall_clock: a busy machine makes it longer, unless each run has a GPU for itself.
     """
 
@@ -80,6 +81,7 @@ class Summary:
     show: Show = "number"
     label: str = ""
     scale: Scale = "linear"
+    stored: str = ""
     wall_clock: bool = False
 
 
@@ -247,9 +249,10 @@ def _summaries(*summaries: Summary) -> Mapping[str, Summary]:
 
 SUMMARIES = _summaries(
     Summary(
-        *("kl", NATS, "late KL to the old policy", "kl_to_old", "late", " nats"),
+        *("late_kl", NATS, "late KL to the old policy", "kl_to_old", "late", " nats"),
         heading="Late KL (nats)",
         label="late KL to old policy (nats)",
+        stored="kl",
         scale="log",
     ),
     Summary("kl_max", NATS, "the largest KL of any token in any step", "kl_to_old_max", "largest", " nats"),
@@ -270,17 +273,19 @@ SUMMARIES = _summaries(
         show="percent",
     ),
     Summary(
-        *("drop", SHARE, "largest fall of success below its best so far", "success", "drop"),
+        *("max_drawdown", SHARE, "largest fall of success below its best so far", "success", "drawdown"),
         heading="Largest drop (points)",
         show="percent",
         label="largest drop (points)",
+        stored="drop",
         scale="share",
     ),
     Summary(
-        *("area", SHARE, "mean height of the curve of success over steps (trapezoid rule)"),
+        *("auc", SHARE, "mean height of the curve of success over steps (trapezoid rule)"),
         of="success",
-        over="area",
+        over="auc",
         heading="Mean height of curve (%)",
+        stored="area",
         show="percent",
     ),
     Summary(
@@ -300,6 +305,8 @@ SUMMARIES = _summaries(
     Summary("peak_gib", "GiB", "largest memory of the process", suffix=" GiB"),
 )
 """What claims may name beside pass@k, in the order of messages."""
+PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if summary.stored}
+"""By what tables were written with, and claims may have been."""
 
 
 def markdown(entries: Iterable[Metric | Summary]) -> str:

@@ -46,7 +46,7 @@ def _cells(experiment: Experiment) -> dict[Cell, None]:
 def _about(claim: Claim, experiment: Experiment, cells: Collection[Cell]) -> Iterator[Cell]:
     """The cells of the method that a claim will be judged by."""
     for cell in cells:
-        of_method = fnmatchcase(cell.trust_region, claim.method)
+        of_method = fnmatchcase(cell.trust_region, claim.trust_region)
         if of_method and claim.where.holds(experiment.experiment, cell) and _has_baseline(claim, cell, cells):
             yield cell
 
@@ -108,7 +108,7 @@ def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
     name = experiment.experiment
     if not any(fnmatchcase(name, pattern) for pattern in claim.where.experiment):
         return
-    for field, method in (("method", claim.method), ("baseline", claim.baseline)):
+    for field, method in (("trust_region", claim.trust_region), ("baseline", claim.baseline)):
         if not isinstance(method, str) or method in (BASE, *experiment.trust_regions):
             continue
         hint = "" if any(sign in method for sign in "*?[") else nearest(method, experiment.trust_regions)

@@ -27,7 +27,7 @@ _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
 _OWN = "own_rule"
 """In the names of its tests of the rule in TROLL_CONTRACT, whose own name pytest may escape."""
 _FAILED = re.compile(r"^FAILED \S+?::(\w+)", re.MULTILINE)
-_COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "kl")
+_COLUMNS = ("task", "trust_region", "runs", "learning_rate", "settings", "pass@1", "difference", "late_kl")
 _WITH_ENDS = ("pass@1", "difference")
 
 

@@ -57,24 +57,24 @@ class Where(StrictModel):
 class Claim(StrictModel):
     """One entry of a claims file."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"place": "source"}
+    RENAMED: ClassVar[Mapping[str, str]] = {"place": "source", "method": "trust_region"}
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="short and unique")
     sentence: str = Field(min_length=1, description="the claim in our own words")
     source: str = Field(min_length=1, description="where it is made")
-    method: str = Field(description="trust region that the claim is about, or a pattern of names")
+    trust_region: str = Field(description="trust region that the claim is about, or a pattern of names")
     baseline: Baseline = Field(
         description="trust region that it is compared with (base is the base model), or a number; "
         "with at_equal_kl a pattern of names"
     )
     metric: Metric = Field(
-        description="pass@k, or another summary of a run: kl, entropy, drop, hours, mean/<logged metric>"
+        description="pass@k, or another summary of a run: late_kl, entropy, hours, mean/<logged metric>"
     )
     direction: Direction
     margin: NotNegative = Field(
         default=0.0, description="how much higher or lower; for equivalent, how close"
     )
-    relative: bool = Field(default=False, description="compare (method - baseline) / baseline")
+    relative: bool = Field(default=False, description="compare (trust_region - baseline) / baseline")
     across: Across | None = Field(
         default=None, description="compare a statistic over conditions that differ in one setting instead"
     )
@@ -253,10 +253,10 @@ def _no_data_reason(
         return ""
     values = [seed_values(claim.metric, summary, items, cell) for cell in (*line, *baselines)]
     if all(series.dropna().empty for series in values):
-        return f"no run of {claim.method} has the metric {claim.metric!r}"
+        return f"no run of {claim.trust_region} has the metric {claim.metric!r}"
     if claim.across is not None:
         return f"no seed has runs at every point of {claim.across.setting}, or nothing was learned"
-    return f"no seed of {claim.method} is one of its baseline, or {claim.metric!r} is undefined"
+    return f"no seed of {claim.trust_region} is one of its baseline, or {claim.metric!r} is undefined"
 
 
 def _compared(
@@ -265,7 +265,7 @@ def _compared(
     """Of each setting the method's cells (one, or a line of conditions), the baseline's, and differences."""
 
     def meant(cell: Cell) -> bool:
-        return fnmatchcase(cell.trust_region, claim.method) and claim.where.holds(experiment, cell)
+        return fnmatchcase(cell.trust_region, claim.trust_region) and claim.where.holds(experiment, cell)
 
     if claim.across is None:
         for cell, baseline in _pairs(claim, [cell for cell in cells(summary) if meant(cell)], summary):
@@ -320,7 +320,7 @@ def _setting(
     cell, conditions = line[0], tuple(member.condition for member in line)
     condition = " to ".join(dict.fromkeys((conditions[0], conditions[-1])))
     names = [experiment, cell.model, cell.task, condition, cell.estimator]
-    names += [cell.trust_region] if cell.trust_region != claim.method else []
+    names += [cell.trust_region] if cell.trust_region != claim.trust_region else []
     against = baselines[0].trust_region if baselines else ""
     if claim.at_equal_kl:
         names[-1] += f" against {against}"

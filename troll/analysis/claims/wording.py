@@ -66,7 +66,7 @@ def why(entry: ClaimVerdict) -> str:
     if decision.verdict == "not run":
         equal = " with equal late KL" if claim.at_equal_kl else ""
         both = f" and {claim.baseline}" if isinstance(claim.baseline, str) else ""
-        return f"no runs of {claim.method}{both}{equal} where the claim applies"
+        return f"no runs of {claim.trust_region}{both}{equal} where the claim applies"
     few = [setting for setting in decision.settings if setting.seeds < claim.least_seeds]
     if few:
         least = min(setting.seeds for setting in few)
@@ -273,7 +273,7 @@ def measure(claim: Claim) -> str:
     equal = (
         f", where the larger late KL is at most {1 + WITHIN:g} times the smaller" if claim.at_equal_kl else ""
     )
-    said = f"{what}, {claim.method} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
+    said = f"{what}, {claim.trust_region} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
     return said + (margin if claim.margin else "")
 
 

@@ -18,10 +18,12 @@ WITHIN = 0.2
 
 def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
     """The late KL of every cell that has one above zero: mean over seeds, nats per token."""
-    if "kl" not in summary:
+    if "late_kl" not in summary:
         return {}
     late = {
-        cell: float(cell.rows(summary)["kl"].mean()) for cell in cells(summary) if cell.trust_region != BASE
+        cell: float(cell.rows(summary)["late_kl"].mean())
+        for cell in cells(summary)
+        if cell.trust_region != BASE
     }
     return {cell: value for cell, value in late.items() if value > 0}
 

@@ -136,7 +136,7 @@ def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
         summary[f"mean/{metric}"] = curve.mean(np.ones(len(curve.step), dtype=bool), 0)
     for name, entry in SUMMARIES.items():
         if entry.of in curves:
-            summary[name] = _summarised(curves[entry.of], entry.over, last, span)
+            summary[entry.stored or name] = _summarised(curves[entry.of], entry.over, last, span)
     return summary
 
 
@@ -148,9 +148,9 @@ def _summarised(curve: Curve, over: Over, last: int, span: int) -> float:
             return curve.mean(curve.step > last - share * span, -1)
         case "first batch":
             return curve.mean(curve.rollout_batch == np.fmin.reduce(curve.rollout_batch), 0)
-        case "drop":
+        case "drawdown":
             return largest_drop(curve.value)
-        case "area":
+        case "auc":
             return area_under_curve(curve.step, curve.value)
     return float(np.fmax.reduce(curve.value))
 

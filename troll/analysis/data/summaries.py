@@ -11,6 +11,7 @@ import pandas as pd
 from troll.analysis.data.frame_cache import cached_per_frame
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.metrics import PRESENT_NAMES
 from troll.analysis.registry import variants_of
 from troll.analysis.statistics import (
     Array,
@@ -126,7 +127,7 @@ def per_run(runs: pd.DataFrame) -> pd.DataFrame:
         `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of
         training), ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with
         its updates) in place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory).
-        Of `stopped_runs`, ``area`` and ``final`` are 0.
+        Of `stopped_runs`, ``auc`` and ``final`` are 0.
         The same table is summarised once: many tables and figures of a page ask for it.
     """
     return _summaries(runs).copy()
@@ -152,9 +153,10 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
             records[run][metric] = value
     summaries = runs.loc[runs["source"] == SUMMARY, ["run_id", "metric", "value"]]
     for run, metric, value in summaries.itertuples(index=False):
-        records[run][metric.removeprefix(f"{SUMMARY}/")] = value
+        name = metric.removeprefix(f"{SUMMARY}/")
+        records[run][PRESENT_NAMES.get(name, name)] = value
     for run in stopped_runs(runs):  # whatever it had learnt until then
-        records[run] |= {"area": 0.0, "final": 0.0}
+        records[run] |= {"auc": 0.0, "final": 0.0}
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
     if "batches" in table:

@@ -17,7 +17,7 @@ from troll.analysis.metrics import SUMMARIES
 from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
 from troll.analysis.render.style import MethodStyles, empty, legend, styled
 
-KL = quantity(SUMMARIES["kl"])
+KL = quantity(SUMMARIES["late_kl"])
 SUCCESS = Quantity("pass@1", "test pass@1 (%)")
 _COLUMNS = 3
 _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))

@@ -23,7 +23,7 @@ _DIGIT = 0.03
 """Width of a label's digit, as a share of a panel's."""
 MEASURES = (
     Quantity("pass@1", "test pass@1 (%)", "share"),
-    *(quantity(SUMMARIES[name]) for name in ("drop", "kl", "entropy")),
+    *(quantity(SUMMARIES[name]) for name in ("max_drawdown", "late_kl", "entropy")),
 )
 
 

@@ -58,11 +58,11 @@ def board_table(
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
         test ``pass@1`` with its 95 % interval, and that of the ``worst`` and ``best`` seed; ``difference``
         from the baseline, paired by seed, with its interval and Holm's ``p_holm`` over the whole board;
-        ``improvement`` (chance that a seed of the rule ends above one of the baseline); ``area`` under the
-        curve of training success; ``rollouts`` until training success is at `TARGET` of the best rule's final
-        success (median over seeds, infinite where half of them or more never are); late ``kl``; share of runs
-        that ``collapsed``; ``few`` and ``all``: validation success of the expected best of `FEW_TRIALS`
-        trials and of all.
+        ``improvement`` (chance that a seed of the rule ends above one of the baseline); ``auc`` (mean height
+        of the curve of training success); ``rollouts`` until training success is at `TARGET` of the best
+        rule's final success (median over seeds, infinite where half of them or more never are); ``late_kl``;
+        share of runs that ``collapsed``; ``few`` and ``all``: validation success of the expected best of
+        `FEW_TRIALS` trials and of all.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -248,7 +248,7 @@ def _row(
         }
     else:
         row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
-    row["area"], row["kl"] = spread(line["area"])[0], spread(line["kl"])[0]
+    row["auc"], row["late_kl"] = spread(line["auc"])[0], spread(line["late_kl"])[0]
     row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())
     made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]

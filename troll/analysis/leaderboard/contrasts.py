@@ -12,6 +12,7 @@ from scipy import stats
 from troll.algorithms.ranges import Positive
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, collapsed_runs, per_run, scores, values_by_seed
+from troll.analysis.metrics import PRESENT_NAMES
 from troll.analysis.render.formats import Style, listed, percent, points, probability
 from troll.analysis.statistics import (
     LEVEL,
@@ -163,7 +164,7 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
             values = (
                 scores(results.items, cell).mean(axis=1)
                 if endpoint == "pass@1"
-                else values_by_seed(summary, cell, endpoint)
+                else values_by_seed(summary, cell, PRESENT_NAMES[endpoint])
             )
             _check_seeds(values, cell, endpoint, protocol)
             label = cell.task if len(models) == 1 else f"{cell.task} ({cell.model})"

@@ -240,7 +240,7 @@ def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -
     text = f"- **{condition}**: {_difference(best)}"
     if len(rows) > 1:
         text += f" at the most and {_difference(worst)} at the least"
-    old, new = rows["baseline_kl"].mean(), rows["kl"].mean()
+    old, new = rows["baseline_late_kl"].mean(), rows["late_kl"].mean()
     if old == old and new == new:
         text += (
             f"; late KL to the old policy {significant(new)} ({method}) and {significant(old)} ({baseline})"

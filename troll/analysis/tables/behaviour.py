@@ -50,7 +50,7 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
 
     Returns:
         One row per method and setting: ``target``, ``reached`` and ``seeds`` (runs), ``steps_to`` and
-        ``hours_to`` (medians over seeds; infinite when half of the runs or more never reach it), ``area``
+        ``hours_to`` (medians over seeds; infinite when half of the runs or more never reach it), ``auc``
         with ``_sd``, ``area_difference`` with ``_low`` and ``_high``.
     """
     require_one(runs)
@@ -63,7 +63,7 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row |= {"seeds": len(firsts), "target": goal, "reached": sum(math.isfinite(s) for s, _ in firsts)}
         row["steps_to"], row["hours_to"] = (float(np.median(part)) for part in zip(*firsts, strict=True))
-        row["area"], row["area_sd"] = spread(lines["area"])
+        row["auc"], row["auc_sd"] = spread(lines["auc"])
         row |= _area_difference(summary, cell, baseline)
         rows.append(row)
     frame = pd.DataFrame(rows)
@@ -120,7 +120,7 @@ def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> dict[s
     if cell.trust_region == baseline:
         return dict.fromkeys(names, math.nan)
     first, second = (
-        part.rows(summary).set_index("seed")["area"] for part in (cell, cell.with_trust_region(baseline))
+        part.rows(summary).set_index("seed")["auc"] for part in (cell, cell.with_trust_region(baseline))
     )
     seeds = first.index.intersection(second.index)
     if seeds.empty:
@@ -133,10 +133,11 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
     """How steadily each method trained: falls, collapses, divergence and entropy.
 
     Returns:
-        One row per method and setting: ``drop`` (largest fall of training success below its best so far) with
-        ``_sd``, ``drop_max`` (worst seed), ``collapsed`` (runs that end below half of the base model's test
-        pass@1; of the first batch's training success where no base model was graded), ``kl`` (late, with
-        ``_sd``), ``kl_max`` (any token), ``entropy_start``, ``entropy`` and ``entropy_kept`` (their ratio).
+        One row per method and setting: ``max_drawdown`` (largest fall of training success below its best so
+        far) with ``_sd``, ``max_drawdown_worst`` (worst seed), ``collapsed`` (runs that end below half of the
+        base model's test pass@1; of the first batch's training success where no base model was graded),
+        ``late_kl`` (with ``_sd``), ``kl_max`` (any token), ``entropy_start``, ``entropy`` and
+        ``entropy_kept`` (their ratio).
     """
     require_one(runs)
     summary = per_run(runs)
@@ -145,9 +146,9 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
         lines = cell.rows(summary)
         row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
         row |= {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
-        row["drop"], row["drop_sd"] = spread(lines["drop"])
-        row["drop_max"] = float(lines["drop"].max())
-        for name in ("kl", "entropy_start", "entropy"):
+        row["max_drawdown"], row["max_drawdown_sd"] = spread(lines["max_drawdown"])
+        row["max_drawdown_worst"] = float(lines["max_drawdown"].max())
+        for name in ("late_kl", "entropy_start", "entropy"):
             if name in lines:
                 row[name], row[f"{name}_sd"] = spread(lines[name])
         if "entropy" in lines:
@@ -158,7 +159,7 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
         "collapsed": Style("Runs that collapse", whole),
-        "drop_max": Style("Worst seed's drop (points)", percent),
+        "max_drawdown_worst": Style("Worst seed's drop (points)", percent),
         "kl_max": Style("Largest KL of a token"),
         "entropy_start": Style("Entropy, start (nats)"),
         "entropy_kept": Style("Entropy kept (%)", percent),

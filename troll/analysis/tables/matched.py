@@ -27,9 +27,9 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
     """Every method beside the variant of the baseline whose late divergence is nearest to its own.
 
     Returns:
-        One row per method and setting: ``against`` (the baseline's variant with the nearest late KL), ``kl``
-        and ``kl_against`` (nats, means over seeds), ``ratio`` of the two and, where they agree within
-        `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
+        One row per method and setting: ``against`` (the baseline's variant with the nearest late KL),
+        ``late_kl`` and ``late_kl_against`` (nats, means over seeds), ``ratio`` of the two and, where they
+        agree within `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
     """
     require_one(runs)
     families, late = variants(runs), late_divergences(per_run(runs))
@@ -39,11 +39,11 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
         for cell in late
         if cell not in baselines and (other := nearest(cell, baselines, late)) is not None
     ]
-    columns = [*GROUP, "against", "seeds", "kl", "kl_against", "ratio", *_GAP]
+    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio", *_GAP]
     frame = pd.DataFrame(rows, columns=columns)
     frame.attrs["styles"] = {
         "against": Style("Against"),
-        "kl_against": Style("Late KL of baseline (nats)"),
+        "late_kl_against": Style("Late KL of baseline (nats)"),
         "ratio": Style("Ratio"),
     }
     frame.attrs["notes"] = [
@@ -58,7 +58,7 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
 
 def _row(items: pd.DataFrame, cell: Cell, other: Cell, late: Mapping[Cell, float]) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-    row |= {"against": other.trust_region, "kl": late[cell], "kl_against": late[other]}
+    row |= {"against": other.trust_region, "late_kl": late[cell], "late_kl_against": late[other]}
     row |= {"ratio": late[cell] / late[other]} | dict.fromkeys(_GAP, np.nan) | {"seeds": 0}
     gap = difference(items, cell, other) if equally_near(late[cell], late[other]) else None
     pair = paired_scores(items, cell, other) if gap is not None else None

@@ -32,9 +32,9 @@ from troll.analysis.statistics import paired_p_value
 from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
-MAIN_METRICS = ("difference", "kl", "entropy", "final", "peak")
+MAIN_METRICS = ("difference", "late_kl", "entropy", "final", "peak")
 """Shown after pass@1 and the pass@k of the largest k that was measured."""
-ABLATION_METRICS = ("difference", "kl", "entropy", "final", "peak", "drop")
+ABLATION_METRICS = ("difference", "late_kl", "entropy", "final", "peak", "max_drawdown")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
 _CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].worst for name in DIAGNOSTICS}
@@ -100,7 +100,8 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
         for name in ("difference", "difference_low", "difference_high"):
             row[name] = here[name].get(method, math.nan)
         row["reading"] = here["reading"].get(method, "")
-        row |= {"baseline_kl": here["kl"].get(baseline, math.nan), "kl": here["kl"].get(method, math.nan)}
+        for column, name in (("baseline_late_kl", baseline), ("late_kl", method)):
+            row[column] = here["late_kl"].get(name, math.nan)
         if method in here.index:
             row |= {name: here.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
         rows.append(row)
@@ -110,8 +111,8 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
         "baseline": f"{baseline} (%)",
         "official_method": f"{method}, official (%)",
         "official_baseline": f"{baseline}, official (%)",
-        "kl": f"Late KL, {method}",
-        "baseline_kl": f"Late KL, {baseline}",
+        "late_kl": f"Late KL, {method}",
+        "baseline_late_kl": f"Late KL, {baseline}",
     }
     frame.attrs["notes"] = main.attrs.get("notes", [])
     return frame
