@@ -226,7 +226,7 @@ def test_the_worked_example_is_held_to_the_contracts_and_makes_an_experiment(che
     assert len(result.stdout.split()) == 9, result.stderr
     from troll.analysis.claims.verdicts import read_claims
 
-    assert [claim.method for claim in read_claims([checkout / "my_claims.yaml"])] == ["soft-wall"]
+    assert [claim.trust_region for claim in read_claims([checkout / "my_claims.yaml"])] == ["soft-wall"]
 
 
 def heading_anchors(path):

@@ -55,7 +55,7 @@ def test_every_claim_about_large_models_has_its_runs(paper, repository):
         if any(pattern.startswith("testbed") for pattern in claim.where.experiment):
             continue
         cells = [cell(run) for run in paper.runs()]
-        methods = {c for c in cells if fnmatchcase(c.trust_region, claim.method)}
+        methods = {c for c in cells if fnmatchcase(c.trust_region, claim.trust_region)}
         settings = [c for c in methods if claim.where.holds("paper", c)]
         assert settings, claim.id
         if isinstance(claim.baseline, str) and claim.baseline != "base":

@@ -148,7 +148,7 @@ def _missing(entry: ClaimVerdict) -> str:
     if entry.no_data_reason:
         return entry.no_data_reason
     claim = entry.claim
-    methods = [claim.method, *([claim.baseline] if isinstance(claim.baseline, str) else [])]
+    methods = [claim.trust_region, *([claim.baseline] if isinstance(claim.baseline, str) else [])]
     places = [
         f"{word} {' or '.join(patterns)}"
         for word, patterns in zip(_PLACES, claim.where.model_dump().values(), strict=True)
