@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.distributions import on_support, sparsify
-from troll.algorithms.trust_regions import GroupContext, TokenPolicy
+from troll.algorithms.trust_regions import GroupRewards, TokenPolicy
 
 
 def log_probs_pair(
@@ -32,7 +32,7 @@ class Case:
     support: Tensor
     advantages: Tensor
     mask: Tensor
-    context: GroupContext
+    group_rewards: GroupRewards
 
     def policy(self, logits: Tensor) -> TokenPolicy:
         log_probs = (
@@ -76,7 +76,7 @@ def make_case(
         support=support,
         advantages=advantages.to(dtype),
         mask=mask.to(dtype),
-        context=GroupContext.from_groups(rewards, groups),
+        group_rewards=GroupRewards.from_groups(rewards, groups),
     )
 
 

@@ -412,7 +412,7 @@ def test_decisions_are_those_of_the_step_however_it_is_cut(name):
     for rows in (slice(4, 6), slice(0, 1), slice(1, 4)):
         part = StepTokens(**vars(step) | {"start": int(on[: rows.start].sum())})
         arguments = TokenPolicy(new[rows]), TokenPolicy(old[rows]), advantages[rows], batch.mask[rows]
-        found = rule(*arguments, step=part)
+        found = rule(*arguments, step_tokens=part)
         assert torch.equal(found.per_token, whole.per_token[rows])
         for key in whole.metrics:
             assert torch.equal(found.metrics[key], whole.metrics[key][rows]), key

@@ -65,8 +65,13 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
         ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", r"setting 'a' has no default"),
         (
             "bad.py:f",
-            "def f(new, old, advantages, mask, *, step=1): ...",
-            r"f: 'step' is no name for a setting",
+            "def f(new, old, advantages, mask, *, step_tokens=1): ...",
+            r"f: 'step_tokens' is no name for a setting",
+        ),
+        (
+            "bad.py:f",
+            "def f(new, old, advantages, mask, context): ...",
+            r"bad\.py: f: the parameter 'context' is now called 'group_rewards'; rename it",
         ),
         ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is no rule"),
         (

@@ -88,7 +88,9 @@ def without(name: str, settings: dict[str, float]) -> TrustRegion:
 
 def call(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> TokenLosses:
     advantages = case.advantages if advantages is None else advantages
-    return rule(case.new, case.old, advantages, case.mask, case.context if rule.needs_context else None)
+    return rule(
+        case.new, case.old, advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
+    )
 
 
 def loss_of(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tensor:
@@ -103,9 +105,9 @@ def gradient(rule: TrustRegion, case: Case, advantages: Tensor | None = None) ->
 
 def equal_rewards(case: Case) -> Case:
     """For rules that learn from rewards: no reward differs, so no response is better than another."""
-    rewards = torch.ones_like(case.context.rewards)
-    context = type(case.context)(rewards, torch.ones_like(case.context.group_rewards))
-    return Case(**{**vars(case), "context": context})
+    rewards = torch.ones_like(case.group_rewards.own)
+    group_rewards = type(case.group_rewards)(rewards, torch.ones_like(case.group_rewards.of_group))
+    return Case(**{**vars(case), "group_rewards": group_rewards})
 
 
 @every_rule
@@ -120,11 +122,11 @@ def test_first_on_policy_step_is_the_policy_gradient(name):
     case = make_case(shift=0.0)
     rule = without(name, PICKS)
     advantages = case.advantages
-    if rule.needs_context:
+    if rule.needs_group_rewards:
         # The reconstruction learns from rewards with a soft baseline of its own.
-        multiplier, log_z = solve_duals(case.context.group_rewards, 0.05)
-        advantages = (case.context.rewards - multiplier * log_z).unsqueeze(-1).expand_as(advantages)
-        signal = case.context.group_rewards.nan_to_num(0).std(-1) > 0
+        multiplier, log_z = solve_duals(case.group_rewards.of_group, 0.05)
+        advantages = (case.group_rewards.own - multiplier * log_z).unsqueeze(-1).expand_as(advantages)
+        signal = case.group_rewards.of_group.nan_to_num(0).std(-1) > 0
         advantages = advantages * signal.unsqueeze(-1)
     expected_loss = aggregate(-advantages * case.new.log_probs, case.mask, rule.aggregation or "token-mean")
     (expected,) = torch.autograd.grad(expected_loss, case.logits)
@@ -153,9 +155,13 @@ def test_masked_positions_are_never_read(name):
             policy.token_ids,
         )
 
-    context = case.context if rule.needs_context else None
+    group_rewards = case.group_rewards if rule.needs_group_rewards else None
     spoilt = rule(
-        spoil(case.new), spoil(case.old), case.advantages.masked_fill(masked, math.nan), case.mask, context
+        spoil(case.new),
+        spoil(case.old),
+        case.advantages.masked_fill(masked, math.nan),
+        case.mask,
+        group_rewards,
     )
     (found,) = torch.autograd.grad(spoilt.per_token.sum(), case.logits)
     assert torch.equal(spoilt.per_token, clean.per_token)
@@ -181,7 +187,9 @@ def test_nan_at_masked_positions_reaches_no_gradient(name):
     policy = TokenPolicy(
         leaves[0], SparseLogProbs(new.distribution.token_ids, *leaves[1:]), None, new.token_ids
     )
-    losses = rule(policy, old, case.advantages, case.mask, case.context if rule.needs_context else None)
+    losses = rule(
+        policy, old, case.advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
+    )
     for found in torch.autograd.grad(losses.per_token.sum(), leaves, allow_unused=True):
         assert found is None or (found[masked] == 0).all()
 
@@ -228,8 +236,8 @@ def test_inputs_in_bfloat16_are_accepted(name):
             policy.token_ids,
         )
 
-    context = case.context if rule.needs_context else None
-    losses = rule(low(case.new), low(case.old), case.advantages.bfloat16(), case.mask, context)
+    group_rewards = case.group_rewards if rule.needs_group_rewards else None
+    losses = rule(low(case.new), low(case.old), case.advantages.bfloat16(), case.mask, group_rewards)
     (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
     assert found.isfinite().all() and losses.per_token.isfinite().all()
 
@@ -261,9 +269,9 @@ def test_a_tail_that_one_policy_rounded_to_nothing_stays_finite(name):
         tail = torch.full_like(dist.tail_log_prob, -math.inf)
         return replace(policy, distribution=replace(dist, tail_log_prob=tail))
 
-    context = case.context if rule.needs_context else None
+    group_rewards = case.group_rewards if rule.needs_group_rewards else None
     for new, old in ((cut(case.new), case.old), (case.new, cut(case.old)), (cut(case.new), cut(case.old))):
-        losses = rule(new, old, case.advantages, case.mask, context)
+        losses = rule(new, old, case.advantages, case.mask, group_rewards)
         (found,) = torch.autograd.grad(losses.per_token.sum(), case.logits)
         assert found.isfinite().all() and losses.per_token.isfinite().all()
         assert all(value.isfinite().all() for value in losses.metrics.values())
@@ -275,7 +283,9 @@ def test_nothing_flows_to_the_old_policy_or_the_advantages(name):
     case.old_logits.requires_grad_()
     advantages = case.advantages.clone().requires_grad_()
     old = case.policy(case.old_logits)
-    losses = rule(case.new, old, advantages, case.mask, case.context if rule.needs_context else None)
+    losses = rule(
+        case.new, old, advantages, case.mask, case.group_rewards if rule.needs_group_rewards else None
+    )
     leaks = torch.autograd.grad(losses.per_token.sum(), (case.old_logits, advantages), allow_unused=True)
     assert leaks == (None, None)
 
@@ -285,7 +295,11 @@ def test_rules_that_need_no_distribution_run_without(name):
     case, rule = make_case(), region(name)
     bare_new, bare_old = TokenPolicy(case.new.log_probs), TokenPolicy(case.old.log_probs)
     losses = rule(
-        bare_new, bare_old, case.advantages, case.mask, case.context if rule.needs_context else None
+        bare_new,
+        bare_old,
+        case.advantages,
+        case.mask,
+        case.group_rewards if rule.needs_group_rewards else None,
     )
     assert losses.per_token.isfinite().all() and "kl_to_old" not in losses.metrics
 

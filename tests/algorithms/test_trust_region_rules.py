@@ -11,7 +11,7 @@ from torch import Tensor
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs, align, on_support, sparsify
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
-from troll.algorithms.trust_regions import GroupContext, TokenPolicy, make_trust_region
+from troll.algorithms.trust_regions import GroupRewards, TokenPolicy, make_trust_region
 from troll.algorithms.trust_regions.quatro import solve_duals
 
 
@@ -364,8 +364,8 @@ def test_the_floor_holds_where_all_mass_may_go_to_the_best():
 def test_both_forms_vanish_at_the_optimum(log_weight):
     """At log w = A / lambda - log Z nothing moves; beyond it the gradient points back."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    context = GroupContext.from_groups(rewards, torch.zeros(4, dtype=torch.int64))
-    multiplier, log_z = solve_duals(context.group_rewards, 0.05)
+    group_rewards = GroupRewards.from_groups(rewards, torch.zeros(4, dtype=torch.int64))
+    multiplier, log_z = solve_duals(group_rewards.of_group, 0.05)
     target = rewards / multiplier - log_z
     length = 3
     per_token = target / length if log_weight == "sum" else target
@@ -375,7 +375,7 @@ def test_both_forms_vanish_at_the_optimum(log_weight):
             rule = make_trust_region(f"quatro-recon-{form}", log_weight=log_weight)
             losses = rule(
                 TokenPolicy(new), TokenPolicy(torch.zeros_like(new)), torch.ones(4, length),
-                torch.ones(4, length), context,
+                torch.ones(4, length), group_rewards,
             )  # fmt: skip
             (slope,) = torch.autograd.grad(losses.per_token.sum(), new)
             assert (slope.abs() < 1e-8).all() if sign == 0 else (slope > 1e-3).all()
@@ -383,9 +383,9 @@ def test_both_forms_vanish_at_the_optimum(log_weight):
 
 def test_group_context_survives_shuffling():
     rewards, groups = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.tensor([7, 3, 7, 3, 7])
-    context = GroupContext.from_groups(rewards, groups)
+    group_rewards = GroupRewards.from_groups(rewards, groups)
     for row, members in enumerate(([1, 3, 5], [2, 4], [1, 3, 5], [2, 4], [1, 3, 5])):
-        own = context.group_rewards[row]
+        own = group_rewards.of_group[row]
         assert sorted(own[~own.isnan()].tolist()) == members
 
 

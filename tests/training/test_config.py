@@ -23,6 +23,10 @@ def config(**options):
     return TrustRegionConfig(**CPU | options)
 
 
+def settings_of(**options):
+    return config(**options).resolve().make_trust_region().settings
+
+
 def refused(message, **options):
     with pytest.raises(UserError, match=message) as caught:
         config(**options)
@@ -51,9 +55,9 @@ def test_trls_parser_reads_yaml_and_command_line(tmp_path):
     (found,) = parser.parse_args_and_config(
         ["--config", str(tmp_path / "run.yaml"), "--tail", "constant", "--overlong", '{"buffer": 8}']
     )
-    assert found.make_trust_region().settings["kl_bound"] == 0.03
-    assert found.tail == "constant" and found.parts().overlong == Overlong(buffer=8)
-    assert found.parts().critic == Critic(learning_rate=1e-4)
+    assert found.resolve().make_trust_region().settings["kl_bound"] == 0.03
+    assert found.tail == "constant" and found.resolve().overlong == Overlong(buffer=8)
+    assert found.resolve().critic == Critic(learning_rate=1e-4)
     # Loggers and checkpoints of transformers write options as JSON.
     assert json.loads(found.to_json_string())["critic"]["learning_rate"] == 1e-4
     shown = TrlParser((TrustRegionConfig,)).format_help()
@@ -63,7 +67,7 @@ def test_trls_parser_reads_yaml_and_command_line(tmp_path):
 
 def test_blocks_may_be_settings_mappings_or_json():
     for given in (Regulariser(coefficient=0.5), {"coefficient": 0.5}, '{"coefficient": 0.5}'):
-        assert config(regulariser=given).parts().regulariser == Regulariser(coefficient=0.5)
+        assert config(regulariser=given).resolve().regulariser == Regulariser(coefficient=0.5)
     assert troll.TrustRegionConfig is TrustRegionConfig
 
 
@@ -157,23 +161,21 @@ def test_mistakes_and_options_without_effect_are_refused(message, options):
     ],
 )
 def test_options_of_trl_name_the_trust_region_that_is_not_named(options, rule, aggregation):
-    made = config(**options)
-    found = made.make_trust_region()
-    assert (found.name, made.aggregation_for(found, None)) == (rule, aggregation)
+    found = config(**options).resolve()
+    assert (found.rule.name, found.aggregation) == (rule, aggregation)
 
 
 def test_bounds_of_a_rule_that_trls_loss_type_names_are_trls():
     cispo = {"loss_type": "cispo"}
-    assert config(**cispo).make_trust_region().settings == {"ratio_max": 0.2}
-    assert config(**cispo, epsilon=0.3).make_trust_region().settings == {"ratio_max": 0.3}
-    assert config(**cispo, epsilon=0.3, epsilon_high=2.0).make_trust_region().settings == {"ratio_max": 2.0}
-    assert config(**cispo, trust_region="cispo").make_trust_region().settings == {"ratio_max": 5.0}
-    own = config(**cispo, trust_region_settings={"ratio_max": 4.0})
-    assert own.make_trust_region().settings == {"ratio_max": 4.0}
+    assert settings_of(**cispo) == {"ratio_max": 0.2}
+    assert settings_of(**cispo, epsilon=0.3) == {"ratio_max": 0.3}
+    assert settings_of(**cispo, epsilon=0.3, epsilon_high=2.0) == {"ratio_max": 2.0}
+    assert settings_of(**cispo, trust_region="cispo") == {"ratio_max": 5.0}
+    assert settings_of(**cispo, trust_region_settings={"ratio_max": 4.0}) == {"ratio_max": 4.0}
     luspo = {"loss_type": "luspo", "importance_sampling_level": "sequence"}
-    bounds = config(**luspo, epsilon_high=0.3).make_trust_region().settings
+    bounds = settings_of(**luspo, epsilon_high=0.3)
     assert bounds == {"epsilon_low": 0.2, "epsilon_high": 0.3}
-    assert config(**luspo, trust_region="luspo").make_trust_region().settings["epsilon_low"] == 2e-3
+    assert settings_of(**luspo, trust_region="luspo")["epsilon_low"] == 2e-3
 
 
 def test_every_field_of_a_generation_config_is_known_to_change_what_is_sampled_or_not():
@@ -189,20 +191,20 @@ def test_what_leaves_the_distribution_as_it_is_may_be_said():
 
 
 def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
-    clip = config(trust_region="clip", epsilon=0.1, epsilon_high=0.3, delta=4.0).make_trust_region()
-    assert clip.settings == {"epsilon_low": 0.1, "epsilon_high": 0.3, "dual_clip": 4.0}
-    cispo = config(trust_region="cispo", loss_type="cispo", epsilon_high=2.0).make_trust_region()
-    assert cispo.settings == {"ratio_max": 2.0}
-    dcpo = config(trust_region="dcpo", epsilon_high=0.3).make_trust_region()
-    assert (dcpo.settings["epsilon_high"], dcpo.settings["ratio_max"]) == (0.3, 10.0)
+    clip = settings_of(trust_region="clip", epsilon=0.1, epsilon_high=0.3, delta=4.0)
+    assert clip == {"epsilon_low": 0.1, "epsilon_high": 0.3, "dual_clip": 4.0}
+    cispo = settings_of(trust_region="cispo", loss_type="cispo", epsilon_high=2.0)
+    assert cispo == {"ratio_max": 2.0}
+    dcpo = settings_of(trust_region="dcpo", epsilon_high=0.3)
+    assert (dcpo["epsilon_high"], dcpo["ratio_max"]) == (0.3, 10.0)
     for rule in ("icepop", "dppo-binary-tv", "bapo", "ripo"):  # their ratio_max is another thing
         refused(
             f"epsilon_high=0.28 means nothing to trust region '{rule}'", trust_region=rule, epsilon_high=0.28
         )
-    sapo = config(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5).make_trust_region()
-    assert sapo.settings["temperature_positive"] == 0.5
-    vespo = config(trust_region="vespo", loss_type="vespo", vespo_lambda_neg=0.5).make_trust_region()
-    assert (vespo.settings["lambda_negative"], vespo.settings["k_negative"]) == (0.5, 3.0)
+    sapo = settings_of(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5)
+    assert sapo["temperature_positive"] == 0.5
+    vespo = settings_of(trust_region="vespo", loss_type="vespo", vespo_lambda_neg=0.5)
+    assert (vespo["lambda_negative"], vespo["k_negative"]) == (0.5, 3.0)
 
 
 def test_a_configuration_of_grpo_is_no_configuration_of_a_trust_region(tiny_base):

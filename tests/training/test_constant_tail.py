@@ -75,7 +75,7 @@ def test_both_policies_keep_their_own_tokens_and_the_others_have_the_constant(ma
 def test_positions_at_which_all_slots_are_taken_are_counted(make, monkeypatch, vocabulary):
     """Logged for the vocabularies of language models alone; a label that takes the last slot counts, too."""
     if vocabulary == "wide":
-        monkeypatch.setattr("troll.training.policy_loss._WIDE", 8)
+        monkeypatch.setattr("troll.training.policies._WIDE", 8)
     trainer = make(Recording, trust_region="troll", keep=5, dropped_mass=0.983)
     trainer.seen = []
     trainer.train()

@@ -224,7 +224,7 @@ def test_padding_moves_no_token_of_a_model_with_absolute_positions(name, tiny_ba
     built.model.eval()
     ids, attention = padded(built.processing_class.pad_token_id)
     with torch.no_grad():
-        old = built.old_policy.score(built.model, ids, attention, 8, None)
+        old, _ = built.old_policy.score(built.model, ids, attention, 8, None)
         reference, _, _ = built._get_per_token_logps_and_entropies(built.ref_model, ids, attention, 8)
         values = built.critic.model(ids, attention, 8)
     for row in range(3):

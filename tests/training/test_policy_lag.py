@@ -6,7 +6,7 @@ from trainer_cases import parameters
 
 from troll.common.errors import UserError
 from troll.training.config import TrustRegionConfig
-from troll.training.old_policy import LOG_PROBS
+from troll.training.policies import LOG_PROBS
 from troll.training.policy_lag import FILE
 from troll.training.trainer import TrustRegionTrainer
 

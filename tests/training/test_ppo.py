@@ -9,7 +9,7 @@ from trainer_cases import PROMPTS, SeededGRPOTrainer, digits, parameters
 from troll.common.errors import UserError
 from troll.experiment.settings import Critic as CriticSettings
 from troll.experiment.settings import Overlong, Pretraining, Regulariser
-from troll.training.greedy import check_greedy
+from troll.training.rewards import check_greedy
 from troll.training.trainer import TrustRegionTrainer
 
 GAE = {"trust_region": "clip", "estimator": "gae", "critic": CriticSettings(learning_rate=1e-3)}
@@ -299,7 +299,7 @@ def test_remax_needs_a_greedy_decode(make):
 @pytest.mark.slow
 def test_rules_that_compare_a_group_see_the_rewards_of_all_its_responses(make):
     trainer = make(TrustRegionTrainer, trust_region="quatro-recon-gradient", estimator="dr-grpo", steps=2)
-    assert trainer.trust_region.needs_context
+    assert trainer.trust_region.needs_group_rewards
     output = rollout(trainer)
     groups = output["rewards"].view(4, 4).repeat_interleave(4, dim=0)
     assert torch.equal(output["group_rewards"].sort(1).values, groups.sort(1).values)

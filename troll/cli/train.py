@@ -85,7 +85,7 @@ def train(
         if rank in (None, "0"):
             say(str(stopped))
         if on_limit == "requeue" and rank is None:
-            from troll.training.slurm import requeue
+            from troll.training.launch import requeue
 
             requeue(stopped.signal)
         raise typer.Exit(Stopped.status) from None

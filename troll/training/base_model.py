@@ -46,7 +46,6 @@ def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: i
     """A Qwen3 model with random weights.
 
     Args:
-        settings: see `troll.experiment.model_settings.FromScratch`.
         tokenizer: gives the ids of end and padding.
         seed: of the weights.
     """
@@ -76,8 +75,6 @@ def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> Non
     """Trains a base model and saves it with its manifest.
 
     Args:
-        config: what `troll.experiment.experiment.resolve_base` gives.
-        tokenizer_path: the experiment's tokenizer.
         out: directory; gets checkpoint/ and, last, manifest.json.
 
     Raises:
@@ -115,8 +112,6 @@ def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> No
     and ``final_loss`` are then those of that training. Rehearsals have base models of their own.
 
     Args:
-        config: what `troll.experiment.experiment.resolve_base` gives.
-        tokenizer_path: the experiment's tokenizer.
         out: directory; gets checkpoint/ and, last, manifest.json.
 
     Raises:
@@ -148,10 +143,6 @@ def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
     The experiment's name is not among it, nor are the numbers of problems: demonstrations are drawn without
     them.
 
-    Args:
-        config: of a model from scratch.
-        tokenizer_path: the experiment's tokenizer.
-
     Raises:
         UserError: it is a model of the hub.
     """
@@ -182,7 +173,6 @@ def link_base_model(config: BaseConfig, out: Path) -> None:
     Without a shared place, a package's model is made here.
 
     Args:
-        config: what `troll.experiment.experiment.resolve_base` gives.
         out: directory; gets checkpoint/ and, last, manifest.json.
 
     Raises:
@@ -206,7 +196,6 @@ def pretrained(config: BaseConfig, beside: Path) -> Iterator[tuple[Snapshot, str
     """The files of a pretrained model.
 
     Args:
-        config: of the base model.
         beside: see `troll.training.wheel_model.wheel_snapshot`.
 
     Yields:
@@ -242,7 +231,6 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
     `shared_base_model`.
 
     Args:
-        config: what `troll.experiment.experiment.resolve_base` gives.
         out: directory; gets checkpoint/ and, last, manifest.json.
 
     Raises:

@@ -62,7 +62,6 @@ def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) 
 
     Args:
         batches: this process's micro-batches, in their order.
-        accelerator: reduces over processes.
 
     Returns:
         The same with ``step_tokens``, ``step_sequences`` and ``step_responses``.
@@ -143,7 +142,6 @@ def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[s
 
     Args:
         batches: with the same keys; tensors [B, ...] with lengths on the second axis. Counts are added.
-        pad_token_id: stands in unused places of ids.
     """
     joined: dict[str, Any] = {}
     for key, first in batches[0].items():

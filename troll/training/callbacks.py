@@ -35,7 +35,6 @@ class ProgressCallback(TrainerCallback):
     """Prints a line now and then: what trains, its step, a measure, and the time left.
 
     Args:
-        name: of the run.
         measure: key in the trainer's log that people want to see.
         label: what to call it.
         seconds: least time between two lines.
@@ -85,10 +84,6 @@ class MetricsCallback(TrainerCallback):
     """Writes metrics.jsonl: one line for every optimiser step.
 
     On resume, the lines are those of the checkpoint and the clock goes on where it was.
-
-    Args:
-        path: the file.
-        steps_per_batch: optimiser steps per rollout batch.
     """
 
     def __init__(self, path: Path, steps_per_batch: int) -> None:

@@ -1,33 +1,11 @@
 """`TrustRegionConfig`: TRL's configuration of GRPO with the options of a trust region beside it."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
-from torch.utils.data import IterableDataset
 from trl import GRPOConfig
 
-from troll.algorithms.advantages import Estimator, make_estimator
-from troll.algorithms.aggregation import check_aggregation
-from troll.algorithms.trust_regions import TRUST_REGIONS, TrustRegion, make_trust_region
-from troll.common.errors import UserError, unknown
-from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
-from troll.training.policy_lag import Anchor
-from troll.training.trl_options import aggregation_of, check_options, rule_of, rule_settings
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Blocks of settings, which an experiment file has under the same names; none for what is off."""
-
-    critic: Critic | None = None
-    regulariser: Regulariser | None = None
-    dynamic_sampling: DynamicSampling | None = None
-    overlong: Overlong | None = None
-    pretraining: Pretraining | None = None
-
-
-PARTS: dict[str, type[BaseModel]] = {part.name: get_args(part.type)[0] for part in fields(Parts)}
+from troll.training.method import BLOCKS, Anchor, Method, resolve
 
 
 @dataclass
@@ -47,7 +25,7 @@ class TrustRegionConfig(GRPOConfig):
         *GRPOConfig._VALID_DICT_FIELDS,
         "trust_region_settings",
         "estimator_settings",
-        *PARTS,
+        *BLOCKS,
     ]
 
     trust_region: str | None = field(
@@ -134,120 +112,14 @@ class TrustRegionConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        """Reads JSON, checks names, settings and blocks, and refuses what would have no effect."""
+        """Reads JSON and resolves once, so that a mistake is told before a model is loaded."""
         super().__post_init__()
-        for name in PARTS:
-            part = getattr(self.parts(), name)
-            if (
-                part is not None
-            ):  # plain data, which loggers and checkpoints write as they do all of TRL's options
-                setattr(self, name, part.model_dump())
-        if self.aggregation is not None:
-            check_aggregation(self.aggregation)
-        self.check()
+        method = self.resolve()
+        for name in BLOCKS:
+            block = getattr(method, name)
+            if block is not None:  # plain data, which loggers and checkpoints write as TRL's options
+                setattr(self, name, block.model_dump())
 
-    def check(self) -> None:
-        """Builds what the options name, so that a mistake is told before a model is loaded.
-
-        Raises:
-            UserError: see the class.
-        """
-        check_options(self)
-        _check_lag(self)
-        _check_vllm(self)
-        rule, estimator = self.make_trust_region(), self.make_estimator()
-        self.aggregation_for(rule, estimator)
-        needed = estimator is not None and estimator.info.needs_values
-        if needed and self.critic is None:
-            raise UserError(
-                f"estimator {self.estimator!r} needs a critic; critic={{}} takes one with the defaults"
-            )
-        if self.critic is not None and not needed:
-            raise UserError(f"estimator {self.estimator!r} has no use for a critic; leave it out")
-        regulariser = self.parts().regulariser
-        in_reward = regulariser is not None and regulariser.applied_to == "reward"
-        for name, given in {"overlong": self.overlong is not None, "a KL in the reward": in_reward}.items():
-            if given and estimator is None:
-                raise UserError(f"{name} has no effect on TRL's own advantages; name an estimator")
-
-    def make_trust_region(self) -> TrustRegion:
-        """The named rule with its settings."""
-        name = rule_of(self)
-        info = TRUST_REGIONS.get(name)
-        settings = rule_settings(self, info.settings) if info else {}
-        return make_trust_region(name, **settings)
-
-    def make_estimator(self) -> Estimator | None:
-        """The named estimator with its settings; none for TRL's advantages."""
-        if self.estimator is None:
-            return None
-        settings: Any = self.estimator_settings or {}
-        return make_estimator(self.estimator, **settings)
-
-    def aggregation_for(self, rule: TrustRegion, estimator: Estimator | None) -> str:
-        """How losses of tokens become one number; see `troll.training.trl_options.aggregation_of`."""
-        # clip on whole responses is TRL's loss, summed as `loss_type` says; a rule's own name is the paper's.
-        insists = None if self.trust_region == "clip" else rule.aggregation
-        return aggregation_of(self, insists, estimator.aggregation if estimator else None)
-
-    def check_rollouts(self, dataset: Any) -> None:
-        """Refuses what cannot work with the groups, the sampler or the data set.
-
-        Args:
-            dataset: of prompts.
-
-        Raises:
-            UserError: see the class.
-        """
-        estimator = self.make_estimator()
-        greedy = estimator is not None and estimator.info.needs_greedy
-        rows = self.per_device_train_batch_size * self.steps_per_generation
-        if (greedy or self.dynamic_sampling) and rows % self.num_generations:
-            raise UserError(
-                f"{rows} responses of a process do not divide into groups of {self.num_generations}; remax "
-                "and dynamic sampling need whole groups in each process"
-            )
-        if greedy and (self.use_vllm or self.use_transformers_continuous_batching):
-            raise UserError(
-                "estimator 'remax' needs a greedy response to every prompt, which only sampling through "
-                "transformers gives here; set use_vllm and use_transformers_continuous_batching to false"
-            )
-        if self.dynamic_sampling and isinstance(dataset, IterableDataset):
-            raise UserError("dynamic sampling draws other prompts, so that it needs a dataset with a length")
-
-    def parts(self) -> Parts:
-        """The blocks of settings, checked."""
-        blocks = {name: getattr(self, name) for name in PARTS}
-        return Parts(**{k: _validated(k, PARTS[k], v) for k, v in blocks.items() if v is not None})  # type: ignore[arg-type]
-
-
-def _validated(name: str, kind: type[BaseModel], value: Any) -> BaseModel:
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        from troll.common.explain import explain
-
-        raise UserError(explain(error, kind, name)) from None
-
-
-def _check_vllm(args: TrustRegionConfig) -> None:
-    if rule_of(args) == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
-        raise UserError(
-            "vespo puts the correction of what vLLM sampled into its own weights in TRL, which is not done "
-            "here; set vllm_importance_sampling_correction to false"
-        )
-
-
-def _check_lag(args: TrustRegionConfig) -> None:
-    if not isinstance(args.policy_lag, int) or isinstance(args.policy_lag, bool) or args.policy_lag < 0:
-        raise UserError(f"policy_lag is {args.policy_lag!r}, must be a number of rollout batches, 0 or more")
-    anchors = get_args(Anchor)
-    if args.trust_region_anchor not in anchors:
-        raise UserError(f"trust_region_anchor: {unknown('name', args.trust_region_anchor, anchors)}")
-    if args.use_vllm and (args.policy_lag or args.trust_region_anchor == "sampler"):
-        raise UserError(
-            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM gives no "
-            "distributions of the policy that sampled; leave them out or set use_vllm to false"
-        )
+    def resolve(self) -> Method:
+        """What these options mean, as they are now."""
+        return resolve(self)

@@ -106,8 +106,6 @@ class Critic:
 
     Args:
         policy: the policy before any wrapping (DDP, FSDP); its backbone is copied.
-        settings: see `troll.experiment.settings.Critic`.
-        accelerator: the trainer's.
         chunk: responses in one forward pass of `values`.
         budget: tokens in one forward pass of `values`, padding included, instead of ``chunk``.
     """

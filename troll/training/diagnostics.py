@@ -23,11 +23,7 @@ _RENAMED: Mapping[str, str] = {"ratio": "ratio_mean"}
 
 
 class Diagnostics:
-    """Means and extremes over the tokens of one optimiser step, all micro-batches and processes together.
-
-    Args:
-        accelerator: reduces over processes.
-    """
+    """Means and extremes over the tokens of one optimiser step, all micro-batches and processes together."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,6 +1,7 @@
 """DAPO's dynamic sampling: rollout batches that are full of groups with a signal."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,33 +17,24 @@ class BatchNotFilledError(UserError):
     """The most batches allowed have not filled a rollout batch."""
 
 
+@dataclass
 class DynamicSampler:
     """Samples until a batch is full of groups whose rewards differ; surplus groups are dropped, as in verl.
 
     Log-probs of the groups that are dropped are computed too: TRL samples and scores in one call.
 
-    Args:
+    Attributes:
         max_batches: rollout batches sampled to fill one, at most.
-        dataset: rows of prompts.
         group_size: G, responses to a prompt.
-        accelerator: the trainer's.
-        pad_token_id: stands in unused places of ids.
-        seed: of the run.
-        report: puts a number into the log of the next optimiser step.
     """
 
-    def __init__(
-        self,
-        max_batches: int,
-        dataset: Any,
-        group_size: int,
-        accelerator: Accelerator,
-        pad_token_id: int,
-        seed: int,
-        report: Report,
-    ) -> None:
-        self._most, self._dataset, self._size = max_batches, dataset, group_size
-        self._accelerator, self._pad, self._seed, self._report = accelerator, pad_token_id, seed, report
+    max_batches: int
+    dataset: Any
+    group_size: int
+    accelerator: Accelerator
+    pad_token_id: int
+    seed: int
+    report: Report
 
     def fill(
         self,
@@ -59,37 +51,34 @@ class DynamicSampler:
             sample: samples responses to such rows and scores them: a rollout batch with ``rewards`` [B].
             batch: number of the rollout batch, from 0.
             step: optimiser steps so far.
-
-        Raises:
-            BatchNotFilledError: see there.
         """
         wanted = len(inputs)
         kept: list[dict[str, Any]] = []
         successes: list[float] = []
-        for attempt in range(self._most):
+        for attempt in range(self.max_batches):
             output = sample(inputs if attempt == 0 else self.other_prompts(attempt, wanted, batch))
-            successes.append(float(self._accelerator.gather(output["rewards"]).mean()))
-            rows = mixed_groups(output["rewards"], self._size).repeat_interleave(self._size)
+            successes.append(float(self.accelerator.gather(output["rewards"]).mean()))
+            rows = mixed_groups(output["rewards"], self.group_size).repeat_interleave(self.group_size)
             kept.append(take_rows(output, rows))
             # Every process fills its own part; those that are full go on sampling with the others.
             mine = torch.tensor([sum(len(part["rewards"]) for part in kept)], device=rows.device)
-            found = int(self._accelerator.gather(mine).min())
+            found = int(self.accelerator.gather(mine).min())
             if found >= wanted:
-                self._report("dynamic_sampling_batches", torch.tensor(attempt + 1.0))
-                return take_rows(join_rows(kept, self._pad), torch.arange(wanted, device=rows.device))
+                self.report("dynamic_sampling_batches", torch.tensor(attempt + 1.0))
+                return take_rows(join_rows(kept, self.pad_token_id), torch.arange(wanted, device=rows.device))
         raise BatchNotFilledError(
-            f"dynamic sampling: {self._most} rollout batches gave {found // self._size} of "
-            f"{wanted // self._size} prompts whose responses are neither all right nor all wrong (mean "
-            f"success {sum(successes) / self._most:.2f}); training stopped after step {step}, its state "
-            "is saved. Choose easier or harder problems, more responses_per_prompt, or more "
+            f"dynamic sampling: {self.max_batches} rollout batches gave {found // self.group_size} of "
+            f"{wanted // self.group_size} prompts whose responses are neither all right nor all wrong (mean "
+            f"success {sum(successes) / self.max_batches:.2f}); training stopped after step {step}, its "
+            "state is saved. Choose easier or harder problems, more responses_per_prompt, or more "
             "dynamic_sampling.max_batches"
         )
 
     def other_prompts(self, attempt: int, rows: int, batch: int) -> list[dict[str, Any]]:
         """Rows of prompts for another try, from a stream of its own: the same whenever a run goes on here."""
-        seed = derive_seed(stream="dynamic-sampling", seed=self._seed, batch=batch)
-        order = torch.randperm(len(self._dataset), generator=torch.Generator().manual_seed(seed)).tolist()
-        count = rows // self._size
-        first = count * (self._accelerator.num_processes * (attempt - 1) + self._accelerator.process_index)
+        seed = derive_seed(stream="dynamic-sampling", seed=self.seed, batch=batch)
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+        count = rows // self.group_size
+        first = count * (self.accelerator.num_processes * (attempt - 1) + self.accelerator.process_index)
         chosen = [order[i % len(order)] for i in range(first, first + count)]
-        return [dict(self._dataset[i]) for i in chosen for _ in range(self._size)]
+        return [dict(self.dataset[i]) for i in chosen for _ in range(self.group_size)]

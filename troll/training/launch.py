@@ -1,4 +1,7 @@
-"""Starts a run's processes: one for each GPU, by accelerate; on a machine without GPUs, by torchrun."""
+"""Starts a run's processes: one for each GPU, by accelerate; on a machine without GPUs, by torchrun.
+
+And has SLURM put a job that ran out of time back into its queue.
+"""
 
 import os
 import signal
@@ -11,10 +14,11 @@ from pathlib import Path
 from troll.common.errors import Stopped, UserError
 from troll.common.files import write_text
 from troll.common.gpus import require_gpus
-from troll.common.progress import share_terminal
+from troll.common.progress import say, share_terminal
 from troll.common.signals import SIGNAL_NOTE, held_signal
 
 CONFIGS = Path(__file__).parent / "launch_configs"
+_KILL_S = 300.0  # SLURM ends a job that it requeues; KillWait is 30 s where nobody changed it
 
 
 def numbers_of_gpus() -> list[int]:
@@ -89,3 +93,28 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
         return process.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
         return None
+
+
+def requeue(number: int) -> None:
+    """Has SLURM put this job back into the queue, and waits to be ended by it.
+
+    Only after SIGUSR1, the warning before a time limit: SIGTERM means that SLURM has decided already, be it
+    to requeue a preempted job or to end a cancelled one. Outside of SLURM, or where the job may not be
+    requeued, it returns: the status tells the workflow to try again.
+
+    Args:
+        number: of the signal that stopped the job.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if number != signal.SIGUSR1 or job is None:
+        return
+    try:
+        result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"job {job} was not requeued: {error}")
+        return
+    if result.returncode:
+        say(f"job {job} was not requeued: {' '.join(result.stderr.split())}")
+        return
+    say(f"job {job} is requeued")
+    signal.sigtimedwait([signal.SIGTERM], _KILL_S)

@@ -1,5 +1,6 @@
 """What a rollout batch teaches: advantages of a named estimator, values and returns of a critic."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from troll.algorithms.advantages import Estimator
-from troll.algorithms.trust_regions import GroupContext
+from troll.algorithms.trust_regions import GroupRewards
 from troll.experiment.settings import Overlong
 from troll.training.batches import loss_mask, overlong_penalty
 from troll.training.critic import Critic, explained_variance
@@ -15,48 +16,40 @@ from troll.training.diagnostics import Report
 from troll.training.reference_kl import ReferenceKL
 
 
+@dataclass
 class LearningSignal:
     """Turns rewards [B] into advantages [B, T], and adds what rules and critic learn from.
 
-    Args:
+    Attributes:
         estimator: none keeps TRL's advantages.
-        critic: none for none.
-        reference_kl: likewise.
-        overlong: likewise.
+        critic: none for none, as with the next two.
         limit: longest response in tokens.
-        needs_context: whether the trust region compares the rewards of a group.
-        accelerator: the trainer's; groups span all processes.
-        report: puts a number into the log of the next optimiser step.
+        needs_group_rewards: whether the trust region compares the rewards of a group.
+        accelerator: groups span all processes.
     """
 
-    def __init__(
-        self,
-        estimator: Estimator | None,
-        critic: Critic | None,
-        reference_kl: ReferenceKL | None,
-        overlong: Overlong | None,
-        limit: int,
-        needs_context: bool,
-        accelerator: Accelerator,
-        report: Report,
-    ) -> None:
-        self._estimator, self._critic, self._reference_kl = estimator, critic, reference_kl
-        self._overlong, self._limit, self._needs_context = overlong, limit, needs_context
-        self._accelerator, self._report = accelerator, report
+    estimator: Estimator | None
+    critic: Critic | None
+    reference_kl: ReferenceKL | None
+    overlong: Overlong | None
+    limit: int
+    needs_group_rewards: bool
+    accelerator: Accelerator
+    report: Report
 
     def penalty(self, lengths: Tensor) -> Tensor:
         """What the lengths of responses cost, [B]; 0 where no settings ask for it."""
-        if self._overlong is None:
+        if self.overlong is None:
             return torch.zeros_like(lengths)
-        return overlong_penalty(lengths, self._limit, self._overlong.buffer, self._overlong.factor)
+        return overlong_penalty(lengths, self.limit, self.overlong.buffer, self.overlong.factor)
 
     def add_groups(self, output: dict[str, Any], group_size: int) -> tuple[Tensor, Tensor]:
         """Rewards of all processes, and the number of each one's group; adds ``group_rewards`` if needed."""
-        everyone = self._accelerator.gather(output["rewards"])
+        everyone = self.accelerator.gather(output["rewards"])
         groups = torch.arange(len(everyone), device=everyone.device) // group_size
-        if self._needs_context:
-            context = GroupContext.from_groups(everyone, groups)
-            output["group_rewards"] = self._own(context.group_rewards, len(output["rewards"]))
+        if self.needs_group_rewards:
+            of_group = GroupRewards.from_groups(everyone, groups).of_group
+            output["group_rewards"] = self._own(of_group, len(output["rewards"]))
         return everyone, groups
 
     def add(self, output: dict[str, Any], group_size: int) -> None:
@@ -65,22 +58,21 @@ class LearningSignal:
         Args:
             output: with ``rewards`` [B], which get the penalty on long responses, and the old policy's
                 log-probs where there is a reference.
-            group_size: G.
         """
         mask = loss_mask(output)
-        if self._overlong is not None:
+        if self.overlong is not None:
             penalty = self.penalty(output["completion_mask"].sum(1).to(output["rewards"]))
-            self._report("overlong_penalty", penalty.mean())
+            self.report("overlong_penalty", penalty.mean())
             output["rewards"] = output["rewards"] + penalty
         everyone, groups = self.add_groups(output, group_size)
         kl_rewards = None
-        if self._reference_kl is not None:
-            kl_rewards = self._reference_kl.measure(output, mask)
-        if self._estimator is None:
+        if self.reference_kl is not None:
+            kl_rewards = self.reference_kl.measure(output, mask)
+        if self.estimator is None:
             return
-        values = self._critic.values(output, mask) if self._critic else None
+        values = self.critic.values(output, mask) if self.critic else None
         everyones_mask = self._everywhere(mask)
-        estimate = self._estimator(
+        estimate = self.estimator(
             everyone,
             groups,
             everyones_mask,
@@ -94,14 +86,14 @@ class LearningSignal:
             output["values"] = values
             output["returns"] = self._own(estimate.returns, len(mask))[:, :length]
             explained = explained_variance(self._everywhere(values), estimate.returns, everyones_mask)
-            self._report("critic/explained_variance", explained)
+            self.report("critic/explained_variance", explained)
 
     def _everywhere(self, value: Tensor) -> Tensor:
         """Rows of all processes; [B, T] padded to the longest."""
-        padded = self._accelerator.pad_across_processes(value, dim=1) if value.dim() > 1 else value
-        return self._accelerator.gather(padded)
+        padded = self.accelerator.pad_across_processes(value, dim=1) if value.dim() > 1 else value
+        return self.accelerator.gather(padded)
 
     def _own(self, everywhere: Tensor, rows: int) -> Tensor:
         """This process's part of a tensor that all processes gathered, ``rows`` from each."""
-        start = rows * self._accelerator.process_index
+        start = rows * self.accelerator.process_index
         return everywhere[start : start + rows]

@@ -102,7 +102,7 @@ class OrderedTrainer(GRPOTrainer):
                 self._step = number
                 if number % self._generate_every == 0 or self._buffered_inputs is None:
                     self._seed_rollouts("rollout")
-                    self.policy_lag.start_batch(self.rollout_batch)
+                    self.policy_lag.start_batch(self.model, self.rollout_batch)
                 inputs.append(super()._prepare_inputs(batch))
         finally:
             self._step = self._step_begun = begun

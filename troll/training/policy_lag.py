@@ -12,19 +12,22 @@ Without lag both are the same.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
 
 from troll.common.errors import UserError
 from troll.common.files import atomic_path
-from troll.training.old_policy import LOG_PROBS
+from troll.training.diagnostics import Report
+from troll.training.method import Anchor
+from troll.training.policies import LOG_PROBS, OldPolicy
 
 FILE = "policy_lag.pt"
-Anchor = Literal["old", "sampler"]
-Sample = Callable[[list[dict[str, Any]]], dict[str, Any]]
+Batch = dict[str, Any]
+Sample = Callable[[list[dict[str, Any]]], Batch]
 
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
@@ -33,16 +36,18 @@ class PolicyLag:
     """Keeps the weights from before the last rollout batches, in main memory, and samples with the oldest.
 
     Args:
-        trainer: a `troll.training.trainer.TrustRegionTrainer`.
         lag: how many rollout batches old the sampler is; 0 samples with the policy as it is.
         anchor: see the module.
+        old_policy: reports how far the policy that sampled is from it.
 
     Raises:
         UserError: a lag where each process has a part of the weights alone.
     """
 
-    def __init__(self, trainer: Any, lag: int, anchor: Anchor) -> None:
-        self._trainer, self._accelerator = trainer, trainer.accelerator
+    def __init__(
+        self, lag: int, anchor: Anchor, old_policy: OldPolicy, accelerator: Accelerator, report: Report
+    ) -> None:
+        self._old_policy, self._accelerator, self._report = old_policy, accelerator, report
         if lag and self._accelerator.distributed_type not in _WHOLE:
             raise UserError(
                 f"policy_lag is {lag}, which needs the whole weights in each process; with sharded weights "
@@ -51,39 +56,46 @@ class PolicyLag:
         self._lag, self._anchor = lag, anchor
         self._weights: dict[int, dict[str, Tensor]] = {}
 
-    def start_batch(self, number: int) -> None:
-        """Before rollout batch ``number`` (from 0) is sampled: keeps the weights as they are now."""
+    def start_batch(self, model: Any, number: int) -> None:
+        """Before rollout batch ``number`` (from 0) is sampled: keeps the model's weights as they are now."""
         if not self._lag:
             return
         if number not in self._weights:  # it is, where a run goes on inside of a batch
-            self._weights[number] = _copies(self._trainer.model, torch.device("cpu"))
+            self._weights[number] = _copies(model, torch.device("cpu"))
         self._weights = {key: kept for key, kept in self._weights.items() if key >= number - self._lag}
 
-    def sample(self, now: Sample, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def sample(
+        self,
+        model: Any,
+        now: Sample,
+        score: Callable[[Batch], dict[str, Tensor]],
+        inputs: list[dict[str, Any]],
+    ) -> Batch:
         """A rollout batch of the policy that lags behind, scored by what the anchor calls the old policy.
 
         With the anchor old, ``sampling_per_token_logps`` are those of the policy that sampled, as TRL has
         them of other engines, and the distance between the two is reported.
 
         Args:
+            model: gets the weights of the policy that samples, and then its own again.
             now: samples such rows with the weights that the model has, and scores them.
+            score: the model as it is now, in the place of the old policy.
             inputs: rows of prompts.
         """
         if not self._lag:
             return now(inputs)
-        trainer, model = self._trainer, self._trainer.model
         present = _copies(model, None)
         _set(model, self._weights[min(self._weights)])
         try:
             output = now(inputs)
-            output |= {} if LOG_PROBS in output else trainer._score(output)
+            output |= {} if LOG_PROBS in output else score(output)
         finally:
             _set(model, present)
         if self._anchor == "old":
             output["sampling_per_token_logps"] = output[LOG_PROBS]
-            output |= trainer._score(output)
-            for name, value in trainer.old_policy.mismatch(output).items():
-                trainer._report(name, value)
+            output |= score(output)
+            for name, value in self._old_policy.mismatch(output).items():
+                self._report(name, value)
         return output
 
     def save(self, directory: Path) -> None:

@@ -20,10 +20,7 @@ class PretrainingLoss:
     its sampling temperature.
 
     Args:
-        settings: see `troll.experiment.settings.Pretraining`.
         rows: ``input_ids`` and ``labels`` of each demonstration, -100 where a token is not learnt.
-        pad_token_id: stands in unused places.
-        seed: of the draws.
 
     Raises:
         UserError: there are no demonstrations.
@@ -63,7 +60,6 @@ class PretrainingLoss:
 
         Args:
             model: a model with the sparse head of `troll.training.head`.
-            device: of the model.
             **coordinates: name the draw: the optimiser step, the micro-batch, the process.
         """
         ids, attention, learnt = self._draw(device, **coordinates)

@@ -10,20 +10,14 @@ from torch import Tensor
 from troll.algorithms.regularisers import ReferenceKLController, kl_estimate
 from troll.experiment.settings import Regulariser
 from troll.training.diagnostics import Report
-from troll.training.old_policy import LOG_PROBS
+from troll.training.policies import LOG_PROBS
 
 COEFFICIENT = "reference_kl_coefficient"
 """Name of the coefficient in a rollout batch whose KL it weighs: a scalar in main memory."""
 
 
 class ReferenceKL:
-    """The regulariser of a run, which adds to the rewards or to the loss.
-
-    Args:
-        settings: see `troll.experiment.settings.Regulariser`.
-        accelerator: the trainer's.
-        report: puts a number into the log of the next optimiser step.
-    """
+    """The regulariser of a run, which adds to the rewards or to the loss."""
 
     def __init__(self, settings: Regulariser, accelerator: Accelerator, report: Report) -> None:
         self._settings, self._accelerator, self._report = settings, accelerator, report

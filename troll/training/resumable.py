@@ -28,8 +28,8 @@ from troll.common.progress import say
 from troll.training.checkpoints import COMPLETE
 from troll.training.critic import Critic
 from troll.training.dynamic_sampling import BatchNotFilledError
-from troll.training.order import OrderedTrainer
 from troll.training.reference_kl import ReferenceKL
+from troll.training.rewards import RewardedTrainer
 
 STATE = "method_state.json"
 ROLLOUTS = "rollouts_{process}.pt"
@@ -37,7 +37,7 @@ REFERENCE = "reference.pt"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-class ResumableTrainer(OrderedTrainer):
+class ResumableTrainer(RewardedTrainer):
     """TRL's trainer with the state of a method: `TrustRegionTrainer` sets the parts."""
 
     control: Any  # transformers'
@@ -45,7 +45,6 @@ class ResumableTrainer(OrderedTrainer):
     constraint_check: ConstraintCheck
     reference_kl: ReferenceKL | None
     critic: Critic | None
-    generated_samples: int
 
     def _stateful(self) -> dict[str, Any]:
         parts = {

@@ -24,8 +24,9 @@ from troll.tasks.registry import get_task
 from troll.tasks.types import Problem, Task
 from troll.training.callbacks import MetricsCallback, ProgressCallback
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
-from troll.training.config import PARTS, TrustRegionConfig
+from troll.training.config import TrustRegionConfig
 from troll.training.manifest import manifest_of
+from troll.training.method import BLOCKS
 from troll.training.outputs import save_model, whole_state
 from troll.training.prompts import (
     THINKING,
@@ -46,7 +47,6 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
     """The trainer's configuration of a run.
 
     Args:
-        config: the contents of run.yaml.
         out: directory of trainer checkpoints.
     """
     training, seed = config.training, config.seeds.training
@@ -54,7 +54,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     responses = training.prompts_per_batch * training.responses_per_prompt
     per_step = responses // training.mini_batches // processes
-    blocks = training.model_dump(include=set(PARTS))
+    blocks = training.model_dump(include=set(BLOCKS))
     if not ESTIMATORS[estimator.rule].needs_values:
         blocks["critic"] = None  # an experiment may give all its runs a critic; the others have no use for it
     arguments = TrustRegionConfig(
@@ -191,7 +191,6 @@ def train_run(
     """Trains one run; goes on from its newest checkpoint if it was interrupted.
 
     Args:
-        config: the contents of run.yaml.
         base: directory of the base model's checkpoint.
         data: directory with train.jsonl and validation.jsonl of the task.
         out: the run's directory: gets metrics.jsonl, checkpoint/ and, last, manifest.json.

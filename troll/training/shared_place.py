@@ -86,9 +86,6 @@ def take_or_make(
 
     Returns:
         What was taken; None where the files were made.
-
-    Raises:
-        UserError: see `shared_place`.
     """
     place = shared_place()
     if place is None:
@@ -128,9 +125,6 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
 
     Returns:
         Where they are; None where there is no place, or none that can be written.
-
-    Raises:
-        UserError: see `shared_place`.
     """
     place = shared_place()
     if place is None:
@@ -157,11 +151,7 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
 
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
-    """The files of an entry that is there, unread; None where there is none.
-
-    Raises:
-        UserError: see `shared_place`.
-    """
+    """The files of an entry that is there, unread; None where there is none."""
     place = shared_place()
     if place is None:
         return None

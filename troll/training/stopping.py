@@ -16,11 +16,6 @@ class StopOnSignal(TrainerCallback):
     A checkpoint inside of a rollout batch would have to hold its rollouts. Whoever sends the signal has to
     leave the time for the rest of the batch; a process that is killed earlier goes on from its last
     checkpoint.
-
-    Args:
-        name: of the run.
-        steps_per_batch: optimiser steps per rollout batch.
-        accelerator: one process that has a signal stops all.
     """
 
     def __init__(self, name: str, steps_per_batch: int, accelerator: Accelerator) -> None:

@@ -160,9 +160,6 @@ def train_supervised(
     Returns:
         ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10
         that were logged; ``skipped_steps``: those left out because of their gradient, if there are any.
-
-    Raises:
-        UserError: see `SkipNonFiniteGradients`.
     """
     on_gpu = torch.cuda.is_available()
     without_cudnn_attention()

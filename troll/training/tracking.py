@@ -57,8 +57,6 @@ class TrackingCallback(TrainerCallback):
 
     Args:
         name: one of `TRACKERS`, not ``none``.
-        metrics: the file.
-        config: the contents of run.yaml.
 
     Raises:
         UserError: the tracker's package is not installed.

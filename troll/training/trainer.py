@@ -24,24 +24,26 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from troll.algorithms.trust_regions import ConstraintCheck
+from troll.algorithms.trust_regions import ConstraintCheck, StepTokens
 from troll.common.errors import UserError
+from troll.common.seeding import derive_seed
 from troll.training.batches import loss_mask, parts_within
 from troll.training.config import TrustRegionConfig
 from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
 from troll.training.dynamic_sampling import DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
-from troll.training.greedy import check_greedy, greedy_rewards
 from troll.training.head import add_sparse_lm_head, tell_positions
 from troll.training.learning_signal import LearningSignal
-from troll.training.old_policy import LOG_PROBS, OldPolicy
+from troll.training.method import Method, check_rollouts
+from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
 from troll.training.pretraining import PretrainingLoss
 from troll.training.prompts import end_rollouts
 from troll.training.reference_kl import ReferenceKL
 from troll.training.resumable import ResumableTrainer
+from troll.training.rewards import check_greedy
 from troll.training.trl_options import check_model
 from troll.training.whole_step import LeaveBatch, WholeStep
 
@@ -71,104 +73,124 @@ class TrustRegionTrainer(ResumableTrainer):
         pretraining_rows: Sequence[Mapping[str, Sequence[int]]] | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            name = model if isinstance(model, str) else model.config.name_or_path
-            args = TrustRegionConfig(f"{Path(name).name}-TrustRegion")
-        if not isinstance(args, TrustRegionConfig):
-            raise UserError(
-                f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
-                "takes the same options and those of the trust region"
-            )
-        args.check()  # again: its fields may have been changed
-        parts = args.parts()
-        if parts.regulariser is not None:
-            args = copy.copy(args)
-            args.beta = (
-                parts.regulariser.coefficient
-            )  # not 0: TRL then loads the reference and scores with it
-        super().__init__(model, reward_funcs, args=args, **kwargs)
+        args = _configuration(args, model)
+        self.method = args.resolve()
+        self.entropy_bonus = EntropyBonus(args)
+        super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
+        base = self._prepare_model()
+        self.trust_region, self.estimator = self.method.make_trust_region(), self.method.make_estimator()
+        self._check_rollouts()
+        self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
+        self.old_policy = OldPolicy(self.args, base.config.get_text_config().vocab_size, self.accelerator)
+        self.policy_lag = PolicyLag(
+            args.policy_lag, args.trust_region_anchor, self.old_policy, self.accelerator, self._report
+        )
+        self.critic, self.reference_kl = self._make_critic(), self._make_reference_kl()
+        self.dynamic_sampler, self.signal = self._make_dynamic_sampler(), self._make_signal()
+        self.pretraining = self._make_pretraining(pretraining_rows)
+        self.policy_loss = self._make_policy_loss()
+        self.whole_step = WholeStep(self._within_budget, self._step_tokens, self.accelerator)
+        self.add_callback(LeaveBatch(self.trust_region))
+        self.generated_samples = 0
+        self._learnt: list[dict[str, Any]] = []
+        add_sparse_lm_head(base, self.temperature, fp32=args.cast_lm_head_to_fp32)
+
+    # Parts
+
+    def _prepare_model(self) -> Any:
+        """The model below any adapters, checked, and told what TRL leaves out."""
         if isinstance(self.processing_class, ProcessorMixin):
             raise UserError(
                 f"processing_class is a {type(self.processing_class).__name__}, and this trainer trains on "
                 "text alone; give the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
             )
-        whole = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        check_model(args, whole, None if self.use_vllm else self.generation_config)
-        end_rollouts(self, whole)
-        tell_positions(whole)
+        base = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        check_model(self.args, base, None if self.use_vllm else self.generation_config)
+        end_rollouts(self, base)
+        tell_positions(base)
         if self.ref_model is not None:
             tell_positions(self.accelerator.unwrap_model(self.ref_model))
-        self.trust_region, self.estimator = args.make_trust_region(), args.make_estimator()
-        self.aggregation = args.aggregation_for(self.trust_region, self.estimator)
-        args.check_rollouts(self.train_dataset)
-        if self.estimator is not None and self.estimator.info.needs_greedy:
+        return base
+
+    def _check_rollouts(self) -> None:
+        check_rollouts(self.args, self.method, self.train_dataset)
+        if self.method.needs_greedy:
             check_greedy(self)
-        self.diagnostics = Diagnostics(self.accelerator)
-        self.constraint_check = ConstraintCheck()
-        self.entropy_bonus = EntropyBonus(self)
-        self.old_policy = OldPolicy(self.accelerator, args.keep, args.dropped_mass)
-        self.policy_lag = PolicyLag(self, args.policy_lag, args.trust_region_anchor)
-        self.whole_step = WholeStep(self)
-        self.add_callback(LeaveBatch(self.trust_region))
-        self.critic = None
-        if parts.critic is not None:
-            policy = self.accelerator.unwrap_model(self.model)
-            chunk = args.per_device_train_batch_size
-            self.critic = Critic(policy, parts.critic, self.accelerator, chunk, args.micro_batch_tokens)
-        self.reference_kl = None
-        if parts.regulariser is not None:
-            self.reference_kl = ReferenceKL(parts.regulariser, self.accelerator, self._report)
-        self.dynamic_sampler = None
-        padding = self.processing_class.pad_token_id
-        if parts.dynamic_sampling is not None:
-            self.dynamic_sampler = DynamicSampler(
-                parts.dynamic_sampling.max_batches,
-                self.train_dataset,
-                self.num_generations,
-                self.accelerator,
-                padding,
-                args.seed,
-                self._report,
-            )
-        self.signal = LearningSignal(
+
+    def _make_critic(self) -> Critic | None:
+        if self.method.critic is None:
+            return None
+        policy, rows = self.accelerator.unwrap_model(self.model), self.args.per_device_train_batch_size
+        return Critic(policy, self.method.critic, self.accelerator, rows, self.args.micro_batch_tokens)
+
+    def _make_reference_kl(self) -> ReferenceKL | None:
+        settings = self.method.regulariser
+        return None if settings is None else ReferenceKL(settings, self.accelerator, self._report)
+
+    def _make_dynamic_sampler(self) -> DynamicSampler | None:
+        if self.method.dynamic_sampling is None:
+            return None
+        return DynamicSampler(
+            self.method.dynamic_sampling.max_batches,
+            self.train_dataset,
+            self.num_generations,
+            self.accelerator,
+            self.processing_class.pad_token_id,
+            self.args.seed,
+            self._report,
+        )
+
+    def _make_signal(self) -> LearningSignal:
+        return LearningSignal(
             self.estimator,
             self.critic,
             self.reference_kl,
-            parts.overlong,
+            self.method.overlong,
             self.max_completion_length,
-            self.trust_region.needs_context,
+            self.trust_region.needs_group_rewards,
             self.accelerator,
             self._report,
         )
-        self.pretraining = None
-        if parts.pretraining is not None:
-            self.pretraining = PretrainingLoss(parts.pretraining, pretraining_rows, padding, args.seed)
-        self.policy_loss = PolicyLoss(
-            self.args,
-            self.trust_region,
-            self.aggregation,
-            self.old_policy,
-            self.reference_kl,
-            self.entropy_bonus,
-            self.router_aux_loss_coef if self.aux_loss_enabled else 0.0,
-            whole.config.get_text_config().vocab_size,
-            self.get_high_entropy_mask,
-            self.diagnostics,
-            self.accelerator,
-            self._report,
-        )
-        # TRL leaves responses that nothing scores out of its own advantages; these know no such thing.
-        self._needs_every_reward = (
-            self.estimator is not None or self.trust_region.needs_context or self.dynamic_sampler is not None
-        )
-        self.generated_samples = 0
-        self._learnt: list[dict[str, Any]] = []
-        add_sparse_lm_head(whole, self.temperature, fp32=args.cast_lm_head_to_fp32)
 
-    def _report(self, name: str, value: Tensor | float) -> None:
-        """Puts a number into the log of the next optimiser step; means over processes."""
-        value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
-        self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
+    def _make_pretraining(self, rows: Sequence[Mapping[str, Sequence[int]]] | None) -> PretrainingLoss | None:
+        settings, padding = self.method.pretraining, self.processing_class.pad_token_id
+        return None if settings is None else PretrainingLoss(settings, rows, padding, self.args.seed)
+
+    def _make_policy_loss(self) -> PolicyLoss:
+        auxiliary_weight = self.router_aux_loss_coef if self.aux_loss_enabled else 0.0
+        return PolicyLoss(
+            args=self.args,
+            trust_region=self.trust_region,
+            aggregation=self.method.aggregation,
+            old_policy=self.old_policy,
+            new_policy=NewPolicy(self.args, bool(auxiliary_weight), self.accelerator),
+            reference_kl=self.reference_kl,
+            entropy_bonus=self.entropy_bonus,
+            auxiliary_weight=auxiliary_weight,
+            high_entropy=self.get_high_entropy_mask,
+            diagnostics=self.diagnostics,
+            accelerator=self.accelerator,
+            report=self._report,
+        )
+
+    # TRL sets these two, writes them into checkpoints and reads them there.
+
+    @property
+    def entropy_coef(self) -> float:
+        """Coefficient of the entropy bonus, which may adapt."""
+        return self.entropy_bonus.coefficient
+
+    @entropy_coef.setter
+    def entropy_coef(self, value: float) -> None:
+        self.entropy_bonus.coefficient = value
+
+    @property
+    def _last_world_entropy(self) -> float:
+        return self.entropy_bonus.last_entropy
+
+    @_last_world_entropy.setter
+    def _last_world_entropy(self, value: float) -> None:
+        self.entropy_bonus.last_entropy = value
 
     # Rollouts
 
@@ -187,35 +209,35 @@ class TrustRegionTrainer(ResumableTrainer):
         else:
             batch, step = self.rollout_batch, self.state.global_step
             output = self.dynamic_sampler.fill(inputs, self._sample, batch=batch, step=step)
-        if self.reference_kl is not None and LOG_PROBS not in output:
-            output |= self._score(output)
+        if self.reference_kl is not None:
+            output = self._with_old_policy(output)
         self.signal.add(output, self.num_generations)
         self._metrics["train"]["generated_samples"] = [float(self.generated_samples)]
         return output
 
     def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch to learn from, sampled by the policy as it is or as it was."""
-        return self.policy_lag.sample(self._sample_now, inputs)
+        return self.policy_lag.sample(self.model, self._sample_now, self._score, inputs)
 
     def _sample_now(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's sampling and scoring; adds ``rewards`` [B] and, where needed, ``greedy_rewards`` [B]."""
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         # TRL's own condition (grpo_trainer.py): else the policy that sampled is the one that the step trains.
         scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
-        self.old_policy.expect(scored)
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        output |= self.old_policy.collect()
+        with self.old_policy.recording(scored) as recorded:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output |= recorded
         if "pixel_values" in output:
             raise UserError("TrustRegionTrainer trains on text alone; leave images out of the data set")
         output["rewards"] = self.total_rewards(len(inputs))
         if self.model.training:
             if "sampling_per_token_logps" in output and not corrected:  # where TRL corrects, it reports it
-                output |= {} if LOG_PROBS in output else self._score(output)
+                output = self._with_old_policy(output)
                 for name, value in self.old_policy.mismatch(output).items():
                     self._metrics["train"][name].append(value)
             self.generated_samples += len(inputs) * self.accelerator.num_processes
-            if self.estimator is not None and self.estimator.info.needs_greedy:
-                output["greedy_rewards"] = greedy_rewards(self, inputs)
+            if self.method.needs_greedy:
+                output["greedy_rewards"] = self.greedy_rewards(inputs)
         return output
 
     def _get_per_token_logps_and_entropies(
@@ -231,8 +253,8 @@ class TrustRegionTrainer(ResumableTrainer):
         if not (self.model.training or self.args.eval_loss or self.use_vllm):
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         batch_size = self._rows_at_once(input_ids.shape[1], batch_size)
-        if model is self.model and self.old_policy.awaited:
-            scores = self.old_policy.score(model, input_ids, attention_mask, logits_to_keep, batch_size)
+        if model is self.model and self.old_policy.records:
+            scores = self.old_policy.record(model, input_ids, attention_mask, logits_to_keep, batch_size)
             return scores, None, None
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
@@ -248,47 +270,45 @@ class TrustRegionTrainer(ResumableTrainer):
         width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(width, rows))
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
-        self._rewards_per_function = rewards
-        return rewards
-
-    def total_rewards(self, rows: int) -> Tensor:
-        """Weighted rewards [B] of this process's ``rows`` responses that were scored last."""
-        per_function = self._rewards_per_function
-        if self.model.training and self._needs_every_reward and per_function.isnan().all(1).any():
-            raise UserError(
-                "no reward function gave a number for some response (each returned None); advantages by an "
-                "estimator's name need one for every response: return 0, or leave estimator out"
-            )
-        rewards: Tensor = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
-        start = rows * self.accelerator.process_index
-        return rewards[start : start + rows]
+    def _with_old_policy(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The batch with the old policy; on policy TRL has stored none: it is the new one."""
+        return inputs if LOG_PROBS in inputs else inputs | self._score(inputs)
 
     # Loss
 
-    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    def _within_budget(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         budget = self.args.micro_batch_tokens if self.model.training else None
         return [inputs] if budget is None else parts_within(inputs, budget, self.accelerator)
 
+    def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """The parts of a micro-batch, with what the trust region needs to know of their optimiser step."""
+        parts = self._within_budget(inputs)
+        if not (self.trust_region.needs_step_tokens and self.model.training):
+            return parts
+        seed = derive_seed(stream="trust-region", seed=self.args.seed, step=self.state.global_step) % 2**63
+        return self.whole_step.add(model, parts, self.step_inputs, self.place_in_step, seed)
+
+    def _step_tokens(self, model: Any, part: dict[str, Any]) -> StepTokens:
+        return self.policy_loss.tokens(model, self._with_old_policy(part))
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch; TRL takes the gradient of its last part, the others have theirs here."""
-        *first, last = self.whole_step.add(model, self._parts(inputs))
+        *first, last = self._parts(model, inputs)
         before = torch.zeros((), device=self.accelerator.device)
         micro_batches = self._micro_batches if self.model.training else 1
         tokens = loss_mask(inputs).sum().clamp(min=1) * micro_batches
 
-        def share(part: dict[str, Any]) -> Tensor | float:
+        def weight(part: dict[str, Any]) -> Tensor | float:
             return loss_mask(part).sum() / tokens if first else 1.0 / micro_batches
 
         # Sharded gradients are added up part by part: keeping them whole until the last would take memory.
         sharded = self.accelerator.is_fsdp2
         for part in first:
             with nullcontext() if sharded else self.accelerator.no_sync(model):
-                loss = self._part_loss(model, part, share(part))
+                loss = self._part_loss(model, part, weight(part))
                 self.accelerator.backward(loss)
             before += loss.detach()
-        loss = before + self._part_loss(model, last, share(last))
+        loss = before + self._part_loss(model, last, weight(last))
         if self.model.training:
             if self.accelerator.sync_gradients:
                 self._finish_step()
@@ -297,11 +317,9 @@ class TrustRegionTrainer(ResumableTrainer):
                 loss = loss + self._pretraining_loss(model)
         return loss
 
-    def _part_loss(self, model: Any, inputs: dict[str, Any], share: Tensor | float) -> Tensor:
-        """The loss of a part; on policy TRL has stored no old policy: it is the new one."""
-        if LOG_PROBS not in inputs:
-            inputs = inputs | self._score(inputs)
-        return self.policy_loss(model, inputs, share, step=self.state.global_step + 1)
+    def _part_loss(self, model: Any, inputs: dict[str, Any], part_weight: Tensor | float) -> Tensor:
+        step = self.state.global_step + 1
+        return self.policy_loss(model, self._with_old_policy(inputs), part_weight, step=step)
 
     def _pretraining_loss(self, model: Any) -> Tensor:
         """The weighted loss of this micro-batch's demonstrations."""
@@ -325,7 +343,7 @@ class TrustRegionTrainer(ResumableTrainer):
             return super().training_step(model, inputs, num_items_in_batch)
         if self.state.global_step < self.critic.settings.warmup_steps:
             model.train()
-            parts = self._parts(self._prepare_inputs(inputs))
+            parts = self._within_budget(self._prepare_inputs(inputs))
             loss = torch.zeros((), device=self.accelerator.device)
             self._step += 1
         else:
@@ -344,9 +362,31 @@ class TrustRegionTrainer(ResumableTrainer):
         summary = self.diagnostics.summary()
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
-        self.entropy_bonus.finish_step()
+        self.entropy_bonus.finish_step(self.accelerator, self._report)
         if summary:  # a step without a token tells nothing
             self.trust_region.after_step(summary)
             self.constraint_check.update(summary)
         if self.trust_region.may_stop:
             self._metrics["train"]["update_skipped"].append(float(self.trust_region.stopped))
+
+
+def _configuration(args: Any, model: Any) -> TrustRegionConfig:
+    """The trainer's ``args``, or without any the defaults, as TRL has them."""
+    if args is None:
+        name = model if isinstance(model, str) else model.config.name_or_path
+        return TrustRegionConfig(f"{Path(name).name}-TrustRegion")
+    if not isinstance(args, TrustRegionConfig):
+        raise UserError(
+            f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
+            "takes the same options and those of the trust region"
+        )
+    return args
+
+
+def _with_reference(args: TrustRegionConfig, method: Method) -> TrustRegionConfig:
+    """With a regulariser: ``beta`` is not 0, so that TRL loads the reference and scores with it."""
+    if method.regulariser is None:
+        return args
+    args = copy.copy(args)
+    args.beta = method.regulariser.coefficient
+    return args

@@ -13,79 +13,35 @@ from trl import GRPOConfig
 
 from troll.common.errors import UserError
 
+Check = Callable[[Any, str], str | None]
+"""From a `troll.training.config.TrustRegionConfig` and its trust region's name to what is wrong, or none."""
+
 BY_TRL = frozenset(
     [
-        "learning_rate",
-        "logging_steps",
-        "gradient_checkpointing",
-        "bf16",
-        "lr_scheduler_kwargs",
-        "torch_empty_cache_steps",
-        "model_init_kwargs",
-        "trust_remote_code",
-        "ds3_gather_for_generation",
-        "disable_dropout",
-        "remove_unused_columns",
-        "num_generations",
-        "num_generations_eval",
-        "max_completion_length",
-        "shuffle_dataset",
-        "pad_to_multiple_of",
-        "generation_batch_size",
-        "steps_per_generation",
-        "chat_template_kwargs",
-        "cache_implementation",
-        "use_vllm",
-        "vllm_mode",
-        "vllm_model_impl",
-        "vllm_enable_sleep_mode",
-        "vllm_server_base_url",
-        "vllm_server_host",
-        "vllm_server_port",
-        "vllm_server_timeout",
-        "vllm_group_port",
-        "vllm_gpu_memory_utilization",
-        "vllm_max_model_length",
-        "vllm_tensor_parallel_size",
-        "reward_weights",
-        "mask_truncated_completions",
-        "sync_ref_model",
-        "ref_model_mixup_alpha",
-        "ref_model_sync_steps",
-        "max_tool_calling_iterations",
-        "vllm_importance_sampling_mode",
-        "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min",
-        "log_completions",
-        "log_multimodal",
-        "num_completions_to_print",
-        "log_unique_prompts",
-        "log_completions_hub_repo",
-        "use_transformers_continuous_batching",
-        "transformers_continuous_batching_config",
-        "use_transformers_paged",
-        "vllm_importance_sampling_cap",
+        *("learning_rate", "logging_steps", "gradient_checkpointing", "bf16", "lr_scheduler_kwargs"),
+        *("torch_empty_cache_steps", "model_init_kwargs", "trust_remote_code", "ds3_gather_for_generation"),
+        *("disable_dropout", "remove_unused_columns", "num_generations", "num_generations_eval"),
+        *("max_completion_length", "shuffle_dataset", "pad_to_multiple_of", "generation_batch_size"),
+        *("steps_per_generation", "chat_template_kwargs", "cache_implementation", "use_vllm", "vllm_mode"),
+        *("vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host"),
+        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_gpu_memory_utilization"),
+        *("vllm_max_model_length", "vllm_tensor_parallel_size", "reward_weights"),
+        *("mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+        *("max_tool_calling_iterations", "vllm_importance_sampling_mode"),
+        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "log_completions"),
+        *("log_multimodal", "num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo"),
+        *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+        *("use_transformers_paged", "vllm_importance_sampling_cap"),
     ]
 )
 """TRL's own code acts on them, and nothing of it is replaced here."""
 
 BY_US = frozenset(
     [
-        "temperature",
-        "num_iterations",
-        "beta",
-        "use_bias_correction_kl",
-        "cast_lm_head_to_fp32",
-        "vllm_importance_sampling_correction",
-        "top_entropy_quantile",
-        "off_policy_mask_threshold",
-        "router_aux_loss_coef",
-        "entropy_coef",
-        "use_adaptive_entropy",
-        "entropy_coef_min",
-        "entropy_coef_max",
-        "entropy_coef_delta",
-        "entropy_target",
+        *("temperature", "num_iterations", "beta", "use_bias_correction_kl", "cast_lm_head_to_fp32"),
+        *("vllm_importance_sampling_correction", "top_entropy_quantile", "off_policy_mask_threshold"),
+        *("router_aux_loss_coef", "entropy_coef", "use_adaptive_entropy", "entropy_coef_min"),
+        *("entropy_coef_max", "entropy_coef_delta", "entropy_target"),
     ]
 )
 """Our loss acts on them as TRL's does, for every trust region."""
@@ -101,7 +57,7 @@ RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "vespo_k_neg": ("k_negative",),
     "vespo_lambda_neg": ("lambda_negative",),
 }
-"""Options of TRL's own losses, and the settings of trust regions that mean the same (see `rule_settings`)."""
+"""Options of TRL's own losses, and the settings of trust regions that mean the same."""
 
 CISPO_SETTINGS: Mapping[str, tuple[str, ...]] = {**RULE_SETTINGS, "epsilon_high": ("ratio_max",)}
 """The same for ``cispo``: its largest weight is TRL's ``epsilon_high``. Elsewhere that is another thing."""
@@ -172,25 +128,6 @@ SAMPLES_ALIKE = frozenset(
 """The other fields of `transformers.GenerationConfig`, but for ``temperature``: it must be the option's."""
 
 
-def rule_of(args: Any) -> str:
-    """The trust region's name.
-
-    Args:
-        args: a `troll.training.config.TrustRegionConfig`.
-
-    Returns:
-        ``trust_region``; where it is not set, the rule that ``loss_type`` names, else TROLL. For
-        ``importance_sampling_level="sequence"``, TROLL and clip stand for their forms on whole responses.
-    """
-    sequences, luspo = args.importance_sampling_level == "sequence", args.loss_type == "luspo"
-    name: str = args.trust_region or LOSS_RULES.get(args.loss_type, ("troll",))[0]
-    if not sequences:
-        return name
-    if luspo and args.trust_region in (None, "clip"):
-        return "luspo"
-    return {"troll": "troll-seq", "clip": "gspo-clip"}.get(name, name)
-
-
 def _cuts(name: str, value: Any, temperature: float, where: str) -> str | None:
     neutral = (temperature,) if name == "temperature" else SAMPLES.get(name)
     if neutral is None or value is None or value in neutral:
@@ -200,7 +137,7 @@ def _cuts(name: str, value: Any, temperature: float, where: str) -> str | None:
     )
 
 
-def _cuts_the_distribution(args: Any) -> str | None:
+def _cuts_the_distribution(args: Any, _: str) -> str | None:
     given = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
     found = [_cuts(name, value, args.temperature, "") for name, value in given.items()]
     for name, value in (args.generation_kwargs or {}).items():
@@ -214,13 +151,9 @@ def check_model(args: Any, model: Any, given: Any) -> None:
     What is sampled must be what is scored.
 
     Args:
-        args: a `troll.training.config.TrustRegionConfig`.
         model: a transformers causal language model.
         given: the `transformers.GenerationConfig` that TRL samples with, which leaves to the model what it
             does not set; none where another engine samples.
-
-    Raises:
-        UserError: see `SAMPLES`.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(
@@ -234,7 +167,7 @@ def check_model(args: Any, model: Any, given: Any) -> None:
             raise UserError(problem)
 
 
-def _structured(args: Any) -> str | None:
+def _structured(args: Any, _: str) -> str | None:
     if not args.use_vllm or args.vllm_importance_sampling_correction:
         return None
     if args.vllm_structured_outputs_regex is None:
@@ -245,15 +178,15 @@ def _structured(args: Any) -> str | None:
     )
 
 
-def _aggregation(args: Any) -> str | None:
+def _loss_type(args: Any, rule: str) -> str | None:
     if args.loss_type in AGGREGATIONS:
-        return None
+        return _loss_rule(args, rule)
     return f"loss_type={args.loss_type!r} has no counterpart here; valid: {', '.join(AGGREGATIONS)}"
 
 
-def _loss_rule(args: Any) -> str | None:
+def _loss_rule(args: Any, rule: str) -> str | None:
     names = LOSS_RULES.get(args.loss_type)
-    if names is None or rule_of(args) in names:
+    if names is None or rule in names:
         return None
     return (
         f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {args.trust_region!r}; "
@@ -261,21 +194,21 @@ def _loss_rule(args: Any) -> str | None:
     )
 
 
-def _level(args: Any) -> str | None:
+def _level(args: Any, rule: str) -> str | None:
     level = args.importance_sampling_level
     if level not in ("token", "sequence"):
         return f"importance_sampling_level={level!r} is not known; valid: token, sequence"
-    if level == "token" or rule_of(args) in SEQUENCE_RULES:
+    if level == "token" or rule in SEQUENCE_RULES:
         return None
     return (
         "importance_sampling_level='sequence' belongs to a trust region on whole responses, and trust_region "
-        f"is {rule_of(args)!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
+        f"is {rule!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
     )
 
 
-def _of_trls_advantages(name: str) -> Callable[[Any], str | None]:
-    def check(args: Any) -> str | None:
-        if args.estimator is None or not _is_set(args, name):
+def _of_trls_advantages(name: str) -> Check:
+    def check(args: Any, _: str) -> str | None:
+        if args.estimator is None or not is_set(args, name):
             return None
         return (
             f"{name}={getattr(args, name)!r} has no effect on the advantages of estimator "
@@ -285,20 +218,20 @@ def _of_trls_advantages(name: str) -> Callable[[Any], str | None]:
     return check
 
 
-def _liger(args: Any) -> str | None:
+def _liger(args: Any, _: str) -> str | None:
     if not args.use_liger_kernel:
         return None
     return "use_liger_kernel is not supported: the sparse head was never tried with Liger; leave it out"
 
 
-CONDITIONAL: Mapping[str, Callable[[Any], str | None]] = {
+CONDITIONAL: Mapping[str, Check] = {
     "top_p": _cuts_the_distribution,
     "top_k": _cuts_the_distribution,
     "min_p": _cuts_the_distribution,
     "repetition_penalty": _cuts_the_distribution,
     "generation_kwargs": _cuts_the_distribution,
     "vllm_structured_outputs_regex": _structured,
-    "loss_type": lambda args: _aggregation(args) or _loss_rule(args),
+    "loss_type": _loss_type,
     "importance_sampling_level": _level,
     "scale_rewards": _of_trls_advantages("scale_rewards"),
     "multi_objective_aggregation": _of_trls_advantages("multi_objective_aggregation"),
@@ -307,94 +240,21 @@ CONDITIONAL: Mapping[str, Callable[[Any], str | None]] = {
 """Options with a meaning under a condition: what is wrong with the others, as one line."""
 
 
-def _is_set(args: Any, name: str) -> bool:
+def is_set(args: Any, name: str) -> bool:
+    """Whether an option of TRL is not at its default."""
     default = next(field.default for field in fields(GRPOConfig) if field.name == name)
     return bool(getattr(args, name) != default)
 
 
-def check_options(args: Any) -> None:
-    """Refuses an option that would have no effect, or another one than its documentation says.
-
-    Args:
-        args: a `troll.training.config.TrustRegionConfig`.
-
-    Raises:
-        UserError: see `CONDITIONAL`.
-    """
+def check_options(args: Any, rule: str) -> None:
+    """Refuses an option that would have no effect, or another one than its documentation says."""
     for check in CONDITIONAL.values():
-        problem = check(args)
+        problem = check(args, rule)
         if problem:
             raise UserError(problem)
     if args.regulariser is not None:
         for name in ("beta", "use_bias_correction_kl"):
-            if _is_set(args, name):
+            if is_set(args, name):
                 raise UserError(
                     f"{name} and regulariser both set the KL to the reference; leave one of them out"
                 )
-
-
-def rule_settings(args: Any, valid: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the trust region: its own, and those that options of TRL's loss give.
-
-    Args:
-        args: a `troll.training.config.TrustRegionConfig`.
-        valid: the rule's settings, by name.
-
-    Raises:
-        UserError: the trust region has no setting of the option's meaning, or the setting is given twice.
-    """
-    rule, own = rule_of(args), dict(args.trust_region_settings or {})
-    meanings = CISPO_SETTINGS if rule == "cispo" else RULE_SETTINGS
-    settings: dict[str, Any] = {}
-    if rule in ("cispo", "luspo") and rule != args.trust_region:
-        # TRL's loss, and so TRL's bound: not what the rule's paper recommends.
-        meanings = {**meanings, "epsilon": ("ratio_max",) if rule == "cispo" else RULE_SETTINGS["epsilon"]}
-        settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
-    settings |= own
-    for option, names in meanings.items():
-        if not _is_set(args, option):
-            continue
-        meant = [name for name in names if name in valid]
-        value = getattr(args, option)
-        if not meant:
-            raise UserError(
-                f"{option}={value!r} means nothing to trust region {rule!r}; its settings "
-                f"(trust_region_settings): {', '.join(valid) or 'none'}"
-            )
-        if own.keys() & set(meant):
-            raise UserError(
-                f"{option} and trust_region_settings both set {', '.join(meant)}; leave one of them out"
-            )
-        settings |= dict.fromkeys(meant, value)
-    high = settings.get("epsilon_high", 0.2)
-    if _is_set(args, "delta") and args.delta <= 1.0 + high:
-        raise UserError(
-            f"delta={args.delta} must be above 1 + epsilon_high = {1.0 + high}: below, it would cap tokens "
-            "that clipping leaves alone"
-        )
-    return settings
-
-
-def aggregation_of(args: Any, rule: str | None, estimator: str | None) -> str:
-    """How losses of tokens become one number.
-
-    Args:
-        args: a `troll.training.config.TrustRegionConfig`.
-        rule: the aggregation that the trust region insists on, if any.
-        estimator: the one that belongs to the estimator, if any.
-
-    Returns:
-        The rule's, else the configuration's, else the estimator's, else what ``loss_type`` means in TRL.
-
-    Raises:
-        UserError: a ``loss_type`` was chosen that means another one.
-    """
-    meant = AGGREGATIONS[args.loss_type]
-    chosen = rule or args.aggregation or estimator or meant
-    if _is_set(args, "loss_type") and chosen != meant:
-        who = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
-        raise UserError(
-            f"loss_type={args.loss_type!r} aggregates by {meant}, but {who} by {chosen}; "
-            "leave loss_type at 'dapo'"
-        )
-    return chosen

@@ -76,11 +76,7 @@ def _entry_name(wheel: WheelModel) -> str:
 
 
 def kept_at(wheel: WheelModel) -> Path | None:
-    """The directory in the shared place that seems to hold the model; None if there is none. Nothing is read.
-
-    Raises:
-        UserError: see `troll.training.shared_place.shared_place`.
-    """
+    """The directory in the shared place that seems to hold the model, unread; None if there is none."""
     return entry_of(_entry_name(wheel), identity_of(wheel))
 
 
@@ -121,9 +117,6 @@ def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
     Returns:
         ``quantisation``, ``note``, and bytes and SHA-256 of the GGUF file (``gguf``) and of what was written
         (``files``).
-
-    Raises:
-        UserError: see `wheel_snapshot`.
     """
     if _version("gguf") is None:
         raise UserError(

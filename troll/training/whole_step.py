@@ -1,16 +1,18 @@
 """What trust regions need that look beyond a micro-batch: all tokens of a step, and leaving a batch early."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from troll.algorithms.trust_regions import StepTokens, TrustRegion
-from troll.common.seeding import derive_seed
-from troll.training.old_policy import LOG_PROBS
 from troll.training.policy_loss import STEP_SEED, STEP_TOKENS
+
+Batch = dict[str, Any]
 
 
 class WholeStep:
@@ -20,45 +22,48 @@ class WholeStep:
     process, whose own pass tells as much.
 
     Args:
-        trainer: a `troll.training.trainer.TrustRegionTrainer`.
+        cut: a micro-batch to the parts with passes of their own.
+        measure: the model and a part to the part's tokens.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._step: list[dict[str, Any]] | None = None
+    def __init__(
+        self,
+        cut: Callable[[Batch], list[Batch]],
+        measure: Callable[[Any, Batch], StepTokens],
+        accelerator: Accelerator,
+    ) -> None:
+        self._cut, self._measure, self._accelerator = cut, measure, accelerator
+        self._step: list[Batch] | None = None
         self._tokens: StepTokens | None = None
         self._starts: list[list[int]] = []
 
-    def add(self, model: Any, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The parts of the micro-batch at hand, with what the rule needs to know of its optimiser step.
+    def add(
+        self, model: Any, parts: list[Batch], step_inputs: list[Batch], place: int, seed: int
+    ) -> list[Batch]:
+        """The parts of a micro-batch, with what the rule needs to know of their optimiser step.
 
         Args:
             model: as it is before the step's update.
             parts: with passes of their own.
+            step_inputs: all micro-batches of the step; the same list for each of them.
+            place: number of this micro-batch among them.
+            seed: of the step's random choices.
         """
-        trainer = self._trainer
-        if not (trainer.trust_region.needs_step and trainer.model.training):
-            return parts
-        seed = (
-            derive_seed(stream="trust-region", seed=trainer.args.seed, step=trainer.state.global_step) % 2**63
-        )
-        if trainer.step_inputs is not self._step:
-            self._step = trainer.step_inputs
-            self._collect(model, trainer.step_inputs, seed)
+        if step_inputs is not self._step:
+            self._step = step_inputs
+            self._collect(model, step_inputs, seed)
         if self._tokens is None:
             return [part | {STEP_SEED: seed} for part in parts]
-        starts = self._starts[trainer.place_in_step]
         return [
             part | {STEP_TOKENS: replace(self._tokens, start=first), STEP_SEED: seed}
-            for part, first in zip(parts, starts, strict=True)
+            for part, first in zip(parts, self._starts[place], strict=True)
         ]
 
     @torch.no_grad()
-    def _collect(self, model: Any, batches: list[dict[str, Any]], seed: int) -> None:
-        trainer = self._trainer
-        parts = [trainer._parts(batch) for batch in batches]
+    def _collect(self, model: Any, batches: list[Batch], seed: int) -> None:
+        parts = [self._cut(batch) for batch in batches]
         self._tokens, self._starts = None, []
-        if sum(map(len, parts)) == 1 and trainer.accelerator.num_processes == 1:
+        if sum(map(len, parts)) == 1 and self._accelerator.num_processes == 1:
             return
         found = [[self._measure(model, part) for part in group] for group in parts]
         flat = [tokens for group in found for tokens in group]
@@ -73,15 +78,9 @@ class WholeStep:
                 self._starts[-1].append(start)
                 start += len(tokens.log_probs)
 
-    def _measure(self, model: Any, part: dict[str, Any]) -> StepTokens:
-        if LOG_PROBS not in part:  # on policy TRL has stored no old policy: it is the new one
-            part = part | self._trainer._score(part)
-        tokens: StepTokens = self._trainer.policy_loss.tokens(model, part)
-        return tokens
-
     def _everywhere(self, rows: Tensor) -> tuple[Tensor, int]:
         """The rows of all processes, and the number of this one's first."""
-        accelerator = self._trainer.accelerator
+        accelerator = self._accelerator
         if accelerator.num_processes == 1:
             return rows, 0
         lengths = accelerator.gather(torch.tensor([len(rows)], device=rows.device)).tolist()
@@ -96,9 +95,6 @@ class LeaveBatch(TrainerCallback):
     """Lets an optimiser step change nothing once its trust region has left the rollout batch.
 
     Without gradients optimisers leave weights and moments alone: momentum and weight decay do not act either.
-
-    Args:
-        trust_region: which tells.
     """
 
     def __init__(self, trust_region: TrustRegion) -> None:

@@ -27,7 +27,7 @@ from troll.algorithms.trust_regions.registry import (
 )
 from troll.algorithms.trust_regions.stop import StopController, kl_stop
 from troll.algorithms.trust_regions.types import (
-    GroupContext,
+    GroupRewards,
     StepTokens,
     TokenLosses,
     TokenPolicy,
@@ -38,7 +38,7 @@ __all__ = [
     "TRUST_REGIONS",
     "ConstraintBreach",
     "ConstraintCheck",
-    "GroupContext",
+    "GroupRewards",
     "RuleInfo",
     "StepTokens",
     "Thresholds",

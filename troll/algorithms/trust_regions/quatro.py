@@ -27,7 +27,7 @@ from troll.algorithms.projection import project
 from troll.algorithms.ranges import Positive
 from troll.algorithms.trust_regions.types import (
     LOG_RATIO_LIMIT,
-    GroupContext,
+    GroupRewards,
     TokenLosses,
     TokenPolicy,
     log_ratio,
@@ -70,7 +70,7 @@ def _parts(
     new: TokenPolicy,
     old: TokenPolicy,
     mask: Tensor,
-    context: GroupContext,
+    group_rewards: GroupRewards,
     kl_bound: float,
     log_weight: LogWeight,
     multiplier_min: float,
@@ -84,12 +84,12 @@ def _parts(
         if log_weight == "mean":
             statistic = statistic / mask.sum(-1, keepdim=True).clamp(min=1)
         statistic = statistic.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expand_as(token)
-    multiplier, log_z = solve_duals(context.group_rewards, kl_bound, multiplier_min)
-    rewards = context.group_rewards
+    multiplier, log_z = solve_duals(group_rewards.of_group, kl_bound, multiplier_min)
+    rewards = group_rewards.of_group
     highest = rewards.nan_to_num(nan=-torch.inf).max(-1).values
     lowest = rewards.nan_to_num(nan=torch.inf).min(-1).values
     multiplier = torch.where(highest > lowest, multiplier, 0.0)
-    multiplier, log_z, own = (x.to(token).unsqueeze(-1) for x in (multiplier, log_z, context.rewards))
+    multiplier, log_z, own = (x.to(token).unsqueeze(-1) for x in (multiplier, log_z, group_rewards.own))
     return statistic, multiplier, log_z, own
 
 
@@ -98,7 +98,7 @@ def quatro_gradient(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    context: GroupContext,
+    group_rewards: GroupRewards,
     *,
     kl_bound: Positive = 0.05,
     log_weight: LogWeight = "mean",
@@ -106,15 +106,17 @@ def quatro_gradient(
 ) -> TokenLosses:
     """QUATRO, RECONSTRUCTED, gradient form: -sg(w (A - lambda (log w + log Z))) log w.
 
-    Not the published formulas, see the module docstring. Rewards come from the context; the advantages
-    are not read. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
+    Not the published formulas, see the module docstring. Rewards are those of the group; the advantages are
+    not read. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
 
     Settings:
         kl_bound: delta, largest KL over a group's responses, nats.
         log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
         multiplier_min: least lambda, reached where all mass may go to the best responses.
     """
-    log_w, multiplier, log_z, rewards = _parts(new, old, mask, context, kl_bound, log_weight, multiplier_min)
+    log_w, multiplier, log_z, rewards = _parts(
+        new, old, mask, group_rewards, kl_bound, log_weight, multiplier_min
+    )
     value = log_w.detach()
     effective = torch.where(multiplier > 0, rewards - multiplier * (value + log_z), 0.0)
     per_token = -(value.exp() * effective) * log_w
@@ -126,7 +128,7 @@ def quatro_regression(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    context: GroupContext,
+    group_rewards: GroupRewards,
     *,
     kl_bound: Positive = 0.05,
     log_weight: LogWeight = "mean",
@@ -142,7 +144,9 @@ def quatro_regression(
         log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
         multiplier_min: least lambda, reached where all mass may go to the best responses.
     """
-    log_w, multiplier, log_z, rewards = _parts(new, old, mask, context, kl_bound, log_weight, multiplier_min)
+    log_w, multiplier, log_z, rewards = _parts(
+        new, old, mask, group_rewards, kl_bound, log_weight, multiplier_min
+    )
     signal = multiplier > 0
     safe = torch.where(signal, multiplier, 1.0)
     miss = log_w - (rewards / safe - log_z)

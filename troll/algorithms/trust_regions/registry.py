@@ -5,9 +5,9 @@ A rule is one function
     rule(new, old, advantages, mask, *, setting=default, ...) -> TokenLosses
 
 and one `register` line. Its keyword-only parameters are its settings; their annotations say what is allowed
-(see `troll.algorithms.ranges`). A parameter named `context` asks for the rewards of each prompt's group, one
-named `step` for all tokens of the optimiser step. A rule need not mind masks: what it gets at masked
-positions is empty, and what it leaves there is cut off.
+(see `troll.algorithms.ranges`). A parameter named `group_rewards` asks for the rewards of each prompt's
+group, one named `step_tokens` for all tokens of the optimiser step. A rule need not mind masks: what it gets
+at masked positions is empty, and what it leaves there is cut off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from troll.algorithms.registry import Entry, Registry
 from troll.algorithms.trust_regions.metrics import check_metrics
 from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file
 from troll.algorithms.trust_regions.types import (
-    GroupContext,
+    GroupRewards,
     Rule,
     StepTokens,
     TokenLosses,
@@ -83,8 +83,8 @@ class RuleInfo(Entry):
 
     Attributes:
         needs_distribution: whether new and old distributions must be given.
-        needs_context: whether a `GroupContext` must be given.
-        needs_step: whether the rule decides over all tokens of an optimiser step, see `StepTokens`.
+        needs_group_rewards: whether a `GroupRewards` must be given.
+        needs_step_tokens: whether `StepTokens` of the whole optimiser step must be given.
         reconstruction: True where the published formulas were not available and the rule is our reading.
         controller: makes the controller from its settings; None for rules with fixed settings.
         whole: makes all that `TrustRegion` returns, with masks and common metrics, in fewer launches on a
@@ -92,8 +92,8 @@ class RuleInfo(Entry):
     """
 
     needs_distribution: bool = False
-    needs_context: bool = False
-    needs_step: bool = False
+    needs_group_rewards: bool = False
+    needs_step_tokens: bool = False
     reconstruction: bool = False
     controller: Callable[..., Controller] | None = field(repr=False, default=None)
     whole: Callable[..., TokenLosses | None] | None = field(repr=False, default=None)
@@ -155,8 +155,8 @@ def register(
         controller=controller,
         aggregation=aggregation,
         needs_distribution=needs_distribution,
-        needs_context="context" in inspect.signature(rule).parameters,
-        needs_step="step" in inspect.signature(rule).parameters,
+        needs_group_rewards="group_rewards" in inspect.signature(rule).parameters,
+        needs_step_tokens="step_tokens" in inspect.signature(rule).parameters,
         reconstruction=reconstruction,
         whole=whole,
     )
@@ -187,14 +187,14 @@ class TrustRegion:
         return self.info.needs_distribution
 
     @property
-    def needs_context(self) -> bool:
-        """Whether a `GroupContext` must be given."""
-        return self.info.needs_context
+    def needs_group_rewards(self) -> bool:
+        """Whether a `GroupRewards` must be given."""
+        return self.info.needs_group_rewards
 
     @property
-    def needs_step(self) -> bool:
+    def needs_step_tokens(self) -> bool:
         """Whether the rule decides over all tokens of an optimiser step."""
-        return self.info.needs_step
+        return self.info.needs_step_tokens
 
     @property
     def aggregation(self) -> str | None:
@@ -212,8 +212,8 @@ class TrustRegion:
         old: TokenPolicy,
         advantages: Tensor,
         mask: Tensor,
-        context: GroupContext | None = None,
-        step: StepTokens | None = None,
+        group_rewards: GroupRewards | None = None,
+        step_tokens: StepTokens | None = None,
         *,
         seed: int = 0,
     ) -> TokenLosses:
@@ -235,36 +235,39 @@ class TrustRegion:
             old: policy that sampled; constant.
             advantages: [B, T]; constant.
             mask: [B, T], 1 at response tokens.
-            context: rewards of each prompt's group, for the rules that need it.
-            step: all tokens of the optimiser step, for the rules that decide over them; left out, the step
-                is this batch.
-            seed: of random choices where step is left out.
+            group_rewards: rewards of each prompt's group, for the rules that need it.
+            step_tokens: all tokens of the optimiser step, for the rules that decide over them; left out, the
+                step is this batch.
+            seed: of random choices where step_tokens is left out.
 
         Raises:
-            UserError: the rule needs distributions or a context that are not given, does not return
+            UserError: the rule needs distributions or rewards that are not given, does not return
                 `TokenLosses` of the shape of the mask, or has a metric of a name that is reserved.
         """
         if self.needs_distribution and (new.distribution is None or old.distribution is None):
             raise UserError(
                 f"trust region {self.name!r} needs the distributions of the new and the old policy"
             )
+        settings = self.current_settings()
         if self.info.whole is not None:
-            whole = self.info.whole(new, old, advantages, mask, **self.current_settings())
+            whole = self.info.whole(new, old, advantages, mask, **settings)
             if whole is not None:
                 return whole
         mask = mask.bool()
         new, old = new.where(mask), old.detach().where(mask)
         advantages = advantages.detach().masked_fill(~mask, 0.0)
         more: dict[str, Any] = {}
-        if self.needs_context:
-            if context is None:
+        if self.needs_group_rewards:
+            if group_rewards is None:
                 raise UserError(
-                    f"trust region {self.name!r} needs the rewards of each prompt's group (context)"
+                    f"trust region {self.name!r} needs the rewards of each prompt's group (group_rewards)"
                 )
-            more["context"] = context
-        if self.needs_step:
-            more["step"] = StepTokens.of(new, old, advantages, mask, seed) if step is None else step
-        losses = self.info.function(new, old, advantages, mask, **more, **self.current_settings())
+            more["group_rewards"] = group_rewards
+        if self.needs_step_tokens:
+            if step_tokens is None:
+                step_tokens = StepTokens.of(new, old, advantages, mask, seed)
+            more["step_tokens"] = step_tokens
+        losses = self.info.function(new, old, advantages, mask, **more, **settings)
         if not isinstance(losses, TokenLosses):
             raise UserError(
                 f"trust region {self.name!r}: must return TokenLosses, not {type(losses).__name__}"

@@ -16,7 +16,9 @@ from troll.common.errors import UserError, unknown
 
 _SEPARATOR = ".py:"
 _POSITIONAL = ("new", "old", "advantages", "mask")
-_FURTHER = {"context", "step"}
+_FURTHER = {"group_rewards", "step_tokens"}
+_FORMER = {"context": "group_rewards", "step": "step_tokens"}
+"""Names until 0.2 of what a rule may be given, and those of today."""
 
 
 def names_a_file(name: str) -> bool:
@@ -137,6 +139,12 @@ def _check(path: Path, function: str, rule: Any) -> None:
     known = all(p.name in _FURTHER and p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in further)
     if tuple(positional[: len(_POSITIONAL)]) == _POSITIONAL and known:
         return
+    for name in positional[len(_POSITIONAL) :]:
+        if name in _FORMER:
+            raise UserError(
+                f"trust region: {path}: {function}: the parameter {name!r} is now called {_FORMER[name]!r}; "
+                "rename it"
+            )
     taken = [p.name for p in further if p.name in _FURTHER and p.kind is inspect.Parameter.KEYWORD_ONLY]
     if taken:
         raise UserError(

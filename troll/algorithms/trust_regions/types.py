@@ -56,21 +56,21 @@ class TokenPolicy:
 
 
 @dataclass(frozen=True)
-class GroupContext:
+class GroupRewards:
     """Rewards of the responses to the same prompt, for rules that solve one problem per prompt.
 
     Every row carries the rewards of its whole group: shuffling and micro-batching cannot break groups.
 
     Attributes:
-        rewards: [B].
-        group_rewards: [B, G] rewards of all responses to the row's prompt, its own included; NaN pads.
+        own: [B] rewards.
+        of_group: [B, G] rewards of all responses to the row's prompt, its own included; NaN pads.
     """
 
-    rewards: Tensor
-    group_rewards: Tensor
+    own: Tensor
+    of_group: Tensor
 
     @classmethod
-    def from_groups(cls, rewards: Tensor, groups: Tensor) -> GroupContext:
+    def from_groups(cls, rewards: Tensor, groups: Tensor) -> GroupRewards:
         """Build it from a whole rollout batch.
 
         Args:

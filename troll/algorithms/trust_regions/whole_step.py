@@ -28,7 +28,7 @@ def m2po(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    step: StepTokens,
+    step_tokens: StepTokens,
     *,
     threshold: NotNegative = 0.04,
 ) -> TokenLosses:
@@ -46,12 +46,12 @@ def m2po(
         threshold: largest mean (log r)^2 of the tokens that move with their advantage and are kept.
     """
     with torch.no_grad():
-        moving = (step.advantages * step.log_ratio > 0).nonzero().squeeze(-1)
-        values, order = step.log_ratio[moving].square().sort(stable=True)
+        moving = (step_tokens.advantages * step_tokens.log_ratio > 0).nonzero().squeeze(-1)
+        values, order = step_tokens.log_ratio[moving].square().sort(stable=True)
         means = values.cumsum(0) / torch.arange(1, len(values) + 1, device=values.device)
-        dropped = torch.zeros_like(step.log_ratio, dtype=torch.bool)
+        dropped = torch.zeros_like(step_tokens.log_ratio, dtype=torch.bool)
         dropped[moving[order[int((means <= threshold).sum()) :]]] = True
-        outside = step.own(dropped, mask)
+        outside = step_tokens.own(dropped, mask)
     per_token = (-advantages * log_ratio(new, old).exp()).masked_fill(outside, 0.0)
     return TokenLosses(per_token, {"clip_fraction": outside.float()})
 
@@ -94,7 +94,7 @@ def bapo(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    step: StepTokens,
+    step_tokens: StepTokens,
     *,
     ratio_min: Share = 0.6,
     ratio_min_last: Share = 0.8,
@@ -125,8 +125,8 @@ def bapo(
         dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
     """
     low, high = balanced_bounds(
-        step.log_ratio.exp(),
-        step.advantages,
+        step_tokens.log_ratio.exp(),
+        step_tokens.advantages,
         (ratio_min, ratio_min_last, bound_step),
         (ratio_max, ratio_max_last, bound_step),
         target,
@@ -158,7 +158,7 @@ def clip_cov(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    step: StepTokens,
+    step_tokens: StepTokens,
     *,
     share: Share = 2e-4,
     covariance_min: float = 1.0,
@@ -184,17 +184,18 @@ def clip_cov(
         epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
     """
     with torch.no_grad():
-        _, up, down = clipped_surrogate(step.log_ratio.exp(), step.advantages, epsilon_low, epsilon_high)
-        covariance = _covariance(step)
+        ratio = step_tokens.log_ratio.exp()
+        _, up, down = clipped_surrogate(ratio, step_tokens.advantages, epsilon_low, epsilon_high)
+        covariance = _covariance(step_tokens)
         between = (covariance > covariance_min) & (covariance < covariance_max)
         candidates = (between & ~(up | down)).nonzero().squeeze(-1)
         # In an order that does not depend on that of the responses, which cutting by length changes.
         candidates = candidates[covariance[candidates].argsort()]
-        generator = torch.Generator().manual_seed(step.seed)
+        generator = torch.Generator().manual_seed(step_tokens.seed)
         chosen = torch.randperm(len(candidates), generator=generator)[: _count(share, len(covariance))]
         dropped = torch.zeros_like(covariance, dtype=torch.bool)
         dropped[candidates[chosen.to(candidates.device)]] = True
-        own = step.own(dropped, mask)
+        own = step_tokens.own(dropped, mask)
     per_token, up, down = clipped_surrogate(log_ratio(new, old).exp(), advantages, epsilon_low, epsilon_high)
     metrics = clip_metrics(up, down)
     metrics |= {"clip_fraction": (up | down | own).float(), "masked_fraction": own.float()}
@@ -206,7 +207,7 @@ def kl_cov(
     old: TokenPolicy,
     advantages: Tensor,
     mask: Tensor,
-    step: StepTokens,
+    step_tokens: StepTokens,
     *,
     share: Share = 2e-4,
     coefficient: NotNegative = 1.0,
@@ -226,11 +227,11 @@ def kl_cov(
         coefficient: weight of |log r| on these tokens.
     """
     with torch.no_grad():
-        covariance = _covariance(step)
+        covariance = _covariance(step_tokens)
         largest = covariance.topk(_count(share, len(covariance))).indices
         penalised = torch.zeros_like(covariance, dtype=torch.bool)
         penalised[largest] = True
-        own = step.own(penalised, mask)
+        own = step_tokens.own(penalised, mask)
     difference = log_ratio(new, old)
     per_token = -advantages * difference.exp() + coefficient * difference.abs() * own
     return TokenLosses(per_token, {"penalised_fraction": own.float()})

@@ -1,0 +1,236 @@
+"""`Method`: what a `TrustRegionConfig` means, its options and those of TRL's losses read together, once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from torch.utils.data import IterableDataset
+
+from troll.algorithms.advantages import ESTIMATORS, Estimator, EstimatorInfo
+from troll.algorithms.aggregation import check_aggregation
+from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo, TrustRegion
+from troll.common.errors import UserError, unknown
+from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
+from troll.training.trl_options import (
+    AGGREGATIONS,
+    CISPO_SETTINGS,
+    LOSS_RULES,
+    RULE_SETTINGS,
+    check_options,
+    is_set,
+)
+
+BLOCKS: Mapping[str, type[BaseModel]] = {
+    "critic": Critic,
+    "regulariser": Regulariser,
+    "dynamic_sampling": DynamicSampling,
+    "overlong": Overlong,
+    "pretraining": Pretraining,
+}
+"""Blocks of settings, which an experiment file has under the same names."""
+
+Anchor = Literal["old", "sampler"]
+Block = TypeVar("Block", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Method:
+    """What to learn and how, with nothing left open.
+
+    Attributes:
+        rule: the trust region's entry in its registry.
+        rule_settings: those that are not the rule's defaults.
+        estimator: likewise; none for TRL's advantages.
+        estimator_settings: likewise.
+        aggregation: how losses of tokens become one number.
+        critic: none for none, as with the other blocks.
+        regulariser: the KL to the reference; without one it is TRL's ``beta``.
+    """
+
+    rule: RuleInfo
+    rule_settings: Mapping[str, Any]
+    estimator: EstimatorInfo | None
+    estimator_settings: Mapping[str, Any]
+    aggregation: str
+    critic: Critic | None
+    regulariser: Regulariser | None
+    dynamic_sampling: DynamicSampling | None
+    overlong: Overlong | None
+    pretraining: Pretraining | None
+
+    def make_trust_region(self) -> TrustRegion:
+        """The rule with its settings, and with the state of those that adapt."""
+        return TrustRegion(self.rule, self.rule_settings)
+
+    def make_estimator(self) -> Estimator | None:
+        """The estimator with its settings and moments; none for TRL's advantages."""
+        return None if self.estimator is None else Estimator(self.estimator, self.estimator_settings)
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether each prompt needs a greedy response."""
+        return self.estimator is not None and self.estimator.needs_greedy
+
+    @property
+    def needs_every_reward(self) -> bool:
+        """Whether each response needs a reward: TRL's own advantages leave out those that nothing scores."""
+        return (
+            self.estimator is not None or self.rule.needs_group_rewards or self.dynamic_sampling is not None
+        )
+
+
+def resolve(args: Any) -> Method:
+    """Reads a configuration, and refuses what is wrong in it or would have no effect."""
+    blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
+    if args.aggregation is not None:
+        check_aggregation(args.aggregation)
+    name = rule_name(args)
+    check_options(args, name)
+    _check_sampler(args, name)
+    settings = rule_settings(args, name)
+    rule = TRUST_REGIONS.find(name, settings)
+    estimator, given = None, dict(args.estimator_settings or {})
+    if args.estimator is not None:
+        estimator = ESTIMATORS.find(args.estimator, given)
+    # clip on whole responses is TRL's loss, summed as `loss_type` says; a rule's own name is the paper's.
+    insists = None if args.trust_region == "clip" else rule.aggregation
+    aggregation = aggregation_of(args, insists, estimator.aggregation if estimator else None)
+    method = Method(rule, settings, estimator, given, aggregation, **blocks)
+    _check_blocks(method)
+    return method
+
+
+def _block(name: str, kind: type[Block], value: Any) -> Block | None:
+    if value is None or isinstance(value, kind):
+        return value
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        from troll.common.explain import explain
+
+        raise UserError(explain(error, kind, name)) from None
+
+
+def rule_name(args: Any) -> str:
+    """The trust region's name: ``trust_region``; if it is not set, the rule of ``loss_type``, else TROLL.
+
+    For ``importance_sampling_level="sequence"``, TROLL and clip stand for their forms on whole responses.
+    """
+    sequences, luspo = args.importance_sampling_level == "sequence", args.loss_type == "luspo"
+    name: str = args.trust_region or LOSS_RULES.get(args.loss_type, ("troll",))[0]
+    if not sequences:
+        return name
+    if luspo and args.trust_region in (None, "clip"):
+        return "luspo"
+    return {"troll": "troll-seq", "clip": "gspo-clip"}.get(name, name)
+
+
+def rule_settings(args: Any, rule: str) -> dict[str, Any]:
+    """Settings of the trust region: its own, and those that options of TRL's loss give.
+
+    Raises:
+        UserError: the trust region has no setting of the option's meaning, or the setting is given twice.
+    """
+    own, valid = dict(args.trust_region_settings or {}), TRUST_REGIONS.find(rule, {}).settings
+    meanings = CISPO_SETTINGS if rule == "cispo" else RULE_SETTINGS
+    settings: dict[str, Any] = {}
+    if rule in ("cispo", "luspo") and rule != args.trust_region:
+        # TRL's loss, and so TRL's bound: not what the rule's paper recommends.
+        meanings = {**meanings, "epsilon": ("ratio_max",) if rule == "cispo" else RULE_SETTINGS["epsilon"]}
+        settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
+    settings |= own
+    for option, names in meanings.items():
+        if not is_set(args, option):
+            continue
+        meant = [name for name in names if name in valid]
+        value = getattr(args, option)
+        if not meant:
+            raise UserError(
+                f"{option}={value!r} means nothing to trust region {rule!r}; its settings "
+                f"(trust_region_settings): {', '.join(valid) or 'none'}"
+            )
+        if own.keys() & set(meant):
+            raise UserError(
+                f"{option} and trust_region_settings both set {', '.join(meant)}; leave one of them out"
+            )
+        settings |= dict.fromkeys(meant, value)
+    high = settings.get("epsilon_high", 0.2)
+    if is_set(args, "delta") and args.delta <= 1.0 + high:
+        raise UserError(
+            f"delta={args.delta} must be above 1 + epsilon_high = {1.0 + high}: below, it would cap tokens "
+            "that clipping leaves alone"
+        )
+    return settings
+
+
+def aggregation_of(args: Any, rule: str | None, estimator: str | None) -> str:
+    """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``.
+
+    Raises:
+        UserError: a ``loss_type`` was chosen that means another one.
+    """
+    meant = AGGREGATIONS[args.loss_type]
+    chosen: str = rule or args.aggregation or estimator or meant
+    if is_set(args, "loss_type") and chosen != meant:
+        who = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
+        raise UserError(
+            f"loss_type={args.loss_type!r} aggregates by {meant}, but {who} by {chosen}; "
+            "leave loss_type at 'dapo'"
+        )
+    return chosen
+
+
+def _check_sampler(args: Any, rule: str) -> None:
+    """Refuses a policy lag that is none, and rollouts that do not go with it or with the rule."""
+    if not isinstance(args.policy_lag, int) or isinstance(args.policy_lag, bool) or args.policy_lag < 0:
+        raise UserError(f"policy_lag is {args.policy_lag!r}, must be a number of rollout batches, 0 or more")
+    anchors = get_args(Anchor)
+    if args.trust_region_anchor not in anchors:
+        raise UserError(f"trust_region_anchor: {unknown('name', args.trust_region_anchor, anchors)}")
+    if args.use_vllm and (args.policy_lag or args.trust_region_anchor == "sampler"):
+        raise UserError(
+            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM gives no "
+            "distributions of the policy that sampled; leave them out or set use_vllm to false"
+        )
+    if rule == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
+        raise UserError(
+            "vespo puts the correction of what vLLM sampled into its own weights in TRL, which is not done "
+            "here; set vllm_importance_sampling_correction to false"
+        )
+
+
+def _check_blocks(method: Method) -> None:
+    """Refuses blocks that the estimator has no use for, and an estimator that lacks its critic."""
+    estimator = method.estimator
+    name, needed = estimator and estimator.name, estimator is not None and estimator.needs_values
+    if needed and method.critic is None:
+        raise UserError(f"estimator {name!r} needs a critic; critic={{}} takes one with the defaults")
+    if method.critic is not None and not needed:
+        raise UserError(f"estimator {name!r} has no use for a critic; leave it out")
+    in_reward = method.regulariser is not None and method.regulariser.applied_to == "reward"
+    for block, given in {"overlong": method.overlong is not None, "a KL in the reward": in_reward}.items():
+        if given and estimator is None:
+            raise UserError(f"{block} has no effect on TRL's own advantages; name an estimator")
+
+
+def check_rollouts(args: Any, method: Method, dataset: Any) -> None:
+    """Refuses what cannot work with the groups, the sampler or the data set of prompts.
+
+    Raises:
+        UserError: groups that are split over processes, a sampler without greedy responses, or prompts
+            without an end.
+    """
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if (method.needs_greedy or method.dynamic_sampling) and rows % args.num_generations:
+        raise UserError(
+            f"{rows} responses of a process do not divide into groups of {args.num_generations}; remax "
+            "and dynamic sampling need whole groups in each process"
+        )
+    if method.needs_greedy and (args.use_vllm or args.use_transformers_continuous_batching):
+        raise UserError(
+            "estimator 'remax' needs a greedy response to every prompt, which only sampling through "
+            "transformers gives here; set use_vllm and use_transformers_continuous_batching to false"
+        )
+    if method.dynamic_sampling and isinstance(dataset, IterableDataset):
+        raise UserError("dynamic sampling draws other prompts, so that it needs a dataset with a length")

@@ -1,0 +1,179 @@
+"""The old policy, which sampled, and the new one, which is trained, as a trust region compares them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from troll.algorithms.distributions import SparseLogProbs, align, constant_tail
+from troll.algorithms.trust_regions import TokenPolicy
+from troll.training.batches import OLD, loss_mask
+from troll.training.config import TrustRegionConfig
+
+LOG_PROBS = "old_per_token_logps"
+"""TRL's name of the old policy's log-probs [B, T] in a rollout batch."""
+
+
+_WIDE = 4096
+"""Vocabularies above which the part of full supports is logged: K tokens of a smaller one are no small part
+of it, and what its recorded runs log stays as it is."""
+
+
+class OldPolicy:
+    """Scores responses by the policy as it is now, and stores what of it a rollout batch carries.
+
+    Args:
+        vocabulary: V of the model.
+    """
+
+    def __init__(self, args: TrustRegionConfig, vocabulary: int, accelerator: Accelerator) -> None:
+        self._keep, self._dropped_mass = args.keep, args.dropped_mass
+        self._wide, self._accelerator = vocabulary > _WIDE, accelerator
+        self._recorded: dict[str, Tensor] | None = None
+
+    @contextmanager
+    def recording(self, scored: bool) -> Iterator[dict[str, Tensor]]:
+        """While TRL samples: its first scoring by the policy is that of the old policy.
+
+        Args:
+            scored: whether TRL will score the responses by the policy that sampled them.
+
+        Yields:
+            What `record` fills with the distributions, as they travel in a rollout batch.
+        """
+        recorded: dict[str, Tensor] = {}
+        self._recorded = recorded if scored else None
+        try:
+            yield recorded
+        finally:
+            self._recorded = None
+
+    @property
+    def records(self) -> bool:
+        """Whether the next scoring by the policy is the one that `recording` waits for."""
+        return self._recorded is not None
+
+    def record(self, *batch: Any) -> Tensor:
+        """As `score`; `recording` gets the distributions."""
+        assert self._recorded is not None
+        log_probs, distribution = self.score(*batch)
+        self._recorded |= distribution.to_batch(OLD)
+        self._recorded = None
+        return log_probs
+
+    def score(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, length: int, chunk: int | None
+    ) -> tuple[Tensor, SparseLogProbs]:
+        """Log-probs [B, T] of the last T = ``length`` tokens, and their distributions.
+
+        The support of every distribution is chosen in the same forward pass that gives the log-probs.
+
+        Args:
+            model: with the sparse head of `troll.training.head`.
+            input_ids: [B, L].
+            attention_mask: [B, L].
+            length: T.
+            chunk: responses in one forward pass; none for all.
+        """
+        log_probs, distributions = [], []
+        size = chunk or len(input_ids)
+        for start in range(0, len(input_ids), size):
+            rows = slice(start, start + size)
+            with self._accelerator.autocast():
+                output = model(
+                    input_ids=input_ids[rows],
+                    attention_mask=attention_mask[rows],
+                    mask=attention_mask[rows, -length:],
+                    keep=self._keep,
+                    dropped_mass=self._dropped_mass,
+                    sparse_lm_head=True,
+                )
+            log_probs.append(output.log_probs)
+            # They wait in main memory: K numbers for each token of a large rollout batch would fill a GPU.
+            distributions.append(SparseLogProbs.from_batch(output).cpu())
+        return torch.cat(log_probs), SparseLogProbs.cat(distributions)
+
+    @torch.no_grad()
+    def score_batch(self, model: Any, inputs: Mapping[str, Any], chunk: int | None) -> dict[str, Tensor]:
+        """Log-probs and distributions of a rollout batch's responses, as they travel in it."""
+        log_probs, distribution = self.score(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].shape[1],
+            chunk,
+        )
+        return {LOG_PROBS: log_probs, **distribution.to_batch(OLD)}
+
+    def read(self, inputs: Mapping[str, Any]) -> TokenPolicy:
+        """What a rule may know of the old policy, from a (completed) batch."""
+        distribution = SparseLogProbs.from_batch(inputs, OLD, inputs["completion_ids"].device)
+        return TokenPolicy(inputs[LOG_PROBS], distribution, None)
+
+    def fullness(self, kept: Tensor) -> dict[str, Tensor]:
+        """Metric of a wide vocabulary: whether the ``kept`` [B, T] tokens are all that may be kept."""
+        return {"support_full": kept >= self._keep} if self._wide else {}
+
+    def mismatch(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """How far the log-probs of another engine, which sampled, are from the policy's: TRL's measures."""
+        mask = loss_mask(inputs)
+        apart = (inputs[LOG_PROBS] - inputs["sampling_per_token_logps"]).abs().where(mask.bool(), 0.0)
+        totals = torch.stack([apart.sum(), mask.sum().to(apart)])
+        total, tokens = self._accelerator.reduce(totals, "sum").tolist()
+        largest = float(self._accelerator.gather(apart.max().unsqueeze(0)).max())
+        name = "sampling/sampling_logp_difference"
+        return {f"{name}/mean": total / max(tokens, 1), f"{name}/max": largest}
+
+
+class NewPolicy:
+    """Reads the policy being trained at the response tokens.
+
+    Args:
+        experts: whether the load-balancing loss of a mixture of experts is asked for.
+    """
+
+    def __init__(self, args: TrustRegionConfig, experts: bool, accelerator: Accelerator) -> None:
+        self._args, self._experts, self._accelerator = args, experts, accelerator
+
+    def read(
+        self, model: Any, inputs: Mapping[str, Any], support: Tensor
+    ) -> tuple[TokenPolicy, Tensor | None]:
+        """The policy and the auxiliary loss of its experts.
+
+        Its tail decides on which tokens: the given support [B, T, K] if pooled, else the policy's own.
+        """
+        mask, args = inputs["completion_mask"], self._args
+        own = {"keep": args.keep, "dropped_mass": args.dropped_mass}
+        with self._accelerator.autocast():
+            output = model(
+                input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
+                mask=mask,
+                sparse_lm_head=True,
+                **({"support": support} if args.tail == "pooled" else own),
+                **({"output_router_logits": True} if self._experts else {}),
+            )
+        distribution = SparseLogProbs.from_batch(output)
+        policy = TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
+        return policy, output.aux_loss
+
+    def compared(self, model: Any, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
+        """Both policies on the same tokens, in the form that a trust region compares.
+
+        With the constant tail these are the tokens that one of them keeps, and others have the paper's
+        constant.
+        """
+        if self._args.tail == "pooled":
+            return new, old
+        assert new.distribution is not None and old.distribution is not None
+        vocabulary = self._accelerator.unwrap_model(model).get_output_embeddings().weight.shape[0]
+        ours, theirs = align(
+            constant_tail(new.distribution, vocabulary),
+            constant_tail(old.distribution, vocabulary),
+            missing="default",
+        )
+        return replace(new, distribution=ours), replace(old, distribution=theirs)

@@ -1,0 +1,107 @@
+"""Rewards of responses, and of the greedy response to every prompt, which is the baseline of ReMax."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from troll.common.errors import UserError
+from troll.training.learning_signal import LearningSignal
+from troll.training.method import Method
+from troll.training.order import OrderedTrainer
+
+
+def check_greedy(trainer: Any) -> None:
+    """Refuses rollouts that cannot be repeated greedily.
+
+    Raises:
+        UserError: responses are not the trainer's own, or come from an environment with a state.
+    """
+    for name in ("rollout_func", "environment_factories"):
+        if getattr(trainer, name, None) is not None:
+            option = "environment_factory" if name == "environment_factories" else name
+            raise UserError(
+                f"estimator 'remax' needs a greedy response to every prompt, which {option} does not give; "
+                "leave it out or choose another estimator, such as 'rloo'"
+            )
+
+
+class RewardedTrainer(OrderedTrainer):
+    """TRL's trainer, which tells each response's reward, and that of the greedy response to a prompt."""
+
+    method: Method
+    signal: LearningSignal
+    generated_samples: int
+    generation_config: Any  # TRL's, as those below
+    _metrics: dict[str, Any]
+    _pending_metrics: dict[str, Any]
+    _pending_extra_logs: dict[str, Any]
+
+    def _report(self, name: str, value: Tensor | float) -> None:
+        """Puts a number into the log of the next optimiser step; means over processes."""
+        value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
+        self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+        self._rewards_per_function = rewards
+        return rewards
+
+    def total_rewards(self, rows: int) -> Tensor:
+        """Weighted rewards [B] of this process's ``rows`` responses that were scored last."""
+        per_function = self._rewards_per_function
+        if self.model.training and self.method.needs_every_reward and per_function.isnan().all(1).any():
+            raise UserError(
+                "no reward function gave a number for some response (each returned None); advantages by an "
+                "estimator's name need one for every response: return 0, or leave estimator out"
+            )
+        rewards: Tensor = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
+        start = rows * self.accelerator.process_index
+        return rewards[start : start + rows]
+
+    def greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
+        """Reward [B] of the greedy response to each row's prompt; each prompt is decoded once.
+
+        Args:
+            inputs: rows of prompts, each repeated for every response of its group.
+        """
+        prompts = inputs[:: self.num_generations]
+        texts = [item["prompt"] for item in prompts]
+        with self._greedy(), self._unseen():
+            _, ids, _, responses, *_ = self._generate(texts)
+            self._calculate_rewards(prompts, texts, responses, ids)
+        rewards = self.total_rewards(len(prompts))
+        self._report("greedy_success", rewards.mean())
+        self.generated_samples += len(prompts) * self.accelerator.num_processes
+        rewards = rewards + self.signal.penalty(rewards.new_tensor([len(response) for response in ids]))
+        return rewards.repeat_interleave(self.num_generations)
+
+    @contextmanager
+    def _greedy(self) -> Iterator[None]:
+        sampling = self.generation_config
+        self.generation_config = copy.deepcopy(sampling)
+        # The other values are transformers' own: they mean nothing in a greedy decode.
+        self.generation_config.update(do_sample=False, temperature=1.0, top_p=1.0, top_k=50, min_p=None)
+        try:
+            yield
+        finally:
+            self.generation_config = sampling
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """What is measured of responses, by TRL or by rewards, is that of the samples alone."""
+        names = ("_metrics", "_pending_metrics", "_pending_extra_logs")
+        kept = {name: getattr(self, name) for name in names}
+        tokens = self.state.num_input_tokens_seen
+        self._metrics = {mode: defaultdict(list) for mode in kept["_metrics"]}
+        self._pending_metrics, self._pending_extra_logs = defaultdict(list), defaultdict(list)
+        try:
+            yield
+        finally:
+            self.state.num_input_tokens_seen = tokens
+            for name, value in kept.items():
+                setattr(self, name, value)
