@@ -11,6 +11,7 @@ from troll.algorithms.advantages import ESTIMATORS, Estimator, EstimatorInfo
 from troll.algorithms.aggregation import check_aggregation
 from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo, TrustRegion
 from troll.common.errors import UserError, unknown
+from troll.common.explain import explain
 from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
 from troll.training.trl_options import (
     AGGREGATIONS,
@@ -107,8 +108,6 @@ def _block(name: str, kind: type[Block], value: Any) -> Block | None:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        from troll.common.explain import explain
-
         raise UserError(explain(error, kind, name)) from None
 
 
