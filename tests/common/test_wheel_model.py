@@ -555,6 +555,60 @@ def test_a_gradient_that_is_not_finite_costs_one_step_and_not_the_model(
     assert taught(tiny, tmp_path / "again")["skipped_steps"] == 3, "also of steps that were taken"
 
 
+class Killed(BaseException):
+    """Caught by nothing, as a signal that ends the process."""
+
+
+def taught_with_gradients(monkeypatch, hook, *arguments, **settings):
+    """As `taught`, with a hook that gets the gradient of one weight and the number of the step."""
+    train = base_model.train_supervised
+
+    def hooked(network, *rest, **options):
+        calls = itertools.count(1)
+        network.model.norm.weight.register_hook(lambda gradient: hook(gradient, next(calls)))
+        return train(network, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base_model, "train_supervised", hooked)
+        return taught(*arguments, **settings)
+
+
+def killed_at_10(gradient, step):
+    if step == 10:
+        raise Killed
+    return gradient * math.nan if step == 3 else gradient
+
+
+def test_killed_steps_go_on_to_the_same_weights(tiny, tmp_path, mirrored, monkeypatch, capsys):
+    """The last checkpoint is that of step 8 of 12; a step that was skipped before it is counted, once."""
+    whole = taught_with_gradients(
+        monkeypatch,
+        lambda gradient, step: gradient * math.nan if step == 3 else gradient,
+        tiny,
+        tmp_path / "whole",
+    )
+    shutil.rmtree(tmp_path / "place")
+    with pytest.raises(Killed):
+        taught_with_gradients(monkeypatch, killed_at_10, tiny, tmp_path / "base")
+    assert not (tmp_path / "base/manifest.json").exists()
+    capsys.readouterr()
+    resumed = taught(tiny, tmp_path / "base")
+    assert "continues after step 8" in capsys.readouterr().err
+    assert resumed["checkpoint"] == whole["checkpoint"]
+    assert resumed["skipped_steps"] == whole["skipped_steps"] == 1
+    assert resumed["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-3)
+    assert resumed["last_loss"] == whole["last_loss"]
+    assert sorted(path.name for path in (tmp_path / "base").iterdir()) == ["checkpoint", "manifest.json"]
+
+
+def test_checkpoints_of_other_steps_are_not_used(tiny, tmp_path, mirrored, monkeypatch, capsys):
+    with pytest.raises(Killed):
+        taught_with_gradients(monkeypatch, killed_at_10, tiny, tmp_path / "base")
+    taught(tiny, tmp_path / "base", supervised=STEPS | {"learning_rate": 1e-4})
+    said = capsys.readouterr().err
+    assert "of another configuration; not used" in said and "continues after" not in said
+
+
 def test_gradients_that_stay_not_finite_end_the_steps(tiny, tmp_path, mirrored, monkeypatch):
     spoilt_at(monkeypatch, 5, 6, 7)
     with pytest.raises(

@@ -18,8 +18,9 @@ from troll.operations import progress_line
 from troll.operations.progress_line import handler as module
 from troll.operations.progress_line.expected import expected_seconds
 from troll.operations.progress_line.handler import LogHandler, Settings
+from troll.operations.progress_line.logs import tail
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.words import Stage, line_of, news, read_stage, roughly, tail
+from troll.operations.progress_line.words import Stage, line_of, news, read_stage, roughly
 
 
 class TestTheInterfaceOfSnakemake(TestLogHandlerBase):

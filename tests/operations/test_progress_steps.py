@@ -6,12 +6,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerState
 
 from troll.experiment.files import read_experiment
 from troll.operations.progress_line.handler import LogHandler
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import Steps, read_all, read_steps, totals
+from troll.operations.progress_line.steps import Steps, read_all, read_steps, steps_in_log, totals
 from troll.operations.progress_line.words import Stage, line_of
+from troll.training.callbacks import ProgressCallback
 
 RUN = "tiny/chains/troll/grpo/stale/seed0"
 
@@ -69,6 +71,33 @@ def test_steps_are_read_from_what_the_run_writes(tmp_path):
     before = time.time() - 3600
     os.utime(directory / "metrics.jsonl", (before, before))
     assert read_steps(directory, 8, 60) is None, "steps of an earlier attempt"
+
+
+def test_a_base_model_tells_its_steps_in_its_log(tmp_path, capfd):
+    callback = ProgressCallback("large/chains/base", measure="loss", label="loss", seconds=0)
+    state, nothing = TrainerState(max_steps=150), SimpleNamespace()
+    callback.on_train_begin(nothing, state, nothing)
+    callback._begun -= 100.0
+    state.global_step = 4
+    callback.on_log(nothing, state, nothing, {"loss": 1.25})
+    log = tmp_path / "base.log"
+    assert steps_in_log(log, 60) is None
+    log.write_text("Loading weights\n")
+    assert steps_in_log(log, 60) is None, "no step yet"
+    log.write_text(f"Loading weights\n{capfd.readouterr().err}{{'loss': '1.25'}}\n")
+    steps = steps_in_log(log, 60)
+    assert (steps.done, steps.total) == (4, 150) and steps.pace_s == pytest.approx(25, abs=0.1)
+    # Nothing is known of the runs after it, but it takes an hour by itself.
+    state = State(clock=lambda: 0.0)
+    state.plan({"base_model": 1, "train": 2})
+    state.start(0, "base_model", "base model large")
+    assert "time left not known yet" in line_of(state, Stage())
+    state.running[0].steps = steps
+    line = line_of(state, Stage())
+    assert "more than 1 h 1 min left" in line and "base model large (step 4 of 150)" in line
+    before = time.time() - 3600
+    os.utime(log, (before, before))
+    assert steps_in_log(log, 60) is None, "of an earlier attempt"
 
 
 def test_the_steps_of_a_whole_run_are_those_of_its_training(repository, tmp_path):

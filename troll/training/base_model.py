@@ -246,7 +246,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
     with pretrained(config, out) as (model, template, _):
 
         def make() -> dict[str, Any]:
-            learnt = _learn(config, model, template, shown, out)
+            learnt = _learn(config, model, template, shown, out, digest_of_json(identity))
             return manifest_of(config, wall_s=learnt["wall_s"], data={}) | learnt
 
         identity = {
@@ -287,13 +287,18 @@ def _made_or_taken(
 
 
 def _learn(
-    config: BaseConfig, model: Snapshot, template: str | None, shown: Sequence[Demonstration], out: Path
+    config: BaseConfig,
+    model: Snapshot,
+    template: str | None,
+    shown: Sequence[Demonstration],
+    out: Path,
+    identity: str,
 ) -> dict[str, float]:
     """Trains a pretrained model, and saves it in ``out / "checkpoint"``."""
     assert not isinstance(config.model, ScratchModelOfRun) and config.model.supervised is not None
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out, prefix=".supervised.") as name:
-        start, trainer = Path(name, "start"), Path(name, "trainer")
+        start = Path(name, "start")
         start.mkdir()
         link(model, start, template)
         tokenizer = load_policy_tokenizer(start)
@@ -305,11 +310,13 @@ def _learn(
             rows,
             config.model.supervised,
             seed=config.seeds.model,
-            out=trainer,
+            out=out / "trainer",
             run_id=config.run_id,
             pretrained=True,
+            identity=identity,
         )
         save_model(network, tokenizer, out / "checkpoint")
+    shutil.rmtree(out / "trainer", ignore_errors=True)
     return learnt
 
 

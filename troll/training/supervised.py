@@ -1,5 +1,6 @@
 """Supervised training on demonstrations: what makes a base model, from random or from pretrained weights."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from troll.common.errors import UserError
+from troll.common.files import read_json, write_json
 from troll.common.gpus import without_cudnn_attention
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
@@ -23,6 +26,7 @@ from troll.experiment.model_settings import SupervisedSteps
 from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
 from troll.tasks.types import Demonstration
 from troll.training.callbacks import ProgressCallback
+from troll.training.checkpoints import CheckpointCallback, expect_tied_weights, step_of
 from troll.training.pretraining import IGNORED
 
 Row = dict[str, list[int]]
@@ -32,6 +36,8 @@ _BETA2 = 0.99  # few steps: a shorter memory than AdamW's 0.999
 _TOKENS_ON_CPU, _TOKENS_ON_GPU = 1024, 16384
 _LAST = 10
 _SKIPPED_IN_A_ROW = 3
+_CHECKPOINTS = 6
+"""Checkpoints on the way of a pretrained model, whose steps take seconds each."""
 
 
 class SkipNonFiniteGradients(TrainerCallback):
@@ -76,6 +82,28 @@ class SkipNonFiniteGradients(TrainerCallback):
             )
         say(f"[train] {self._run_id}: supervised step {step}: skipped, its gradient is not finite")
         model.zero_grad(set_to_none=True)
+
+
+class _SoFar(TrainerCallback):
+    """Keeps in each checkpoint what the Trainer's own files lack: seconds of training and skipped steps."""
+
+    FILE = "supervised.json"
+
+    def __init__(self, skip: SkipNonFiniteGradients) -> None:
+        self._skip = skip
+        self._begun = time.monotonic()
+        self.earlier_s = 0.0
+
+    def resume(self, checkpoint: Path) -> None:
+        earlier = read_json(checkpoint / self.FILE)
+        self.earlier_s, self._skip.skipped = earlier["wall_s"], earlier["skipped_steps"]
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        directory = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        wall_s = self.earlier_s + time.monotonic() - self._begun
+        write_json(directory / self.FILE, {"wall_s": wall_s, "skipped_steps": self._skip.skipped})
 
 
 def rows_of(
@@ -140,6 +168,7 @@ def train_supervised(
     out: Path,
     run_id: str,
     pretrained: bool = False,
+    identity: str = "",
 ) -> dict[str, float]:
     """Trains a model in place.
 
@@ -153,9 +182,11 @@ def train_supervised(
         settings: steps, batch size and rates; the learning rate rises for a twentieth of the steps and then
             falls as a cosine.
         seed: of the order of the rows.
-        out: directory for the trainer's own files.
+        out: directory for the trainer's own files. An interrupted training of a pretrained model resumes from
+            the newest checkpoint there.
         run_id: for lines of progress.
         pretrained: whether it is a pretrained one.
+        identity: digest of all that decides the weights; checkpoints of another one are not used.
 
     Returns:
         ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10
@@ -180,7 +211,8 @@ def train_supervised(
         seed=seed,
         data_seed=derive_seed(stream="base-order", seed=seed) % 2**32,
         logging_steps=1 if pretrained else 10,  # a step of a large model takes seconds
-        save_strategy="no",
+        save_strategy="steps" if pretrained else "no",
+        save_steps=max(1, settings.steps // _CHECKPOINTS),
         report_to="none",
         disable_tqdm=True,
         use_cpu=not on_gpu,
@@ -191,20 +223,29 @@ def train_supervised(
         1, arguments.n_gpu
     )  # of several GPUs the Trainer would take all, with a batch each
     skip = SkipNonFiniteGradients(run_id)
+    so_far, checkpoints = _SoFar(skip), CheckpointCallback(identity, keep=1)
     trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=list(rows),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[ProgressCallback(run_id, measure="loss", label="loss"), skip],
+        callbacks=[ProgressCallback(run_id, measure="loss", label="loss"), skip, so_far, checkpoints],
     )
-    result = trainer.train()
+    newest = checkpoints.newest(out) if pretrained else None
+    if newest is not None:
+        say(f"[train] {run_id}: continues after step {step_of(newest)}")
+        so_far.resume(newest)
+        expect_tied_weights(model)
+    result = trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
     if pretrained:
         model.config.use_cache = cached  # the Trainer switches it off, and what is saved would say so
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-_LAST:]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    mean_loss, last = result.metrics["train_loss"], losses[-_LAST:]
+    if newest is not None:  # transformers sums the losses of this attempt alone
+        mean_loss = sum(losses) / len(losses)
     return {
-        "wall_s": result.metrics["train_runtime"],
-        "final_loss": result.metrics["train_loss"],
-        "last_loss": sum(losses) / len(losses) if losses else result.metrics["train_loss"],
+        "wall_s": so_far.earlier_s + result.metrics["train_runtime"],
+        "final_loss": mean_loss,
+        "last_loss": sum(last) / len(last) if last else mean_loss,
         **({"skipped_steps": skip.skipped} if skip.skipped else {}),
     }

@@ -19,7 +19,7 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from troll.experiment.experiment import Experiment
 from troll.operations.progress_line.expected import expected_seconds
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import read_all, totals
+from troll.operations.progress_line.steps import read_all, steps_in_log, totals
 from troll.operations.progress_line.words import (
     decided,
     failure,
@@ -135,7 +135,7 @@ class LogHandler(LogHandlerBase):
                 self._state.start(
                     told.jobid, told.rule_name, str(told.rule_msg or told.rule_name), self._trains(told)
                 )
-                if told.rule_name == "base_model":
+                if told.rule_name in ("base_model", "hub_model"):
                     self._bases[told.jobid] = list(told.log or ())
                 self._paint()
             case LogEvent.JOB_FINISHED:
@@ -223,6 +223,10 @@ class LogHandler(LogHandlerBase):
         jobs = {number: (job.run, now - job.started) for number, job in running.items() if job.run}
         for number, steps in read_all(jobs, self._totals, self.settings.root).items():
             running[number].steps = steps
+        for number, logs in self._bases.items():
+            if number in running and logs:
+                steps = steps_in_log(Path(logs[0]), now - running[number].started)
+                running[number].steps = steps or running[number].steps
 
     def _progress(self) -> None:
         """After a job: the line, or, without a terminal, a plain one where enough has changed."""

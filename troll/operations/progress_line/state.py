@@ -175,6 +175,14 @@ class State:
             longest = max(longest, left)
         return max(work / self._pace(now), longest, 0.0)
 
+    def at_least(self) -> float | None:
+        """Seconds that running jobs still take by the pace of their steps; None where none has steps yet."""
+        now = self.clock()
+        times = [
+            job.left(now, 0.0) for job in self.running.values() if job.steps is not None and job.steps.pace_s
+        ]
+        return max(times, default=None)
+
     def _pace(self, now: float) -> float:
         """Seconds of jobs that pass in a second: how many run at a time."""
         elapsed = 0.0 if self._begun is None else now - self._begun

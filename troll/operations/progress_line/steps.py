@@ -1,5 +1,6 @@
-"""How far running jobs are inside: the optimiser steps that runs write as they train."""
+"""How far running jobs are inside: the optimiser steps that runs and base models write as they train."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,11 @@ from pathlib import Path
 
 from troll.experiment.experiment import Experiment
 from troll.experiment.looks import with_further_seeds
+from troll.operations.progress_line.logs import tail
 from troll.operations.status import pace_of
+
+_PROGRESS = re.compile(r"\[train\] .+: step (\d+)/(\d+), .+, ([\d:]+) left$")
+"""What `troll.training.callbacks.ProgressCallback` prints."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,25 @@ def read_steps(
         return None
     done, pace_s = pace_of(path)
     return Steps(min(done, total), total, pace_s) if done else None
+
+
+def steps_in_log(log: Path, running_s: float, *, now: Callable[[], float] = time.time) -> Steps | None:
+    """The steps of a base model that is being trained, from the last line of progress in its job's log.
+
+    Args:
+        now: seconds since 1970.
+    """
+    try:
+        if log.stat().st_mtime < now() - running_s:
+            return None
+    except OSError:
+        return None
+    lines = [match for line in tail(log) if (match := _PROGRESS.match(line))]
+    if not lines:
+        return None
+    done, total = int(lines[-1][1]), int(lines[-1][2])
+    left_s = sum(int(part) * 60**power for power, part in enumerate(reversed(lines[-1][3].split(":"))))
+    return Steps(min(done, total), total, left_s / (total - done) if done < total else None)
 
 
 def read_all(

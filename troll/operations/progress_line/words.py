@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from troll.operations.progress_line.logs import tail
 from troll.operations.progress_line.state import Job, State
 
 _UNDECIDED = ("not run", "inconclusive")
 _TAKEN = re.compile(r"\[base\] .+: taken from ")
-_TAIL_LINES = 8
-_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,11 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
     """
     left, now = state.left(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
-    parts.append("time left not known yet" if left is None else f"{roughly(left)} left")
+    at_least = state.at_least()
+    if left is not None:
+        parts.append(f"{roughly(left)} left")
+    else:
+        parts.append("time left not known yet" if at_least is None else f"more than {roughly(at_least)} left")
     if stage.until is not None and left is not None and now + left < stage.until:
         parts.append(f"further seeds may follow until {time.strftime('%H:%M', time.localtime(stage.until))}")
     head = f"{stage.title}: " if stage.title else ""
@@ -127,14 +130,3 @@ def failure(rule: str, name: str, logs: Sequence[str], aux: Mapping[str, object]
 def taken(logs: Sequence[str]) -> Iterator[str]:
     """The lines of finished jobs' logs that say of base models that they were taken from the shared place."""
     yield from (line for log in logs for line in tail(Path(log)) if _TAKEN.match(line))
-
-
-def tail(path: Path) -> list[str]:
-    """The last lines of a log that are not empty."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
