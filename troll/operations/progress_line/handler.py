@@ -225,8 +225,8 @@ class LogHandler(LogHandlerBase):
             running[number].steps = steps
         for number, logs in self._bases.items():
             if number in running and logs:
-                steps = steps_in_log(Path(logs[0]), now - running[number].started)
-                running[number].steps = steps or running[number].steps
+                seen = steps_in_log(Path(logs[0]), now - running[number].started)
+                running[number].steps = seen or running[number].steps
 
     def _progress(self) -> None:
         """After a job: the line, or, without a terminal, a plain one where enough has changed."""
