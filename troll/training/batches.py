@@ -25,15 +25,7 @@ def loss_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def mixed_groups(rewards: Tensor, size: int) -> Tensor:
-    """Which groups have a signal: their rewards are not all equal (DAPO: neither all right nor all wrong).
-
-    Args:
-        rewards: [P * G], groups one after the other.
-        size: G.
-
-    Returns:
-        [P] bool.
-    """
+    """[P] bool: which groups of `size` [P * G] have a signal, as rewards are not all equal (DAPO)."""
     grouped = rewards.view(-1, size)
     return grouped.amax(1) > grouped.amin(1)
 
@@ -41,13 +33,7 @@ def mixed_groups(rewards: Tensor, size: int) -> Tensor:
 def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1.0) -> Tensor:
     """DAPO's soft punishment, [B]: 0 up to limit - buffer tokens, then linear down to -factor at the limit.
 
-    Source: DAPO, arXiv 2503.14476, eq. 13 (limit 20480, buffer 4096, factor 1).
-
-    Args:
-        lengths: [B] in tokens.
-        limit: L_max.
-        buffer: L_c.
-        factor: penalty at the limit.
+    Source: DAPO, arXiv 2503.14476, eq. 13 (L_max = limit 20480, L_c = buffer 4096, factor 1).
     """
     return -factor * ((lengths - (limit - buffer)) / buffer).clamp(0, 1)
 
@@ -58,13 +44,9 @@ def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
 
 
 def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> list[dict[str, Any]]:
-    """The micro-batches of an optimiser step with the tokens, non-empty responses and responses of all.
+    """This process's micro-batches of an optimiser step, with the counts of all processes.
 
-    Args:
-        batches: this process's micro-batches, in their order.
-
-    Returns:
-        The same with ``step_tokens``, ``step_sequences`` and ``step_responses``.
+    These are ``step_tokens``, ``step_sequences`` (responses that are not empty) and ``step_responses``.
     """
     masks = [loss_mask(batch) for batch in batches]
     counts = torch.stack(
@@ -87,14 +69,9 @@ def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerato
 
 
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Groups responses of like length, so that each group, padded to its longest, stays within a budget.
+    """Row numbers of groups of like length, longest first, each within a budget when padded to its longest.
 
-    Args:
-        lengths: [B] tokens of prompt and response.
-        budget: tokens of a group, padding included; a longer response makes a group of its own.
-
-    Returns:
-        Row numbers of each group, longest first; together all rows.
+    ``lengths`` [B] are tokens of prompt and response; a response beyond the budget makes a group of its own.
     """
     groups: list[list[int]] = []
     longest = 0
@@ -108,12 +85,7 @@ def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def split_to(groups: list[Tensor], count: int) -> list[Tensor]:
-    """Halves the largest groups until there are ``count``: sharded processes must make as many passes.
-
-    Args:
-        groups: row numbers, together at least ``count`` rows.
-        count: at least the number of groups.
-    """
+    """Halves the largest groups until there are ``count``: sharded processes must make as many passes."""
     groups = list(groups)
     while len(groups) < count:
         largest = max(range(len(groups)), key=lambda index: len(groups[index]))
@@ -140,8 +112,7 @@ def trim(batch: Mapping[str, Any]) -> dict[str, Any]:
 def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Any]:
     """Rollout batches as one, padded to the longest: prompts on the left, responses on the right.
 
-    Args:
-        batches: with the same keys; tensors [B, ...] with lengths on the second axis. Counts are added.
+    Tensors are [B, ...] with lengths on the second axis; counts are added.
     """
     joined: dict[str, Any] = {}
     for key, first in batches[0].items():

@@ -47,12 +47,9 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, length: int) -> Tensor:
-        """Values [B, T] of the states before each of the last T = ``length`` tokens.
+        """Values [B, T] of the states before each of the last T = ``length`` tokens of ids [B, L].
 
-        Args:
-            input_ids: [B, L], prompts padded on the left, responses on the right.
-            attention_mask: [B, L].
-            length: T.
+        Prompts are padded on the left, responses on the right.
         """
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         hidden = output.last_hidden_state[:, -length - 1 : -1]
@@ -86,13 +83,7 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) over the tokens that mask marks; NaN where all returns are equal.
-
-    Args:
-        values: [B, T].
-        returns: [B, T].
-        mask: [B, T].
-    """
+    """1 - Var(R - V) / Var(R) over the tokens that mask [B, T] marks; NaN where all returns are equal."""
     on = mask.bool()
     kept_values, kept_returns = values[on].double(), returns[on].double()
     if not len(kept_returns):
@@ -152,15 +143,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Values [B, T] at the response tokens, 0 elsewhere.
-
-        Args:
-            inputs: ``prompt_ids``, ``prompt_mask`` [B, L], ``completion_ids``, ``completion_mask`` [B, T].
-            mask: [B, T], 1 at tokens that are learnt from.
-
-        Raises:
-            NotFinite: a value is not finite.
-        """
+        """Values [B, T] at the response tokens, 0 elsewhere; `NotFinite` where one is not finite."""
         self.model.eval()
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         chunk = self._chunk if self._budget is None else max(1, self._budget // length)
@@ -175,16 +158,12 @@ class Critic:
         return values
 
     def update(self, inputs: Mapping[str, Tensor], mask: Tensor, *, last: bool = True) -> dict[str, float]:
-        """Learns from a micro-batch; takes the optimiser step with the last one of a mini-batch.
+        """Learns from a micro-batch; takes the optimiser step with the ``last`` one of a mini-batch.
 
-        Args:
-            inputs: a micro-batch of the rollout: as for `values`, with ``values`` and ``returns`` [B, T] and
-                ``step_tokens``, the number of tokens of the optimiser step over all processes.
-            mask: [B, T], 1 at tokens that are learnt from.
-            last: whether the mini-batch ends with it.
+        Inputs are those of `values`, with ``values`` and ``returns`` [B, T] and the step's ``step_tokens``.
 
         Returns:
-            After the last micro-batch: mean loss, share of clipped tokens, gradient norm. Else nothing.
+            After the last micro-batch: mean loss, part of clipped tokens, gradient norm. Else nothing.
 
         Raises:
             NotFinite: the loss is not finite.
@@ -229,11 +208,7 @@ class Critic:
         self._accelerator.wait_for_everyone()
 
     def load(self, directory: Path) -> None:
-        """Takes up what `save` wrote.
-
-        Raises:
-            UserError: the checkpoint has no critic.
-        """
+        """Takes up what `save` wrote; refuses a checkpoint without a critic."""
         path = directory / FILE
         if not path.exists():
             raise UserError(f"{path}: no such file; the checkpoint is not one of a run with a critic")

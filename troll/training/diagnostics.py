@@ -32,12 +32,7 @@ class Diagnostics:
         self._tokens: Tensor | None = None
 
     def add(self, metrics: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Adds a micro-batch.
-
-        Args:
-            metrics: name to [B, T], or to [B] for one value per response.
-            mask: [B, T], 1 at the tokens that count.
-        """
+        """Adds a micro-batch: metrics [B, T], or [B] for one value per response, where mask [B, T] is 1."""
         on = mask.bool()
         tokens = on.sum().double()
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
@@ -52,12 +47,11 @@ class Diagnostics:
                     self._largest[label] = torch.maximum(self._largest.get(label, found), found)
 
     def summary(self) -> dict[str, float]:
-        """The step's diagnostics; empties the accumulator.
+        """The step's diagnostics by name; empties the accumulator.
 
-        Returns:
-            Name to value: means over tokens under the metric's own name (``ratio`` as ``ratio_mean``),
-            extremes as ``<name>_max`` or ``<name>_min``. Nothing for a step whose tokens are all masked: it
-            has neither. What has overflowed is the largest float32, as JSON knows no infinity.
+        Means over tokens have the metric's own name (``ratio`` is ``ratio_mean``), extremes ``_max`` or
+        ``_min`` after it. A step whose tokens are all masked has nothing. What has overflowed is the largest
+        float32, as JSON knows no infinity.
         """
         if self._tokens is None:
             return {}

@@ -29,12 +29,9 @@ class EntropyBonus:
         self._policy_loss: Tensor | None = None
 
     def __call__(self, entropy: Tensor, mask: Tensor, policy_loss: Tensor, *, training: bool) -> Tensor:
-        """The bonus of a part of a micro-batch: the coefficient times the mean entropy of its tokens.
+        """The bonus of a part of a micro-batch: the coefficient times the mean entropy [B, T] of its tokens.
 
-        Args:
-            entropy: [B, T]; differentiable.
-            mask: [B, T], 1 at the tokens that are learnt from.
-            training: whether the adaptive coefficient sees it.
+        The mask is 1 at tokens that are learnt from; the adaptive coefficient sees those of training alone.
         """
         total, tokens = (entropy * mask).sum(), mask.sum()
         if training:

@@ -55,9 +55,7 @@ class LearningSignal:
     def add(self, output: dict[str, Any], group_size: int) -> None:
         """Adds ``advantages``, and ``values`` and ``returns`` of a critic, to a batch that is learnt from.
 
-        Args:
-            output: with ``rewards`` [B], which get the penalty on long responses, and the old policy's
-                log-probs where there is a reference.
+        ``rewards`` [B] get the penalty on long responses; a reference needs the old policy's log-probs.
         """
         mask = loss_mask(output)
         if self.overlong is not None:

@@ -45,11 +45,7 @@ def digest_of_path(path: Path) -> str:
 
 
 def source_digest(root: Path = PACKAGE_ROOT) -> str:
-    """SHA-256 of the source that can change a run's numbers: what makes runs unlike, and unmixable.
-
-    Args:
-        root: the package.
-    """
+    """SHA-256 of the source that can change a run's numbers: what makes runs unlike, and unmixable."""
     paths = [root / name for name in _NUMBERS]
     files = [
         path
@@ -65,9 +61,6 @@ def uncommitted_source(root: Path = PACKAGE_ROOT) -> str | None:
 
     The version of the numbers speaks of committed source alone: what is being changed may not have its own
     yet.
-
-    Args:
-        root: the package.
     """
     paths = [root / name for name in _NUMBERS]
     return None if is_committed(paths, root.parent) else source_digest(root)

@@ -82,7 +82,7 @@ class Method:
 
 
 def resolve(args: Any) -> Method:
-    """Reads a configuration, and refuses what is wrong in it or would have no effect."""
+    """Reads a `TrustRegionConfig`, and refuses what is wrong in it or would have no effect."""
     blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
     if args.aggregation is not None:
         check_aggregation(args.aggregation)
@@ -126,11 +126,7 @@ def rule_name(args: Any) -> str:
 
 
 def rule_settings(args: Any, rule: str) -> dict[str, Any]:
-    """Settings of the trust region: its own, and those that options of TRL's loss give.
-
-    Raises:
-        UserError: the trust region has no setting of the option's meaning, or the setting is given twice.
-    """
+    """Settings of the trust region: its own, and those that options of TRL's loss give."""
     own, valid = dict(args.trust_region_settings or {}), TRUST_REGIONS.find(rule, {}).settings
     meanings = CISPO_SETTINGS if rule == "cispo" else RULE_SETTINGS
     settings: dict[str, Any] = {}
@@ -164,11 +160,7 @@ def rule_settings(args: Any, rule: str) -> dict[str, Any]:
 
 
 def aggregation_of(args: Any, rule: str | None, estimator: str | None) -> str:
-    """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``.
-
-    Raises:
-        UserError: a ``loss_type`` was chosen that means another one.
-    """
+    """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``."""
     meant = AGGREGATIONS[args.loss_type]
     chosen: str = rule or args.aggregation or estimator or meant
     if is_set(args, "loss_type") and chosen != meant:
@@ -214,12 +206,7 @@ def _check_blocks(method: Method) -> None:
 
 
 def check_rollouts(args: Any, method: Method, dataset: Any) -> None:
-    """Refuses what cannot work with the groups, the sampler or the data set of prompts.
-
-    Raises:
-        UserError: groups that are split over processes, a sampler without greedy responses, or prompts
-            without an end.
-    """
+    """Refuses what cannot work with the groups, the sampler or the data set of prompts."""
     rows = args.per_device_train_batch_size * args.steps_per_generation
     if (method.needs_greedy or method.dynamic_sampling) and rows % args.num_generations:
         raise UserError(

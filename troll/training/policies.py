@@ -37,13 +37,9 @@ class OldPolicy:
 
     @contextmanager
     def recording(self, scored: bool) -> Iterator[dict[str, Tensor]]:
-        """While TRL samples: its first scoring by the policy is that of the old policy.
+        """While TRL samples: its first scoring by the policy, if it is ``scored``, is that of the old policy.
 
-        Args:
-            scored: whether TRL will score the responses by the policy that sampled them.
-
-        Yields:
-            What `record` fills with the distributions, as they travel in a rollout batch.
+        Yields what `record` fills with the distributions, as they travel in a rollout batch.
         """
         recorded: dict[str, Tensor] = {}
         self._recorded = recorded if scored else None
@@ -68,16 +64,10 @@ class OldPolicy:
     def score(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, length: int, chunk: int | None
     ) -> tuple[Tensor, SparseLogProbs]:
-        """Log-probs [B, T] of the last T = ``length`` tokens, and their distributions.
+        """Log-probs [B, T] of the last T = ``length`` tokens of ids [B, L], and their distributions.
 
-        The support of every distribution is chosen in the same forward pass that gives the log-probs.
-
-        Args:
-            model: with the sparse head of `troll.training.head`.
-            input_ids: [B, L].
-            attention_mask: [B, L].
-            length: T.
-            chunk: responses in one forward pass; none for all.
+        The support of every distribution is chosen in the same forward pass that gives the log-probs;
+        ``chunk`` is the number of responses in one, none for all.
         """
         log_probs, distributions = [], []
         size = chunk or len(input_ids)

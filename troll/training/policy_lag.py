@@ -78,9 +78,8 @@ class PolicyLag:
 
         Args:
             model: gets the weights of the policy that samples, and then its own again.
-            now: samples such rows with the weights that the model has, and scores them.
+            now: samples such rows of prompts with the weights that the model has, and scores them.
             score: the model as it is now, in the place of the old policy.
-            inputs: rows of prompts.
         """
         if not self._lag:
             return now(inputs)
@@ -105,11 +104,7 @@ class PolicyLag:
                 torch.save(self._weights, temporary)
 
     def load(self, directory: Path) -> None:
-        """Takes up what `save` wrote.
-
-        Raises:
-            UserError: the checkpoint is one of a run without lag.
-        """
+        """Takes up what `save` wrote; refuses a checkpoint of a run without lag."""
         if not self._lag:
             return
         path = directory / FILE

@@ -183,14 +183,7 @@ class PolicyLoss:
         return loss
 
     def check_finite(self, step: int) -> None:
-        """Refuses a step of which a part's loss is not finite, before its update.
-
-        Args:
-            step: number of the optimiser step, from 1.
-
-        Raises:
-            NotFinite: one is not.
-        """
+        """Refuses an optimiser step, counted from 1, before its update if a part's loss is not finite."""
         losses, self._unread = self._unread, []
         wrong = [value for value in losses if not torch.isfinite(value)]
         if wrong:

@@ -58,9 +58,7 @@ class PretrainingLoss:
     def __call__(self, model: Any, device: torch.device, **coordinates: int) -> Tensor:
         """The loss of a batch, without its coefficient.
 
-        Args:
-            model: a model with the sparse head of `troll.training.head`.
-            **coordinates: name the draw: the optimiser step, the micro-batch, the process.
+        Coordinates name the draw: the optimiser step, the micro-batch, the process.
         """
         ids, attention, learnt = self._draw(device, **coordinates)
         mask = learnt[:, 1:]

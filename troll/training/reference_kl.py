@@ -64,12 +64,7 @@ class ReferenceKL:
     ) -> Tensor:
         """The weighted KL [B, T] of the policy being trained; 0 where it belongs into the rewards.
 
-        Args:
-            new_log_probs: [B, T]; differentiable.
-            old_log_probs: [B, T].
-            reference: [B, T].
-            mask: [B, T].
-            coefficient: `COEFFICIENT` of the batch; none takes the last one.
+        All log-probs are [B, T]. Without the `COEFFICIENT` of the batch it is the last one.
         """
         if self._settings.applied_to == "reward":
             return torch.zeros_like(mask)
@@ -99,15 +94,8 @@ def trl_reference_kl(
 ) -> Tensor:
     """The KL [B, T] of TRL's ``beta``: k3 without limits, times the importance weight if asked for.
 
-    Source: TRL 1.16, grpo_trainer.py (``_compute_loss``).
-
-    Args:
-        new_log_probs: [B, T]; differentiable.
-        old_log_probs: [B, T].
-        reference: [B, T].
-        mask: [B, T].
-        weighted: ``use_bias_correction_kl``.
-        sequences: weights of whole responses (``importance_sampling_level="sequence"``) instead of tokens.
+    ``sequences`` asks for weights of whole responses, not of tokens. Source: TRL 1.16, grpo_trainer.py
+    (``_compute_loss``).
     """
     log_ratio = reference - new_log_probs
     kl = torch.exp(log_ratio) - log_ratio - 1

@@ -66,8 +66,7 @@ class ResumableTrainer(RewardedTrainer):
     def load_method_state(self, state: Mapping[str, Any]) -> list[str]:
         """Takes up what `method_state` gave.
 
-        Returns:
-            What has a state of its own and found none there, or that of another rule: it is as it was.
+        Returns what has a state of its own and found none there, or that of another rule: it is as it was.
         """
         names, missing = state.get("names", {}), []
         for part, holder in self._stateful().items():

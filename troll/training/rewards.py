@@ -16,11 +16,7 @@ from troll.training.order import OrderedTrainer
 
 
 def check_greedy(trainer: Any) -> None:
-    """Refuses rollouts that cannot be repeated greedily.
-
-    Raises:
-        UserError: responses are not the trainer's own, or come from an environment with a state.
-    """
+    """Refuses rollouts that are not the trainer's own, or of an environment with a state."""
     for name in ("rollout_func", "environment_factories"):
         if getattr(trainer, name, None) is not None:
             option = "environment_factory" if name == "environment_factories" else name
@@ -64,11 +60,7 @@ class RewardedTrainer(OrderedTrainer):
         return rewards[start : start + rows]
 
     def greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
-        """Reward [B] of the greedy response to each row's prompt; each prompt is decoded once.
-
-        Args:
-            inputs: rows of prompts, each repeated for every response of its group.
-        """
+        """Reward [B] of the greedy response to each row's prompt; each group's prompt is decoded once."""
         prompts = inputs[:: self.num_generations]
         texts = [item["prompt"] for item in prompts]
         with self._greedy(), self._unseen():

@@ -49,11 +49,7 @@ class StopOnSignal(TrainerCallback):
         return self._signal > 0
 
     def stop_if_asked(self) -> None:
-        """Ends the run, after `on_step_end` has stopped training.
-
-        Raises:
-            Stopped: it has.
-        """
+        """Ends the run by `Stopped`, after `on_step_end` has stopped training."""
         if self._signal:
             raise Stopped(
                 f"{self._name}: stopped by a signal after step {self._step}, whose state is saved; the same "

@@ -247,7 +247,7 @@ def is_set(args: Any, name: str) -> bool:
 
 
 def check_options(args: Any, rule: str) -> None:
-    """Refuses an option that would have no effect, or another one than its documentation says."""
+    """Refuses an option that would have no effect, or another one than documented: see `CONDITIONAL`."""
     for check in CONDITIONAL.values():
         problem = check(args, rule)
         if problem:
