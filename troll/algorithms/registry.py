@@ -109,3 +109,7 @@ class Registry(Mapping[str, E], Generic[E]):
         entry = self[name]
         entry.model.completed(f"{self.kind} {entry.name!r}", settings)
         return entry
+
+    def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings of a name, its defaults among them; refuses what `find` refuses."""
+        return self.find(name, settings).model.defaults() | dict(settings)

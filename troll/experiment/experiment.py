@@ -211,8 +211,8 @@ def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
 
 def resolve(experiment: Experiment, run: Run) -> RunConfig:
     """Everything that defines a run, defaults included: the contents of its run.yaml."""
-    from troll.algorithms.advantages import make_estimator
-    from troll.algorithms.trust_regions import make_trust_region
+    from troll.algorithms.advantages import ESTIMATORS
+    from troll.algorithms.trust_regions import TRUST_REGIONS
     from troll.algorithms.trust_regions.rule_files import file_digest
 
     trust_region, estimator = experiment.trust_regions[run.trust_region], experiment.estimators[run.estimator]
@@ -226,12 +226,12 @@ def resolve(experiment: Experiment, run: Run) -> RunConfig:
             name=run.trust_region,
             rule=trust_region.rule,
             file_sha256=file_digest(trust_region.rule),
-            settings=make_trust_region(trust_region.rule, **trust_region.settings).settings,
+            settings=TRUST_REGIONS.complete(trust_region.rule, trust_region.settings),
         ),
         estimator=RuleOfRun(
             name=run.estimator,
             rule=estimator.rule,
-            settings=make_estimator(estimator.rule, **estimator.settings).settings,
+            settings=ESTIMATORS.complete(estimator.rule, estimator.settings),
         ),
         condition=ConditionOfRun(name=run.condition),
         training=experiment.training_of(run),

@@ -97,16 +97,14 @@ def _suite_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def _rule_problems(experiment: Experiment) -> Iterator[str]:
-    from troll.algorithms.advantages import make_estimator
-    from troll.algorithms.trust_regions import make_trust_region
+    from troll.algorithms.advantages import ESTIMATORS
+    from troll.algorithms.trust_regions import TRUST_REGIONS
 
-    for section, kind, make in (
-        ("trust_regions", "trust region", make_trust_region),
-        ("estimators", "estimator", make_estimator),
-    ):
+    for section, registry in (("trust_regions", TRUST_REGIONS), ("estimators", ESTIMATORS)):
+        kind = registry.kind
         for name, rule in getattr(experiment, section).items():
             try:
-                make(rule.rule, **rule.settings)
+                registry.find(rule.rule, rule.settings)
             except UserError as error:
                 # The place in the file says already what it is.
                 message = str(error).removeprefix(f"{kind}: ")

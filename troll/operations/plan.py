@@ -202,11 +202,11 @@ def plan(experiment: Experiment, results: Path) -> list[str]:
 
 def kept_aggregations(experiment: Experiment) -> list[str]:
     """A line for each trust region that keeps its own aggregation where the experiment asks for another."""
-    from troll.algorithms.trust_regions import make_trust_region
+    from troll.algorithms.trust_regions import TRUST_REGIONS
 
     lines = []
     for name, region in experiment.trust_regions.items():
-        aggregation = make_trust_region(region.rule, **region.settings).aggregation
+        aggregation = TRUST_REGIONS[region.rule].aggregation
         asked = {
             experiment.training_of(run).aggregation for run in experiment.runs() if run.trust_region == name
         }

@@ -82,7 +82,7 @@ def experiment_problems(experiment: Experiment) -> Iterator[str]:
 
 def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
     """What is wrong with the space of a rule, a line each that begins with the key."""
-    from troll.algorithms.trust_regions import make_trust_region
+    from troll.algorithms.trust_regions import TRUST_REGIONS
 
     rule = protocol.rules[name]
     yield from _twice("learning_rates", rule.learning_rates)
@@ -95,7 +95,7 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
             seen.add(single)
     for trial in protocol.trials_of(name):
         try:
-            make_trust_region(rule.rule, **rule.settings, **trial.settings)
+            TRUST_REGIONS.find(rule.rule, {**rule.settings, **trial.settings})
         except UserError as error:
             said = str(error).removeprefix("trust region: ")
             of_settings = said.removeprefix(f"trust region {rule.rule!r}: ")
