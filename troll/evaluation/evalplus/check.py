@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from troll.common.errors import UserError
+from troll.common.processor import available_cores
 from troll.tasks.sandbox import syscall_filter
 from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
@@ -70,7 +71,7 @@ def evalplus_verdicts(
         workers: sandboxes side by side; default the number of cores.
     """
     evalplus_version()
-    workers = min(workers or len(os.sched_getaffinity(0)), max(1, len(samples) // 16))
+    workers = min(workers or available_cores(), max(1, len(samples) // 16))
     by_problem: dict[str, list[int]] = {}
     for index, (task_id, _) in enumerate(samples):
         by_problem.setdefault(task_id, []).append(index)

@@ -16,13 +16,13 @@ import yaml
 from troll.common.errors import UserError
 from troll.common.files import write_jsonl, write_text
 from troll.tasks.datasets.catalogue import DATA_SETS, MATH_EVAL
+from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.load import load
 from troll.tasks.verifiers.math import last_boxed
 
 TASKS = Path(__file__).parent / "tasks"
 _TEMPLATE = TASKS / "troll_math500.yaml"
 
-Row = Mapping[str, Any]
 Columns = Callable[[Row], dict[str, Any]]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
+from troll.common.processor import available_cores
 
 _START_S = 120.0  # importing lm-eval on a loaded machine
 _ANSWER_CPU_S = 30  # lm-eval's tasks allow themselves 5 s for each of several steps
@@ -65,8 +66,7 @@ def scores(
     Returns:
         One score per pair.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    number = max(1, min(workers or cores, len(pairs) // _PAIRS_FOR_A_PROCESS))
+    number = max(1, min(workers or available_cores(), len(pairs) // _PAIRS_FOR_A_PROCESS))
     found: dict[int, Score] = {}
     with ThreadPoolExecutor(number) as pool:
         shards = [range(start, len(pairs), number) for start in range(number)]

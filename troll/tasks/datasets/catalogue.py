@@ -6,12 +6,11 @@ mirror. A hub data set with another number of rows is refused.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from troll.tasks.datasets import convert
+from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.hub import HubPart
-
-Row = Mapping[str, Any]
 
 
 def _all(_: Row) -> bool:

@@ -16,12 +16,11 @@ from troll.common.files import read_jsonl
 from troll.common.lock_file import lock_path
 from troll.tasks.datasets import convert
 from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
+from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.dapo import split_dapo
 from troll.tasks.datasets.hub import read_hub, rows_digest
 from troll.tasks.datasets.mirror import VARIABLE, mirror, mirror_files, read_mirror
 from troll.tasks.types import Problem
-
-Row = Mapping[str, Any]
 
 STAND_INS = "TROLL_REHEARSAL_ROWS"
 """Names the directory of the rows that replace data sets in a rehearsal (`troll rehearse`)."""

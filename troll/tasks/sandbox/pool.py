@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from troll.common.errors import UserError
+from troll.common.processor import available_cores
 from troll.tasks.sandbox.bubblewrap import LostError, Sandbox, check_scratch
 from troll.tasks.sandbox.program import Execution, Limits, Output, Program, Status
 
@@ -82,7 +83,7 @@ def run_batch(
         time, after the others. If the sandbox is lost, the programs in flight are tried again, each alone in
         a fresh one; losing that too is the program's ``crash``.
     """
-    workers = workers or len(os.sched_getaffinity(0)) + 1
+    workers = workers or available_cores() + 1
     own = [program.limits or limits or Limits() for program in programs]
     alone: list[int] = []
     hungry: list[int] = []

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 from troll.common.errors import UserError
+from troll.common.processor import available_cores
 from troll.tasks.verifiers.notation import is_scientific, same_number
 
 Standard = Literal["evaluation", "reward"]
@@ -259,4 +260,4 @@ class _Pool:
 @functools.cache
 def _pool() -> _Pool:
     # Not every system says how many cores this process may use.
-    return _Pool(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return _Pool(available_cores())
