@@ -35,7 +35,8 @@ def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
     if annotation in (int, float):
         return _range("an integer" if annotation is int else "a number", bounds)
     named = {str: "text", bool: "true or false", Any: "anything"}
-    return named.get(annotation) or str(getattr(annotation, "__name__", annotation))
+    plain = str(annotation) if arguments else getattr(annotation, "__name__", str(annotation))
+    return named.get(annotation) or plain
 
 
 def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
