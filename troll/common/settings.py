@@ -108,7 +108,8 @@ def settings_of(
         try:
             return create_model("Settings", __base__=Settings, **fields)
         except (NameError, TypeError, ValueError, PydanticUserError) as error:
-            raise UserError(f"{where}: its settings cannot be read ({str(error).partition(chr(10))[0]})") from None
+            first = str(error).partition("\n")[0]
+            raise UserError(f"{where}: its settings cannot be read ({first})") from None
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, default: Any, where: str) -> Any:
