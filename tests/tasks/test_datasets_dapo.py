@@ -2,8 +2,9 @@ import random
 
 import pytest
 
+from contamination import contamination
 from troll.tasks.datasets import dapo
-from troll.tasks.datasets.dapo import contamination, same_text, split_dapo
+from troll.tasks.datasets.dapo import same_text, split_dapo
 from troll.tasks.datasets.load import load
 from troll.tasks.types import Problem
 

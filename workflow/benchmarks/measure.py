@@ -98,7 +98,7 @@ def approximation(
         return
     pairs = None
     if old and new and samples and problems:
-        from troll.evaluation.policies import policy_pairs
+        from policies import policy_pairs
         from troll.tasks.registry import get_task
 
         pairs = Pairs(*policy_pairs(old, new, get_task(task).load(problems), samples, tokens))

@@ -16,6 +16,7 @@ import typer
 
 from cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from code_judges import code_judges
+from contamination import contamination
 from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from notations import audit_forms, audit_pairs, by_notation, disagreement_table
 from speed import speed
@@ -28,7 +29,6 @@ from troll.common.files import write_json
 from troll.common.progress import say
 from troll.common.seeding import derive_seed
 from troll.tasks.datasets.catalogue import DATA_SETS
-from troll.tasks.datasets.dapo import contamination
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.sandbox.pool import Limits, sandbox_available
 from troll.tasks.types import Problem
@@ -277,7 +277,7 @@ def dapo_contamination(data: Mapping[str, Loaded]) -> list[dict[str, Any]]:
         data: test splits by name.
 
     Returns:
-        Rows of `troll.tasks.datasets.dapo.contamination`, with ``substitute`` (whether the evaluation set is
+        Rows of `contamination`, with ``substitute`` (whether the evaluation set is
         one) and ``train_substitute``.
 
     Raises:
