@@ -1,5 +1,7 @@
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import synthetic
 from test_audit_table import RESULT as AUDIT
@@ -10,9 +12,11 @@ from troll.analysis.data.results import Results
 from troll.analysis.data.runs import read_directories
 from troll.analysis.registry import ENTRIES
 from troll.analysis.report.make import make_figure
+from troll.analysis.report.overview import index
 from troll.analysis.report.page import make_page, markdown_table
+from troll.analysis.report.questions import QUESTIONS, answer, heading, opening_figure
 from troll.common.errors import UserError
-from troll.common.files import write_json
+from troll.common.files import read_json, write_json
 
 
 class Headings(HTMLParser):
@@ -104,7 +108,10 @@ def test_verdicts_come_first_and_the_page_is_whole(text: str) -> None:
     ]
     assert set(parser.targets) <= set(parser.ids) and len(set(parser.ids)) == len(parser.ids)
     parts = [data for tag, data in parser.found if tag == "h3"]
-    assert parts[0] == "TROLL against PPO-clip" and "Success after training" in parts
+    assert (
+        parts[:2] == ["The differences in words", "TROLL against PPO-clip"]
+        and "Success after training" in parts
+    )
     assert "Variants of TROLL" not in parts, "empty tables are left out"
 
 
@@ -152,3 +159,63 @@ def test_every_entry_has_a_caption() -> None:
 def test_a_caption_that_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"captions\.rst: has no text nothing_table; add one below a line"):
         caption("nothing_table")
+
+
+def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked() -> None:
+    pooled = {"estimate": 0.2, "low": 0.1, "high": 0.3}
+    record = Claim(
+        id="testbed-stale-better",
+        sentence="S",
+        source="P",
+        method="troll",
+        baseline="clip",
+        metric="pass@1",
+        direction="higher",
+    ).model_dump() | {
+        "verdict": "supported on average",
+        "pooled": pooled,
+        "evidence": [{}, {}],
+        "reason": "+20; on average over seeds it ends below its own base model in 1 of 2 settings on chains",
+    }
+    told = "**Yes**, on average: TROLL minus clip +20.0 [+10.0, +30.0] points over 2 settings"
+    below = ", but its mean is below the base model's in 1 of 2 settings on chains"
+    assert answer("testbed", [record]) == told + below
+    assert answer("mine", [record]) == "", "no question is known"
+    few = {"pooled": None, "evidence": [], "reason": "no runs"}
+    assert answer("testbed", [record | few | {"verdict": "not run"}]) == "**No runs yet**"
+    unlike = record | {"verdict": "depends on task", "reason": ""}
+    assert answer("testbed", [unlike]).startswith("**It depends** on the task: TROLL minus clip +20.0")
+
+
+def test_an_experiment_without_a_question_is_introduced_by_its_summary() -> None:
+    assert heading("mine", "clip, with a wall") == "Clip, with a wall"
+    assert heading("mine", "") == "Trust regions on mine"
+    assert opening_figure("benchmark-map", ["forest", "heat_map"]) == "heat_map"
+    assert opening_figure("mine", ["main", "final"]) == "final" and opening_figure("mine", []) == ""
+
+
+def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Path) -> None:
+    columns = {"trust_region": ["clip", "clip", "base"], "run_id": ["a", "b", "c"]}
+    same = dict.fromkeys(("model", "task", "estimator", "condition"), "x")
+    known = Results(pd.DataFrame(columns | same), pd.DataFrame(), summary="Mine")
+    (tmp_path / "graders").mkdir()
+    (tmp_path / "graders/audit.md").write_text("")
+    write_json(tmp_path / "graders/audit.json", {"ok": False})
+    text = index(tmp_path, {"mine": known, "testbed": known})
+    lines = [line for line in text.splitlines() if line.startswith("| [")]
+    assert lines == [
+        "| [Does TROLL help when rollouts are stale?](testbed/README.md) |  | 2 (2 seeds) | `make results` |",
+        "| [Can the graders be trusted?](graders/audit.md) | **No**: the audit failed |  | `make audit` |",
+        "| [Mine](mine/README.md) | `mine` | 2 (2 seeds) |  |",
+    ]
+
+
+def test_every_released_directory_has_a_question_that_one_of_its_claims_answers() -> None:
+    released = Path(__file__).parents[2] / "results"
+    names = {path.parent.name for path in released.glob("*/plan.json")}
+    assert names <= {*QUESTIONS}, "add its question to troll/analysis/report/questions.py"
+    for name in names:
+        if QUESTIONS[name].claim:
+            assert answer(name, read_json(released / name / "claims.json")["claims"]), name
+        figures = [path.stem for path in (released / name / "figures").glob("*.png")]
+        assert not figures or QUESTIONS[name].figure in figures, name

@@ -14,7 +14,7 @@ from troll.analysis.registry import Entry, entries
 from troll.analysis.render.formats import listed, to_markdown
 from troll.analysis.render.html import paragraphs
 from troll.analysis.report.make import table
-from troll.analysis.report.questions import OTHERS, QUESTIONS, Question, answer, opening_figure
+from troll.analysis.report.questions import OTHERS, QUESTIONS, Question, answer, heading, opening_figure
 from troll.common.files import read_json
 
 PAGE = "README.md"
@@ -25,13 +25,12 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
     """The page of an experiment: question, answer, verdicts, figures, and every table that is there."""
     runs = results.runs
     name = str(runs["experiment"].iloc[0])
-    asked = QUESTIONS.get(name)
     drawn = {stem: (entry, title) for stem, entry, title in _drawn(directory)}
     first = opening_figure(name, list(drawn))
     said = answer(name, map(record, judged))
     about = f"`{name}`: {results.summary}. " if results.summary else ""
     parts = [
-        f"# {asked.text if asked else name}",
+        f"# {heading(name, results.summary)}",
         f"{said}." if said else "",
         *(_figure(first, *drawn[first]) if first else ()),
         about + _size(runs),

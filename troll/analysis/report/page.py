@@ -20,7 +20,7 @@ from troll.analysis.render.formats import to_html
 from troll.analysis.render.html import Section, bullets, figure_section, paragraphs, sortable, write_page
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
-from troll.analysis.report.questions import QUESTIONS, answer, opening_figure
+from troll.analysis.report.questions import answer, heading, opening_figure
 from troll.analysis.tables.audit import audit_sections, title_of
 from troll.common.files import read_json
 
@@ -60,8 +60,7 @@ def make_page(
         provenance(results.runs, commands),
     ]
     sections = [section for section in sections if section.body]
-    title = asked.text if (asked := QUESTIONS.get(name)) else f"Trust regions on {name}"
-    write_page(out, title, sections, _opening(name, results, judged, figures, first))
+    write_page(out, heading(name, results.summary), sections, _opening(name, results, judged, figures, first))
 
 
 def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figures: Path, first: str) -> str:
@@ -99,7 +98,9 @@ def _verdicts(results: Results, judged: Sequence[ClaimVerdict], replication: Seq
     repeated = f"<p><strong>{html.escape(first)}.</strong></p>\n" if first else ""
     repeated += bullets(others) if others else ""
     lines = readme.sentences(make(entries("table")["main"], results), results.items)
-    return Section("Verdicts", f"{repeated}{ledger.to_html(judged)}{bullets(lines)}")
+    return Section(
+        "Verdicts", f"{repeated}{ledger.to_html(judged)}<h3>The differences in words</h3>\n{bullets(lines)}"
+    )
 
 
 def size(results: Results) -> str:

@@ -82,7 +82,7 @@ QUESTIONS: Mapping[str, Question] = {
         figure="heat_map",
     ),
     "benchmark-size": Question(
-        "Does TROLL help at a high learning rate for every size of model?",
+        "At three times clip's best learning rate, does TROLL help for every size of model?",
         _experiment("benchmark-size"),
         claim="benchmark-sizes-better-at-three-times-the-rate",
         figure="base_models",
@@ -93,6 +93,9 @@ QUESTIONS: Mapping[str, Question] = {
         claim="benchmark-16-tokens-suffice",
         difference="16 or more tokens minus all",
         figure="final",
+    ),
+    "first-look": Question(
+        "A first look at one seed: is TROLL above clip when rollouts are stale?", "`make results`"
     ),
     "leaderboard-locks": Question("Which rule ends highest on locks when all are tuned alike?", _BOARD),
     "leaderboard-programs": Question("Which rule ends highest on programs when all are tuned alike?", _BOARD),
@@ -149,6 +152,13 @@ def _numbers(record: Mapping[str, Any]) -> str:
         interval = Interval(only["difference"], only["low"], only["high"], only["level"], only["seeds"], 1)
         return f"{show_difference(claim, interval)} in its one setting"
     return ""
+
+
+def heading(name: str, summary: str) -> str:
+    """The heading of an experiment's page: its question, else what its file says of it, else its name."""
+    if asked := QUESTIONS.get(name):
+        return asked.text
+    return f"{summary[:1].upper()}{summary[1:]}" or f"Trust regions on {name}"
 
 
 def opening_figure(name: str, drawn: Sequence[str]) -> str:
