@@ -65,6 +65,18 @@ def test_trls_parser_reads_yaml_and_command_line(tmp_path):
         assert f"--{field}" in shown
 
 
+def test_options_that_were_changed_are_resolved_as_they_are_now():
+    changed = config(trust_region="clip")
+    changed.trust_region_settings = {"epsilon_low": 0.1}
+    changed.aggregation = "seq-mean-token-sum"
+    found = changed.resolve()
+    assert found.make_trust_region().settings["epsilon_low"] == 0.1
+    assert found.aggregation == "seq-mean-token-sum"
+    changed.estimator, changed.critic = "grpo", {}
+    with pytest.raises(UserError, match="estimator 'grpo' has no use for a critic"):
+        changed.resolve()
+
+
 def test_blocks_may_be_settings_mappings_or_json():
     for given in (Regulariser(coefficient=0.5), {"coefficient": 0.5}, '{"coefficient": 0.5}'):
         assert config(regulariser=given).resolve().regulariser == Regulariser(coefficient=0.5)

@@ -5,16 +5,19 @@ vLLM itself needs an environment of its own; here transformers samples and log-p
 
 import importlib.util
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
+from troll.algorithms.distributions import SparseLogProbs
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.experiment.settings import Vllm
 from troll.training.config import TrustRegionConfig
+from troll.training.policies import OldPolicy
 from troll.training.run import vllm_options
 from troll.training.tokenizer import load_tokenizer
 from troll.training.trainer import TrustRegionTrainer
@@ -174,3 +177,20 @@ def test_without_a_gpu_vllm_is_refused_before_anything_is_loaded(monkeypatch, se
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"training\.vllm: no GPU that torch sees.*leave training\.vllm out"):
         vllm_options(Vllm(**setting))
+
+
+def test_of_all_scorings_while_sampling_the_first_is_the_old_policys(monkeypatch):
+    old = OldPolicy(SimpleNamespace(keep=2, dropped_mass=0.1), vocabulary=8, accelerator=None)
+    kept = SparseLogProbs(torch.tensor([[1, 2]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([-0.7]))
+    monkeypatch.setattr(old, "score", lambda *batch: (torch.tensor([batch]), kept))
+    with old.recording(True) as recorded:
+        assert old.records and not recorded
+        assert old.record(3.0).tolist() == [[3.0]]
+        assert not old.records  # what TRL scores next is the reference
+    assert recorded["old_token_ids"].tolist() == [[1, 2]]
+    with old.recording(False) as recorded:
+        assert not old.records
+    assert recorded == {}
+    with pytest.raises(RuntimeError), old.recording(True):
+        raise RuntimeError
+    assert not old.records

@@ -1,4 +1,4 @@
-"""Callbacks of the trainers: progress for people, metrics for the table."""
+"""Callbacks of the trainers: progress for people, metrics for the table, the end that a signal asks for."""
 
 import json
 import os
@@ -7,22 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from troll.common.errors import NOT_FINITE
+from troll.common.errors import NOT_FINITE, Stopped
 from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
+from troll.common.signals import held_signal
 
 METRICS = "metrics.json"
 
-# Names in TRL's log, and ours. What is not listed here and not among the diagnostics stays out of the
-# metrics.
-_RENAMED: Mapping[str, str] = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-}
-_PER_BATCH: Mapping[str, str] = {
+_RENAMED: Mapping[str, str] = {  # from TRL's log; what else it says of completions stays out of the metrics
     "reward": "success",
     "completions/mean_length": "response_length",
     "completions/clipped_ratio": "truncated",
@@ -144,32 +140,25 @@ class MetricsCallback(TrainerCallback):
             else:
                 self._pending |= found
             return
-        row: dict[str, Any] = {
-            "step": state.global_step,
-            "rollout_batch": (state.global_step - 1) // self._steps_per_batch,
-        }
+        row: dict[str, Any] = {}
         for key, value in logs.items():
             if value is None or key.startswith(("rewards/", "profiling/")) or key in _DROPPED:
                 continue
-            if key in _PER_BATCH:
-                row[_PER_BATCH[key]] = value
-            elif not key.startswith("completions/"):
+            if key in _RENAMED or not key.startswith("completions/"):
                 row[_RENAMED.get(key, key)] = value
-        row |= self._pending
+        self._append(state.global_step, row, {key: logs[key] for key in ("step_time",) if key in logs})
         self._pending = {}
-        timings = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
-        timings |= {key: logs[key] for key in ("step_time",) if key in logs}
-        row["time"] = timings
-        with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
 
     def stopped_at(self, step: int) -> None:
         """Appends the line of a step whose loss was not finite, which would never come."""
-        row: dict[str, Any] = {"step": step, "rollout_batch": (step - 1) // self._steps_per_batch}
-        row |= {NOT_FINITE: 1.0, **self._pending}
-        row["time"] = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3)}
+        self._append(step, {NOT_FINITE: 1.0}, {})
+
+    def _append(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
+        line: dict[str, Any] = {"step": step, "rollout_batch": (step - 1) // self._steps_per_batch}
+        line |= {**row, **self._pending}
+        line["time"] = {"wall_s": round(self.wall_s, 3), "cpu_s": round(self.cpu_s, 3), **timings}
         with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(json.dumps(line) + "\n")
 
     def _add_to_last(self, found: Mapping[str, float]) -> None:
         *before, last = self._path.read_text(encoding="utf-8").splitlines()
@@ -177,6 +166,54 @@ class MetricsCallback(TrainerCallback):
         row = {name: value for name, value in row.items() if name != "time"} | dict(found)
         row["time"] = json.loads(last)["time"]
         write_text(self._path, "".join(f"{line}\n" for line in [*before, json.dumps(row)]))
+
+
+class StopOnSignal(TrainerCallback):
+    """Saves and stops where a rollout batch ends, once SIGUSR1 or SIGTERM waits; see `troll.common.signals`.
+
+    A checkpoint inside of a rollout batch would have to hold its rollouts. Whoever sends the signal has to
+    leave the time for the rest of the batch; a process that is killed earlier goes on from its last
+    checkpoint.
+    """
+
+    def __init__(self, name: str, steps_per_batch: int, accelerator: Accelerator) -> None:
+        self._name, self._steps_per_batch, self._accelerator = name, steps_per_batch, accelerator
+        self._signal = 0
+        self._step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Stops before anything is sampled, if a signal came early."""
+        self._step = state.global_step
+        if self._asked():
+            self.stop_if_asked()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Asks the trainer to save and to stop; not after the last step, which ends the run anyway."""
+        if (
+            state.global_step % self._steps_per_batch == 0
+            and state.global_step < state.max_steps
+            and self._asked()
+        ):
+            self._step = state.global_step
+            control.should_save = control.should_training_stop = True
+
+    def _asked(self) -> bool:
+        number = torch.tensor(int(held_signal() or 0), device=self._accelerator.device)
+        self._signal = int(self._accelerator.gather(number.unsqueeze(0)).max())
+        return self._signal > 0
+
+    def stop_if_asked(self) -> None:
+        """Ends the run by `Stopped`, after `on_step_end` has stopped training."""
+        if self._signal:
+            raise Stopped(
+                f"{self._name}: stopped by a signal after step {self._step}, whose state is saved; the same "
+                "command goes on",
+                self._signal,
+            )
 
 
 def _processor_seconds() -> float:

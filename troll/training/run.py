@@ -22,7 +22,7 @@ from troll.experiment.run_config import RunConfig
 from troll.experiment.settings import Vllm
 from troll.tasks.registry import get_task
 from troll.tasks.types import Problem, Task
-from troll.training.callbacks import MetricsCallback, ProgressCallback
+from troll.training.callbacks import MetricsCallback, ProgressCallback, StopOnSignal
 from troll.training.checkpoints import CheckpointCallback, expect_tied_weights
 from troll.training.config import TrustRegionConfig
 from troll.training.manifest import manifest_of
@@ -35,7 +35,6 @@ from troll.training.prompts import (
     prompt_of,
     read_problems,
 )
-from troll.training.stopping import StopOnSignal
 from troll.training.supervised import rows_of
 from troll.training.tracking import TrackingCallback
 from troll.training.trainer import TrustRegionTrainer
