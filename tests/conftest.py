@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked_snakemake import warm_server
 
 from troll import warm
 from troll.common.processor import prepare_processor
@@ -97,7 +98,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def forked():
     """Variables with which `troll` is forked from a warm server; none where it cannot be started."""
-    started = warm.start()
+    started = warm_server()
     return warm.ONE_THREAD | started if started else {}
 
 

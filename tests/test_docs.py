@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from forked_snakemake import snakemake
 
 from troll import __version__
 from troll.cli.app import app
@@ -113,9 +114,7 @@ def test_make_targets_exist():
 
 
 def test_snakemake_options_exist_and_experiment_files_do():
-    found = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    found = snakemake("--help", cwd=ROOT).stdout
     for page, words in ALL:
         if words[0] == "snakemake":
             for option in (word for word in words if word.startswith("--")):
@@ -184,12 +183,7 @@ def test_the_experiments_have_a_plan(checkout):
         if {words[words.index("--configfile") + 1], Path(words[-1]).parent.name} & written:
             continue  # of a file that another command of the page writes
         seen.add(words)
-        result = subprocess.run(
-            [sys.executable, "-m", *words, "--cores", "1", "--dry-run", "--quiet", "rules"],
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-        )
+        result = snakemake(*words[1:], "--cores", "1", "--dry-run", "--quiet", "rules", cwd=checkout)
         assert result.returncode == 0, f"{' '.join(words)}: {result.stderr[-2000:]}"
     assert len(seen) >= 2
 

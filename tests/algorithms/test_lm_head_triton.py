@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +31,7 @@ def test_kernels_in_the_interpreter():
 def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
     """No GPU is needed to compile: a type or syntax error that the interpreter forgives is found here."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
+    from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton as kernels
 
@@ -43,27 +41,7 @@ def test_kernels_compile_for_cuda(capability, tmp_path, monkeypatch):
     types |= dict.fromkeys(("labels", "support"), "*i64") | {"out": "*bf16"}
     constants = {"K": 48, "BLOCK_K": 64, "BLOCK": 1024, "HAS_SLOPE": True, "HAS_LABEL": True}
     for name in ("_take_kernel", "_fold_kernel", "_gradient_kernel", "_support_kernel"):
-        kernel = getattr(kernels, name)
-        own = {key: value for key, value in constants.items() if key in kernel.arg_names}
-        signature = {x: "constexpr" if x in own else types.get(x, "*fp32") for x in kernel.arg_names}
-        source = triton.compiler.ASTSource(kernel, signature, own)
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-        assert f".target sm_{capability}" in compiled.asm["ptx"], name
-
-
-def spills(compiled, capability, tmp_path):
-    """Bytes of registers that do not fit, as the assembler that Triton ships tells them."""
-    from triton import knobs
-
-    source = tmp_path / "kernel.ptx"
-    source.write_text(compiled.asm["ptx"])
-    arch = re.search(r"\.target (sm_\w+)", compiled.asm["ptx"])[1]
-    assert arch.startswith(f"sm_{capability}")
-    command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={arch}", str(source), "-o", os.devnull]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
-    assert len(found) == 2, told
-    return max(int(number) for number in found)
+        compiled(getattr(kernels, name), types, constants, capability)
 
 
 @pytest.mark.skipif(
@@ -73,8 +51,7 @@ def spills(compiled, capability, tmp_path):
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
+    from kernel_compiler import compiled, signature_of
 
     from troll.algorithms.lm_head import triton_topk as kernels
 
@@ -95,7 +72,7 @@ def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_pa
         if "BM" in own:
             types |= {x: f"tensordesc<bf16[{own[y]}, {own['BK']}]>" for x, y in (("h", "BM"), ("w", "BN"))}
         constants = own | {key: value for key, value in flags.items() if key in kernel.arg_names}
-        signature = {x: "constexpr" if x in constants else types.get(x, "*fp32") for x in kernel.arg_names}
+        signature = signature_of(kernel, types, constants)
         # What Triton sees in a call: aligned memory, and whether sizes are multiples of 16.
         sizes = {"stride": vocab, "vocab": vocab, "keep": keep}
         aligned = {
@@ -103,14 +80,12 @@ def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_pa
             for place, x in enumerate(kernel.arg_names)
             if signature[x].startswith("*") or sizes.get(x, 1) % 16 == 0
         }
-        source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
-        target = GPUTarget("cuda", capability, 32)
         options = {"num_warps": warps, "num_stages": stages}
-        compiled = triton.compile(source, target=target, options=options)
-        assert spills(compiled, capability, tmp_path) == 0, (name, flags)
-        assert compiled.metadata.shared <= 227 * 1024, name  # of a Hopper processor
+        result, spilled = compiled(kernel, types, constants, capability, aligned, **options)
+        assert spilled == 0, (name, flags)
+        assert result.metadata.shared <= 227 * 1024, name  # of a Hopper processor
         if name == "_stats_kernel" and vocab % 16 == 0:  # the one that reads all logits: four at a time
-            assert "ld.global.v4" in compiled.asm["ptx"]
+            assert "ld.global.v4" in result.asm["ptx"]
 
 
 @pytest.mark.parametrize("keep", [64, 256])
@@ -249,8 +224,7 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
 )
 def test_kernels_of_16_bit_products_compile_without_spills(capability, name, flags, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
+    from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton as tile_kernels
     from troll.algorithms.lm_head import triton_gemm as kernels
@@ -274,14 +248,11 @@ def test_kernels_of_16_bit_products_compile_without_spills(capability, name, fla
     constants |= {"BLOCK": 1024 if name == "_centred_kernel" else 256}
     constants |= dict.fromkeys(("HAS_BIAS", "HAS_BITS", "HAS_SLOPE", "HAS_LABEL"), flags)
     kernel = getattr(tile_kernels if name == "_centred_kernel" else kernels, name)
-    own = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    signature = {x: "constexpr" if x in own else types.get(x, "*fp32") for x in kernel.arg_names}
-    source = triton.compiler.ASTSource(kernel, signature, own)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert spills(compiled, capability, tmp_path) == 0
-    assert compiled.metadata.shared <= 227 * 1024  # of a Hopper processor
+    result, spilled = compiled(kernel, types, constants, capability, **options)
+    assert spilled == 0
+    assert result.metadata.shared <= 227 * 1024  # of a Hopper processor
     if name in ("fold_gemm", "gradient_gemm"):  # Hopper's own products, and a tile through its copy engine
-        assert "wgmma.mma_async" in compiled.asm["ptx"] and "cp.async.bulk.tensor" in compiled.asm["ptx"]
+        assert "wgmma.mma_async" in result.asm["ptx"] and "cp.async.bulk.tensor" in result.asm["ptx"]
 
 
 @pytest.mark.skipif(
@@ -291,8 +262,7 @@ def test_kernels_of_16_bit_products_compile_without_spills(capability, name, fla
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_rows_compile_without_spills(capability, keep, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
+    from kernel_compiler import compiled
 
     from troll.algorithms.lm_head import triton_rows as kernels
 
@@ -304,12 +274,8 @@ def test_kernels_of_rows_compile_without_spills(capability, keep, tmp_path, monk
     flags = ("HAS_SUPPORT", "HAS_LABEL", "HAS_ENTROPY", "HAS_OF_SUPPORT", "HAS_TAIL")
     constants |= dict.fromkeys(flags, True)
     for name in ("_check_kernel", "_finish_kernel", "_gradients_kernel", "_keep_kernel"):
-        kernel = getattr(kernels, name)
-        own = {key: value for key, value in constants.items() if key in kernel.arg_names}
-        signature = {x: "constexpr" if x in own else types.get(x, "*fp32") for x in kernel.arg_names}
-        source = triton.compiler.ASTSource(kernel, signature, own)
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        assert spills(compiled, capability, tmp_path) == 0, name
+        _, spilled = compiled(getattr(kernels, name), types, constants, capability, **options)
+        assert spilled == 0, name
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

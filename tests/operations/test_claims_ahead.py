@@ -1,11 +1,10 @@
 """Claims before any run: a broken file is found at once, and so is a claim that no run is about."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import yaml
+from forked_snakemake import snakemake
 from typer.testing import CliRunner
 
 from troll.cli.app import app
@@ -195,8 +194,7 @@ def test_snakemake_refuses_a_broken_claims_file_before_any_job(repository, write
     write({"metric": 3})
     for name in ("Snakefile", "workflow", "envs"):
         (tmp_path / name).symlink_to(repository / name)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--configfile", "experiment.yaml"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = snakemake("--cores", "1", "--configfile", "experiment.yaml", cwd=tmp_path)
     assert result.returncode == 1
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert errors == ["error: mine.yaml: claim claim0: metric is 3, must be text"]

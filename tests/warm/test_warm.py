@@ -287,6 +287,17 @@ def test_a_server_outlives_a_killed_owner_only_by_the_command_that_runs(running,
     until(lambda: gone(worker) and gone(server), "a process is left behind")
 
 
+def test_a_workflow_inside_of_another_takes_its_server(shared, tmp_path):
+    command = [sys.executable, "-c", OWNER]
+    inner = subprocess.run(command, env=shared.environment, stdin=subprocess.DEVNULL, capture_output=True)
+    started = json.loads(inner.stdout)
+    assert started[VARIABLE] == shared.environment[VARIABLE]
+    served = shared.run(
+        "problems", "--config", PROBLEMS % 20, "--out", "out", cwd=tmp_path, env=shared.environment | started
+    )
+    assert served.returncode == 0 and "ordinary process" not in served.stderr
+
+
 def test_an_idle_server_ends_with_its_owner(owner):
     server = owner.server()
     owner.process.kill()

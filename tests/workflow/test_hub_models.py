@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import yaml
+from forked_snakemake import named_server
+from forked_snakemake import snakemake as forked_snakemake
 
 from troll.analysis.data.tidy import read_tidy
 
@@ -43,15 +43,8 @@ def checkout(repository, tmp_path):
 
 
 def snakemake(directory, *arguments, **environment):
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
-    return subprocess.run(
-        command,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-    )
+    environment = {**os.environ, **named_server(), "HF_HUB_OFFLINE": "1", **environment}
+    return forked_snakemake("--cores", "2", *arguments, cwd=directory, timeout=1200, env=environment)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import killed_workflows as kills
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from forked_snakemake import snakemake as forked_snakemake
 
 from troll.analysis.data.archive import append_run, held
 from troll.analysis.data.results import read_results
@@ -31,10 +32,8 @@ EARLIER = 1
 
 
 def snakemake(directory, *arguments, target="collect"):
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "few.yaml", *arguments]
-    return subprocess.run(
-        [*command, "--", target], cwd=directory, capture_output=True, text=True, timeout=300
-    )
+    given = ("--cores", "2", "--configfile", "few.yaml", *arguments)
+    return forked_snakemake(*given, "--", target, cwd=directory)
 
 
 def make(directory, *arguments, target="collect"):

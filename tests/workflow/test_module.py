@@ -3,12 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from forked_snakemake import named_server
+from forked_snakemake import snakemake as forked_snakemake
 
 from troll import warm
 
@@ -46,8 +47,7 @@ CLAIM = {
 
 
 def snakemake(folder, *arguments, **settings):
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, **settings)
+    return forked_snakemake("--cores", "2", *arguments, cwd=folder, timeout=900, **settings)
 
 
 def example(repository, first):
@@ -77,7 +77,7 @@ def test_a_module_plans_what_its_folder_says(folder):
 
 @pytest.mark.slow
 def test_a_module_runs_to_a_verdict_in_a_folder_of_its_own(folder):
-    result = snakemake(folder, "claims", env=os.environ | {"TROLL_BASE_MODELS": ""})
+    result = snakemake(folder, "claims", env=os.environ | named_server() | {"TROLL_BASE_MODELS": ""})
     assert result.returncode == 0, result.stderr[-4000:]
     assert list(folder.glob("resources/base-models/chains-*/record.json")), "where the folder's owner works"
     (claim,) = json.loads((folder / "results/mine/claims.json").read_text())["claims"]
@@ -102,7 +102,7 @@ rule which:
 """
     path = folder / "Snakefile"
     path.write_text(own + path.read_text() + ask)
-    result = snakemake(folder, "which")
+    result = snakemake(folder, "which", env=os.environ)  # without the tests' own server
     assert result.returncode == 0, result.stderr[-3000:]
     assert (folder / "which").read_text().endswith("/warm/bin/troll\n"), "the client, not the program"
     assert (folder / "begun").exists()

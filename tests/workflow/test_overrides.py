@@ -1,10 +1,9 @@
 """Mistakes in what `--config` overrides are its own, and not the experiment file's."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
+from forked_snakemake import snakemake
 
 pytestmark = pytest.mark.snakemake
 
@@ -21,10 +20,10 @@ def folder(repository, tmp_path):
 
 def refusal(folder, *config, configfile="mine.yaml"):
     """What a dry run with these overrides is refused with."""
-    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "1"]
-    command += ["--configfile", configfile] if configfile else []
-    command += ["--config", *config] if config else []
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    arguments = ["-n", "--cores", "1"]
+    arguments += ["--configfile", configfile] if configfile else []
+    arguments += ["--config", *config] if config else []
+    result = snakemake(*arguments, cwd=folder)
     assert result.returncode == 1, result.stdout + result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "Traceback" not in result.stderr

@@ -3,11 +3,11 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
+from forked_snakemake import named_server
+from forked_snakemake import snakemake as forked_snakemake
 
 from troll.tasks.sandbox.pool import sandbox_available
 
@@ -30,20 +30,9 @@ def checkout(repository, tmp_path):
 
 def snakemake(directory, *arguments, mirror=None):
     environment = {key: value for key, value in os.environ.items() if key != "TROLL_DATA_MIRROR"}
-    environment |= {"TROLL_DATA_MIRROR": str(mirror)} if mirror else {}
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--cores",
-        "2",
-        "--configfile",
-        "tests/workflow/public.yaml",
-    ]
-    command += arguments
-    result = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1000
-    )
+    environment |= named_server() | ({"TROLL_DATA_MIRROR": str(mirror)} if mirror else {})
+    given = ("--cores", "2", "--configfile", "tests/workflow/public.yaml", *arguments)
+    result = forked_snakemake(*given, cwd=directory, env=environment, timeout=1000)
     assert result.returncode == 0, result.stderr[-4000:]
     return result.stdout + result.stderr
 

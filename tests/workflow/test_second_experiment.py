@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import yaml
+from forked_snakemake import named_server, snakemake
 
 pytestmark = [pytest.mark.snakemake, pytest.mark.slow]
 
@@ -24,14 +23,10 @@ def make(repository, tmp_path):
         experiment["experiment"], experiment["tasks"]["chains"]["train"] = name, train
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(experiment))
         target = f"results/{name}/base/tiny/chains"
-        command = [sys.executable, "-m", "snakemake", "--cores", "1", f"{target}/manifest.json"]
-        result = subprocess.run(
-            [*command, "--configfile", f"{name}.yaml"],
+        result = snakemake(
+            *("--cores", "1", f"{target}/manifest.json", "--configfile", f"{name}.yaml"),
             cwd=tmp_path,
-            env=os.environ | {"TROLL_BASE_MODELS": ""} | variables,
-            capture_output=True,
-            text=True,
-            timeout=300,
+            env=os.environ | named_server() | {"TROLL_BASE_MODELS": ""} | variables,
         )
         assert result.returncode == 0, result.stderr[-4000:]
         return tmp_path / target, result.stderr

@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 
 import killed_workflows as kills
 import pandas as pd
 import pytest
+from forked_snakemake import snakemake as forked_snakemake
 
 from troll import warm
 from troll.analysis.claims.packaged import claims_file
@@ -41,9 +44,7 @@ def checkout(repository, tmp_path):
 
 
 def snakemake(directory, *arguments, **settings):
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
-    settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
-    return subprocess.run(command, cwd=directory, **settings)
+    return forked_snakemake("--cores", "2", *arguments, cwd=directory, **{"timeout": 1200} | settings)
 
 
 def planned(result, rule):
@@ -78,7 +79,7 @@ def test_a_second_run_in_the_same_directory_is_refused(checkout):
     ]
 
 
-def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout):
+def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout, troll):
     proof = checkout / "ran"
     file = checkout / "evil.yaml"
     code = (
@@ -100,8 +101,7 @@ def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout):
         ]
         result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
-    command = [sys.executable, "-m", "troll.cli", "check", "evil.yaml"]
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    result = troll("check", "evil.yaml", cwd=checkout)
     assert result.returncode == 1 and said in result.stderr
     assert not proof.exists()
     result = snakemake(checkout, "-n", "--configfile", "evil.yaml")  # too late, but said
@@ -241,13 +241,13 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_whole_chain(whole):
+def test_the_whole_chain(whole, troll):
     arguments = ("--configfile", "tests/workflow/reduced.yaml")
     root = whole.directory / "results/reduced"
     check_what_is_shown(whole.directory, whole.said)
     assert "no claim concerns these runs\n" in whole.said
     assert "everything on one page: results/reduced/page.html" in whole.said
-    check_outputs(root)
+    check_outputs(root, troll)
 
     result = snakemake(whole.directory, *arguments, "--report", "report.html")
     assert result.returncode == 0, result.stderr[-4000:]
@@ -338,7 +338,7 @@ def dry(checkout: Path, arguments: tuple[str, ...]) -> dict[str, int]:
     return {rule: count for rule, count in counts.items() if count}
 
 
-def check_outputs(root: Path) -> None:
+def check_outputs(root: Path, troll: Callable[..., CompletedProcess[str]]) -> None:
     runs = read_tidy(root).runs
     trained = runs[runs["trust_region"] != "base"]
     assert set(trained["trust_region"]) == {"clip", "troll"}
@@ -364,7 +364,5 @@ def check_outputs(root: Path) -> None:
     # The same table gives the same bytes.
     figure = root / "figures/main.png"
     digest = hashlib.sha256(figure.read_bytes()).hexdigest()
-    figure_command = [sys.executable, "-m", "troll.cli", "figure", "main", "--results", str(root)]
-    figure_command += ["--out", str(root / "again")]
-    subprocess.run(figure_command, check=True)
+    assert troll("figure", "main", "--results", root, "--out", root / "again").returncode == 0
     assert hashlib.sha256((root / "again.png").read_bytes()).hexdigest() == digest

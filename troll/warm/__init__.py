@@ -53,7 +53,7 @@ def usable() -> bool:
 
 
 def start() -> dict[str, str]:
-    """Starts a server that ends with this process, however that ends.
+    """Starts a server that ends with this process, however that ends; inside of a workflow its server serves.
 
     Returns:
         The variables of the environment in which `troll` is the light client, for commands of one thread;
@@ -61,6 +61,8 @@ def start() -> dict[str, str]:
     """
     if not usable():
         return {}
+    if outer := os.environ.get(VARIABLE):
+        return {"PATH": f"{_HERE / 'bin'}:{_path()}", VARIABLE: outer}
     name = f"troll-{secrets.token_hex(16)}"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
