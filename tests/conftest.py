@@ -53,8 +53,9 @@ def _stolen() -> tuple[float, float]:
 
 
 def pytest_collection_modifyitems(items):
-    """Files with a whole workflow first: they take longest."""
-    items.sort(key=lambda item: item.get_closest_marker("snakemake") is None)
+    """Files with a whole workflow first, then those with other slow tests: they take longest."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.get_closest_marker("snakemake") is None, item.path not in slow))
 
 
 def pytest_collection_finish():
