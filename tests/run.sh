@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1
+export PYTHONDONTWRITEBYTECODE= # hundreds of processes import the same: what is not compiled yet is compiled once
 [ -z "${TROLL_TEST_MINUTES:-}" ] || export TROLL_TEST_UNTIL=$(($(date +%s) + 60 * TROLL_TEST_MINUTES))
 step() { printf '\n== %s\n' "$*"; }
 

@@ -5,11 +5,10 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from types import SimpleNamespace
 
+import forked_snakemake
 import gguf
 import numpy as np
 import pytest
@@ -886,12 +885,12 @@ def test_the_workflow_goes_from_the_wheel_to_a_page(tiny, tmp_path, repository):
     experiment["conditions"] = {"fresh": experiment["conditions"]["fresh"]}
     experiment["training"] |= {"rollout_batches": 1, "validate_every": 1, "prompts_per_batch": 4}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(experiment))
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "small.yaml"]
-    environment = {**os.environ, "TROLL_MODEL_MIRROR": str(tiny.path.parent), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **forked_snakemake.named_server(), "HF_HUB_OFFLINE": "1"}
+    environment["TROLL_MODEL_MIRROR"] = str(tiny.path.parent)
 
     def snakemake(*arguments):
-        settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-        return subprocess.run([*command, *arguments], timeout=1200, **settings)
+        given = ("--cores", "2", "--configfile", "small.yaml", *arguments)
+        return forked_snakemake.snakemake(*given, cwd=tmp_path, env=environment, timeout=1200)
 
     result = snakemake()
     assert result.returncode == 0, result.stderr[-4000:]

@@ -1,28 +1,36 @@
 """A corpus of attacks: none scores, none escapes, none stalls the batch or spoils its neighbours."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
-from troll.tasks.sandbox.pool import Limits, sandbox_available
-from troll.tasks.verifiers.code import verify_code
+import audit
+from hostile_programs import HOSTILE_PROGRAMS
+from troll.tasks.sandbox.pool import sandbox_available
 
 pytestmark = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
 
-LIMITS = Limits(cpu_s=0.3, wall_s=3)
-# Alive long enough to be hit: with six in flight, at least two honest programs run beside each attack.
-HONEST = "import time\ndef f(x):\n    time.sleep(0.03)\n    return x + x + x + 1\n"
-
 
 @pytest.fixture(scope="module")
-def verdicts():
-    """Every attack between honest programs, in one batch."""
-    completions = [HONEST]
-    for source in HOSTILE_PROGRAMS.values():
-        completions += [source, HONEST + f"# {len(completions)}\n"]
-    found = verify_code([PROBLEM] * len(completions), completions, limits=LIMITS, workers=6)
-    return {"honest": found[::2], "hostile": dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))}
+def judged():
+    """What the audit says of every attack between honest programs, and the verdicts that it says it of."""
+    found, verify_code = [], audit.verify_code
+
+    def watched(*arguments, **options):
+        found.extend(verify_code(*arguments, **options))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit, "verify_code", watched)
+        said = audit.audit_hostile()
+    hostile = dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))
+    return SimpleNamespace(said=said, honest=found[::2], hostile=hostile)
+
+
+@pytest.fixture
+def verdicts(judged):
+    return {"honest": judged.honest, "hostile": judged.hostile}
 
 
 @pytest.mark.timeout(120)
@@ -35,6 +43,10 @@ def test_no_attack_scores(verdicts, name):
 
 def test_neighbours_are_judged_as_ever(verdicts):
     assert {verdict.status for verdict in verdicts["honest"]} == {"passed"}
+
+
+def test_the_audit_passes(judged):
+    assert judged.said["ok"] and judged.said["programs"] == len(judged.hostile) >= 150
 
 
 def test_nothing_was_written_outside(verdicts):

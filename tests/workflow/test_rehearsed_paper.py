@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from forked_snakemake import named_server
 
 
 @pytest.mark.slow
@@ -24,7 +25,7 @@ def test_a_small_experiment_is_rehearsed_to_its_page(repository, tmp_path):
     contents["training"]["gpus"], contents["published"] = 0, False
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(contents))
     command = [sys.executable, "-m", "troll.cli", "rehearse", "small.yaml", "--keep", "--cores", "2"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | named_server() | {"HF_HUB_OFFLINE": "1"}
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200
     )

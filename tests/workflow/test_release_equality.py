@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from forked_snakemake import snakemake
 
 from troll.analysis.data.reproduction import compare_runs
 from troll.analysis.data.runs import read_directories
@@ -55,8 +54,7 @@ def test_base_models_and_runs_equal_the_release(repository, tmp_path, experiment
     places = (*(f"runs/{run}" for run in runs), *bases)
     targets = [f"results/{experiment}/{place}/grades.json" for place in places]
     file = f"workflow/config/{experiment}.yaml"
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", file, "--", *targets]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2400)
+    made = snakemake("--cores", "2", "--configfile", file, "--", *targets, cwd=tmp_path, timeout=2400)
     assert made.returncode == 0, made.stderr[-2000:]
 
     tidy = read_directories([root / "runs" / run for run in runs], [root / base for base in bases])
