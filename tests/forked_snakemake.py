@@ -21,17 +21,27 @@ from pathlib import Path
 from troll import warm
 from troll.warm.client import VARIABLE
 
+# What they import while they run, each of which takes long; Snakemake its plugins.
+_LATE = (
+    *(
+        "snakemake.cli",
+        "snakemake.storage",
+        "snakemake_executor_plugin_slurm",
+        "snakemake.report.html_reporter",
+    ),
+    *("pandas", "torch", "requests", "smart_open", "dill", "tqdm"),
+    *("troll.algorithms.advantages", "troll.algorithms.trust_regions", "troll.tasks.testbed.programs"),
+)
 _RULES = Path(__file__).parents[1] / "workflow/rules"
 
 
 def imported_modules() -> list[str]:
-    """What Snakemake and the workflow's rules import."""
+    """What Snakemake and the workflow's rules import, here or as they run."""
     text = "\n".join(path.read_text() for path in sorted(_RULES.glob("*.smk")))
     found = re.findall(r"^\s*from (troll[\w.]*) import \(?([\w, ]*)", text, re.MULTILINE)
     # A name may be a module too; what is none is passed over.
     named = [f"{module}.{name}" for module, names in found for name in re.findall(r"\w+", names)]
-    plugins = ["snakemake_executor_plugin_slurm", "snakemake.report.html_reporter"]
-    return ["snakemake.cli", "pandas", *plugins, *dict.fromkeys([module for module, _ in found] + named)]
+    return [*_LATE, *dict.fromkeys([module for module, _ in found] + named)]
 
 
 @cache
