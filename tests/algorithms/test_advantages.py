@@ -55,7 +55,7 @@ def test_grpo_is_the_z_score_with_the_unbiased_deviation():
 def test_dr_grpo_only_subtracts_the_mean():
     expected = [r - statistics.mean(members(g)) for r, g in zip(REWARDS, GROUPS, strict=True)]
     assert per_response("dr-grpo", REWARDS, GROUPS) == pytest.approx(expected, abs=1e-7)
-    assert make_estimator("dr-grpo").aggregation == "seq-mean-token-sum-norm"
+    assert make_estimator("dr-grpo").info.aggregation == "seq-mean-token-sum-norm"
 
 
 def test_rloo_leaves_the_response_out_of_its_baseline():

@@ -95,7 +95,7 @@ def call(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tok
 
 def loss_of(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tensor:
     losses = call(rule, case, advantages)
-    return aggregate(losses.per_token, case.mask, rule.aggregation or "token-mean")
+    return aggregate(losses.per_token, case.mask, rule.info.aggregation or "token-mean")
 
 
 def gradient(rule: TrustRegion, case: Case, advantages: Tensor | None = None) -> Tensor:
@@ -128,7 +128,9 @@ def test_first_on_policy_step_is_the_policy_gradient(name):
         advantages = (case.group_rewards.own - multiplier * log_z).unsqueeze(-1).expand_as(advantages)
         signal = case.group_rewards.of_group.nan_to_num(0).std(-1) > 0
         advantages = advantages * signal.unsqueeze(-1)
-    expected_loss = aggregate(-advantages * case.new.log_probs, case.mask, rule.aggregation or "token-mean")
+    expected_loss = aggregate(
+        -advantages * case.new.log_probs, case.mask, rule.info.aggregation or "token-mean"
+    )
     (expected,) = torch.autograd.grad(expected_loss, case.logits)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(gradient(rule, case), expected, rtol=1e-5, atol=1e-9)

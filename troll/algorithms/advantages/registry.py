@@ -74,11 +74,6 @@ class Estimator:
         needs_moments = "moments" in inspect.signature(info.function).parameters
         self._moments = RunningMoments() if needs_moments else None
 
-    @property
-    def aggregation(self) -> str | None:
-        """The aggregation that belongs to the estimator, if any."""
-        return self.info.aggregation
-
     @torch.no_grad()
     def __call__(
         self,

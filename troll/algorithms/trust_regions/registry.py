@@ -196,11 +196,6 @@ class TrustRegion:
         """Whether the rule decides over all tokens of an optimiser step."""
         return self.info.needs_step_tokens
 
-    @property
-    def aggregation(self) -> str | None:
-        """The aggregation the rule insists on, if any."""
-        return self.info.aggregation
-
     def current_settings(self) -> dict[str, Any]:
         """The rule's settings as they are now, moved ones included."""
         settings = {key: self.settings[key] for key in self._rule_settings if key in self.settings}
