@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
@@ -15,20 +15,14 @@ from troll.common.seeding import derive_seed
 from troll.evaluation.engines.transformers import load_engine
 from troll.evaluation.engines.types import Engine, Request
 from troll.tasks.prompts import encode
+from troll.tasks.types import Problem
 
 _PROGRESS_S = 2.0
 
 
-class _HasPrompt(Protocol):
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-
-
 def sample(
     checkpoint: Path,
-    problems: Sequence[_HasPrompt],
+    problems: Sequence[Problem],
     *,
     samples_per_problem: int,
     max_new_tokens: int,
@@ -50,7 +44,6 @@ def sample(
 
     Args:
         checkpoint: directory with model and tokenizer, or the name of a hub model.
-        problems: objects with ``task_id`` and ``prompt``.
         samples_per_problem: responses for each problem.
         max_new_tokens: longest response, in tokens, end of text included.
         out: gets a line ``{"task_id", "sample", "completion", "tokens", "finished"}`` per response, in
@@ -116,7 +109,7 @@ def sample(
 
 
 def _check_arguments(
-    problems: Sequence[_HasPrompt], samples: int, tokens: int, batch_size: int, temperature: float
+    problems: Sequence[Problem], samples: int, tokens: int, batch_size: int, temperature: float
 ) -> None:
     for name, value in (
         ("samples_per_problem", samples),
@@ -147,7 +140,7 @@ def _stopped(checkpoint: Path) -> bool:
     return isinstance(found, dict) and NOT_FINITE in found
 
 
-def _no_answers(problems: Sequence[_HasPrompt], samples: int) -> Iterator[dict[str, Any]]:
+def _no_answers(problems: Sequence[Problem], samples: int) -> Iterator[dict[str, Any]]:
     """Samples of a run that has no model: empty ones, which are graded like any others."""
     for problem in problems:
         for number in range(samples):
@@ -192,7 +185,7 @@ class _Sampler:
 
     def run(
         self,
-        problems: Sequence[_HasPrompt],
+        problems: Sequence[Problem],
         todo: Sequence[tuple[int, int]],
         batch_size: int,
         *,
@@ -228,10 +221,10 @@ class _Sampler:
                 for (index, number), response, text in zip(batch, responses, texts, strict=True)
             ]
 
-    def _stream(self, problem: _HasPrompt, number: int) -> int:
+    def _stream(self, problem: Problem, number: int) -> int:
         return derive_seed(stream="sample", seed=self._seed, problem=problem.task_id, sample=number)
 
-    def _fitting(self, problem: _HasPrompt, ids: Sequence[int], cut: bool) -> tuple[int, ...]:
+    def _fitting(self, problem: Problem, ids: Sequence[int], cut: bool) -> tuple[int, ...]:
         """The prompt, or as much of its end as the context leaves room for."""
         context = self._engine.context
         if not ids:

@@ -7,11 +7,12 @@ outputs come out, and the comparison happens elsewhere, where no candidate's obj
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.progress import say
 from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
 from troll.tasks.verifiers.judge import compare
 from troll.tasks.verifiers.references import (
@@ -26,21 +27,10 @@ from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 __all__ = ["CodeVerdict", "code_rewards", "verify_code"]
 
 
-class _HasRecord(Protocol):
-    @property
-    def record(self) -> Mapping[str, Any]: ...
-
-
 def code_rewards(
-    problems: Sequence[_HasRecord], completions: Sequence[str], *, as_written: bool = False
+    problems: Sequence[Problem], completions: Sequence[str], *, as_written: bool = False
 ) -> list[float]:
-    """Rewards for training: 1.0 where all base and plus inputs pass, else 0.0.
-
-    Args:
-        problems: objects with an evalplus-like ``record``, one per completion.
-        completions: the texts that the model wrote after the prompt.
-        as_written: see `verify_code`.
-    """
+    """Rewards for training, one per completion: 1.0 where all base and plus inputs pass, else 0.0."""
     verdicts = verify_code([problem.record for problem in problems], completions, as_written=as_written)
     for verdict in verdicts:
         if verdict.status == "infrastructure":

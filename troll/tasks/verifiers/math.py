@@ -25,10 +25,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
+from troll.tasks.types import Problem
 from troll.tasks.verifiers.notation import is_scientific, same_number
 
 Standard = Literal["evaluation", "reward"]
@@ -49,18 +50,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
-class _HasAnswer(Protocol):
-    @property
-    def answer(self) -> str: ...
-
-
-def math_rewards(problems: Sequence[_HasAnswer], completions: Sequence[str]) -> list[float]:
-    """Rewards for training: 1.0 where the boxed answer is right, else 0.0.
-
-    Args:
-        problems: objects with a reference ``answer``, one per completion.
-        completions: the texts that the model wrote.
-    """
+def math_rewards(problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+    """Rewards for training, one per completion: 1.0 where the boxed answer is right, else 0.0."""
     answers = [problem.answer for problem in problems]
     return [float(status == "passed") for status in judge_math(answers, completions, standard="reward")]
 
