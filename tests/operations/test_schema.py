@@ -37,7 +37,19 @@ def test_the_schema_takes_every_experiment_file_and_refuses_mistakes(repository)
         line = "# yaml-language-server: $schema=../../troll/experiment/experiment.schema.json"
         assert text.splitlines()[0] == line, path
     good = yaml.safe_load(files[0].read_text())
-    for wrong in ({"sseeds": [1]}, {"seeds": []}, {"tracking": "tensorbord"}, {"training": {"keep": 0}}):
+    rules = {"mine": {"rule": "troll", "settings": {"kl_bound": 0.1}}, "own": {"rule": "mine.py:f"}}
+    jsonschema.validate(good | {"trust_regions": rules}, schema)
+    for wrong in (
+        {"sseeds": [1]},
+        {"seeds": []},
+        {"tracking": "tensorbord"},
+        {"training": {"keep": 0}},
+        {"tasks": {"chains": {"settings": {"operation": [2]}}}},
+        {"tasks": {"locks": {"settings": {"dials": 7}}}},
+        {"trust_regions": {"mine": {"rule": "troll", "settings": {"kl_bund": 0.1}}}},
+        {"trust_regions": {"mine": {"rule": "clip", "settings": {"dual_clip": 0.5}}}},
+        {"estimators": {"mine": {"rule": "gae", "settings": {"lam": 1.5}}}},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(good | wrong, schema)
 

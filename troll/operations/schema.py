@@ -13,11 +13,43 @@ from troll.experiment.experiment import Experiment
 
 
 def schema_text() -> str:
-    """The JSON schema of experiment files, as text."""
+    """The JSON schema of experiment files with the settings of tasks, rules and estimators, as text."""
+    from troll.algorithms.advantages import ESTIMATORS
+    from troll.algorithms.trust_regions import TRUST_REGIONS
+    from troll.tasks.registry import get_task, task_names
+
     schema = Experiment.model_json_schema()
+    sections = schema["properties"]
+    sections["tasks"]["properties"] = {
+        name: {"$ref": "#/$defs/TaskSettings", "properties": {"settings": _settings_schema(get_task(name))}}
+        for name in task_names()
+        if get_task(name).settings
+    }
+    registries: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("trust_regions", TRUST_REGIONS),
+        ("estimators", ESTIMATORS),
+    )
+    for section, registry in registries:
+        sections[section]["additionalProperties"]["allOf"] = [
+            {
+                "if": {"properties": {"rule": {"const": name}}},
+                "then": {"properties": {"settings": _settings_schema(entry)}},
+            }
+            for name, entry in registry.items()
+        ]
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "TROLL experiment file"
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _settings_schema(entry: Any) -> dict[str, Any]:
+    """The JSON schema of the settings of a task, a rule or an estimator, without headings."""
+    schema = entry.model.model_json_schema()
+    settings = {
+        name: {key: value for key, value in setting.items() if key != "title"}
+        for name, setting in schema.get("properties", {}).items()
+    }
+    return {"additionalProperties": False, "properties": settings}
 
 
 def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
