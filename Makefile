@@ -17,8 +17,6 @@ SEEDS ?=
 MINUTES ?=
 # The tag of a release, for `make dist`; it has to be that of the version.
 TAG ?=
-# Jobs here are alike: the default scheduler would solve an integer program at each choice, and look again every second.
-SCHEDULING := --scheduler greedy --max-jobs-per-timespan 1000/3s
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # vLLM pins versions that the SLURM plugin does not share: it gets an environment beside the other.
@@ -52,7 +50,7 @@ $(VLLM_READY): pyproject.toml envs/constraints-vllm.txt envs/requirements-vllm.t
 	@touch $@
 
 results: env ## run the default experiment: models, training, evaluation, tables, figures, page
-	@"$(BIN)/python" -m troll.operations.run $(if $(MINUTES),--minutes "$(MINUTES)") --cores "$(CORES)" $(SCHEDULING) --configfile "$(EXPERIMENT)" $(if $(SEEDS),--config 'seeds=[$(SEEDS)]') --rerun-incomplete -- all
+	@"$(BIN)/troll" run "$(EXPERIMENT)" --cores "$(CORES)" $(if $(MINUTES),--minutes "$(MINUTES)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
 rehearsal: env ## run paper.yaml small, on random models, and say what would fail; about half an hour
 	@"$(BIN)/troll" rehearse "$(REHEARSED)" --cores "$(CORES)"
@@ -61,7 +59,7 @@ test: env ## linters, type checker and all tests
 	@PATH="$(abspath $(BIN)):$$PATH" bash tests/run.sh
 
 readme: env ## write the generated parts of README.md, docs and results/README.md from the tracked tidy tables
-	@"$(BIN)/troll" readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
+	@"$(BIN)/troll" release readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
 		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone
@@ -73,7 +71,7 @@ golden: env ## make the golden runs of the tests again, after NUMERICS was raise
 
 docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml
 	@"$(BIN)/python" envs/write_conda.py
-	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" schema --out "$$file" || exit 1; done
+	@for file in troll/experiment/experiment.schema.json docs/configuration.md; do "$(BIN)/troll" release schema --out "$$file" || exit 1; done
 	@sed '1s|\.\./\.\./|../|' workflow/config/testbed.yaml >config/config.yaml
 
 audit: env ## audit the graders anew, on all data sets and hostile programs, in results/graders
@@ -81,7 +79,7 @@ audit: env ## audit the graders anew, on all data sets and hostile programs, in 
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
 	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json results/*/gpu_check.json; do [ ! -e "$$data" ] || \
-		"$(BIN)/troll" check-results "$$(dirname "$$data")" --release || exit 1; done
+		"$(BIN)/troll" release check "$$(dirname "$$data")" --release || exit 1; done
 
 # Without a rule, the package's own would be tested. Its tests are chosen by `own_rule`: pytest escapes names.
 contract: export TROLL_CONTRACT = $(RULE)
@@ -114,7 +112,7 @@ $(SITE_READY): envs/requirements-site.txt
 	@touch $@
 
 site: env site-env ## build the static site from tracked data in build/site/html
-	@"$(BIN)/troll" site --out "$(SITE)" $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(ADDRESS),--address "$(ADDRESS)")
+	@"$(BIN)/troll" release site --out "$(SITE)" $(if $(REPOSITORY),--repository "$(REPOSITORY)") $(if $(ADDRESS),--address "$(ADDRESS)")
 	@"$(SITE_VENV)/bin/zensical" build --strict --clean --config-file "$(SITE)/zensical.toml"
 	@echo "to look at it: python3 -m http.server --directory $(SITE)/html"
 

@@ -15,6 +15,7 @@ from forked_snakemake import snakemake
 
 from troll import __version__
 from troll.cli.app import app
+from troll.cli.former import FORMER
 from troll.experiment.files import parse_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
 PROGRAMS = ("troll", "snakemake", "make", "pytest", "python", "python3")
 # Run as they stand, in a fresh directory with a copy of the workflow; nothing of this takes long.
-CHEAP = ("check", "status", "--version", "schema", "problems", "doctor")
+CHEAP = ("check", "status", "--version", "job problems", "doctor")
 
 
 def blocks(text, language):
@@ -53,7 +54,7 @@ def our_options(words):
     while rest and hasattr(group, "commands") and rest[0] in group.commands:
         group = group.commands[rest.pop(0)]
     known = {name for option in group.params for name in option.opts}
-    return group, {word.split("=")[0] for word in rest if word.startswith("--")}, known
+    return group, {word.split("=")[0] for word in rest if word.startswith("--") and word != "--"}, known
 
 
 def test_the_pages_name_many_commands():
@@ -65,8 +66,10 @@ def test_the_pages_name_many_commands():
     ("page", "words"), [item for item in ALL if item[1][0] == "troll"], ids=lambda item: str(item)[:60]
 )
 def test_troll_commands_exist_with_their_options(page, words):
+    if page == "CHANGELOG.md" and {words[1], " ".join(words[1:3])} & FORMER.keys():
+        return  # it tells of releases that had this command
     command, given, known = our_options(words)
-    assert not hasattr(command, "commands") or words[1].startswith("--"), f"{page}: no such command"
+    assert not hasattr(command, "commands") or words[-1].startswith("--"), f"{page}: no such command"
     assert given <= known | {"--help"}, page
 
 
@@ -153,7 +156,7 @@ def test_cheap_commands_run(checkout, troll):
         if (
             len(words) == 2
             or words[0] != "troll"
-            or words[1] not in CHEAP
+            or not {words[1], " ".join(words[1:3])} & set(CHEAP)
             or placeholder(words)
             or "--watch" in words
             or "my_experiment" in text

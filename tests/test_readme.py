@@ -91,5 +91,5 @@ def test_the_generated_blocks_are_those_of_the_tracked_table(repository, troll):
     arguments = ["--check", *pages, "--results", root, "--board", repository / "results/leaderboard"]
     others = sorted(path.parent for path in repository.glob("results/*/plan.json"))
     arguments += [f"--also={path}" for path in others if path != root]
-    result = troll("readme", *arguments)
+    result = troll("release", "readme", *arguments)
     assert result.returncode == 0, result.stderr

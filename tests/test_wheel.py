@@ -88,9 +88,9 @@ def test_commands_need_nothing_but_the_package(installed, repository):
     for name in ("testbed", "paper"):
         shutil.copy(repository / f"workflow/config/{name}.yaml", installed.directory)
     assert "48 runs" in installed("check", "testbed.yaml")
-    assert "GPU-hours" in installed("budget", "paper.yaml")
+    assert "GPU-hours" in installed("check", "paper.yaml", "--cost")
     schema = (repository / "troll/experiment/experiment.schema.json").read_text()
-    installed("schema", "--out", "schema.json")
+    installed("release", "schema", "--out", "schema.json")
     assert (installed.directory / "schema.json").read_text() == schema
 
 
@@ -101,7 +101,7 @@ def test_the_page_has_its_captions_claims_and_published_numbers(installed, repos
         results,
         ignore=shutil.ignore_patterns("runs", "base", "data", "logs", "figures", "page.html"),
     )
-    installed("page", "--results", results, "--out", "page.html")
+    installed("job", "page", "--results", results, "--out", "page.html")
     page = (installed.directory / "page.html").read_text()
     claims = yaml.safe_load((repository / "troll/analysis/claims/claims.yaml").read_text())
     assert html.escape(claims[0]["sentence"]) in page

@@ -236,7 +236,7 @@ def test_the_command_collects_the_planned_runs_from_tables_and_directories(
     coordinates = {run: dict(zip(names, run.split("/")[:5], strict=True)) for run in (CLIP[0], TROLL[2])}
     planned = [one | {"seed": int(run[-1]), "rule": one["trust_region"]} for run, one in coordinates.items()]
     plan = {"expected": planned, "keys": {name: key(name) for name in (CLIP[0], TROLL[2], BASE)}}
-    command = ["collect", made[TROLL[2]], made[BASE], "--archive", tmp_path, "--out"]
+    command = ["job", "collect", made[TROLL[2]], made[BASE], "--archive", tmp_path, "--out"]
     result = troll(*command, tmp_path, "--plan", "-", input=json.dumps(plan))
     assert result.returncode == 0, result.stderr
     assert set(read_results(tmp_path).runs["run_id"]) == {CLIP[0], TROLL[2], BASE}
@@ -264,12 +264,12 @@ def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path:
     manifest = json.loads((there / "manifest.json").read_text())
     synthetic.write_json(there / "manifest.json", manifest | {"hardware": {"processor": "another"}})
     plan = json.dumps({"keys": {CLIP[0]: "k", CLIP[1]: "k"}})
-    result = troll("collect", here, there, "--out", tmp_path / "a", "--plan", plan)
+    result = troll("job", "collect", here, there, "--out", tmp_path / "a", "--plan", plan)
     assert (
         result.returncode == 1 and "digests.base_model of" in result.stderr and result.stderr.count("\n") == 1
     )
     result = troll(
-        "collect", here, there, "--out", tmp_path / "b", "--archive", tmp_path / "b", "--plan", plan
+        "job", "collect", here, there, "--out", tmp_path / "b", "--archive", tmp_path / "b", "--plan", plan
     )
     assert result.returncode == 0, result.stderr
     assert not read_tidy(tmp_path / "b").runs["mixed"].any()
@@ -328,12 +328,12 @@ def test_a_run_with_a_broken_file_is_not_appended(
 def test_the_command_appends_and_says_in_one_line_what_it_cannot(
     made: dict[str, Path], tmp_path: Path, troll
 ) -> None:
-    result = troll("append", made[CLIP[0]], "--results", tmp_path, "--key", key(CLIP[0]))
+    result = troll("job", "append", made[CLIP[0]], "--results", tmp_path, "--key", key(CLIP[0]))
     assert result.returncode == 0, result.stderr
     holds(tmp_path, expected(made, CLIP[0]))
     run = synthetic.write_run(tmp_path / "testbed", "chains", "clip", "grpo", "stale", 1, batches=1)
     (run / "grades.json").unlink()
-    result = troll("append", run, "--results", tmp_path, "--key", "k")
+    result = troll("job", "append", run, "--results", tmp_path, "--key", "k")
     said = f"error: {run}/grades.json: missing; only finished runs that are graded can be kept\n"
     assert (result.returncode, result.stderr) == (1, said)
 

@@ -49,7 +49,7 @@ def results(board, protocol, tmp_path, monkeypatch) -> list[Results]:
 
 
 def make(*final: str, trials: str = "results/board-trials"):
-    words = ["leaderboard", "board", "protocol.yaml", "--trials", trials, "--out", "out"]
+    words = ["release", "board", "protocol.yaml", "--trials", trials, "--out", "out"]
     return CliRunner().invoke(app, [*words, *(word for path in final for word in ("--final", path))])
 
 
@@ -116,7 +116,7 @@ def test_what_holds_no_fresh_seeds_is_named(results):
 def test_contrasts_are_made_with_the_board_and_checked_like_it(results, monkeypatch):
     monkeypatch.setattr("troll.analysis.leaderboard.contrasts.RESAMPLES", 200)
     Path("protocol.yaml").write_text(yaml.safe_dump(PROTOCOL | compared()))
-    words = ["leaderboard", "board", "protocol.yaml", "--trials", "results/board-trials"]
+    words = ["release", "board", "protocol.yaml", "--trials", "results/board-trials"]
     words += ["--final", "results/board-chains", "--final", "results/board-functions"]
     result = CliRunner().invoke(app, [*words, "--out", "results/board"])
     assert result.exit_code == 0, result.output

@@ -239,10 +239,10 @@ def test_the_command_judges_by_the_claims_of_the_experiment(
     only(copy, "tables/main")
     monkeypatch.chdir(copy)
     plan = read_json(copy / "plan.json")
-    result = CliRunner().invoke(app, ["check-results", "."])
+    result = CliRunner().invoke(app, ["release", "check", "."])
     assert isinstance(result.exception, UserError) and "claims.json" in str(result.exception)
     write_json(copy / "plan.json", plan | {"claims": ["claims.yaml"]})
-    result = CliRunner().invoke(app, ["check-results", "."])
+    result = CliRunner().invoke(app, ["release", "check", "."])
     assert result.exit_code == 0, result.exception
 
 
@@ -273,11 +273,11 @@ def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "written"),
     [
-        (["figure", "final"], ["png"]),
-        (["figure", "final", "--format", "svg"], ["svg"]),
-        (["figure", "final", "--format", "pdf", "--format", "png"], ["pdf", "png"]),
-        (["table", "main"], ["csv", "md"]),
-        (["table", "main", "--format", "latex"], ["tex"]),
+        (["job", "figure", "final"], ["png"]),
+        (["job", "figure", "final", "--format", "svg"], ["svg"]),
+        (["job", "figure", "final", "--format", "pdf", "--format", "png"], ["pdf", "png"]),
+        (["job", "table", "main"], ["csv", "md"]),
+        (["job", "table", "main", "--format", "latex"], ["tex"]),
     ],
 )
 def test_other_formats_are_made_on_demand(
@@ -293,8 +293,8 @@ def test_other_formats_are_made_on_demand(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["figure", "final", "--format", "eps"], "unknown format 'eps'; valid: png, svg, pdf"),
-        (["table", "main", "--format", "html"], "unknown format 'html'; valid: csv, markdown, latex"),
+        (["job", "figure", "final", "--format", "eps"], "unknown format 'eps'; valid: png, svg, pdf"),
+        (["job", "table", "main", "--format", "html"], "unknown format 'html'; valid: csv, markdown, latex"),
     ],
 )
 def test_a_format_that_is_not_known_is_one_line(

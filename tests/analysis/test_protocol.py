@@ -328,13 +328,13 @@ def test_an_unfair_protocol_is_refused_in_one_line(tmp_path, change, message):
 def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, monkeypatch):
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL))
-    result = CliRunner().invoke(app, ["leaderboard", "trials", str(path), "--out", str(tmp_path / "t.yaml")])
+    result = CliRunner().invoke(app, ["release", "trials", str(path), "--out", str(tmp_path / "t.yaml")])
     assert result.exit_code == 0, result.output
     assert load_experiment(tmp_path / "t.yaml").experiment == "board-trials"
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
     monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
     command = [
-        "leaderboard",
+        "release",
         "final",
         str(path),
         "--results",
@@ -356,7 +356,7 @@ def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, comman
     path.write_text(yaml.safe_dump(PROTOCOL))
     link.symlink_to(path)
     out = {"trials": path, "trials by a link": link, "final": tmp_path}[command]
-    words = ["leaderboard", command.split()[0], str(path), "--out", str(out)]
+    words = ["release", command.split()[0], str(path), "--out", str(out)]
     words += ["--results", "results/board-trials"] if command == "final" else ["--rule", "clip"]
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, UserError)
@@ -370,7 +370,7 @@ def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, comman
 def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch, rules):
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL))
-    words = ["leaderboard", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
+    words = ["release", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
 
     def said(rows):
         monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
@@ -397,9 +397,7 @@ def test_trials_of_another_protocol_are_called_that(protocol):
 
 
 def test_the_help_says_which_rules_are_taken():
-    said = " ".join(
-        CliRunner().invoke(app, ["leaderboard", "final", "--help"]).output.replace("│", " ").split()
-    )
+    said = " ".join(CliRunner().invoke(app, ["release", "final", "--help"]).output.replace("│", " ").split())
     assert "by default those that have trials in RESULTS" in said
 
 
@@ -427,7 +425,7 @@ def workflow(tmp_path, protocol, monkeypatch):
 def test_one_command_runs_trials_then_fresh_seeds_then_makes_the_board(workflow):
     ran, _ = workflow
     rules = ["--rule", "clip", "--rule", "troll"]
-    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml", *rules, "--cores", "3"])
+    result = CliRunner().invoke(app, ["rank", "protocol.yaml", *rules, "--cores", "3"])
     assert result.exit_code == 0, result.output
     variants = sorted(f"{rule}.{number}" for rule in ("clip", "troll") for number in range(1, 5))
     assert ran[:3] == [
@@ -460,7 +458,7 @@ def rounds(workflow, monkeypatch):
 
 def test_one_command_runs_round_after_round_and_not_the_first_that_another_protocol_ran(rounds):
     ran, _ = rounds
-    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml", "--cores", "3"])
+    result = CliRunner().invoke(app, ["rank", "protocol.yaml", "--cores", "3"])
     assert result.exit_code == 0, result.output
     assert [name for name, *_ in ran[:-1]] == [
         "board-round-2",
@@ -495,7 +493,7 @@ def test_the_steps_can_be_taken_one_by_one(rounds):
     _, tables = rounds
 
     def step(*words, command="trials"):
-        return CliRunner().invoke(app, ["leaderboard", command, "protocol.yaml", *words, "--out", "out"])
+        return CliRunner().invoke(app, ["release", command, "protocol.yaml", *words, "--out", "out"])
 
     def results(*names):
         return [word for name in names for word in ("--results", f"results/{name}")]
@@ -509,7 +507,7 @@ def test_the_steps_can_be_taken_one_by_one(rounds):
         ([], "protocol.yaml: the first round is that of results/other-trials, which is not run again; "),
         (
             results(*tables),
-            "protocol.yaml: no round is left after 3; continue with `troll leaderboard final`",
+            "protocol.yaml: no round is left after 3; continue with `troll release final`",
         ),
         (results("other-trials", "other-trials"), "--results: results/other-trials is given twice; "),
         (results("board-round-2"), "results/board-round-2: run tiny/chains/"),
@@ -550,7 +548,7 @@ def test_a_first_round_of_another_protocol_has_the_same_settings(rounds, change,
     runs = tables["other-trials"]
     mine = runs["run_id"] == "tiny/functions/troll.2/grpo/tuned/seed101"
     tables["other-trials"] = runs.assign(settings=np.where(mine, json.dumps(change) if change else "", ""))
-    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"])
+    result = CliRunner().invoke(app, ["rank", "protocol.yaml"])
     if not said:
         assert result.exit_code == 0, result.output
         return
@@ -562,7 +560,7 @@ def test_a_first_round_of_another_protocol_has_the_same_settings(rounds, change,
 def test_a_first_round_with_other_seeds_is_none(rounds):
     ran, tables = rounds
     tables["other-trials"] = tables["board-round-2"]
-    error = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"]).exception
+    error = CliRunner().invoke(app, ["rank", "protocol.yaml"]).exception
     assert str(error).startswith("results/other-trials: run tiny/chains/") and not ran
     assert " is not a trial of board, such as tiny/chains/clip.1/grpo/tuned/seed100" in str(error)
 
@@ -570,7 +568,7 @@ def test_a_first_round_with_other_seeds_is_none(rounds):
 def test_a_step_that_fails_ends_it_in_one_line_and_makes_no_board(workflow):
     ran, failing = workflow
     failing.add("board-chains")
-    result = CliRunner().invoke(app, ["leaderboard", "run", "protocol.yaml"])
+    result = CliRunner().invoke(app, ["rank", "protocol.yaml"])
     assert isinstance(result.exception, UserError)
     log = "results/board/experiments/board-chains.log"
     assert str(result.exception) == f"{log}: the workflow ended with status 1: no space left"

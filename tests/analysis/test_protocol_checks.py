@@ -95,7 +95,7 @@ def test_what_is_wrong_is_named_before_anything_is_written(tmp_path, path, value
     data = copy.deepcopy(PROTOCOL)
     _set(data, path, value)
     (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(data))
-    words = ["leaderboard", "trials", str(tmp_path / "protocol.yaml"), "--out", str(tmp_path / "trials.yaml")]
+    words = ["release", "trials", str(tmp_path / "protocol.yaml"), "--out", str(tmp_path / "trials.yaml")]
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, UserError) and "\n" not in str(error)
     assert str(error).startswith(f"{tmp_path}/protocol.yaml: {message}")

@@ -267,7 +267,7 @@ def test_wrong_coordinate_digest_and_identity_are_named(run_dir: Path) -> None:
 def test_a_manifest_that_no_run_writes_is_one_line(run_dir: Path, troll, changes: dict, said: str) -> None:
     edit_json(run_dir / "manifest.json", **changes)
     out = run_dir.parent / "tables"
-    result = troll("collect", run_dir, "--out", out)
+    result = troll("job", "collect", run_dir, "--out", out)
     assert (result.returncode, result.stderr) == (1, f"error: {run_dir}/manifest.json: {said}\n")
     assert not out.exists()
 
@@ -316,7 +316,7 @@ def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path
 def test_a_wrong_plan_is_one_line_before_anything_is_written(
     run_dir: Path, troll, plan: str, said: str
 ) -> None:
-    result = troll("collect", run_dir, "--out", run_dir.parent / "tables", "--plan", plan)
+    result = troll("job", "collect", run_dir, "--out", run_dir.parent / "tables", "--plan", plan)
     assert result.returncode == 1 and result.stderr.startswith(f"error: {said}")
     assert result.stderr.count("\n") == 1 and not (run_dir.parent / "tables").exists()
 
@@ -326,7 +326,7 @@ def test_a_plan_can_be_written_beside_runs_whose_manifests_have_no_settings(run_
     base = synthetic.write_base(run_dir.parents[6], "chains")
     assert "config" not in json.loads((base / "manifest.json").read_text())
     out = run_dir.parents[6] / "tables"
-    result = troll("collect", run_dir, base, "--out", out, "--plan", '{"expected": []}')
+    result = troll("job", "collect", run_dir, base, "--out", out, "--plan", '{"expected": []}')
     assert result.returncode == 0, result.stderr
     assert json.loads((out / "plan.json").read_text()) == {"expected": [], "skipped": {}}
 
@@ -379,8 +379,12 @@ def test_a_file_in_place_of_a_directory_is_named(experiment: Path, tmp_path: Pat
     path = tmp_path / name
     path.write_bytes((experiment / "tidy/all.parquet").read_bytes())
     said = f"error: {path}: is a file; name its directory, {tmp_path}\n"
-    for command in (["compare", path], ["check-results", path], ["table", "main", "--results", path]):
-        out = ["--out", tmp_path / "main"] if command[0] == "table" else []
+    for command in (
+        ["compare", path],
+        ["release", "check", path],
+        ["job", "table", "main", "--results", path],
+    ):
+        out = ["--out", tmp_path / "main"] if "table" in command else []
         result = troll(*command, *out)
         assert (result.returncode, result.stderr) == (1, said), command
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
@@ -396,6 +400,7 @@ def test_a_plan_of_any_size_can_be_read_from_the_input(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "troll.cli",
+        "job",
         "collect",
         str(run),
         "--out",

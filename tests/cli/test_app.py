@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from troll import __version__
 from troll.cli.app import app
+from troll.cli.former import FORMER
 from troll.common.errors import UserError
 from troll.common.machine_errors import in_a_line
 
 
 def _flat(group, *before):
-    """Every command by its words: ("train",), ("benchmark", "oracle")."""
+    """Every command by its words: ("check",), ("job", "train")."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _flat(command, *before, name)
@@ -34,9 +35,21 @@ def test_version_and_help():
     runner = CliRunner()
     assert runner.invoke(app, ["--version"]).stdout.strip() == f"troll {__version__}"
     text = runner.invoke(app, ["--help"]).stdout
-    assert len(text.splitlines()) <= 60
-    for command in COMMANDS:
-        assert command[0] in text
+    assert len(text.splitlines()) <= 23, "with the prompt, it fills a screen"
+    public = {words[0] for words in COMMANDS if len(words) == 1}
+    shown = set(re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE))
+    assert shown == public and len(public) == 9
+    assert {words[0] for words in COMMANDS} - public == {"job", "release"}
+
+
+@pytest.mark.parametrize(("former", "now"), FORMER.items())
+def test_a_former_name_is_answered_by_the_new_one(former, now):
+    assert tuple(former.split()) not in COMMANDS
+    for words in re.findall(r"troll ([a-z -]+)", now):
+        command = tuple(word for word in words.split() if word.islower() and not word.startswith("-"))
+        assert any(known[: len(command)] == command for known in COMMANDS), now
+    result = CliRunner().invoke(app, [*former.split(), "--out", "x"])
+    assert (result.exit_code, result.stderr) == (2, f"error: `troll {former}` is now `{now}`\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -45,7 +58,7 @@ def test_help_fits_a_screen_and_shows_an_example_with_options_that_exist(command
     assert len(text.splitlines()) <= 40, "shorten it"
     example = inspect.getdoc(COMMANDS[command].callback).partition("Example: ")[2]
     example = re.split(r"&&|;|\band\b", example)[0].split()
-    assert set(command) <= set(example), "its docstring shows no example"
+    assert command[-1] in " ".join(example), "its docstring shows no example"
     options = {name for option in COMMANDS[command].params for name in option.opts}
     assert {word for word in example if word.startswith("--")} <= options
 
@@ -78,18 +91,38 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["check", "none.yaml"], "none.yaml: no such experiment file"),
-        (["problems", "--config", "{", "--out", "o"], "--config: not JSON"),
+        (["job", "problems", "--config", "{", "--out", "o"], "--config: not JSON"),
         (
-            ["problems", "--config", '{"name": "chain", "test": 1}', "--out", "o"],
+            ["job", "problems", "--config", '{"name": "chain", "test": 1}', "--out", "o"],
             "unknown task 'chain'; valid: chains",
         ),
         (
-            ["problems", "--config", '{"name": "chains"}', "--out", "o"],
+            ["job", "problems", "--config", '{"name": "chains"}', "--out", "o"],
             "--config: no split is named; at least one of train, validation, test is needed",
         ),
-        (["append", "no", "--results", "o", "--key", "k"], "no/manifest.json: missing; only finished runs"),
-        (["site", "--root", "no", "--out", "o"], "no: the files that git tracks cannot be listed"),
-        (["table", "main", "--results", "no", "--out", "o/t"], "no/tidy: no tables (*.parquet) there"),
+        (
+            ["job", "append", "no", "--results", "o", "--key", "k"],
+            "no/manifest.json: missing; only finished runs",
+        ),
+        (["release", "site", "--root", "no", "--out", "o"], "no: the files that git tracks cannot be listed"),
+        (["job", "table", "main", "--results", "no", "--out", "o/t"], "no/tidy: no tables (*.parquet) there"),
+        (["check"], "check: name an experiment file, or a trust region: --rule my_rules.py:soft_wall"),
+        (["check", "--rule", "trol"], "'trol'"),
+        (
+            ["grade", "--task", "chains", "--out", "o"],
+            "grade: name a model, --checkpoint DIRECTORY, or",
+        ),
+        (
+            ["grade", "--task", "chains", "--checkpoint", "c", "--out", "o"],
+            "task chains generates its problems: name the file with some, --problems FILE",
+        ),
+        (["rank", "board.yaml", "--space", "a=1"], "rank: board.yaml is a protocol; --space, --protocol and"),
+        (
+            ["rank", "my_rules.py:wall", "--rule", "clip"],
+            "rank: --rule chooses rules of a protocol",
+        ),
+        (["run", "-n", "no.yaml"], "run: name the experiment file before -n, an option of Snakemake"),
+        (["run", "no.yaml"], "run: no Snakefile is here; run this in the root of a checkout"),
         (
             ["grade", "--task", "chains", "--samples", "no.jsonl", "--problems", "no.jsonl", "--out", "o"],
             "no.jsonl: no such file",
@@ -144,6 +177,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
     arguments = [
         "--log",
         str(log),
+        "job",
         "problems",
         "--config",
         '{"name": "chains", "test": 1}',
@@ -173,7 +207,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
 def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command, config, said, tmp_path):
     more = {"base-model": ["--tokenizer", "t"], "sample-suites": ["--checkpoint", "c", "--data", "d"]}
     result = troll(
-        command, "--config", json.dumps(config), *more.get(command, []), "--out", str(tmp_path / "out")
+        "job", command, "--config", json.dumps(config), *more.get(command, []), "--out", str(tmp_path / "out")
     )
     assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
 
@@ -202,7 +236,7 @@ def test_no_command_is_one_line(troll):
 
 def test_a_place_that_cannot_be_written_is_one_line(troll):
     config = '{"name": "chains", "train": 4, "validation": 2, "test": 2}'
-    result = troll("problems", "--config", config, "--out", "/dev/null/p")
+    result = troll("job", "problems", "--config", config, "--out", "/dev/null/p")
     assert result.returncode == 1
     where = "/dev/null/p/train.jsonl"
     assert result.stderr == f"error: {where}: cannot be written (Not a directory); name another place\n"
@@ -227,6 +261,6 @@ def test_a_suffix_that_is_added_anyway_is_not_there_twice(monkeypatch, tmp_path,
     made = []
     monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: None)
     monkeypatch.setattr("troll.analysis.report.make.make_table", lambda _, __, out, *___: made.append(out))
-    result = CliRunner().invoke(app, ["table", "main", "--results", str(tmp_path), "--out", written])
+    result = CliRunner().invoke(app, ["job", "table", "main", "--results", str(tmp_path), "--out", written])
     assert result.exit_code == 0, result.output
     assert made == [Path(stem)]

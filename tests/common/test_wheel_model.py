@@ -462,7 +462,7 @@ def test_responses_have_to_fit_the_context_once_it_is_known(tiny, tmp_path, monk
 
 def test_it_is_not_trained_from_scratch(tiny, tmp_path):
     experiment = experiment_of({"wheel": settings_of(tiny)})
-    with pytest.raises(UserError, match="is a model from a wheel; `troll hub-model` links it"):
+    with pytest.raises(UserError, match="is a model from a wheel; `troll job hub-model` links it"):
         shared_base_model(resolve_base(experiment, "tiny", "chains"), tmp_path, tmp_path / "out")
 
 

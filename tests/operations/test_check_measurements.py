@@ -30,10 +30,10 @@ def measured(repository: Path, tmp_path: Path) -> Path:
 def test_the_released_audit_is_that_of_its_report(graders):
     compared = {path.name for path in check_measurements(graders)}
     assert compared == {"audit.csv", "audit.md"}
-    result = CliRunner().invoke(app, ["check-results", str(graders), "--release"])
+    result = CliRunner().invoke(app, ["release", "check", str(graders), "--release"])
     assert result.exit_code == 0, result.output
     assert result.output.endswith("graders: 2 files are what the released data give\n")
-    again = CliRunner().invoke(app, ["check-results", str(graders), "--write"])
+    again = CliRunner().invoke(app, ["release", "check", str(graders), "--write"])
     assert again.exit_code == 0 and again.output.endswith("graders: 0 files written\n")
 
 
@@ -87,7 +87,7 @@ def test_a_missing_file_is_named(measured):
 
 
 def test_where_nothing_was_released_there_is_nothing_to_check(tmp_path):
-    result = CliRunner().invoke(app, ["check-results", str(tmp_path)])
+    result = CliRunner().invoke(app, ["release", "check", str(tmp_path)])
     assert result.exit_code != 0
 
 

@@ -8,7 +8,7 @@ from forked_snakemake import snakemake
 from typer.testing import CliRunner
 
 from troll.cli.app import app
-from troll.cli.train import train
+from troll.cli.job_train import train
 from troll.common.errors import UserError
 from troll.common.files import only_writer, write_json
 from troll.experiment.experiment import resolve

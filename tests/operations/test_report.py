@@ -31,6 +31,7 @@ def test_everything_that_is_named_is_made_the_page_last(made, tmp_path):
     ran = CliRunner().invoke(
         app,
         [
+            "job",
             "report",
             str(tmp_path),
             *("--table", "main", "--figure", "final", "--figure", "learning:chains"),

@@ -18,7 +18,7 @@ from troll.operations.schema import reference, schema_text, setting_table
 def test_generated_files_are_up_to_date(repository, tmp_path, path):
     written = tmp_path / Path(path).name
     # In a process of its own: here other tests may have registered rules of theirs.
-    subprocess.run([Path(sys.executable).parent / "troll", "schema", "--out", written], check=True)
+    subprocess.run([Path(sys.executable).parent / "troll", "release", "schema", "--out", written], check=True)
     assert (repository / path).read_text() == written.read_text(), f"out of date: `make docs` writes {path}"
 
 
@@ -81,7 +81,7 @@ def test_a_rule_in_a_file_shows_what_its_docstring_says(tmp_path, section):
         f'    """A wall.\n\n    {section}:\n        coefficient (float): weight of the pull:\n'
         '            a | b.\n\n    Returns:\n        late: no setting.\n    """\n'
     )
-    command = [Path(sys.executable).parent / "troll", "schema", "--rule", "mine.py:wall"]
+    command = [Path(sys.executable).parent / "troll", "check", "--rule", "mine.py:wall"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert shown.splitlines()[2:] == [
         "| `mine.py:wall` | `coefficient` | a number >= 0 | `1` | weight of the pull: a \\| b |",

@@ -1,4 +1,4 @@
-"""Runs of `troll train` as processes forked from one that has loaded the libraries: those cost the time."""
+"""Runs of `troll job train`, as processes forked from one that has loaded the libraries: those cost time."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ def start(out, base, data, prepare=None, terminal=None):
         return process
     if terminal is not None:
         os.dup2(terminal, 2)
-    sys.argv = ["troll", "--log", str(out / "log"), "train", str(out / "run.yaml")]
+    sys.argv = ["troll", "--log", str(out / "log"), "job", "train", str(out / "run.yaml")]
     sys.argv += ["--base", str(base), "--data", str(data)]
     status = 120
     try:

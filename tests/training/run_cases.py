@@ -41,7 +41,7 @@ def write_run(repository, out, estimator="grpo", trust_region="troll", **changes
 
 def command(out, base, data, *options):
     troll = ["troll"] if VARIABLE in os.environ else [sys.executable, "-m", "troll.cli"]
-    troll += ["--log", str(out / "log"), "train", str(out / "run.yaml")]
+    troll += ["--log", str(out / "log"), "job", "train", str(out / "run.yaml")]
     return [*troll, "--base", str(base), "--data", str(data), *options]
 
 

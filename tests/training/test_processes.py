@@ -154,7 +154,7 @@ def test_the_number_of_gpus_chooses_the_configuration():
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 
-    ours = ["--log", "a log", "train", "run.yaml", "--base", "base", "--data", "data"]
+    ours = ["--log", "a log", "job", "train", "run.yaml", "--base", "base", "--data", "data"]
     command = launch_command(4, ours, cuda=True)
     assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     found = launch_command_parser().parse_args(command[3:])

@@ -22,7 +22,7 @@ OWNER = (
     "import json, sys; from troll import warm; print(json.dumps(warm.start()), flush=True); sys.stdin.read()"
 )
 PROBLEMS = '{"name": "chains", "train": %d, "validation": 4, "test": 4}'
-LONG = ("problems", "--config", PROBLEMS % 2_000_000)  # runs until it is stopped
+LONG = ("job", "problems", "--config", PROBLEMS % 2_000_000)  # runs until it is stopped
 
 
 class Owner:
@@ -125,9 +125,9 @@ print(json.dumps(own), file=open(os.environ["TROLL_LOOK"], "w"))
     [
         ["--version"],
         ["nonsense"],
-        ["configure", "--config", "{", "--out", "run.yaml"],
-        ["--log", "log/of it", "problems", "--config", PROBLEMS % 20, "--out", "out"],
-        ["--log", "log", "problems", "--config", '{"name": "nothing"}', "--out", "out"],
+        ["job", "configure", "--config", "{", "--out", "run.yaml"],
+        ["--log", "log/of it", "job", "problems", "--config", PROBLEMS % 20, "--out", "out"],
+        ["--log", "log", "job", "problems", "--config", '{"name": "nothing"}', "--out", "out"],
     ],
 )
 def test_a_forked_command_does_what_an_ordinary_process_does(shared, tmp_path, arguments):
@@ -191,7 +191,9 @@ def test_a_forked_process_has_what_is_the_callers_own(shared, tmp_path):
 )
 def test_what_does_not_fit_runs_as_an_ordinary_process(shared, tmp_path, reason, settings):
     settings = settings | {"env": shared.environment | settings.get("env", {})}
-    result = shared.run("problems", "--config", PROBLEMS % 10, "--out", str(tmp_path / "out"), **settings)
+    result = shared.run(
+        "job", "problems", "--config", PROBLEMS % 10, "--out", str(tmp_path / "out"), **settings
+    )
     assert result.returncode == 0, result.stderr
     (line,) = result.stderr.splitlines()
     assert line.startswith("debug: an ordinary process, for ") and reason in line
@@ -264,7 +266,7 @@ def test_a_killed_forked_process_ends_its_client_likewise(running):
 
 
 def test_when_the_server_is_killed_a_command_begins_again_without_it(owner, tmp_path):
-    arguments = ("problems", "--config", PROBLEMS % 30_000)
+    arguments = ("job", "problems", "--config", PROBLEMS % 30_000)
     client = owner.start(*arguments, "--out", str(tmp_path / "out"), stderr=subprocess.PIPE, text=True)
     (worker,) = until(lambda: children(owner.server()), "nothing was forked")
     os.kill(owner.server(), signal.SIGKILL)
@@ -306,9 +308,9 @@ def test_an_idle_server_ends_with_its_owner(owner):
 
 def test_every_command_of_the_workflow_has_its_modules(repository):
     rules = " ".join(path.read_text() for path in (repository / "workflow/rules").glob("*.smk"))
-    used = set(re.findall(r"troll --log \{log:q\} ([a-z-]+)", rules))
+    used = set(re.findall(r"troll --log \{log:q\} job ([a-z-]+)", rules))
     # It runs once, or asks the network.
-    assert used - MODULES.keys() == {"benchmark"}
+    assert used - MODULES.keys() == {"oracle", "benchmark-table"}
 
 
 LOAD = """

@@ -35,10 +35,10 @@ def checkout(directory):
 
 
 def start(directory):
-    command = [sys.executable, "-m", "troll.operations.run", "--cores", "2", "--configfile", EXPERIMENT]
+    command = [sys.executable, "-m", "troll.cli", "run", EXPERIMENT, "--cores", "2"]
     with (directory / "said").open("a") as said:
         return subprocess.Popen(
-            [*command, "--config", "archive=true", "--rerun-incomplete", "--", "all"],
+            [*command, "--config", "archive=true", "--", "all"],
             cwd=directory,
             env=os.environ | {"TROLL_BASE_MODELS": ""},
             stdin=subprocess.DEVNULL,

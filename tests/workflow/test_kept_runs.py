@@ -229,8 +229,7 @@ def test_a_damaged_table_is_a_line_with_the_remedy(clone):
 def test_what_was_appended_before_everything_was_killed_is_not_needed_again(few, tmp_path):
     results = tmp_path / "results/reduced"
     few(tmp_path, results, EARLIER + 1)
-    command = [sys.executable, "-m", "troll.operations.run", "--cores", "1", "--configfile", "few.yaml"]
-    command += ["--rerun-incomplete", "--", "collect"]
+    command = [sys.executable, "-m", "troll.cli", "run", "few.yaml", "--cores", "1", "--", "collect"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 200
     while not parts(results) and process.poll() is None and time.monotonic() < deadline:

@@ -21,10 +21,11 @@ def make(repository, tmp_path):
 
     for name, text in (
         (".venv/bin/python", 'echo "TROLL_CONTRACT=$TROLL_CONTRACT"; printf "%s\\n" "$@"'),
+        (".venv/bin/troll", 'printf "%s\\n" "$@"'),
         ("bin/nproc", 'echo "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-7}}"'),
     ):
         path = tmp_path / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
     for name in ("pyproject.toml", "envs/constraints.txt", "envs/requirements.txt", "envs/setup.sh"):

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from troll.analysis.claims.looks import look_again
 from troll.analysis.claims.rule import PairedDifferences, Side
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.sequential import Looks
+from troll.cli.app import app
+from troll.common.errors import UserError
 from troll.common.files import read_json
 from troll.common.processor import available_cores
 from troll.experiment.files import read_experiment
@@ -35,6 +38,7 @@ def stages(repository, tmp_path, monkeypatch):
     spec.loader.exec_module(program)
     monkeypatch.chdir(tmp_path)
     shutil.copy(repository / "workflow/config/testbed.yaml", "testbed.yaml")
+    Path("Snakefile").touch()
     program.asked, program.titles, program.stops = [], [], None
 
     def snakemake(arguments, _, stage):
@@ -61,8 +65,8 @@ def stages(repository, tmp_path, monkeypatch):
     return program
 
 
-def make(program, *options):
-    program.main([*options, "--cores", "2", "--configfile", "testbed.yaml", "--", "all"])
+def make(program, **options):
+    program.main(Path("testbed.yaml"), cores="2", **options)
 
 
 def test_seeds_are_added_until_the_claim_is_decided_and_everything_is_made_last(stages, capsys):
@@ -81,7 +85,7 @@ def test_seeds_are_added_until_the_claim_is_decided_and_everything_is_made_last(
 
 
 def test_the_minutes_end_it_and_missing_seeds_are_named(stages, capsys):
-    make(stages, "--minutes", "1.5")  # a run of unknown length is taken for one minute
+    make(stages, minutes="1.5")  # a run of unknown length is taken for one minute
     assert stages.asked == ["claims", "all"]
     said = capsys.readouterr().err
     assert "0 of 1 claims decided; 48 runs, 3 seeds in a setting; the minutes are used up" in said
@@ -103,11 +107,49 @@ def test_an_interrupted_stage_goes_on(stages):
 
 
 @pytest.mark.parametrize(
-    "options", [["--config", "seeds=[0,1]", "--", "all"], ["-n", "--", "all"], ["--", "claims"]]
+    ("targets", "seeds", "options", "staged"),
+    [
+        (["all"], None, ["--keep-going"], True),
+        (["all"], [0, 1], [], False),
+        (["all"], None, ["--config", "seeds=[0,1]"], False),
+        (["all"], None, ["-n"], False),
+        (["all"], None, ["--dry-run"], False),
+        (["claims"], None, [], False),
+    ],
 )
-def test_fixed_seeds_dry_runs_and_single_targets_have_one_stage(stages, options):
-    given, rest = stages.options(["--configfile", "testbed.yaml", *options])
-    assert not stages.staged(given, rest)
+def test_fixed_seeds_dry_runs_and_single_targets_have_one_stage(stages, targets, seeds, options, staged):
+    assert stages.staged(targets, seeds, options) == staged
+
+
+def test_seeds_join_other_settings_that_are_given(stages):
+    def given(*options):
+        return stages.snakemake_arguments(Path("a.yaml"), ["all"], 2, [0, 1], options)
+
+    assert given("--keep-going")[-5:] == ["--keep-going", "--config", "seeds=[0,1]", "--", "all"]
+    assert given("--config", "archive=true")[-5:] == ["--config", "seeds=[0,1]", "archive=true", "--", "all"]
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        ([], ("workflow/config/testbed.yaml", ["all"], [])),
+        (["--", "run.yaml"], ("workflow/config/testbed.yaml", ["run.yaml"], [])),
+        (["-n"], ("workflow/config/testbed.yaml", ["all"], ["-n"])),
+        (
+            ["a.yaml", "-n", "--config", "b=1", "--cores", "2", "--", "c", "d"],
+            ("a.yaml", ["c", "d"], ["-n", "--config", "b=1"]),
+        ),
+    ],
+)
+def test_what_stands_where_in_the_command(monkeypatch, words, called):
+    given = []
+
+    def main(path, targets, **settings):
+        given.append((str(path), targets, settings["options"]))
+
+    monkeypatch.setattr("troll.operations.run.main", main)
+    assert CliRunner().invoke(app, ["run", *words]).exit_code == 0
+    assert given == [called]
 
 
 def test_runs_that_cannot_be_compared_end_it(stages, monkeypatch, capsys):
@@ -155,9 +197,7 @@ def test_a_request_to_end_is_handed_on_to_snakemake(repository, monkeypatch):
 
 
 def test_cores_are_read_as_snakemake_reads_them(stages):
-    for given in (["--cores", "3"], ["-c3"], ["-c", "3"]):
-        assert stages.options([*given, "--configfile", "testbed.yaml"])[0].cores == 3
-    assert stages.options(["--cores", "all"])[0].cores == available_cores()
+    assert (stages._cores("3"), stages._cores("all")) == (3, available_cores())
 
 
 def test_what_snakemake_says_of_a_leftover_lock_is_handed_on(stages, monkeypatch):
@@ -184,34 +224,32 @@ def test_caches_lie_here_where_no_home_can_be_written(stages, tmp_path, monkeypa
 
 @pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf", "abc"])
 def test_minutes_that_are_none_are_refused(stages, minutes):
-    with pytest.raises(SystemExit, match=f"error: --minutes: must be .*MINUTES=60. .got '{minutes}'"):
-        make(stages, "--minutes", minutes)
+    with pytest.raises(UserError, match=f"--minutes: must be .*MINUTES=60. .got '{minutes}'"):
+        make(stages, minutes=minutes)
 
 
 @pytest.mark.parametrize("cores", ["-1", "0", "abc", "2.5", ""])
 def test_cores_that_are_none_are_refused(stages, cores):
-    with pytest.raises(SystemExit) as ended:
-        stages.main(["--cores", cores, "--configfile", "testbed.yaml", "--", "all"])
+    with pytest.raises(UserError) as ended:
+        stages.main(Path("testbed.yaml"), cores=cores)
     said = "must be a positive integer or all, as in `make results CORES=2`"
-    assert ended.value.code == f"error: --cores: {said} (got {cores!r})"
+    assert str(ended.value) == f"--cores: {said} (got {cores!r})"
     assert not Path(".snakemake").exists() and not stages.asked
 
 
 def test_a_place_where_snakemake_cannot_write_is_one_line(stages, monkeypatch):
     Path(".snakemake").touch()
-    with pytest.raises(
-        SystemExit, match=r"^error: \.snakemake is not a directory; move it away: Snakemake [^\n]*$"
-    ):
+    with pytest.raises(UserError, match=r"^\.snakemake is not a directory; move it away: Snakemake [^\n]*$"):
         make(stages)
     Path(".snakemake").unlink()
     Path(".snakemake/results.lock").mkdir(parents=True)
-    said = r"^error: \.snakemake cannot be written%s; make it writable, or link it to another place$"
-    with pytest.raises(SystemExit, match=said % r" \(Is a directory\)"):
+    said = r"^\.snakemake cannot be written%s; make it writable, or link it to another place$"
+    with pytest.raises(UserError, match=said % r" \(Is a directory\)"):
         make(stages)
     Path(".snakemake/results.lock").rmdir()
     Path(".snakemake/results.lock").touch()  # of an earlier run; modes do not bind the superuser
     monkeypatch.setattr(stages.os, "access", lambda path, _: path != Path(".snakemake"))
-    with pytest.raises(SystemExit, match=said % ""):
+    with pytest.raises(UserError, match=said % ""):
         make(stages)
     assert not stages.asked
 

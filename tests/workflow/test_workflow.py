@@ -56,17 +56,9 @@ def planned(result, rule):
 
 def make_results(directory, **settings):
     """What `make results EXPERIMENT=...` runs."""
-    command = [
-        sys.executable,
-        "-m",
-        "troll.operations.run",
-        "--cores",
-        "2",
-        "--configfile",
-        "tests/workflow/reduced.yaml",
-    ]
+    command = [sys.executable, "-m", "troll.cli", "run", "tests/workflow/reduced.yaml", "--cores", "2"]
     settings = {"capture_output": True, "text": True, "timeout": 1200} | settings
-    return subprocess.run([*command, "--rerun-incomplete", "--", "all"], cwd=directory, **settings)
+    return subprocess.run(command, cwd=directory, **settings)
 
 
 def test_a_second_run_in_the_same_directory_is_refused(checkout):
@@ -88,22 +80,9 @@ def test_code_in_an_experiment_file_is_refused_before_it_runs(checkout, troll):
     )
     file.write_text(code + (checkout / "tests/workflow/reduced.yaml").read_text())
     said = "evil.yaml: __use_yte__: Snakemake runs the code in such a file before anything can check it"
-    for option in (["--configfile", "evil.yaml"], ["--configfile=evil.yaml"], ["--configfiles", "evil.yaml"]):
-        command = [
-            sys.executable,
-            "-m",
-            "troll.operations.run",
-            "-n",
-            *option,
-            "--config",
-            "seeds=[0]",
-            "--",
-            "all",
-        ]
-        result = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    for words in (["run", "evil.yaml", "-n", "--config", "seeds=[0]", "--", "all"], ["check", "evil.yaml"]):
+        result = troll(*words, cwd=checkout)
         assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
-    result = troll("check", "evil.yaml", cwd=checkout)
-    assert result.returncode == 1 and said in result.stderr
     assert not proof.exists()
     result = snakemake(checkout, "-n", "--configfile", "evil.yaml")  # too late, but said
     assert result.returncode == 1 and said in result.stderr and proof.exists()
@@ -365,5 +344,5 @@ def check_outputs(root: Path, troll: Callable[..., CompletedProcess[str]]) -> No
     # The same table gives the same bytes.
     figure = root / "figures/main.png"
     digest = hashlib.sha256(figure.read_bytes()).hexdigest()
-    assert troll("figure", "main", "--results", root, "--out", root / "again").returncode == 0
+    assert troll("job", "figure", "main", "--results", root, "--out", root / "again").returncode == 0
     assert hashlib.sha256((root / "again.png").read_bytes()).hexdigest() == digest

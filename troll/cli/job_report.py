@@ -28,7 +28,7 @@ def report(
     Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html beside them, and removes
     those that were made before and are not named any more.
 
-    Example: troll report results/testbed --table main --figure final \
+    Example: troll job report results/testbed --table main --figure final \
     --figure learning:chains
     """
     from troll.operations.report import write_report

@@ -1,8 +1,7 @@
 """What several commands' options share."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -10,13 +9,6 @@ from pydantic import BaseModel, ValidationError
 from troll.common.errors import UserError
 from troll.common.explain import explain
 from troll.common.files import parse_json
-
-if TYPE_CHECKING:
-    from troll.analysis.data.results import Results
-
-AROUND_A_RUN = "Around a run"
-"""The part of `troll --help` with the commands that people type; the workflow calls the others."""
-
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
 
@@ -30,6 +22,35 @@ Out = Annotated[Path, typer.Option(help="where to write")]
 Stem = Annotated[Path, typer.Option(help="where to write; suffixes are added", callback=without_suffix)]
 Log = Annotated[Path | None, typer.Option(help="file for everything but progress and errors")]
 Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
+
+File = Annotated[Path, typer.Argument(help="an experiment file")]
+ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
+ResultsRoot = Annotated[Path, typer.Option("--results", help="directory that holds results by experiment")]
+DEFAULT_RESULTS = Path("results")
+Only = Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")]
+Cores = Annotated[int, typer.Option(help="processors; 0 for all", min=0)]
+
+Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="of the figure: png, svg or pdf; may be repeated; none: png"),
+]
+Ledger = Annotated[
+    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
+]
+
+Task = Annotated[str, typer.Option(help="name of the task")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy")]
+MaxTokens = Annotated[int, typer.Option(help="longest response")]
+BatchSize = Annotated[int, typer.Option(help="responses at a time")]
+Seed = Annotated[int, typer.Option(help="seed of the random streams")]
+Chat = Annotated[str, typer.Option(help="chat template: on, off; auto: if there is one")]
+Thinking = Annotated[bool, typer.Option("--thinking", help="let a model that can (Qwen3) think first")]
+CutPrompts = Annotated[bool, typer.Option("--cut-prompts", help="cut the start of prompts that are too long")]
+OnlyPresent = Annotated[
+    bool, typer.Option("--only-present", help="grade only the problems that have a sample")
+]
+Split = Annotated[str | None, typer.Option(help="of the public data set; default test")]
 EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
 Gpus = Annotated[int, typer.Option(help="fail where there are fewer GPUs; 0 uses one if there is one", min=0)]
 EngineOptions = Annotated[
@@ -76,13 +97,13 @@ def settings_of(option: str, text: str, model: type[_Model]) -> _Model:
         raise UserError(f"{option}: {explain(error, model)}") from None
 
 
-Ledger = Annotated[
-    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
-]
+def seed_list(text: str) -> list[int]:
+    """The seeds of an option such as ``0,1,2``.
 
-
-def claim_files(ledger: Sequence[str] | None, known: "Results | None" = None) -> list[Path]:
-    """The files of claims that were named, or those of the experiment, or the package's."""
-    from troll.analysis.claims.packaged import DEFAULT, claims_file
-
-    return [claims_file(name) for name in ledger or (known.claims if known else ()) or [DEFAULT]]
+    Raises:
+        UserError: they are no distinct whole numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) < len(parts):
+        raise UserError(f"--seeds: must be a list of distinct integers, such as 0,1,2 (got {text!r})")
+    return [int(part) for part in parts]

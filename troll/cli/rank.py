@@ -1,41 +1,58 @@
-"""`troll rank`: a trust region of one's own, through the protocol of the leaderboard."""
+"""`troll rank`: rules, all tuned alike, compared on fresh seeds."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from troll.cli.options import AROUND_A_RUN
+from troll.cli.options import Cores
+from troll.common.errors import UserError
+
+app = typer.Typer()
 
 
-def register_rank(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(rich_help_panel=AROUND_A_RUN)(rank)
-
-
+@app.command()
 def rank(
-    rule: Annotated[str, typer.Argument(help="file and function: my_rules.py:soft_wall")],
+    what: Annotated[
+        str, typer.Argument(metavar="RULE|PROTOCOL", help="my_rules.py:soft_wall, or a protocol.yaml")
+    ],
     space: Annotated[
         list[str] | None,
-        typer.Option(help="values of a setting to try, name=1,2,3; may be repeated"),
+        typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated"),
     ] = None,
-    protocol: Annotated[Path, typer.Option(help="of the board")] = Path("workflow/config/ranking.yaml"),
+    protocol: Annotated[
+        Path | None, typer.Option(help="that RULE goes through; default workflow/config/ranking.yaml")
+    ] = None,
     board: Annotated[
         Path | None, typer.Option(help="results/NAME with a board that the same protocol made")
     ] = None,
-    cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="one of the rules of PROTOCOL, may be repeated; none: all")
+    ] = None,
+    cores: Cores = 0,
 ) -> None:
-    """Rank a trust region of your own beside the tuned baseline.
+    """Rank your own trust region, or run a whole protocol.
 
-    It gets what every rule of the protocol gets: the contract tests, the same number of trials, fresh seeds
-    at the best of them, until they can hardly show a difference any more. The baseline's runs are made once,
-    and rules that were run by the same protocol are not made again. Interrupt it when you like: the same
-    command goes on.
+    RULE gets what every rule of the protocol gets: the contract tests, the same number of trials, fresh seeds
+    at the best of them. PROTOCOL: all rounds of trials of its rules, fresh seeds, and the board.
 
-    Reads results/ranking*; writes results/ranking-NAME*, the whole table as board.md there.
+    Interrupt it when you like: the same command goes on, and no run is made twice. Boards are in
+    results/ranking-NAME, and in results/NAME of a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """
-    from troll.operations.rank import rank as rank_rule
+    if Path(what).suffix in (".yaml", ".yml"):
+        if space or protocol or board:
+            raise UserError(f"rank: {what} is a protocol; --space, --protocol and --board go with a rule")
+        from troll.operations.leaderboard import run_protocol
 
-    typer.echo("\n".join(rank_rule(rule, space or [], protocol, board, cores)))
+        lines = run_protocol(Path(what), rule or (), cores)
+    else:
+        if rule:
+            raise UserError("rank: --rule chooses rules of a protocol; name one: troll rank PROTOCOL.yaml")
+        from troll.operations.rank import PROTOCOL
+        from troll.operations.rank import rank as rank_rule
+
+        lines = rank_rule(what, space or (), protocol or PROTOCOL, board, cores)
+    for line in lines:
+        typer.echo(line)

@@ -6,29 +6,26 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import AROUND_A_RUN
-from troll.cli.people import DEFAULT_RESULTS, File, Results
+from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot
 from troll.common.processor import available_cores
 
-
-def register_rehearse(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command(rich_help_panel=AROUND_A_RUN)(rehearse)
+app = typer.Typer()
 
 
+@app.command()
 def rehearse(
     experiment: File,
-    only: Annotated[list[str] | None, typer.Option(help="a group of its runs; may be repeated")] = None,
+    only: Only = None,
     full: Annotated[bool, typer.Option("--full", help="all runs, not a pairwise cover of them")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave runs and models where they are")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="check sources, partitions and figures; run nothing")
     ] = False,
-    cores: Annotated[int, typer.Option(help="processors; 0 for all", min=0)] = 0,
+    cores: Cores = 0,
     profile: Annotated[
         Path, typer.Option(help="Snakemake profile with the partitions that the jobs must fit")
     ] = Path("workflow/profiles/slurm"),
-    results: Results = DEFAULT_RESULTS,
+    results: ResultsRoot = DEFAULT_RESULTS,
 ) -> None:
     """Run a small copy of an experiment, to find what would fail.
 

@@ -20,6 +20,7 @@ from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import Loaded, load
 from troll.tasks.prompts import text_until_end
 from troll.tasks.registry import get_task
+from troll.tasks.types import Problem
 
 # Which special rules evalplus applies, where it can judge; plus sets have verdicts on base inputs too.
 _EVALPLUS = {"functions": "humaneval", "humaneval": "humaneval", "humaneval+": "humaneval", "mbpp+": "mbpp"}
@@ -28,6 +29,7 @@ _PLUS = ("functions", "humaneval+", "mbpp+")
 _METRIC_TOLERANCE = 1e-9
 _NAMES_SHOWN = 20
 _SOURCE_CHARACTERS = 100
+_GENERATED = "task {task} generates its problems: name the file {what}, --problems FILE"
 
 
 def grade(
@@ -79,6 +81,21 @@ def grade(
     )
 
 
+def problems_of(task: str, path: Path | None, split: str | None = None) -> list[Problem]:
+    """The problems that a model is to be graded on: of a file, or of the public data set of that name.
+
+    Raises:
+        UserError: unknown task, or one that generates its problems, and no file.
+    """
+    if path is not None:
+        return get_task(task).load(path)
+    if task not in DATA_SETS:
+        get_task(task)  # says what is wrong with an unknown one
+        raise UserError(_GENERATED.format(task=task, what="with some"))
+    names = [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
+    return list(load(task, names[0]).problems)
+
+
 def beside(grades: Path, name: str) -> Path:
     """What belongs to a file of grades: ``lm_eval`` to grades.json, ``x.lm_eval`` to x.grades.json."""
     return grades.with_name(f"{grades.stem.removesuffix('grades').rstrip('.')}.{name}".removeprefix("."))
@@ -108,9 +125,7 @@ def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str
         provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
         found = [_Data(by_id, str(path), provenance, sha256(path.read_bytes()).hexdigest())]
     elif task not in DATA_SETS:
-        raise UserError(
-            f"task {task} generates its problems: name the file that was sampled, --problems FILE"
-        )
+        raise UserError(_GENERATED.format(task=task, what="that was sampled"))
     else:
         wanted = [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
         found = [_loaded(load(task, name)) for name in wanted[:1]]

@@ -11,7 +11,7 @@ def write_oracle(task: Task, problems: Path, out: Path) -> None:
 
     Args:
         task: whose problems they are.
-        problems: JSON lines, as `troll problems` writes them.
+        problems: JSON lines, as `troll job problems` writes them.
         out: gets lines with ``task_id``, ``sample`` and ``completion``.
     """
     rows = [

@@ -78,7 +78,7 @@ def read_run_file(path: Path) -> RunConfig:
     """Reads a run.yaml."""
     data = read_yaml(path, "run file")
     if not isinstance(data, dict) or "run_id" not in data:
-        raise UserError(f"{path}: not a run file; `troll configure` writes them")
+        raise UserError(f"{path}: not a run file; `troll job configure` writes them")
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:

@@ -7,12 +7,99 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from troll.common.errors import UserError
+from troll.common.processor import available_cores
 from troll.common.progress import say
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from troll.analysis.leaderboard.protocol import Protocol
+
+
+def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> list[str]:
+    """Runs trials, in all rounds, and fresh seeds, and makes the board.
+
+    Runs that are in the tables or finished are not made again. Writes results/NAME-trials, where the protocol
+    has rounds results/NAME-round-N, results/NAME-TASK, and the board in results/NAME.
+
+    Args:
+        protocol: its file.
+        rules: of the protocol; none: all.
+        cores: processors; 0 for all.
+
+    Returns:
+        The outcome of its first contrast; nothing where it has none.
+    """
+    from troll.analysis.leaderboard.inputs import choose, trial_scores
+    from troll.analysis.leaderboard.protocol import among
+    from troll.common.files import write_text
+    from troll.operations.protocol_checks import checked_protocol
+    from troll.operations.workflow import in_checkout
+
+    in_checkout("rank")
+    whole = checked_protocol(protocol)
+    known = among(whole, rules or whole.rules)
+    out, count = Path("results", known.name), cores or available_cores()
+    files = out / "experiments"
+    tried = run_rounds(known, files, count, protocol)
+    best = choose(trial_scores(read_rounds(tried, known), known), known)
+    finals = run_fresh(known, best, files, count, protocol)
+    outcome = make_board(protocol, tried, finals, out)
+    write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
+    say(f"the board: {out / 'board.md'}")
+    return [outcome] if outcome else []
+
+
+def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Sequence[Path]) -> None:
+    """Writes the experiment of all trials, or of the round of tuning after those in ``results``."""
+    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
+    from troll.analysis.leaderboard.protocol import among, round_experiment, trials_experiment
+    from troll.operations.protocol_checks import checked_protocol
+
+    whole = checked_protocol(protocol)
+    known, done = among(whole, rules or whole.rules), len(results)
+    if not results:
+        if known.tuned_in:
+            raise UserError(
+                f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
+                f"--results {known.tuned_in} writes the next one"
+            )
+        write_experiment(out, trials_experiment(known), protocol)
+        return
+    if done > len(known.rounds):
+        raise UserError(f"{protocol}: no round is left after {done}; continue with `troll release final`")
+    scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
+    write_experiment(out, round_experiment(known, done, kept_for(scores, known, done)), protocol)
+
+
+def write_finals(
+    protocol: Path, results: Sequence[Path], out: Path, rules: Sequence[str], fresh: Sequence[Path]
+) -> None:
+    """Chooses the best trial of each rule, and writes the experiments of fresh seeds, of the next look's too.
+
+    Args:
+        results: of the trials, of each round in order.
+        out: directory for an experiment file of each task.
+        rules: of the protocol; none: those that have trials.
+        fresh: results of the fresh seeds so far, of each task.
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.leaderboard.inputs import choose, trial_scores, tried_in
+    from troll.analysis.leaderboard.protocol import among, final_experiments
+    from troll.analysis.leaderboard.ranking import seeds_of_rules, seeds_there
+    from troll.operations.protocol_checks import checked_protocol
+
+    known = checked_protocol(protocol)
+    runs = read_rounds(results, known)
+    there = tried_in(runs, known, results[0])
+    known = among(known, rules or there)
+    finals = [read_results(path) for path in fresh]
+    counts = seeds_of_rules(known, finals)
+    if finals and all(count == seeds_there(known, finals, name) for name, count in counts.items()):
+        raise UserError(f"{protocol}: every rule has its fresh seeds; continue with `troll release board`")
+    experiments = final_experiments(known, choose(trial_scores(runs, known), known), counts=counts)
+    files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
+    write_experiments(files, protocol)
 
 
 def run_rounds(
@@ -186,6 +273,6 @@ def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> N
         if path.exists() and path.samefile(protocol):
             raise UserError(f"{path}: is the protocol, which must not be overwritten; name another place")
         parse_experiment(experiment, str(path))
-    head = f"# Written by `troll leaderboard` from {protocol.as_posix()}.\n"
+    head = f"# Written by `troll rank` from {protocol.as_posix()}.\n"
     for path, experiment in files.items():
         write_text(path, head + yaml.safe_dump(experiment, sort_keys=False, allow_unicode=True))

@@ -131,7 +131,7 @@ class Part:
                 yield entry, task, stem
 
     def report_options(self, wildcards: Wildcards) -> list[str]:
-        """What `troll report` is to make."""
+        """What `troll job report` is to make."""
         tables = entries_of("table", self.targets.experiment, self.runs, self.group)
         options = [f"--table {entry.name}" for entry in tables]
         options += [f"--figure {entry.name}{f':{task}' * bool(task)}" for entry, task, _ in self._figures()]

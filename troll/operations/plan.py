@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.common.processor import processor_name
 from troll.common.progress import clock
-from troll.experiment.budget import budget_of
+from troll.experiment.budget import budget_lines, budget_of
 from troll.experiment.experiment import Experiment, Run, resolve_model
+from troll.experiment.files import load_experiment
+from troll.experiment.looks import with_further_seeds
 from troll.experiment.settings import Training
 from troll.operations.versions import tool
+
+if TYPE_CHECKING:
+    from troll.analysis.claims.verdicts import Claim
 
 # What a run's time depends on, beside its rules; the rest of the settings cost nothing.
 _SIZES = (
@@ -162,11 +168,11 @@ def _table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _budgeted(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """What `troll budget` estimates where there is no earlier run; unknown for models made from scratch."""
+    """The published times, where no earlier run tells one; unknown for models made from scratch."""
     if not experiment.training_of(runs[0]).gpus and experiment.models[runs[0].model].wheel is not None:
         return "unknown"  # the published times are of GPUs
     budget = budget_of(experiment, runs[:1])
-    return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll budget)"
+    return "unknown" if budget.unknown else f"about {budget.gpu_hours:,.1f} GPU-hours (troll check --cost)"
 
 
 def plan(experiment: Experiment, results: Path) -> list[str]:
@@ -215,3 +221,33 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
                 f"trust_regions.{name}: {region.rule} keeps its own aggregation, {aggregation}, not {other}"
             )
     return lines
+
+
+def plan_of(file: Path, results: Path) -> list[str]:
+    """What an experiment file means, after everything that can be checked before a run."""
+    from troll.operations.claims_ahead import claims_in_words
+
+    experiment, claims = _checked(file, results)
+    return [*plan(experiment, results), *kept_aggregations(experiment), claims_in_words(claims, experiment)]
+
+
+def names_of(file: Path, results: Path) -> list[str]:
+    """The names of the runs of an experiment file, checked like `plan_of`."""
+    return [run.run_id for run in _checked(file, results)[0].runs()]
+
+
+def cost_of(file: Path, results: Path) -> list[str]:
+    """Runs, GPU-hours and disk of an experiment file, by group."""
+    return budget_lines(load_experiment(file))
+
+
+def _checked(file: Path, results: Path) -> tuple[Experiment, "list[Claim]"]:
+    from troll.operations.claims_ahead import claims_of
+    from troll.operations.hub_context import hub_context_problems
+
+    experiment = load_experiment(file)
+    experiment = with_further_seeds(experiment, results / experiment.experiment)
+    claims = claims_of(experiment)
+    for problem in hub_context_problems(experiment):
+        raise UserError(f"{file}: {problem}")
+    return experiment, claims

@@ -43,7 +43,7 @@ def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
         names = ", ".join(str(path.relative_to(directory)) for path in different)
         raise UserError(
             f"{directory}: {names}: not what the data beside them give; "
-            f"`troll check-results {directory} --write` makes them again"
+            f"`troll release check {directory} --write` makes them again"
         )
     return compared
 
@@ -116,7 +116,7 @@ def _gpu(data: Path, out: Path) -> None:
         f"# One {about['card'] or 'CPU (a dry run)'}",
         f"Measured on {about['date']} at commit `{(about['commit'] or 'unknown')[:7]}` ({libraries}) in "
         f"{about['seconds']:.0f} seconds by `python3 workflow/benchmarks/gpu_check.py`; "
-        "`troll check-results results/gpu --write` makes this page from `gpu_check.json`.",
+        "`troll release check results/gpu --write` makes this page from `gpu_check.json`.",
         f"N = {sizes['tokens']:,} tokens, D = {sizes['width']:,}, V = {sizes['vocab']:,}; whole steps are "
         f"those of a random {sizes['shape']} model. One token in ten lies outside its ball. The backend "
         f"`{sizes['fast']}` is what the package takes by itself, `torch` is plain PyTorch. Times are medians "

@@ -1,4 +1,4 @@
-"""What `make results` runs: Snakemake, alone in this directory, whatever happened to the last attempt.
+"""Runs an experiment: Snakemake, alone in this directory, whatever happened to the last attempt.
 
 A Snakemake that was killed leaves its lock behind. The lock here is the operating system's and dies with its
 process, so that a leftover can be told from a second run that is alive.
@@ -10,12 +10,12 @@ their end depend on verdicts and on the clock; all that one hands to the next is
 `snakemake` finds the same seeds.
 """
 
-import argparse
 import contextlib
 import fcntl
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +39,8 @@ from troll.operations.plan import earlier_runs, estimate
 from troll.operations.progress_line import STAGE
 
 _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+_SCHEDULING = ["--scheduler", "greedy", "--max-jobs-per-timespan", "1000/3s"]
+"""Jobs are alike: the usual scheduler would solve an integer program at each choice, every second."""
 _TABLES_S = 60.0
 """Kept for tables, figures and page, of the minutes in which further seeds are trained."""
 _UNKNOWN_S = 60.0
@@ -63,34 +65,37 @@ def _minutes(text: str) -> float:
     raise UserError(f"--minutes: must be a positive number, as in `make results MINUTES=60` (got {text!r})")
 
 
-def options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """What this program reads of its arguments, and those that are Snakemake's."""
-    own = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    own.add_argument("--minutes", type=_minutes)
-    known, rest = own.parse_known_args(arguments)
-    theirs = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    theirs.add_argument("--configfile", "--configfiles", nargs="+", action="extend", type=Path, default=[])
-    theirs.add_argument("--config", nargs="*", default=[])
-    theirs.add_argument("-c", "--cores", type=_cores, default=1)
-    theirs.add_argument("-n", "--dry-run", "--dryrun", action="store_true", dest="dry")
-    return theirs.parse_known_args(rest, known)[0], rest
-
-
-def main(arguments: list[str]) -> None:
+def main(
+    path: Path,
+    targets: Sequence[str] = ("all",),
+    *,
+    cores: str = "all",
+    minutes: str | None = None,
+    seeds: Sequence[int] | None = None,
+    options: Sequence[str] = (),
+) -> None:
     """Reads the experiment file before Snakemake does, which would run code in it; then runs Snakemake.
 
     Between them it takes the lock, and removes Snakemake's leftover.
+
+    Args:
+        path: the experiment file.
+        targets: of Snakemake.
+        cores: a number, or ``all``.
+        minutes: after which no further seeds are begun; None for those of the file.
+        seeds: other ones than the file's.
+        options: further ones of Snakemake.
+
+    Raises:
+        UserError: the file or an option is wrong, or another run is alive here.
     """
     started = time.monotonic()
-    try:
-        given, rest = options(arguments)
-        for path in given.configfile:
-            read_configuration(path)
-        experiment = read_experiment(given.configfile[-1]) if staged(given, rest) else None
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except argparse.ArgumentError as error:
-        sys.exit(f"error: {error}")
+    if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
+        raise UserError("run: no Snakefile is here; run this in the root of a checkout")
+    count, limit = _cores(cores), None if minutes is None else _minutes(minutes)
+    read_configuration(path)
+    experiment = read_experiment(path) if staged(targets, seeds, options) else None
+    rest = snakemake_arguments(path, targets, count, seeds, options)
     directory = Path(".snakemake")
     keep_caches(directory / "cache")
     handle = acquire_lock(directory)
@@ -102,12 +107,30 @@ def main(arguments: list[str]) -> None:
             sys.exit(unlocked.stderr.rstrip())
     if experiment is None or experiment.more_seeds is None:
         os.execv(sys.executable, [*_SNAKEMAKE, *rest])
-    minutes = given.minutes or experiment.more_seeds.minutes
-    show_first(given.configfile[-1], rest, handle)
-    try:
-        run_until_decided(experiment, rest, handle, given.cores, started + 60 * minutes, started)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    limit = limit or experiment.more_seeds.minutes
+    show_first(path, rest, handle)
+    run_until_decided(experiment, rest, handle, count, started + 60 * limit, started)
+
+
+def snakemake_arguments(
+    path: Path, targets: Sequence[str], cores: int, seeds: Sequence[int] | None, options: Sequence[str]
+) -> list[str]:
+    """The arguments of Snakemake; `_SCHEDULING` and the rest may be overridden by ``options``."""
+    overrides = [] if seeds is None else [f"seeds=[{','.join(map(str, seeds))}]"]
+    rest = [*options]
+    if overrides and "--config" in rest:  # Snakemake heeds the last one only
+        rest[rest.index("--config") + 1 : rest.index("--config") + 1] = overrides
+    elif overrides:
+        rest += ["--config", *overrides]
+    start = ["--cores", str(cores), *_SCHEDULING, "--rerun-incomplete", "--configfile", str(path)]
+    return [*start, *rest, "--", *targets]
+
+
+def staged(targets: Sequence[str], seeds: Sequence[int] | None, options: Sequence[str]) -> bool:
+    """Whether seeds may be added: everything is asked for, and no seeds were named beforehand."""
+    named = seeds is not None or any(word.startswith("seeds=") for word in options)
+    dry = any(re.match("-n|--dry-?run", word) for word in options)
+    return list(targets) == ["all"] and not (named or dry)
 
 
 def show_first(experiment: Path, rest: list[str], handle: int) -> None:
@@ -126,10 +149,13 @@ def show_first(experiment: Path, rest: list[str], handle: int) -> None:
 
 
 def acquire_lock(directory: Path) -> int:
-    """Takes the lock in Snakemake's directory, which is made where there is none; or ends this process.
+    """Takes the lock in Snakemake's directory, which is made where there is none.
 
     Returns:
         The handle that holds the lock, for processes that are to hold it, too.
+
+    Raises:
+        UserError: another process holds it, or it cannot be written.
     """
     remedy = "make it writable, or link it to another place"
     try:
@@ -137,13 +163,17 @@ def acquire_lock(directory: Path) -> int:
         handle = os.open(directory / "results.lock", os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit("error: another `make results` is running in this directory; wait for it, or stop it")
+        raise UserError(
+            "another `make results` is running in this directory; wait for it, or stop it"
+        ) from None
     except OSError as error:
         if os.path.lexists(directory) and not directory.is_dir():
-            sys.exit(f"error: {directory} is not a directory; move it away: Snakemake keeps its logs there")
-        sys.exit(f"error: {directory} cannot be written ({error.strerror}); {remedy}")
+            raise UserError(
+                f"{directory} is not a directory; move it away: Snakemake keeps its logs there"
+            ) from None
+        raise UserError(f"{directory} cannot be written ({error.strerror}); {remedy}") from None
     if not os.access(directory, os.W_OK):  # the lock may be there from before
-        sys.exit(f"error: {directory} cannot be written; {remedy}")
+        raise UserError(f"{directory} cannot be written; {remedy}")
     os.set_inheritable(handle, True)  # the lock lives as long as Snakemake does
     return handle
 
@@ -161,12 +191,6 @@ def keep_caches(instead: Path) -> None:
         writable = False
     if not writable:
         os.environ["XDG_CACHE_HOME"] = str(instead.resolve())
-
-
-def staged(given: argparse.Namespace, rest: Sequence[str]) -> bool:
-    """Whether seeds may be added: everything is asked for, and no seeds were named beforehand."""
-    named = any(entry.startswith("seeds=") for entry in given.config)
-    return bool(given.configfile) and not (named or given.dry) and list(rest[-2:]) == ["--", "all"]
 
 
 def run_until_decided(
@@ -285,7 +309,3 @@ def snakemake(
 def say(line: str) -> None:
     """For people, where Snakemake talks too."""
     print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

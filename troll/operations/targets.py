@@ -256,7 +256,7 @@ class Targets:
         return [f"--ledger {quote(path)}" for path in self.claims]
 
     def collect_options(self, wildcards: Wildcards) -> list[str]:
-        """Options of `troll collect` that all tables of the experiment share."""
+        """Options of `troll job collect` that all tables of the experiment share."""
         archive = [f"--archive {quote(self.root)}"] if self.experiment.archive else []
         mixed = ["--allow-mixed"] if self.experiment.allow_mixed else []
         # As the experiment file names them, for whoever judges again.

@@ -16,7 +16,7 @@ from troll.common.errors import UserError
 from troll.common.progress import clock, say
 from troll.operations.progress_line import SWITCH
 
-PROGRAM = (sys.executable, "-m", "troll.operations.run")
+PROGRAM = (sys.executable, "-m", "troll.cli", "run")
 """What `make results` runs, too."""
 _RULES = Path("workflow/Snakefile")
 _STEPS = re.compile(rb"(\d+) of (\d+) (?:steps|jobs)")
@@ -56,10 +56,8 @@ def run_workflow(
     Args:
         environment: of Snakemake and its jobs; by default this process's.
     """
-    command = [*PROGRAM, "--cores", str(cores), "--scheduler", "greedy"]
-    command += ["--max-jobs-per-timespan", "1000/3s", "--rerun-incomplete"]
-    command += ["--keep-going"] if keep_going else []
-    command += ["--configfile", str(experiment), "--", *targets]
+    command = [*PROGRAM, str(experiment), "--cores", str(cores), *(["--keep-going"] if keep_going else [])]
+    command += ["--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
     begun = said = time.monotonic()
     with log.open("wb") as out, terminations() as terminated:

@@ -214,7 +214,7 @@ def pretrained(config: BaseConfig, beside: Path) -> Iterator[tuple[Snapshot, str
         template = chat_template(other) if other is not None else None
         yield snapshot(model.hub.id), template, True
     else:
-        raise UserError(f"{config.run_id}: is made from scratch; `troll base-model` makes it")
+        raise UserError(f"{config.run_id}: is made from scratch; `troll job base-model` makes it")
 
 
 def origin(config: BaseConfig, model: Snapshot) -> dict[str, Any]:
@@ -323,5 +323,5 @@ def _learn(
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:
     if not isinstance(config.model, ScratchModelOfRun):
         kind = "a model of the hub" if isinstance(config.model, HubModelOfRun) else "a model from a wheel"
-        raise UserError(f"{config.run_id}: is {kind}; `troll hub-model` links it")
+        raise UserError(f"{config.run_id}: is {kind}; `troll job hub-model` links it")
     return config.model

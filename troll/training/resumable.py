@@ -217,7 +217,7 @@ class ResumableTrainer(RewardedTrainer):
 
 def _read_state(directory: Path) -> Any:
     """The state in a checkpoint, empty where it has none; or what is wrong with it, for all processes."""
-    old = directory / COMPLETE  # where `troll train` had it until 0.2
+    old = directory / COMPLETE  # where `troll job train` had it until 0.2
     try:
         if (directory / STATE).exists():
             return read_json(directory / STATE)

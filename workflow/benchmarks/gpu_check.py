@@ -5,7 +5,7 @@
 
 The package's backends are measured side by side: what it takes by itself, and plain torch, which was there
 before. DIR/gpu_check.json is written after every row, so that an interruption costs the row under way; in
-results/gpu, `troll check-results results/gpu --write` makes the page of it. A sparse checkout without
+results/gpu, `troll release check results/gpu --write` makes the page of it. A sparse checkout without
 results/ is a few MB (`git clone --filter=blob:none --sparse`, then `git sparse-checkout add troll workflow`).
 """
 

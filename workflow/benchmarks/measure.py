@@ -2,7 +2,7 @@
 
     python workflow/benchmarks/measure.py COMMAND --help
 
-The workflow calls these commands. `troll check-results` makes the tables and figures of costs and projections
+The workflow calls these commands. `troll release check` makes the tables and figures of costs and projections
 again from the numbers beside them.
 """
 
@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from troll.cli.app import begin, main
-from troll.cli.leaderboard import ProtocolFile
-from troll.cli.options import Log, Out, Stem
+from troll.cli.options import Log, Out, ProtocolFile, Stem
 from troll.common.errors import UserError
 
 app = typer.Typer(

@@ -139,7 +139,17 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
     write_jsonl(out / "problems.jsonl", rows)
     write_jsonl(out / "asked.jsonl", asked)
     troll, tokens = str(_BIN / "troll"), _CODE_TOKENS if code else options.max_tokens
-    command = [troll, "sample", "--task", name, "--checkpoint", MODEL, "--problems", f"{name}/asked.jsonl"]
+    command = [
+        troll,
+        "job",
+        "sample",
+        "--task",
+        name,
+        "--checkpoint",
+        MODEL,
+        "--problems",
+        f"{name}/asked.jsonl",
+    ]
     command += ["--samples", "1", "--temperature", "0", "--max-tokens", str(tokens), "--cut-prompts"]
     command += ["--batch-size", str(options.batch_size), "--chat", "off" if code else "auto"]
     command += ["--out", f"{name}/written.jsonl"]
@@ -147,7 +157,7 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
     # evalplus begins the answer of a chat model, with the fence of a block: it belongs to the answer.
     begun = _FENCE if code and _in_chat(steps, options) else ""
     write_jsonl(out / "samples.jsonl", ({**row, "completion": begun + row["completion"]} for row in written))
-    command = [troll, "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
+    command = [troll, "job", "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
     command += ["--samples", f"{name}/samples.jsonl", "--out", f"{name}/grades.json"]
     steps.run(f"{name}/grades.json", command)
     return out, len(rows)
@@ -202,7 +212,7 @@ def by_lm_eval(
     item = SETS[name]
     steps.run(
         f"tasks/{item.task}.yaml",
-        [str(_BIN / "troll"), "benchmark", "lm-eval-tasks", "--out", "tasks"],
+        [str(_BIN / "troll"), "job", "lm-eval-tasks", "--out", "tasks"],
     )
     chat = wants_chat(_tokenizer(steps.work / MODEL), "auto")
     model = f"pretrained={MODEL},dtype=float32" + (",enable_thinking=False" if chat else "")

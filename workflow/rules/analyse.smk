@@ -31,7 +31,7 @@ for _part in parts_of(TARGETS):
         message:
             "collect {params.out}"
         shell:
-            "printf %s {params.planned:q} | troll --log {log:q} collect {params.directories:q} --out {params.out:q}"
+            "printf %s {params.planned:q} | troll --log {log:q} job collect {params.directories:q} --out {params.out:q}"
             " {params.options} --plan -"
 
     # Apart from the report: further seeds are begun by the verdicts on the first.
@@ -63,7 +63,7 @@ for _part in parts_of(TARGETS):
         message:
             "claims {params.results}"
         shell:
-            "troll --log {log:q} claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
+            "troll --log {log:q} job claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
 
     # All of it as one page, too, that opens without Snakemake; `snakemake --report` makes Snakemake's own.
     rule:
@@ -110,7 +110,7 @@ for _part in parts_of(TARGETS):
         message:
             "report {params.results}"
         shell:
-            "troll --log {log:q} report {params.results:q} {params.options} {params.ledger}"
+            "troll --log {log:q} job report {params.results:q} {params.options} {params.ledger}"
 
 
 for _group in TARGETS.groups:

@@ -24,4 +24,4 @@ rule append:
     message:
         "append {wildcards.checkpoint_dir}"
     shell:
-        "troll --log {log:q} append {params.directory:q} --results {params.results:q} --key {params.key:q}"
+        "troll --log {log:q} job append {params.directory:q} --results {params.results:q} --key {params.key:q}"

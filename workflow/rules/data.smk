@@ -16,4 +16,4 @@ rule problems:
     message:
         "problems of {wildcards.task}"
     shell:
-        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"
+        "troll --log {log:q} job problems --config {params.config:q} --out {params.out:q}"

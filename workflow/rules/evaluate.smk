@@ -33,7 +33,7 @@ rule sample:
     message:
         "sample {wildcards.checkpoint_dir}"
     shell:
-        "{params.troll} --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
+        "{params.troll} --log {log:q} job sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
         " --task {params.task:q} --samples {params.samples} --temperature {params.temperature}"
         " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} {params.engine:q}"
         " --gpus {resources.gpu} --out {output:q}"
@@ -61,7 +61,7 @@ rule grade:
     message:
         "grade {wildcards.checkpoint_dir}"
     shell:
-        "troll --log {log:q} grade --task {params.task:q} --samples {input.samples:q}"
+        "troll --log {log:q} job grade --task {params.task:q} --samples {input.samples:q}"
         " --problems {input.problems:q} --out {output:q}"
 
 
@@ -81,7 +81,7 @@ rule benchmark_problems:
     message:
         "problems of {wildcards.benchmark}"
     shell:
-        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"
+        "troll --log {log:q} job problems --config {params.config:q} --out {params.out:q}"
 
 
 rule oracle:
@@ -96,7 +96,7 @@ rule oracle:
     message:
         "reference solutions of {wildcards.benchmark}"
     shell:
-        "troll --log {log:q} benchmark oracle --task {wildcards.benchmark:q} --problems {input:q} --out {output:q}"
+        "troll --log {log:q} job oracle --task {wildcards.benchmark:q} --problems {input:q} --out {output:q}"
 
 
 rule sample_benchmark:
@@ -122,7 +122,7 @@ rule sample_benchmark:
     message:
         "sample {wildcards.benchmark} from the base model of {wildcards.task}"
     shell:
-        "troll --log {log:q} sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
+        "troll --log {log:q} job sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
         " --task {wildcards.benchmark:q} --samples {params.samples} --temperature {params.temperature}"
         " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --cut-prompts --out {output:q}"
 
@@ -145,7 +145,7 @@ rule grade_benchmark:
     message:
         "grade {wildcards.benchmark}, {wildcards.answers}"
     shell:
-        "troll --log {log:q} grade --task {wildcards.benchmark:q} --samples {input:q} --only-present --out {output:q}"
+        "troll --log {log:q} job grade --task {wildcards.benchmark:q} --samples {input:q} --only-present --out {output:q}"
 
 
 rule benchmarks:
@@ -170,7 +170,7 @@ rule benchmarks:
     message:
         "table of public benchmarks"
     shell:
-        "troll --log {log:q} benchmark table {params.answers:q} --out {params.stem:q} --skipped {params.skipped:q}"
+        "troll --log {log:q} job benchmark-table {params.answers:q} --out {params.stem:q} --skipped {params.skipped:q}"
 
 
 # Its hostile programs are judged by the clock too: all cores, so that nothing else runs beside it.

@@ -15,7 +15,7 @@ rule tokenizer:
     message:
         "tokenizer of {wildcards.model}"
     shell:
-        "troll --log {log:q} tokenizer --config {params.config:q} --out {params.out:q}"
+        "troll --log {log:q} job tokenizer --config {params.config:q} --out {params.out:q}"
 
 
 rule base_model:
@@ -43,7 +43,7 @@ rule base_model:
     message:
         "base model {wildcards.model} for {wildcards.task}"
     shell:
-        "troll --log {log:q} base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
+        "troll --log {log:q} job base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
 
 
 # Links to the hub's cache, to a mirror, or to the shared place that keeps a package's model, with the digests of what is
@@ -71,4 +71,4 @@ rule hub_model:
     message:
         "pretrained model {wildcards.model} for {wildcards.task}"
     shell:
-        "troll --log {log:q} hub-model --config {params.config:q} --gpus {resources.gpu} --out {params.out:q}"
+        "troll --log {log:q} job hub-model --config {params.config:q} --gpus {resources.gpu} --out {params.out:q}"

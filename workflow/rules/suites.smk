@@ -16,7 +16,7 @@ rule suite_problems:
     message:
         "problems of {wildcards.suite}"
     shell:
-        "troll --log {log:q} problems --config {params.config:q} --out {params.out:q}"
+        "troll --log {log:q} job problems --config {params.config:q} --out {params.out:q}"
 
 
 rule sample_suites:
@@ -49,7 +49,7 @@ rule sample_suites:
     message:
         "sample further data sets, {wildcards.checkpoint_dir}"
     shell:
-        "{params.troll} --log {log:q} sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        "{params.troll} --log {log:q} job sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
         " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
         " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q} --gpus {resources.gpu}"
 
@@ -74,4 +74,4 @@ rule grade_suites:
     message:
         "grade further data sets, {wildcards.checkpoint_dir}"
     shell:
-        "troll --log {log:q} grade-suites --data {params.data:q} --out {params.out:q}"
+        "troll --log {log:q} job grade-suites --data {params.data:q} --out {params.out:q}"

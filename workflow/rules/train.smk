@@ -23,7 +23,7 @@ rule configure:
     message:
         "configure {output}"
     shell:
-        "troll --log {log:q} configure --config {params.config:q} --out {output:q}"
+        "troll --log {log:q} job configure --config {params.config:q} --out {output:q}"
 
 
 rule train:
@@ -54,5 +54,5 @@ rule train:
     message:
         "train {wildcards.task}/{wildcards.trust_region}/{wildcards.estimator}/{wildcards.condition}/seed{wildcards.seed}"
     shell:
-        "exec {params.troll} --log {log:q} train {input.run:q} --base {params.base:q} --data {params.data:q}"
+        "exec {params.troll} --log {log:q} job train {input.run:q} --base {params.base:q} --data {params.data:q}"
         " --on-limit {resources.on_limit}"

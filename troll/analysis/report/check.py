@@ -73,7 +73,7 @@ def check_results(
     if different:
         raise UserError(
             f"{_names(different, directory)}: not what the tables in {directory / TIDY} give; "
-            f"`troll check-results {directory} --write` makes them again"
+            f"`troll release check {directory} --write` makes them again"
         )
     return tracked
 

@@ -113,7 +113,7 @@ def _duel(path: Path) -> Iterator[str]:
         "above clip's?",
         f"{points(float(first['difference']))} [{low}, {high}] points",
         _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
-        "`troll leaderboard run workflow/config/duel.yaml`",
+        "`troll rank workflow/config/duel.yaml`",
     )
 
 

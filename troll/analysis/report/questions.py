@@ -47,8 +47,8 @@ def _experiment(name: str) -> str:
     return f"`make results EXPERIMENT=workflow/config/{name}.yaml`"
 
 
-_BOARD = "`troll leaderboard run workflow/config/leaderboard.yaml`"
-_DUEL = "`troll leaderboard run workflow/config/duel.yaml`"
+_BOARD = "`troll rank workflow/config/leaderboard.yaml`"
+_DUEL = "`troll rank workflow/config/duel.yaml`"
 QUESTIONS: Mapping[str, Question] = {
     "testbed": Question(
         "Does TROLL help when rollouts are stale?", "`make results`", claim="testbed-stale-better"
@@ -229,7 +229,7 @@ OTHERS: Mapping[str, Other] = {
     "statistics": Other(
         "Which differences of the testbed are clear, and how reliable are the intervals?",
         "comparisons.md",
-        "`troll comparisons results/testbed* --out results/statistics`",
+        "`troll release comparisons results/testbed* --out results/statistics`",
         _compared,
     ),
     "graders": Other("Can the graders be trusted?", "audit.md", "`make audit`", _audit),

@@ -80,7 +80,9 @@ def write_site(
     directory = out / PAGES
     if directory.exists():
         if not (out / CONFIGURATION).exists():
-            raise UserError(f"{directory}: there already, and not written by `troll site`; name another")
+            raise UserError(
+                f"{directory}: there already, and not written by `troll release site`; name another"
+            )
         shutil.rmtree(directory)
     sources = {path: _target(path) for path in sorted(tracked) if _is_page(path)}
     shown = dict(sources)
@@ -202,7 +204,7 @@ def configuration(pages: dict[str, Page], address: str | None) -> str:
     )
 
 
-_TEMPLATE = """# Written by `troll site`.
+_TEMPLATE = """# Written by `troll release site`.
 [project]
 site_name = "TROLL, reproduced"
 site_description = "Trust regions for reinforcement learning of language models: results and documentation"

@@ -57,7 +57,7 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
         f"{len(frame)} comparisons of test pass@1, each once however many experiments hold its runs. Δ: "
         "paired by seed, with Student's 95 % interval for this comparison alone. p: paired t-test; Holm: "
         "corrected for all comparisons of the table. Reading: higher or lower where that is below 0.05. "
-        "Made by `troll comparisons` with the directories of the experiments."
+        "Made by `troll release comparisons` with the directories of the experiments."
     ]
     return frame
 

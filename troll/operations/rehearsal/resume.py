@@ -38,7 +38,7 @@ def _without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     base = item.root / BASE / item.run.model / item.run.task / "checkpoint"
-    command = [sys.executable, "-m", "troll.cli", "--log", str(directory / "train.log"), "train"]
+    command = [sys.executable, "-m", "troll.cli", "--log", str(directory / "train.log"), "job", "train"]
     command += [
         str(directory / "run.yaml"),
         "--base",

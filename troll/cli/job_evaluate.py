@@ -1,40 +1,48 @@
-"""Commands that sample and grade: models, samples from anywhere, answers to public benchmarks."""
+"""Jobs that sample and grade: models, samples from anywhere, answers to public benchmarks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from troll.cli.options import EngineName, EngineOptions, Gpus, Out, Stem, json_object
+from troll.cli.options import (
+    BatchSize,
+    Chat,
+    CutPrompts,
+    EngineName,
+    EngineOptions,
+    Gpus,
+    MaxTokens,
+    OnlyPresent,
+    Out,
+    Seed,
+    Split,
+    Stem,
+    Task,
+    Temperature,
+    Thinking,
+    json_object,
+    settings_of,
+)
 from troll.common.errors import UserError
 
-Task = Annotated[str, typer.Option(help="name of the task")]
-
-benchmark = typer.Typer(
-    help="Public data: oracle, table of answers, lm-eval tasks.",
-    no_args_is_help=True,
-)
+app = typer.Typer()
 
 
+@app.command()
 def sample(
     checkpoint: Annotated[Path, typer.Option(help="a saved model")],
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
     task: Task,
     out: Out,
     samples: Annotated[int, typer.Option(help="samples for each problem")] = 8,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
-    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
-    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
-    chat: Annotated[
-        str, typer.Option(help="on: apply the chat template; off: raw prompts; auto: on where there is one")
-    ] = "auto",
-    thinking: Annotated[
-        bool, typer.Option("--thinking", help="let a model that can (Qwen3) think before it answers")
-    ] = False,
-    cut_prompts: Annotated[
-        bool, typer.Option("--cut-prompts", help="cut prompts that exceed the context to their last tokens")
-    ] = False,
+    temperature: Temperature = 1.0,
+    max_tokens: MaxTokens = 64,
+    batch_size: BatchSize = 256,
+    seed: Seed = 0,
+    chat: Chat = "auto",
+    thinking: Thinking = False,
+    cut_prompts: CutPrompts = False,
     engine: EngineName = "transformers",
     engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
@@ -44,7 +52,7 @@ def sample(
     Reads a checkpoint and problems; writes a line for each sample. The same seed gives the same text whatever
     the batch size, and an interrupted call resumes.
 
-    Example: troll sample --task chains --out samples.jsonl \
+    Example: troll job sample --task chains --out samples.jsonl \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \
     --problems results/testbed/data/chains/test.jsonl
     """
@@ -70,6 +78,7 @@ def sample(
     )
 
 
+@app.command()
 def grade(
     task: Task,
     samples: Annotated[Path, typer.Option(help="samples as JSON lines: task_id, completion")],
@@ -77,10 +86,8 @@ def grade(
     problems: Annotated[
         Path | None, typer.Option(help="problems as JSON lines; default the public data set of that name")
     ] = None,
-    only_present: Annotated[
-        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
-    ] = False,
-    split: Annotated[str | None, typer.Option(help="of the public data set; default test")] = None,
+    only_present: OnlyPresent = False,
+    split: Split = None,
 ) -> None:
     r"""Grade samples of any task.
 
@@ -91,7 +98,7 @@ def grade(
     Reads samples; writes the verdicts by problem as JSON and, beside them, of public data
     disagreements.jsonl and of mathematics lm_eval/, with results_*.json and samples_*.jsonl of lm-eval.
 
-    Example: troll grade --task chains \
+    Example: troll job grade --task chains \
     --problems results/testbed/data/chains/test.jsonl --samples samples.jsonl \
     --out grades.json
     """
@@ -100,15 +107,70 @@ def grade(
     judge(task, samples, problems, out, only_present=only_present, split=split)
 
 
-@benchmark.command()
+@app.command()
+def sample_suites(
+    config: Annotated[str, typer.Option(help="samples and temperature by data set, as JSON")],
+    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Out,
+    max_tokens: MaxTokens = 4096,
+    batch_size: BatchSize = 256,
+    seed: Seed = 0,
+    engine: EngineName = "transformers",
+    engine_options: EngineOptions = "{}",
+    gpus: Gpus = 0,
+) -> None:
+    r"""Sample responses to further data sets.
+
+    Reads DATA/NAME/test.jsonl, which `troll job problems` writes; writes OUT/NAME.samples.jsonl and, last,
+    OUT/sampled.json.
+
+    Example: troll job sample-suites --config '{"math500": {}}' \
+    --checkpoint Qwen/Qwen3-0.6B --data data --out samples
+    """
+    from troll.common.gpus import require_gpus
+    from troll.evaluation.suites import sample_suites as draw
+    from troll.experiment.run_config import SuitesConfig
+
+    require_gpus(gpus, "--gpus")
+    draw(
+        checkpoint,
+        settings_of("--config", config, SuitesConfig).root,
+        data,
+        out,
+        max_new_tokens=max_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        engine=engine,
+        engine_options=json_object("--engine-options", engine_options),
+    )
+
+
+@app.command()
+def grade_suites(
+    data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
+    out: Annotated[Path, typer.Option(help="directory with the samples; the grades go there too")],
+) -> None:
+    """Grade samples of further data sets.
+
+    Reads what `troll job sample-suites` wrote; writes OUT/NAME.grades.json and, last, OUT/graded.json.
+
+    Example: troll job grade-suites --data data --out samples
+    """
+    from troll.evaluation.suites import grade_suites as judge
+
+    judge(data, out)
+
+
+@app.command()
 def oracle(
     task: Task,
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
     out: Out,
 ) -> None:
-    r"""Write the reference solutions as samples, for `troll grade`.
+    r"""Write the reference solutions as samples, for `troll job grade`.
 
-    Example: troll benchmark oracle --task gsm8k --problems test.jsonl \
+    Example: troll job oracle --task gsm8k --problems test.jsonl \
     --out oracle.jsonl
     """
     from troll.evaluation.oracle import write_oracle
@@ -117,8 +179,8 @@ def oracle(
     write_oracle(get_task(task), problems, out)
 
 
-@benchmark.command()
-def table(
+@app.command()
+def benchmark_table(
     answers: Annotated[
         list[str] | None, typer.Argument(help="LABEL=DIRECTORY with grades.json and samples.jsonl")
     ] = None,
@@ -127,11 +189,12 @@ def table(
 ) -> None:
     r"""Make a table of graded answers to public benchmarks.
 
-    Example: troll benchmark table oracle=gsm8k/oracle base=gsm8k/base \
+    Example: troll job benchmark-table oracle=gsm8k/oracle base=gsm8k/base \
     --out benchmarks
     """
     from troll.analysis.render.formats import write_table
-    from troll.analysis.tables.benchmarks import benchmark_table, read_answers
+    from troll.analysis.tables.benchmarks import benchmark_table as make
+    from troll.analysis.tables.benchmarks import read_answers
 
     rows = []
     for item in answers or []:
@@ -140,17 +203,17 @@ def table(
             raise UserError(f"{item}: expected LABEL=DIRECTORY")
         files = Path(directory, "grades.json"), Path(directory, "samples.jsonl")
         rows.append(read_answers(label, *files, beside=out.parent))
-    write_table(benchmark_table(rows, json_object("--skipped", skipped)), out)
+    write_table(make(rows, json_object("--skipped", skipped)), out)
 
 
-@benchmark.command()
+@app.command()
 def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval's --include_path")]) -> None:
     r"""Write tasks for lm-eval: this package's for every mathematics set, and lm-eval's own on local data.
 
     `troll_*` ask and score as this package does (`troll_math_eval`: the seven sets), `local_*` as lm-eval
     does, `prompted_*` ask as this package and score as lm-eval.
 
-    Example: troll benchmark lm-eval-tasks --out tasks && lm_eval run \
+    Example: troll job lm-eval-tasks --out tasks && lm_eval run \
     --include_path tasks --tasks troll_math_eval --model hf \
     --model_args pretrained=Qwen/Qwen3-0.6B
     """
@@ -158,10 +221,3 @@ def lm_eval_tasks(out: Annotated[Path, typer.Option(help="directory for lm-eval'
 
     for name in write_tasks(out):
         typer.echo(name)
-
-
-def register_evaluation(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    for function in (sample, grade):
-        app.command()(function)
-    app.add_typer(benchmark, name="benchmark")

@@ -1,4 +1,4 @@
-"""`troll train`: one run, held to its directory, stopped by signals, and gone on with."""
+"""The job of one run, held to its directory, stopped by signals, and gone on with."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from troll.experiment.run_config import RunConfig
 
 
+app = typer.Typer()
+
 NOT_FINITE_VARIABLE = "TROLL_NOT_FINITE"
 """Set by the workflow from the experiment file's `not_finite`, which is not part of a run."""
 
 
-def register_train(app: typer.Typer) -> None:
-    """Adds the command to the application."""
-    app.command()(train)
-
-
+@app.command()
 def train(
     run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
     base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
@@ -49,7 +47,7 @@ def train(
     Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
     manifest.json beside run.yaml.
 
-    Example: troll train \
+    Example: troll job train \
     results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
     --base results/testbed/base/tiny/chains/checkpoint \
     --data results/testbed/data/chains

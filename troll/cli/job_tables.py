@@ -1,0 +1,191 @@
+"""Jobs that read finished runs: the tidy table, and everything that is made from it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.cli.options import Formats, Ledger, Out, Results, Stem, json_object
+
+app = typer.Typer()
+
+
+@app.command()
+def collect(
+    directories: Annotated[
+        list[Path] | None, typer.Argument(help="directories of finished runs and base models")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="results/<experiment>: gets tidy/ and plan.json")] = Path(),
+    plan: Annotated[
+        str, typer.Option(help="what is planned, as JSON; - reads it from the input, as the workflow does")
+    ] = "{}",
+    archive: Annotated[
+        Path | None, typer.Option(help="results/<experiment> with tables of finished runs")
+    ] = None,
+    ledger: Ledger = None,
+    allow_mixed: Annotated[
+        bool, typer.Option(help="admit runs with another environment or other data; their rows are marked")
+    ] = False,
+) -> None:
+    r"""Collect runs into the tidy tables.
+
+    Reads run.yaml, metrics.jsonl, manifest.json and grades.json of each; writes tidy/, runs.csv.gz and
+    plan.json into OUT.
+
+    Example: troll job collect results/testbed/runs/*/*/*/*/*/* \
+    results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
+    --out tables
+    """
+    from troll.analysis.data import archive as archived
+    from troll.analysis.data import runs as tables
+    from troll.analysis.data.results import plan_of, rehearsed, write_plan
+    from troll.analysis.data.tidy import TIDY
+    from troll.analysis.render.substitutes import find_substitutes
+
+    places = directories or []
+    planned = plan_of(json_object("--plan", sys.stdin.read() if plan == "-" else plan), "--plan")
+    trained = {path: (path / "run.yaml").exists() for path in places}
+    runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))
+    if archive is None:
+        tidy = tables.read_directories(runs, bases, keys=planned.keys)
+    else:
+        names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
+        tidy = archived.take(archive, planned.keys, names)
+    tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
+    if archive != out:
+        tables.write_whole(tidy, out)
+    if planned.expected is not None:
+        write_plan(
+            out,
+            planned.expected,
+            planned.skipped,
+            find_substitutes(places),
+            set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
+            planned.looks,
+            ledger or (),
+            summary=planned.summary,
+            rehearsal=rehearsed(places),
+        )
+    typer.echo(f"{out / TIDY}: {tidy.runs['run_id'].nunique()} runs and base models", err=True)
+
+
+@app.command()
+def append(
+    directory: Annotated[Path, typer.Argument(help="directory of a finished run, or of a graded base model")],
+    results: Annotated[Path, typer.Option(help="results/<experiment>; the run is added to its tables")],
+    key: Annotated[str, typer.Option(help="digest of its configuration and evaluation, as it was planned")],
+) -> None:
+    r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
+
+    They have what verdicts need; weights, samples and single optimiser steps are left out. The workflow calls
+    it where the experiment file says `archive: true`; the example shows whole commands and runs nothing.
+
+    Example: snakemake -n -p -C archive=true | grep "job append "
+    """
+    from troll.analysis.data.archive import append_run
+
+    append_run(directory, results, key)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="its name: main, comparison, speed, stability, ...")],
+    results: Results,
+    out: Stem,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="csv, markdown or latex; may be repeated; none: csv and markdown"),
+    ] = None,
+) -> None:
+    """Make a table as CSV and Markdown, or as LaTeX.
+
+    Reads tidy/ and plan.json of RESULTS; writes OUT.csv and OUT.md, or the formats that are named; OUT.tex
+    is LaTeX.
+
+    Example: troll job table main --results results/testbed --out main --format latex
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.make import make_table
+
+    make_table(name, read_results(results), out, formats or ("csv", "markdown"))
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="its name: main, final, time, learning, projection, ...")],
+    results: Results,
+    out: Stem,
+    task: Annotated[str | None, typer.Option(help="for the figures that are made for one task")] = None,
+    formats: Formats = None,
+) -> None:
+    r"""Make a figure as PNG, or as SVG or PDF.
+
+    Reads tidy/ and plan.json of RESULTS; writes OUT.png, or the formats that are named.
+
+    Example: troll job figure learning --task chains --results results/testbed \
+    --out learning --format svg
+    """
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report.make import make_figure
+
+    make_figure(name, read_results(results), out, task, formats or ("png",))
+
+
+@app.command()
+def claims(
+    ledger: Annotated[list[str], typer.Argument(help="files of claims; `default`: those of the package")],
+    results: Results,
+    out: Stem,
+) -> None:
+    """Judge claims by the finished runs.
+
+    A claim is supported everywhere or on average, or depends on a coordinate; or its contrary holds, or it is
+    not shown; or it is inconclusive, or was not run.
+
+    Reads the claims, and tidy/ and plan.json of RESULTS; writes OUT.md and OUT.json.
+
+    Example: troll job claims default --results results/testbed --out claims
+    """
+    from troll.analysis.claims.ledger import write_claims
+    from troll.analysis.claims.packaged import claim_files
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.results import read_results
+    from troll.analysis.data.tidy import parts
+
+    known = read_results(results)
+    files = claim_files(ledger)
+    judged = judge(read_claims(files), known.runs, known.items, known.looks)
+    write_claims(judged, known.runs, [*parts(results).values(), *files], out)
+
+
+@app.command()
+def page(
+    results: Results,
+    out: Out,
+    ledger: Ledger = None,
+    command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="also a page of Markdown: verdicts, figures, tables")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page.
+
+    Verdicts come first, then tables, figures, methods and provenance.
+
+    Example: troll job page --results results/testbed --out page.html
+    """
+    from troll.analysis.claims.packaged import claim_files
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.replication import replication_of
+    from troll.analysis.data.results import read_results
+    from troll.analysis.report import overview
+    from troll.analysis.report.page import make_page
+    from troll.common.files import write_text
+
+    known = read_results(results)
+    judged = judge(read_claims(claim_files(ledger, known.claims)), known.runs, known.items, known.looks)
+    commands, replication = command or ["make results"], replication_of(results)
+    make_page(known, judged, results, out, commands=commands, replication=replication)
+    if markdown is not None:
+        write_text(markdown, overview.page(known, judged, results))

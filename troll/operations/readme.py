@@ -1,0 +1,120 @@
+"""The generated blocks of the README and of other pages, from released results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from troll.common.errors import UserError
+
+if TYPE_CHECKING:
+    from troll.analysis.data.results import Results as Known
+
+
+def write_blocks(
+    results: Path,
+    pages: Sequence[Path],
+    ledger: Sequence[str] | None,
+    also: Sequence[Path],
+    board: Path,
+    *,
+    check: bool = False,
+) -> None:
+    """Writes the generated blocks of Markdown files.
+
+    Args:
+        results: directory of the released results.
+        pages: the files.
+        ledger: files of claims; None for those of the experiment.
+        also: further released results that verdicts are about.
+        board: directory of the leaderboard; none if there is none.
+        check: change nothing, and fail if a file is out of date.
+
+    Raises:
+        UserError: something is missing, or a file is out of date.
+    """
+    from troll.analysis.claims.ledger import to_short_markdown
+    from troll.analysis.claims.packaged import claim_files
+    from troll.analysis.claims.verdicts import judge, read_claims
+    from troll.analysis.data.provenance import check_clean
+    from troll.analysis.data.results import read_results, tables_of
+    from troll.analysis.metrics import METRICS, SUMMARIES, markdown
+    from troll.analysis.registry import entries
+    from troll.analysis.report import readme as text
+    from troll.analysis.report.front import front
+    from troll.analysis.report.make import make
+    from troll.analysis.report.overview import index
+    from troll.analysis.tables.comparisons import comparison_family
+
+    known, others = read_results(results), [read_results(path) for path in also]
+    every = tables_of([known, *(one for one in others if one.claims == known.claims)])
+    all_runs = tables_of([known, *others])[0]
+    judged = judge(read_claims(claim_files(ledger, known.claims)), *every, known.looks)
+    check_clean(all_runs, results)
+    main, family = make(entries("table")["main"], known), comparison_family(*every)
+    # Experiments that are asked other claims are a family of their own.
+    families: dict[tuple[str, ...], list[Known]] = {}
+    for one in others:
+        if one.claims and one.claims != known.claims:
+            families.setdefault(tuple(one.claims), []).append(one)
+    asked = {
+        "-".join(Path(name).stem.removesuffix("-claims") for name in files): judge(
+            read_claims(claim_files([*files])), *tables_of(family)
+        )
+        for files, family in families.items()
+    }
+    directories = sorted([results, *(also)])
+    named = {path.name: one for path, one in zip([results, *(also)], [known, *others], strict=True)}
+    generated = text.blocks(
+        main,
+        known.items,
+        judged=judged,
+        family=family,
+        runs=all_runs,
+        **_board_of(board),
+        benchmark=asked.get("benchmark", []),
+        places=_places_of(board, named),
+    )
+    generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}
+    generated["front"] = front(
+        [*judged, *(one for family in asked.values() for one in family)], results.parent
+    )
+    generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
+    generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
+    for path in pages:
+        if not check:
+            text.update(path, generated)
+        elif difference := text.check(path, generated):
+            raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
+
+
+def _places_of(directory: Path, results: Mapping[str, "Known"]) -> dict[tuple[str, str], tuple[int, int]]:
+    """The ranges of the places of the released leaderboard, where its fresh seeds are there."""
+    import pandas as pd
+
+    from troll.analysis.leaderboard.board import place_ranges
+    from troll.analysis.leaderboard.protocol import read_protocol
+
+    path = directory / "board.csv"
+    if not path.exists():
+        return {}
+    protocol, board = read_protocol(directory / "protocol.yaml"), pd.read_csv(path)
+    final = [results.get(f"{protocol.name}-{task}") for task in dict.fromkeys(board["task"])]
+    return place_ranges([one for one in final if one is not None], list(dict.fromkeys(board["trust_region"])))
+
+
+def _board_of(directory: Path) -> dict[str, Any]:
+    """The released leaderboard, and how many rules of its protocol have no runs yet."""
+    import pandas as pd
+
+    from troll.analysis.leaderboard.protocol import chosen_early, read_protocol
+
+    path = directory / "board.csv"
+    if not path.exists():
+        return {}
+    board = pd.read_csv(path)
+    rules = read_protocol(directory / "protocol.yaml").rules
+    return {
+        "board": board,
+        "waiting": len(set(rules) - set(board["trust_region"])),
+        "early": chosen_early(pd.read_csv(directory / "trials.csv")),
+    }
