@@ -36,6 +36,10 @@ class Interval:
     seeds: int
     items: int
 
+    def columns(self, name: str) -> dict[str, float]:
+        """The estimate and the ends as tables hold them: ``name``, ``name_low`` and ``name_high``."""
+        return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
+
     def reading(self, margin: float = 0.0) -> str:
         """Reads the interval of a difference by rule.
 
@@ -54,6 +58,12 @@ class Interval:
         if margin > 0 and -margin <= self.low and self.high <= margin:
             return "equivalent"
         return "no clear difference"
+
+
+def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
+    """`Interval.columns`, or NaN in each where there is no interval."""
+    parts = (name, f"{name}_low", f"{name}_high")
+    return dict.fromkeys(parts, math.nan) if interval is None else interval.columns(name)
 
 
 def sd(values: ArrayLike) -> float:

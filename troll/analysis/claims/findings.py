@@ -42,9 +42,9 @@ def _evidence(entry: ClaimVerdict) -> str:
     base = f"; {both_below(entry)}" if both_below(entry) else ""
     if not wrong or entry.verdict != "not shown":
         return f"{told}, {settings}{base}"
-    held, there = sum(entry.decision.held), f", {collapsed(entry)}" if collapsed(entry) else ""
+    held, fallen = sum(entry.decision.held), f", {collapsed(entry)}" if collapsed(entry) else ""
     return (
-        f"the contrary is shown in {wrong} of {settings}{there}, the claim in {held or 'none'}; {told}{base}"
+        f"the contrary is shown in {wrong} of {settings}{fallen}, the claim in {held or 'none'}; {told}{base}"
     )
 
 

@@ -324,4 +324,8 @@ def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: 
 
 def _all_shown(side: Side, effects: Array, spreads: Array, seeds: int) -> float:
     errors = spreads / math.sqrt(seeds)
-    return float(np.prod([side.chance(*one, seeds - 1) for one in zip(effects, errors, strict=True)]))
+    return float(
+        np.prod(
+            [side.chance(effect, error, seeds - 1) for effect, error in zip(effects, errors, strict=True)]
+        )
+    )

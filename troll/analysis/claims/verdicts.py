@@ -203,15 +203,16 @@ def _judge(
                 reasons.append("runs share processors, so that their wall-clock times are not compared")
                 continue
             made = {
-                one: made_first(experiment, one.rows(summary)["run_id"], first) for one in (*line, *baselines)
+                cell: made_first(experiment, cell.rows(summary)["run_id"], first)
+                for cell in (*line, *baselines)
             }
             key = (*map(str, made), *made.values())
             # One set of samples of a base model says nothing of how differences vary together.
-            trained = [(one, made[one]) for one in baselines if one.trust_region != BASE]
+            trained = [(cell, made[cell]) for cell in baselines if cell.trust_region != BASE]
             shared = tuple(trained) or None
             before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
-    settings = [_setting(claim, *one) for one in measured.values()]
+    settings = [_setting(claim, *evidence) for evidence in measured.values()]
     side = Side(claim.direction, claim.margin)
     why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()

@@ -30,16 +30,17 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     owners: dict[tuple[str, str], str] = {}
     seen: dict[str, list[tuple[str, dict[str, Any], dict[str, str]]]] = {}
     for experiment, run_id, *values in digests.astype(str).itertuples(index=False):
-        own = by_run.get((experiment, run_id), {})
+        settings = by_run.get((experiment, run_id), {})
         made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
-        if _trained_here(own):
+        if _trained_here(settings):
             made_of.pop("digest_base_model", None)
         earlier = seen.setdefault(run_id, [])
         first = next(
-            (name for name, before, data in earlier if _agree(own, before) and _agree(made_of, data)), None
+            (name for name, before, data in earlier if _agree(settings, before) and _agree(made_of, data)),
+            None,
         )
         if first is None:
-            earlier.append((experiment, own, made_of))
+            earlier.append((experiment, settings, made_of))
         owners[experiment, run_id] = first or experiment
     return owners
 

@@ -59,12 +59,12 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BAS
     """Every method's difference from the baseline in test pass@1, where both have it with equal settings."""
     ours, theirs = (frame[frame["trust_region"] != BASE] for frame in (ours, theirs))
     changed = _changed(ours, theirs)
-    here, there = (_differences(frame, baseline) for frame in (ours, theirs))
+    new_by_cell, old_by_cell = (_differences(frame, baseline) for frame in (ours, theirs))
     predicted = []
-    for cell in sorted(here.keys() & there.keys(), key=cell_order):
-        if {cell, cell.with_trust_region(baseline)} & changed or len(there[cell]) < 2:
+    for cell in sorted(new_by_cell.keys() & old_by_cell.keys(), key=cell_order):
+        if {cell, cell.with_trust_region(baseline)} & changed or len(old_by_cell[cell]) < 2:
             continue
-        new, old = here[cell], there[cell]
+        new, old = new_by_cell[cell], old_by_cell[cell]
         spread = float(old.std(ddof=1)) * math.sqrt(1 / len(old) + 1 / len(new))
         half = float(stats.t.ppf((1 + LEVEL) / 2, len(old) - 1)) * spread
         centre = float(old.mean())
@@ -129,9 +129,9 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
 
 def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
     """The cells with settings that differ between the tables, where both record them."""
-    here, there = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
-    both = here.keys() & there.keys()
-    return {Cell(*map(str, names)) for names in both if differing(here[names], there[names])}
+    first, second = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
+    both = first.keys() & second.keys()
+    return {Cell(*map(str, names)) for names in both if differing(first[names], second[names])}
 
 
 def replication_of(results: Path) -> list[str]:

@@ -63,8 +63,8 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
     problems = _problems(ours.items, theirs.items)
     settings = dict(settings_by(theirs.runs, ["run_id"]))
     changed = {
-        str(run_id): differing(own, settings[(run_id,)])
-        for (run_id,), own in settings_by(ours.runs, ["run_id"])
+        str(run_id): differing(recorded, settings[(run_id,)])
+        for (run_id,), recorded in settings_by(ours.runs, ["run_id"])
         if (run_id,) in settings
     }
     firsts, others = (tidy.runs.drop_duplicates("run_id").set_index("run_id") for tidy in (ours, theirs))
@@ -122,10 +122,10 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
     equal = int((trained["different"] == 0).sum())
     line = f"{equal} of {len(trained)} runs equal the release to the last bit"
     runs = (tidy.runs[tidy.runs["run_id"].isin(trained["run_id"])] for tidy in (ours, theirs))
-    here, there = map(_processors, runs)
-    if equal or here.keys() & there.keys():
+    first, second = map(_processors, runs)
+    if equal or first.keys() & second.keys():
         return [line]
-    names, others = (", ".join(sorted(set(processors.values()))) for processors in (here, there))
+    names, others = (", ".join(sorted(set(names.values()))) for names in (first, second))
     return [f"{line}: they ran on {names}, the release on {others}, which rounds otherwise"]
 
 
@@ -180,8 +180,10 @@ def _where(row: Mapping[Hashable, Any]) -> str:
 def _means(alike: pd.DataFrame) -> list[str]:
     lines = ["mean pass@1 of each setting, here and in the reference:"]
     for _, rows in alike.groupby(_SETTING, sort=True, observed=True):
-        here, there = (_mean(100 * rows[name]) for name in ("pass@1", "reference"))
-        lines.append(f"  {' / '.join(str(rows[name].iloc[0]) for name in _SETTING)}: {here} and {there} %")
+        ours, reference = (_mean(100 * rows[name]) for name in ("pass@1", "reference"))
+        lines.append(
+            f"  {' / '.join(str(rows[name].iloc[0]) for name in _SETTING)}: {ours} and {reference} %"
+        )
     return lines
 
 

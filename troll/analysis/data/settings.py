@@ -33,6 +33,6 @@ def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[An
         yield tuple(key), flat_settings(str(text))
 
 
-def differing(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """The settings that both record and that differ, sorted; a version that records more is no difference."""
-    return sorted(name for name in here.keys() & there.keys() if here[name] != there[name])
+    return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])

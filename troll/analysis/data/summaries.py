@@ -45,6 +45,11 @@ class Cell:
         """The rows of a tidy table that belong to this cell."""
         return frame[np.logical_and.reduce([frame[name] == getattr(self, name) for name in GROUP])]
 
+    @property
+    def coordinates(self) -> dict[str, Any]:
+        """The cell as the first columns of a table's row."""
+        return {name: getattr(self, name) for name in GROUP}
+
     def base_model(self) -> "Cell":
         """The base model of the same task."""
         return Cell(self.model, self.task, "", "", BASE)
@@ -255,6 +260,14 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     if not array.size:
         return float("nan"), float("nan")
     return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan")
+
+
+def spreads(lines: pd.DataFrame, *names: str) -> dict[str, float]:
+    """`spread` of some columns of `per_run`: ``name`` and ``name_sd`` of each, NaN where there is none."""
+    columns: dict[str, float] = {}
+    for name in names:
+        columns[name], columns[f"{name}_sd"] = spread(lines.get(name, ()))
+    return columns
 
 
 def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:

@@ -26,6 +26,7 @@ from troll.analysis.leaderboard.ranking import notes_of, ranking_table
 from troll.analysis.render.formats import Style, listed, percent
 from troll.analysis.statistics import (
     holm,
+    interval_columns,
     paired_p_value,
     probability_of_improvement,
     seed_interval,
@@ -237,17 +238,11 @@ def _row(
         "best": float(table.mean(axis=1).max()),
     }
     against = None if cell == baseline else difference(items, cell, baseline)
+    row |= interval_columns("difference", against) | {"p": np.nan, "improvement": np.nan}
     if against is not None:
-        scores_by_seed, other = (scores(items, one).mean(axis=1).to_numpy() for one in (cell, baseline))
-        row |= {
-            "difference": against.estimate,
-            "difference_low": against.low,
-            "difference_high": against.high,
-            "p": paired_p_value(seed_differences(items, cell, baseline)),
-            "improvement": probability_of_improvement(scores_by_seed, other),
-        }
-    else:
-        row |= dict.fromkeys(("difference", "difference_low", "difference_high", "p", "improvement"), np.nan)
+        first, second = (scores(items, part).mean(axis=1).to_numpy() for part in (cell, baseline))
+        row["p"] = paired_p_value(seed_differences(items, cell, baseline))
+        row["improvement"] = probability_of_improvement(first, second)
     row["auc"], row["late_kl"] = spread(line["auc"])[0], spread(line["late_kl"])[0]
     row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())

@@ -270,9 +270,7 @@ def _student(differences: pd.Series, margin: float) -> dict[str, Any]:
     interval = seed_interval(differences.to_numpy())
     return {
         "seeds": len(differences),
-        "difference": interval.estimate,
-        "difference_low": interval.low,
-        "difference_high": interval.high,
+        **interval.columns("difference"),
         "p": paired_p_value(differences),
         "p_equivalence": equivalence_p_value(differences, margin),
     }
@@ -280,9 +278,7 @@ def _student(differences: pd.Series, margin: float) -> dict[str, Any]:
 
 def _trimmed(differences: pd.Series) -> dict[str, Any]:
     mean, p_value = trimmed_mean(differences.to_numpy(), TRIMMED)
-    tests = {"p": p_value, "p_equivalence": np.nan}
-    ends = {"difference": mean.estimate, "difference_low": mean.low, "difference_high": mean.high}
-    return {"seeds": mean.seeds} | ends | tests
+    return {"seeds": mean.seeds} | mean.columns("difference") | {"p": p_value, "p_equivalence": np.nan}
 
 
 def _with_tuning(differences: pd.Series, shift: Array, protocol: Fixed) -> dict[str, Any]:

@@ -145,15 +145,15 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
         figure = Figure(figsize=(2.9 * len(contrasts) + 0.6, 2.7), layout="constrained")
         panels = np.ravel(figure.subplots(1, len(contrasts), sharex=True, sharey=True))
         for axes, contrast in zip(panels, contrasts, strict=True):
-            own = rows[(rows["method"] == contrast.method) & (rows["baseline"] == contrast.baseline)]
+            of_pair = rows[(rows["method"] == contrast.method) & (rows["baseline"] == contrast.baseline)]
             by_task = 100 * (values[contrast.method] - values[contrast.baseline])
             axes.axvspan(-margin, margin, color="#ececec", zorder=0)
             axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
             for place, (task, seeds) in enumerate(by_task.items()):
                 heights = place + np.linspace(0.14, 0.36, len(seeds))
                 axes.plot(seeds, heights, "o", color="#9a9a9a", markersize=2.2, zorder=2)
-                _draw_mean(axes, own[own["analysis"] == f"{task} alone"].iloc[0], place)
-            row, place = own[own["analysis"] == MEAN].iloc[0], by_task.shape[1]
+                _draw_mean(axes, of_pair[of_pair["analysis"] == f"{task} alone"].iloc[0], place)
+            row, place = of_pair[of_pair["analysis"] == MEAN].iloc[0], by_task.shape[1]
             middle, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
             corners = [(low, place), (middle, place - 0.2), (high, place), (middle, place + 0.2)]
             axes.add_patch(Polygon(corners, facecolor="#0b4f8a", edgecolor="none", zorder=3))

@@ -150,12 +150,12 @@ def own_board(
 
 
 def _check_problems(task: str, released: Results, added: Results) -> None:
-    theirs, mine = (_digests(one.runs, "test_data") for one in (released, added))
+    theirs, mine = (_digests(part.runs, "test_data") for part in (released, added))
     if theirs and mine and theirs != mine:
-        here, there = (", ".join(sorted(one[:12] for one in digests)) for digests in (mine, theirs))
+        told = [", ".join(sorted(digest[:12] for digest in digests)) for digests in (mine, theirs)]
         raise UserError(
-            f"{task}: the test problems of the runs here ({here}) are not those of the release ({there}); "
-            "rank the rule from the commit of the release"
+            f"{task}: the test problems of the runs here ({told[0]}) are not those of the release "
+            f"({told[1]}); rank the rule from the commit of the release"
         )
 
 

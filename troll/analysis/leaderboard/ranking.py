@@ -188,17 +188,17 @@ def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.
 
 
 def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
-    own, other = (
-        {int(seed) for seed in one.rows(results.items)["seed"].dropna()}
-        for one in (cell, cell.with_trust_region(protocol.baseline))
+    seeds, baseline_seeds = (
+        {int(seed) for seed in part.rows(results.items)["seed"].dropna()}
+        for part in (cell, cell.with_trust_region(protocol.baseline))
     )
-    expected = protocol.seeds[: len(own)]
-    if unlike := sorted(own ^ set(expected)):
+    expected = protocol.seeds[: len(seeds)]
+    if unlike := sorted(seeds ^ set(expected)):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: its fresh seeds are not the first of the protocol's "
             f"({'no' if unlike[0] in expected else 'has'} seed {unlike[0]}); finish them in their order"
         )
-    if lacking := sorted(own - other):
+    if lacking := sorted(seeds - baseline_seeds):
         raise UserError(
             f"{protocol.baseline}: {cell.task}: no fresh run with seed {lacking[0]}, which "
             f"{cell.trust_region} has; finish those of the baseline first"
@@ -236,12 +236,12 @@ def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
         rows.append(
             about | {"analysis": "mean of the tasks"} | _read(mean, ranking, by_task.shape[1], whole=whole)
         )
-        own = {
+        alone = {
             task: _read(values, ranking, 1, whole=whole, family=by_task.shape[1])
             for task, values in by_task.items()
         }
-        corrected = holm([line["p"] for line in own.values()]) if whole else [np.nan] * len(own)
-        for (task, row), p_value in zip(own.items(), corrected, strict=True):
+        corrected = holm([line["p"] for line in alone.values()]) if whole else [np.nan] * len(alone)
+        for (task, row), p_value in zip(alone.items(), corrected, strict=True):
             rows.append(
                 about | {"analysis": f"{task} alone"} | row | _reading(row["difference"], float(p_value))
             )

@@ -68,8 +68,8 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         rng = stream("aggregate", 1, group[0])
         draws = [(_resampled(method_scores, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
         # By setting; the first line of each is what was observed, the others are what was drawn.
-        first = [np.array(one) for one in zip(method_scores, *(one for one, _ in draws), strict=True)]
-        second = [np.array(one) for one in zip(other, *(one for _, one in draws), strict=True)]
+        first = [np.array(draw) for draw in zip(method_scores, *(drawn for drawn, _ in draws), strict=True)]
+        second = [np.array(draw) for draw in zip(other, *(drawn for _, drawn in draws), strict=True)]
         pairs = zip(first, second, strict=True)
         improvement = np.stack([probabilities_of_improvement(*pair) for pair in pairs], axis=-1)
         for name, values in (
@@ -107,9 +107,9 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
 
 def _normalised(items: pd.DataFrame, cell: Cell) -> Array:
     """Test pass@1 of every seed on the way from the base model (0) to the ceiling (1) [S]."""
-    own, base = (scores(items, one).to_numpy().mean(axis=1) for one in (cell, cell.base_model()))
+    trained, base = (scores(items, part).to_numpy().mean(axis=1) for part in (cell, cell.base_model()))
     room = 1 - float(base.mean())
-    return np.asarray((own - base.mean()) / room if room else np.zeros_like(own))
+    return np.asarray((trained - base.mean()) / room if room else np.zeros_like(trained))
 
 
 def _resampled(groups: Sequence[Array], rng: np.random.Generator) -> list[Array]:

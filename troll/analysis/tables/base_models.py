@@ -50,7 +50,7 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     require_one(runs)
     kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
     summary, rows = per_run(runs), []
-    for place in dict.fromkeys((one.condition, one.estimator, one.trust_region) for one in compared):
+    for place in dict.fromkeys((cell.condition, cell.estimator, cell.trust_region) for cell in compared):
         here = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
         names = _with_all(dict.fromkeys(kinds[cell.model] for cell in here))
         tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in here)))

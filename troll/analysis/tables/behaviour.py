@@ -1,7 +1,6 @@
 """Tables of how training went: speed, stability, and how many seeds it takes to see a difference."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +15,15 @@ from troll.analysis.data.summaries import (
     require_one,
     seed_differences,
     spread,
+    spreads,
     variants,
 )
-from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, percent, points, significant, whole
 from troll.analysis.statistics import (
     LEVEL,
+    Interval,
+    interval_columns,
     seed_interval,
     seeds_needed,
     spread_interval,
@@ -60,11 +62,11 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
     for cell in _trained(runs):
         goal = target if target is not None else _target(success, summary, cell)
         lines, firsts = cell.rows(summary), _reached(cell.rows(success), goal)
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-        row |= {"seeds": len(firsts), "target": goal, "reached": sum(math.isfinite(s) for s, _ in firsts)}
+        reached = sum(math.isfinite(step) for step, _ in firsts)
+        row = cell.coordinates | {"seeds": len(firsts), "target": goal, "reached": reached}
         row["steps_to"], row["hours_to"] = (float(np.median(part)) for part in zip(*firsts, strict=True))
-        row["auc"], row["auc_sd"] = spread(lines["auc"])
-        row |= _area_difference(summary, cell, baseline)
+        row |= spreads(lines, "auc")
+        row |= interval_columns("area_difference", _area_difference(summary, cell, baseline))
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
@@ -115,18 +117,14 @@ def _reached(rows: pd.DataFrame, target: float) -> list[tuple[float, float]]:
     return reached
 
 
-def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> dict[str, float]:
-    names = ("area_difference", "area_difference_low", "area_difference_high")
+def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> Interval | None:
     if cell.trust_region == baseline:
-        return dict.fromkeys(names, math.nan)
+        return None
     first, second = (
         part.rows(summary).set_index("seed")["auc"] for part in (cell, cell.with_trust_region(baseline))
     )
     seeds = first.index.intersection(second.index)
-    if seeds.empty:
-        return dict.fromkeys(names, math.nan)
-    interval = seed_interval((first[seeds] - second[seeds]).to_numpy(dtype=float))
-    return dict(zip(names, (interval.estimate, interval.low, interval.high), strict=True))
+    return seed_interval((first[seeds] - second[seeds]).to_numpy(dtype=float)) if len(seeds) else None
 
 
 def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -144,13 +142,10 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for cell in _trained(runs):
         lines = cell.rows(summary)
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-        row |= {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
-        row["max_drawdown"], row["max_drawdown_sd"] = spread(lines["max_drawdown"])
+        row = cell.coordinates | {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
+        row |= spreads(lines, "max_drawdown")
         row["max_drawdown_worst"] = float(lines["max_drawdown"].max())
-        for name in ("late_kl", "entropy_start", "entropy"):
-            if name in lines:
-                row[name], row[f"{name}_sd"] = spread(lines[name])
+        row |= spreads(lines, *(name for name in ("late_kl", "entropy_start", "entropy") if name in lines))
         if "entropy" in lines:
             row["entropy_kept"] = float((lines["entropy"] / lines["entropy_start"]).mean())
         if "kl_max" in lines:
@@ -203,8 +198,7 @@ def power_table(
         if not changes.size:
             continue
         _, deviation = spread(changes)
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-        row |= {"seeds": changes.size, "spread": deviation}
+        row = cell.coordinates | {"seeds": changes.size, "spread": deviation}
         row["spread_low"], row["spread_high"] = spread_interval(deviation, changes.size)
         for share in POINTS:
             row[f"points_{100 * share:.0f}"] = _needed(deviation, share)

@@ -70,9 +70,8 @@ def reading(effect: float, p: float) -> str:
 
 
 def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval: Interval) -> dict[str, Any]:
-    row: dict[str, Any] = {"experiment": experiment} | {name: getattr(cell, name) for name in GROUP}
-    row |= {"against": other.trust_region, "seeds": interval.seeds, "difference": interval.estimate}
-    row |= {"difference_low": interval.low, "difference_high": interval.high}
+    row = {"experiment": experiment} | cell.coordinates
+    row |= {"against": other.trust_region, "seeds": interval.seeds} | interval.columns("difference")
     return row | {"p": paired_p_value(seed_differences(items, cell, other))}
 
 

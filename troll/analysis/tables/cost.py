@@ -70,18 +70,18 @@ def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
         by_variant = dict(iter(group.groupby("variant")))
         base = by_variant[BASELINE]
         for name in group["variant"].unique():
-            own = by_variant[name]
+            repeats = by_variant[name]
             kind, _, old_pass = name.partition(", ")
             update = kind != _OLD
             solver = math.nan
-            if "solver_seconds" in own:
-                solver = 100 * float(own["solver_seconds"].min() / own["seconds"].min())
+            if "solver_seconds" in repeats:
+                solver = 100 * float(repeats["solver_seconds"].min() / repeats["seconds"].min())
             rows.append(
                 {
                     "width": str(width),
                     "pass": "update" if update else _OLD,
                     "variant": name if update else old_pass,
-                    **_costs(own, base),
+                    **_costs(repeats, base),
                     "solver_percent": solver,
                 }
             )
@@ -167,24 +167,24 @@ def _step_verdicts(table: pd.DataFrame) -> Iterator[str]:
     )
 
 
-def _costs(own: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
+def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
     """Columns of a table about one piece of work: medians and range of seconds, and multiples of the base.
 
     Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the
     largest peak.
 
     Args:
-        own: seconds, processor_seconds and peak_bytes of every repeat.
+        repeats: seconds, processor_seconds and peak_bytes of every repeat.
         base: the same of the work that it is compared with.
     """
     return {
-        "seconds": own["seconds"].median(),
-        "seconds_low": own["seconds"].min(),
-        "seconds_high": own["seconds"].max(),
-        "time_ratio": own["seconds"].min() / base["seconds"].min(),
-        "processor_seconds": own["processor_seconds"].min(),
-        "peak_mib": own["peak_bytes"].max() / 2**20,
-        "memory_ratio": own["peak_bytes"].max() / base["peak_bytes"].max(),
+        "seconds": repeats["seconds"].median(),
+        "seconds_low": repeats["seconds"].min(),
+        "seconds_high": repeats["seconds"].max(),
+        "time_ratio": repeats["seconds"].min() / base["seconds"].min(),
+        "processor_seconds": repeats["processor_seconds"].min(),
+        "peak_mib": repeats["peak_bytes"].max() / 2**20,
+        "memory_ratio": repeats["peak_bytes"].max() / base["peak_bytes"].max(),
     }
 
 

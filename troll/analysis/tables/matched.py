@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from troll.analysis.data.divergence import WITHIN, equally_near, late_divergences, nearest
@@ -11,16 +10,15 @@ from troll.analysis.data.summaries import (
     BASELINE,
     Cell,
     difference,
-    paired_scores,
     per_run,
     require_one,
+    seed_differences,
     variants,
 )
 from troll.analysis.data.tidy import GROUP
 from troll.analysis.render.formats import Style
+from troll.analysis.statistics import interval_columns
 from troll.analysis.tables.comparisons import ONE_SEED
-
-_GAP = ("difference", "difference_low", "difference_high")
 
 
 def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
@@ -39,7 +37,8 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
         for cell in late
         if cell not in baselines and (other := nearest(cell, baselines, late)) is not None
     ]
-    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio", *_GAP]
+    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio"]
+    columns += interval_columns("difference", None)
     frame = pd.DataFrame(rows, columns=columns)
     frame.attrs["styles"] = {
         "against": Style("Against"),
@@ -57,11 +56,8 @@ def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BA
 
 
 def _row(items: pd.DataFrame, cell: Cell, other: Cell, late: Mapping[Cell, float]) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
-    row |= {"against": other.trust_region, "late_kl": late[cell], "late_kl_against": late[other]}
-    row |= {"ratio": late[cell] / late[other]} | dict.fromkeys(_GAP, np.nan) | {"seeds": 0}
+    row = cell.coordinates | {"against": other.trust_region}
+    row |= {"late_kl": late[cell], "late_kl_against": late[other]}
     gap = difference(items, cell, other) if equally_near(late[cell], late[other]) else None
-    pair = paired_scores(items, cell, other) if gap is not None else None
-    if gap is not None and pair is not None:
-        row |= dict(zip(_GAP, (gap.estimate, gap.low, gap.high), strict=True)) | {"seeds": len(pair[0])}
-    return row
+    seeds = len(seed_differences(items, cell, other)) if gap else 0
+    return row | {"ratio": late[cell] / late[other], "seeds": seeds} | interval_columns("difference", gap)

@@ -24,11 +24,12 @@ from troll.analysis.data.summaries import (
     require_one,
     seed_differences,
     spread,
+    spreads,
     variants,
 )
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.metrics import DIAGNOSTICS, METRICS
-from troll.analysis.statistics import paired_p_value
+from troll.analysis.statistics import interval_columns, paired_p_value
 from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
@@ -171,7 +172,7 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
         train = train[train["source"] == "train"]
         if train.empty:
             continue
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row = cell.coordinates
         row["seeds"] = train["seed"].nunique()
         lines = cell.rows(summary)
         for metric, how in _CONSTRAINT_CHECK.items():
@@ -210,7 +211,7 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for cell in cells(runs):
         lines = cell.rows(summary)
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row = cell.coordinates
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None
         for metric in metrics:
             # A run without any sample of some status had a share of zero of it.
@@ -261,7 +262,7 @@ def _table(
     rows = []
     for cell in sorted(shown, key=cell_order):
         lines = cell.rows(summary)
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row = cell.coordinates
         row["seeds"] = _count(lines) if cell.trust_region != BASE else None
         row["planned"] = planned.get(cell)
         row["status"] = "run" if len(lines) else ("skipped" if cell.task in skipped else "not run")
@@ -270,7 +271,7 @@ def _table(
             if metric == "difference":
                 row |= _difference(items, cell, reference)
             else:
-                row[metric], row[f"{metric}_sd"] = spread(lines.get(metric, ()))
+                row |= spreads(lines, metric)
         rows.append(row)
     frame = pd.DataFrame(rows)
     return frame.astype({"seeds": "Int64", "planned": "Int64"}) if rows else frame
@@ -290,19 +291,12 @@ def _count(lines: pd.DataFrame) -> int:
 
 
 def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, Any]:
-    empty = {"difference": math.nan, "difference_low": math.nan, "difference_high": math.nan, "reading": ""}
-    empty["p"] = math.nan
-    if cell.trust_region in (reference, BASE):
-        return empty
-    interval = difference(items, cell, cell.with_trust_region(reference))
-    if interval is None:
-        return empty
-    return {
-        "difference": interval.estimate,
-        "difference_low": interval.low,
-        "difference_high": interval.high,
-        "reading": interval.reading(),
-        "p": paired_p_value(seed_differences(items, cell, cell.with_trust_region(reference))),
+    other, interval = cell.with_trust_region(reference), None
+    if cell.trust_region not in (reference, BASE):
+        interval = difference(items, cell, other)
+    return interval_columns("difference", interval) | {
+        "reading": interval.reading() if interval else "",
+        "p": paired_p_value(seed_differences(items, cell, other)) if interval else math.nan,
     }
 
 

@@ -1,12 +1,11 @@
 """What training took, by method: time of a rollout batch and memory, against GRPO with clip."""
 
 import math
-from typing import Any
 
 import pandas as pd
 
 from troll.analysis.data.summaries import BASELINE, Cell, cells, per_run, require_one, spread
-from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style
 
 REFERENCE = "grpo"
@@ -31,7 +30,7 @@ def training_cost_table(
             continue
         costs = _costs(summary, cell)
         other = _costs(summary, Cell(cell.model, cell.task, cell.condition, reference, baseline))
-        row: dict[str, Any] = {name: getattr(cell, name) for name in GROUP}
+        row = cell.coordinates
         row["seeds"] = len(cell.rows(summary))
         for name, (mean, deviation) in costs.items():
             row[name], row[f"{name}_sd"] = mean, deviation
