@@ -31,7 +31,7 @@ class OldPolicy:
     """
 
     def __init__(self, args: TrustRegionConfig, vocabulary: int, accelerator: Accelerator) -> None:
-        self._keep, self._dropped_mass = args.keep, args.dropped_mass
+        self._support_size, self._dropped_mass = args.keep, args.dropped_mass
         self._wide, self._accelerator = vocabulary > _WIDE, accelerator
         self._recorded: dict[str, Tensor] | None = None
 
@@ -78,7 +78,7 @@ class OldPolicy:
                     input_ids=input_ids[rows],
                     attention_mask=attention_mask[rows],
                     mask=attention_mask[rows, -length:],
-                    keep=self._keep,
+                    keep=self._support_size,
                     dropped_mass=self._dropped_mass,
                     sparse_lm_head=True,
                 )
@@ -106,7 +106,7 @@ class OldPolicy:
 
     def fullness(self, kept: Tensor) -> dict[str, Tensor]:
         """Metric of a wide vocabulary: whether the ``kept`` [B, T] tokens are all that may be kept."""
-        return {"support_full": kept >= self._keep} if self._wide else {}
+        return {"support_full": kept >= self._support_size} if self._wide else {}
 
     def mismatch(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """How far the log-probs of another engine, which sampled, are from the policy's: TRL's measures."""
