@@ -51,10 +51,8 @@ def _table(name: str, title: str, function: str, when: When = "always") -> Entry
     return Entry("table", name, title, f"tables.{function}", when=when)
 
 
-def _figure(
-    name: str, title: str, function: str, when: When = "always", groups: tuple[str, ...] = ()
-) -> Entry:
-    return Entry("figure", name, title, f"figures.{function}", when=when, groups=groups)
+def _figure(name: str, title: str, function: str, when: When = "always") -> Entry:
+    return Entry("figure", name, title, f"figures.{function}", when=when)
 
 
 def _task_figure(name: str, title: str, function: str) -> Entry:
@@ -64,6 +62,11 @@ def _task_figure(name: str, title: str, function: str) -> Entry:
 def _published(section: str, title: str, *groups: str) -> Entry:
     function, settings = "tables.published:published_table", {"section": section}
     return Entry("table", f"published_{section}", title, function, settings, "published", groups=groups)
+
+
+def _published_figure(section: str, title: str, group: str) -> Entry:
+    function = f"figures.published:{section}_figure"
+    return Entry("figure", f"published_{section}", title, function, when="published", groups=(group,))
 
 
 # In the order of the page.
@@ -100,31 +103,11 @@ ENTRIES = (
     _published("code", "Code", "paper_code"),
     _published("staleness", "Staleness", "paper_staleness"),
     _published("summary", "Second description: a published summary of the paper", "summary_matrix"),
-    _figure(
-        "published_sizes", "The paper's Qwen3 sizes", "published:sizes_figure", "published", ("paper_sizes",)
-    ),
-    _figure(
-        "published_estimators",
-        "The paper's estimators",
-        "published:estimators_figure",
-        "published",
-        ("paper_estimators",),
-    ),
-    _figure(
-        "published_families",
-        "The paper's model families",
-        "published:families_figure",
-        "published",
-        ("paper_families",),
-    ),
-    _figure("published_code", "The paper's code", "published:code_figure", "published", ("paper_code",)),
-    _figure(
-        "published_analysis",
-        "The paper's analysis",
-        "published:analysis_figure",
-        "published",
-        ("paper_ablations",),
-    ),
+    _published_figure("sizes", "The paper's Qwen3 sizes", "paper_sizes"),
+    _published_figure("estimators", "The paper's estimators", "paper_estimators"),
+    _published_figure("families", "The paper's model families", "paper_families"),
+    _published_figure("code", "The paper's code", "paper_code"),
+    _published_figure("analysis", "The paper's analysis", "paper_ablations"),
 )
 
 
