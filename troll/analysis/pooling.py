@@ -133,9 +133,6 @@ def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pool
         errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``; variances are zero
             where all seeds agree to the last digit.
         level: of the average's interval; the prediction interval is one of 95 % always.
-
-    Raises:
-        ValueError: there are fewer than two effects.
     """
     y, v = _known(effects, errors)
     if y.size < 2:

@@ -46,35 +46,19 @@ class Looks:
         return (1 - self.level) * math.log(1 + (math.e - 1) * min(seeds / self.most, 1.0))
 
     def level_at(self, seeds: int) -> float:
-        """The level of the look after this many seeds.
-
-        Raises:
-            ValueError: there is no such look.
-        """
+        """The level of the look after this many seeds."""
         if not self.first <= seeds <= self.most:
             raise ValueError(f"a look at {seeds} seeds: they are from {self.first} to {self.most}")
         return 1 - (self.spent(seeds) - self.spent(seeds - 1))
 
     def interval(self, differences: ArrayLike) -> Interval:
-        """The interval of this look.
-
-        Args:
-            differences: paired differences over the seeds that are there, ``[S]``.
-
-        Raises:
-            ValueError: there are fewer seeds than the first look has, or more than the last.
-        """
+        """The interval of this look, from the paired differences over the seeds so far, ``[S]``."""
         return seed_interval(differences, level=self.level_at(int(np.size(differences))))
 
     def reading(self, differences: ArrayLike, margin: float = 0.0) -> str:
-        """What this look says: "higher", "lower" or "equivalent" end the comparison.
+        """What this look says of ``[S]`` differences: "higher", "lower" or "equivalent" end the comparison.
 
-        Args:
-            differences: ``[S]``.
-            margin: as in ``Interval.reading``.
-
-        Returns:
-            One of those; otherwise "go on", and "undecided" at the last look.
+        Otherwise it is "go on", and "undecided" at the last look.
         """
         interval = self.interval(differences)
         reading = interval.reading(margin)

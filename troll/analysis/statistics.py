@@ -102,9 +102,9 @@ def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
 
     Each seed counts with its mean over the items, so the noise of samples and items is in the spread between
     seeds once. What is estimated is the expectation over training seeds on this test split. Chosen by
-    simulation (``troll.analysis.coverage``): it covers what it should where seeds differ by a normal amount,
-    and is a third narrower than a two-level bootstrap where they are alike. With one seed it is over
-    items, and says nothing about another training run.
+    simulation (``workflow/benchmarks/interval_coverage.py``): it covers what it should where seeds differ by
+    a normal amount, and is a third narrower than a two-level bootstrap where they are alike. With one
+    seed it is over items, and says nothing about another training run.
 
     Args:
         scores: ``[S, I]``, or ``[S]`` when there is one number per seed.
@@ -133,9 +133,6 @@ def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = 
         scores: ``[S, I]`` of the method; row s and column i mean the same seed and item in both.
         baseline: ``[S, I]`` of what it is compared with.
         level: confidence level.
-
-    Raises:
-        ValueError: the shapes differ.
     """
     first, second = _matrix(scores), _matrix(baseline)
     if first.shape != second.shape:

@@ -74,12 +74,7 @@ def paths_of(setting: PairedDifferences) -> list[str]:
 def affordable(
     wants: Sequence[NextLook], seconds: Mapping[tuple[str, int], float], left: float
 ) -> list[tuple[str, int]]:
-    """The runs of the claims that fit into the time left; all runs of a look, or none.
-
-    Args:
-        seconds: of processor time that a run will take.
-        left: seconds of processor time.
-    """
+    """The runs of the claims that fit into the time left; all runs of a look, or none."""
     chosen: dict[tuple[str, int], None] = {}
     for want in wants:
         new = [run for run in want.runs if run not in chosen]

@@ -187,11 +187,7 @@ def _css(verdict: str) -> str:
 def write_claims(
     judged: Sequence[ClaimVerdict], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
 ) -> list[Path]:
-    """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number.
-
-    Args:
-        inputs: files that the verdicts rest on; their SHA-256 go into the JSON file.
-    """
+    """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number and the inputs' SHA-256."""
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
     numbers = {
         "inputs": _digests(inputs),

@@ -29,17 +29,7 @@ _METRIC = "pass@1"
 
 @dataclass(frozen=True)
 class Predicted:
-    """One setting's difference from the baseline, and what the release predicts of it; shares.
-
-    Attributes:
-        cell: the method in its setting.
-        difference: mean over our seeds.
-        seeds: ours.
-        reference: the release's mean.
-        reference_seeds: the release's.
-        low: lower end of the prediction.
-        high: upper end.
-    """
+    """One setting: our mean difference over seeds, the release's, and the ends of the prediction."""
 
     cell: Cell
     difference: float

@@ -70,11 +70,7 @@ def write_plan(
     summary: str = "",
     rehearsal: bool = False,
 ) -> None:
-    """Records what an experiment planned beside its results.
-
-    Args:
-        substitutes: what there is in place of the paper's data set, by task.
-    """
+    """Records what an experiment planned beside its results."""
     plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     plan |= {"substitutes": dict(substitutes)} if substitutes else {}
     plan |= {"mixed": sorted(mixed)} if mixed else {}

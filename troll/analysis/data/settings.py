@@ -10,11 +10,7 @@ import pandas as pd
 
 @lru_cache(maxsize=4096)
 def flat_settings(text: str) -> Mapping[str, Any]:
-    """Settings by their path, as in ``training/learning_rate``; lists as their JSON, which can be hashed.
-
-    Args:
-        text: JSON of nested objects; empty for a row that records none.
-    """
+    """Settings by their path, as in ``training/learning_rate``; lists as their JSON, which can be hashed."""
     return dict(_flat(json.loads(text), "")) if text else {}
 
 

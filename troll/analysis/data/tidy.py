@@ -112,11 +112,7 @@ def part_path(directory: Path, part: str) -> Path:
 
 
 def read_tidy(directory: Path) -> Tidy:
-    """The tables of an experiment.
-
-    Raises:
-        UserError: there are none, or a file is damaged.
-    """
+    """The tables of an experiment."""
     files = parts(directory)
     if not files:
         if directory.is_file():
@@ -133,14 +129,7 @@ def read_tidy(directory: Path) -> Tidy:
 
 
 def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
-    """One file of a tidy table as it is on disk.
-
-    Args:
-        columns: which; by default all.
-
-    Raises:
-        UserError: it is damaged, or not such a table.
-    """
+    """One file of a tidy table as it is on disk, by default with all columns."""
     dtypes = {name: dtype for name, dtype in _ON_DISK.items() if not columns or name in columns}
     try:
         names = [name for name in pq.read_schema(path).names if dtypes.get(name) == _STRING]

@@ -99,11 +99,7 @@ def _draw(
 def measured(
     cell: Cell, measure: Quantity, summary: pd.DataFrame, items: pd.DataFrame
 ) -> tuple[float, float, float]:
-    """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured.
-
-    Args:
-        measure: a metric of runs, or test pass@1.
-    """
+    """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured."""
     if measure.metric == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)

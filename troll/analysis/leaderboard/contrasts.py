@@ -40,12 +40,7 @@ Tuning = Mapping[tuple[str, str], pd.DataFrame]
 
 
 class Contrast(StrictModel):
-    """Two rules that are compared: the first minus the second.
-
-    Attributes:
-        method: the first, by its name in the protocol.
-        baseline: the second.
-    """
+    """Two rules by their names in the protocol: the first minus the second."""
 
     method: str
     baseline: str
@@ -151,11 +146,7 @@ def compared(protocol: Fixed) -> list[str]:
 
 
 def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> dict[str, pd.DataFrame]:
-    """An endpoint of every fresh run of the rules that are compared.
-
-    Args:
-        endpoint: ``pass@1`` or ``area``.
-    """
+    """An endpoint of every fresh run of the rules that are compared."""
     by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
     for results in final:
         summary, present = per_run(results.runs), cells(results.items)

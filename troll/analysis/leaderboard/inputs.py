@@ -148,11 +148,7 @@ def _check_count(runs: int, trial: str, expected: int) -> None:
 
 
 def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tuple[str, str], list[Trial]]:
-    """The trials that go on to a further round, by task and rule, in the order of the file.
-
-    Args:
-        number: of the round in `Protocol.rounds`, from 1.
-    """
+    """The trials that go on to a further round, by task and rule, in the order of the file."""
     kept = {}
     for (task, name), group in scores[scores["rounds"] == number].groupby(["task", "rule"], sort=False):
         variants = [f"{name}.{trial}" for trial in group["trial"]]

@@ -201,14 +201,7 @@ class Protocol(StrictModel):
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a rule's space.
-
-    Attributes:
-        name: of the rule in the protocol.
-        number: from 1, in the order of the file.
-        learning_rate: of the policy.
-        settings: by name.
-    """
+    """One setting of one rule in the protocol, numbered from 1 in the order of the file."""
 
     name: str
     number: int
@@ -280,11 +273,7 @@ def round_name(number: int) -> str:
 def round_experiment(
     protocol: Protocol, number: int, kept: Mapping[tuple[str, str], Sequence[Trial]], only: str | None = None
 ) -> dict[str, Any]:
-    """The experiment file of a further round: on each task the trials that were kept, on the round's seeds.
-
-    Args:
-        number: of the round in `Protocol.rounds`, from 1.
-    """
+    """The experiment file of a further round: on each task the kept trials, on the round's seeds."""
     tasks: dict[str, list[str]] = {}
     for (task, name), trials in kept.items():
         if only in (None, name):
@@ -385,11 +374,7 @@ def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
 
 
 def early_in_words(early: Mapping[str, float], rules: int) -> str:
-    """What `chosen_early` found, as the beginning of a sentence.
-
-    Args:
-        early: its result, not empty.
-    """
+    """What `chosen_early` found, as the beginning of a sentence."""
     trials = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
     return f"{trials} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
 

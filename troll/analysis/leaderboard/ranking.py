@@ -73,14 +73,7 @@ class Ranked(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A difference with its interval, in which the tuning's uncertainty is.
-
-    Attributes:
-        difference: mean over seeds.
-        low: end of the interval.
-        high: the other one.
-        p: of the test against 0.
-    """
+    """A mean difference over seeds, its interval and p; the uncertainty of the tuning is in both."""
 
     difference: float
     low: float
@@ -89,11 +82,7 @@ class Outcome:
 
 
 def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> Outcome:
-    """Student's test of a mean whose expectation has itself a known spread.
-
-    Args:
-        differences: paired, one for each seed [S], S at least 2.
-    """
+    """Student's test of a mean over [S] seeds, two or more, whose expectation has itself a known spread."""
     values = np.asarray(differences, dtype=float)
     sampled = values.var(ddof=1) / len(values)
     whole = sampled + spread**2
@@ -149,11 +138,7 @@ def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:
 
 
 def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]:
-    """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look.
-
-    Args:
-        final: results of the fresh seeds that were run; empty before the first of them.
-    """
+    """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look."""
     counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
     if protocol.ranking is not None:
         for name in (rule for rule in counts if rule != protocol.baseline):

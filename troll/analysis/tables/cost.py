@@ -40,11 +40,7 @@ _STEP_HEADINGS = {
 
 
 def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
-    """The cost table of the single measurements.
-
-    Args:
-        report: the contents of ``cost.json``.
-    """
+    """The cost table of the single measurements in ``cost.json``."""
     settings, measurements = report["settings"], pd.DataFrame(report["measurements"])
     table = summarise(measurements)
     table.attrs["headings"] = _HEADINGS
@@ -113,12 +109,7 @@ def verdicts(table: pd.DataFrame) -> Iterator[str]:
 
 
 def annotate_steps(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
-    """Gives the table its headings, and below it the conditions and what follows from its numbers.
-
-    Args:
-        table: of `summarise_steps`.
-        conditions: under which it was measured.
-    """
+    """Gives a table of `summarise_steps` its headings, and below it conditions and what its numbers say."""
     table.attrs |= {"headings": _STEP_HEADINGS, "notes": [conditions, *_step_verdicts(table)]}
     return table
 
