@@ -54,7 +54,7 @@ QUESTIONS: Mapping[str, Question] = {
         "Does TROLL help when rollouts are stale?", "`make results`", claim="testbed-stale-better"
     ),
     "testbed-estimators": Question(
-        "Does it help whatever the advantage estimator?",
+        "Does TROLL help whatever the advantage estimator?",
         _experiment("testbed-estimators"),
         claim="testbed-stale-better",
     ),
