@@ -91,15 +91,7 @@ def test_what_is_not_there_is_a_line(command, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["check", "none.yaml"], "none.yaml: no such experiment file"),
-        (["job", "problems", "--config", "{", "--out", "o"], "--config: not JSON"),
-        (
-            ["job", "problems", "--config", '{"name": "chain", "test": 1}', "--out", "o"],
-            "unknown task 'chain'; valid: chains",
-        ),
-        (
-            ["job", "problems", "--config", '{"name": "chains"}', "--out", "o"],
-            "--config: no split is named; at least one of train, validation, test is needed",
-        ),
+        (["job", "problems", "--config", "none.json", "--out", "o"], "none.json: "),
         (
             ["job", "append", "no", "--results", "o", "--key", "k"],
             "no/manifest.json: missing; only finished runs",
@@ -167,7 +159,8 @@ def test_an_interrupt_is_a_line_and_the_end_of_watching(command, status, said, r
 
 
 def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
-    log = tmp_path / "log"
+    log, config = tmp_path / "log", tmp_path / "x.yaml"
+    config.write_text("{name: chains, test: 1}")
     program = (
         "import troll.tasks.write, troll.cli.app\n"
         "def write_problems(config, out): return config['missing']\n"
@@ -180,7 +173,7 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
         "job",
         "problems",
         "--config",
-        '{"name": "chains", "test": 1}',
+        str(config),
         "--out",
         str(tmp_path),
     ]
@@ -193,21 +186,30 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("command", "config", "said"),
     [
-        ("tokenizer", {}, "--config: tasks: is missing"),
+        ("tokenizer", {}, "x.json: tasks: is missing"),
+        ("tokenizer", [], "x.json: must be a mapping of settings (found list)"),
+        ("problems", {"name": "chain", "test": 1}, "unknown task 'chain'; valid: chains"),
+        (
+            "problems",
+            {"name": "chains"},
+            "x.json: no split is named; at least one of train, validation, test is needed",
+        ),
         (
             "problems",
             {"name": "chains", "trian": 3},
-            "--config: trian: unknown key 'trian'; valid: name, train",
+            "x.json: trian: unknown key 'trian'; valid: name, train",
         ),
         ("sample-suites", {"math500": {"tests": 3}}, "math500.tests: unknown key 'tests'; valid: samples, "),
-        ("base-model", {"run_id": "a"}, "--config: experiment: is missing"),
+        ("base-model", {"run_id": "a"}, "x.json: experiment: is missing"),
         ("configure", {"run_id": "a", "training": {"passes": 1}}, "it is now called num_iterations"),
     ],
 )
 def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command, config, said, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(config))
     more = {"base-model": ["--tokenizer", "t"], "sample-suites": ["--checkpoint", "c", "--data", "d"]}
     result = troll(
-        "job", command, "--config", json.dumps(config), *more.get(command, []), "--out", str(tmp_path / "out")
+        "job", command, "--config", str(path), *more.get(command, []), "--out", str(tmp_path / "out")
     )
     assert result.returncode == 1 and said in result.stderr and result.stderr.count("\n") == 1
 
@@ -234,9 +236,10 @@ def test_no_command_is_one_line(troll):
     assert troll("--log", "/dev/null").stderr.startswith("error: no command given; `troll --help` lists them")
 
 
-def test_a_place_that_cannot_be_written_is_one_line(troll):
-    config = '{"name": "chains", "train": 4, "validation": 2, "test": 2}'
-    result = troll("job", "problems", "--config", config, "--out", "/dev/null/p")
+def test_a_place_that_cannot_be_written_is_one_line(troll, tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("{name: chains, train: 4, validation: 2, test: 2}")
+    result = troll("job", "problems", "--config", str(config), "--out", "/dev/null/p")
     assert result.returncode == 1
     where = "/dev/null/p/train.jsonl"
     assert result.stderr == f"error: {where}: cannot be written (Not a directory); name another place\n"

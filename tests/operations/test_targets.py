@@ -154,13 +154,29 @@ def test_claims_with_braces_in_their_path_are_known_by_their_digests(targets):
     assert targets().collect_options({}) == []
 
 
+def said(path):
+    """What a file of settings says; it lies where Snakemake keeps its own."""
+    assert path.startswith(".snakemake/settings/")
+    return json.loads(Path(path).read_text())
+
+
+def test_settings_lie_in_a_file_for_each_that_is_written_once(targets):
+    parameters = Parameters(targets())
+    path = Path(parameters.run(RUN))
+    before = path.stat().st_mtime_ns
+    assert parameters.run(RUN) == str(path) and path.stat().st_mtime_ns == before
+    other = parameters.run(RUN | {"trust_region": "troll"})
+    assert other != str(path) and said(other)["trust_region"]["rule"] == "troll"
+    assert len(list(path.parent.iterdir())) == 2
+
+
 def test_a_job_is_repeated_when_what_defines_its_result_changes_and_not_else(targets):
     def parameters(**keys):
         found = Parameters(targets(**keys))
         return found.run(RUN), found.base_model({"model": "tiny", "task": "chains"}), found.problems(RUN)
 
     usual = parameters()
-    assert json.loads(usual[0])["run_id"] == NAME
+    assert said(usual[0])["run_id"] == NAME
     assert parameters(seeds=[0, 1], tracking="none", summary="other words") == usual
     rate = {"stale": {"learning_rate": 2.0e-3, "mini_batches": 2, "num_iterations": 2}}
     changed = parameters(conditions=rate)
@@ -176,14 +192,14 @@ def test_parameters_are_those_of_the_place(targets):
     assert parameters.sample_seed(PLACE) == run_seeds(found.experiment.run(NAME)).evaluation
     assert parameters.sample_seed(BASE) == 0
     assert found.suite_problems(PLACE) == [f"{ROOT}/suites/gsm8k/test.jsonl"]
-    assert json.loads(parameters.suite_problems({"suite": "gsm8k"})) == {
+    assert said(parameters.suite_problems({"suite": "gsm8k"})) == {
         "name": "gsm8k",
         "test": 4,
     }
-    assert "test" not in json.loads(parameters.suites(PLACE))["gsm8k"]
+    assert "test" not in said(parameters.suites(PLACE))["gsm8k"]
     assert found.grades(PLACE)[-1].endswith("/suites/graded.json")
     assert found.test_problems(PLACE) == f"{ROOT}/data/chains/test.jsonl"
-    assert json.loads(parameters.tokenizer({"model": "tiny"}))["vocabulary"] == 512
+    assert said(parameters.tokenizer({"model": "tiny"}))["vocabulary"] == 512
     assert parameters.engine == []
     assert resolve(found.experiment, found.experiment.run(NAME)).training.max_response_tokens == 30
     skipping = Targets(found.experiment, {"gsm8k": "not here"})
@@ -236,7 +252,7 @@ def test_public_data_is_left_out_with_a_reason_or_planned(targets, repository, m
     assert len([label for label, _ in work.answers if label == "oracle"]) == len(data["benchmarks"])
     assert work.labelled[0].startswith("oracle=") and len(work.answer_files) == 2 * len(work.answers)
     name = data["benchmarks"][0]
-    assert json.loads(work.problems({"benchmark": name}))["name"] == name
+    assert said(work.problems({"benchmark": name}))["name"] == name
 
 
 def test_code_is_skipped_where_nothing_can_be_confined(targets, monkeypatch):

@@ -21,8 +21,16 @@ pytestmark = pytest.mark.skipif(not warm.usable(), reason="no warm server is sta
 OWNER = (
     "import json, sys; from troll import warm; print(json.dumps(warm.start()), flush=True); sys.stdin.read()"
 )
-PROBLEMS = '{"name": "chains", "train": %d, "validation": 4, "test": 4}'
-LONG = ("job", "problems", "--config", PROBLEMS % 2_000_000)  # runs until it is stopped
+
+
+def problems(directory, train):
+    """A command that writes this many problems, and the file of its settings."""
+    path = directory / f"{train}.yaml"
+    path.write_text(f"{{name: chains, train: {train}, validation: 4, test: 4}}")
+    return ("job", "problems", "--config", str(path))
+
+
+LONG = 2_000_000  # problems: a command that runs until it is stopped
 
 
 class Owner:
@@ -98,9 +106,9 @@ def owner():
 @pytest.fixture
 def running(owner, tmp_path):
     """A long command that its server has forked: client and forked process."""
-    log = tmp_path / "log"
+    log, long = tmp_path / "log", problems(tmp_path, LONG)
     client = owner.start(
-        "--log", str(log), *LONG, "--out", str(tmp_path / "out"), stderr=subprocess.PIPE, text=True
+        "--log", str(log), *long, "--out", str(tmp_path / "out"), stderr=subprocess.PIPE, text=True
     )
     (worker,) = until(lambda: children(owner.server()), "nothing was forked")
     until(lambda: os.getpgid(client.pid) != os.getpgid(0), "the client has not handed over")
@@ -125,15 +133,17 @@ print(json.dumps(own), file=open(os.environ["TROLL_LOOK"], "w"))
     [
         ["--version"],
         ["nonsense"],
-        ["job", "configure", "--config", "{", "--out", "run.yaml"],
-        ["--log", "log/of it", "job", "problems", "--config", PROBLEMS % 20, "--out", "out"],
-        ["--log", "log", "job", "problems", "--config", '{"name": "nothing"}', "--out", "out"],
+        ["job", "configure", "--config", "none.json", "--out", "run.yaml"],
+        ["--log", "log/of it", "job", "problems", "--config", "20.yaml", "--out", "out"],
+        ["--log", "log", "job", "problems", "--config", "nothing.json", "--out", "out"],
     ],
 )
 def test_a_forked_command_does_what_an_ordinary_process_does(shared, tmp_path, arguments):
     def everything(name, **environment):
         directory = tmp_path / name
         directory.mkdir()
+        problems(directory, 20)
+        (directory / "nothing.json").write_text('{"name": "nothing"}')
         result = shared.run(*arguments, cwd=directory, env=shared.environment | environment)
         files = {path.relative_to(directory): path for path in directory.rglob("*") if path.is_file()}
         contents = {str(name): path.read_bytes() for name, path in files.items()}
@@ -191,13 +201,22 @@ def test_a_forked_process_has_what_is_the_callers_own(shared, tmp_path):
 )
 def test_what_does_not_fit_runs_as_an_ordinary_process(shared, tmp_path, reason, settings):
     settings = settings | {"env": shared.environment | settings.get("env", {})}
-    result = shared.run(
-        "job", "problems", "--config", PROBLEMS % 10, "--out", str(tmp_path / "out"), **settings
-    )
+    result = shared.run(*problems(tmp_path, 10), "--out", str(tmp_path / "out"), **settings)
     assert result.returncode == 0, result.stderr
     (line,) = result.stderr.splitlines()
     assert line.startswith("debug: an ordinary process, for ") and reason in line
     assert (tmp_path / "out/train.jsonl").exists()
+
+
+def test_a_workflow_inside_of_another_takes_its_server(shared, tmp_path):
+    command = [sys.executable, "-c", OWNER]
+    inner = subprocess.run(command, env=shared.environment, stdin=subprocess.DEVNULL, capture_output=True)
+    started = json.loads(inner.stdout)
+    assert started[VARIABLE] == shared.environment[VARIABLE]
+    served = shared.run(
+        *problems(tmp_path, 20), "--out", "out", cwd=tmp_path, env=shared.environment | started
+    )
+    assert served.returncode == 0 and "ordinary process" not in served.stderr
 
 
 def test_changed_source_is_not_served(shared, repository):
@@ -250,8 +269,8 @@ def test_a_signal_ends_client_and_command_as_it_does_an_ordinary_process(running
     until(lambda: gone(worker), "the forked process lives on")
 
     settings = {"env": owner.environment | {SWITCH: "0"}, "stderr": subprocess.PIPE, "text": True}
-    log = tmp_path / "cold log"
-    cold = owner.start("--log", str(log), *LONG, "--out", str(tmp_path / "cold"), **settings)
+    log, long = tmp_path / "cold log", problems(tmp_path, LONG)
+    cold = owner.start("--log", str(log), *long, "--out", str(tmp_path / "cold"), **settings)
     until(log.exists, "it does not start")
     time.sleep(0.3)
     assert ended_by(number, cold) == said
@@ -266,7 +285,7 @@ def test_a_killed_forked_process_ends_its_client_likewise(running):
 
 
 def test_when_the_server_is_killed_a_command_begins_again_without_it(owner, tmp_path):
-    arguments = ("job", "problems", "--config", PROBLEMS % 30_000)
+    arguments = problems(tmp_path, 30_000)
     client = owner.start(*arguments, "--out", str(tmp_path / "out"), stderr=subprocess.PIPE, text=True)
     (worker,) = until(lambda: children(owner.server()), "nothing was forked")
     os.kill(owner.server(), signal.SIGKILL)
@@ -287,17 +306,6 @@ def test_a_server_outlives_a_killed_owner_only_by_the_command_that_runs(running,
     assert "Connection refused" in owner.run("--version").stderr
     client.kill()
     until(lambda: gone(worker) and gone(server), "a process is left behind")
-
-
-def test_a_workflow_inside_of_another_takes_its_server(shared, tmp_path):
-    command = [sys.executable, "-c", OWNER]
-    inner = subprocess.run(command, env=shared.environment, stdin=subprocess.DEVNULL, capture_output=True)
-    started = json.loads(inner.stdout)
-    assert started[VARIABLE] == shared.environment[VARIABLE]
-    served = shared.run(
-        "problems", "--config", PROBLEMS % 20, "--out", "out", cwd=tmp_path, env=shared.environment | started
-    )
-    assert served.returncode == 0 and "ordinary process" not in served.stderr
 
 
 def test_an_idle_server_ends_with_its_owner(owner):

@@ -103,7 +103,7 @@ def planned(result, rule):
 @pytest.mark.slow
 @pytest.mark.snakemake
 def test_a_selection_plans_its_runs_and_a_seed_adds_its_own(checkout):
-    arguments = ("-n", "paper_ablations", "--configfile", "workflow/config/paper.yaml")
+    arguments = ("-n", "-p", "paper_ablations", "--configfile", "workflow/config/paper.yaml")
     one, two = snakemake(checkout, *arguments), snakemake(checkout, *arguments, "--config", "seeds=[0,1]")
     for result in (one, two):
         assert result.returncode == 0, result.stderr[-2000:]
@@ -111,4 +111,4 @@ def test_a_selection_plans_its_runs_and_a_seed_adds_its_own(checkout):
     assert [planned(result, "train") for result in (one, two)] == [7, 14]
     for rule in ("hub_model", "problems", "collect-paper_ablations"):
         assert planned(one, rule) == planned(two, rule) == 1, rule
-    assert "published_ablations" in one.stdout + one.stderr
+    assert "--table published_ablations" in one.stdout + one.stderr

@@ -46,6 +46,6 @@ def test_the_workflow_is_read_without_the_libraries_of_analysis_and_training(rep
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert "tables/main.csv" in result.stdout + result.stderr
+    assert f"report results/{file}" in result.stdout + result.stderr
     found = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("HEAVY")]
     assert found == []

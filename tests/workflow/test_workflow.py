@@ -182,12 +182,16 @@ def test_adding_a_seed_adds_only_its_runs(checkout):
 
 
 def test_a_group_has_tables_figures_verdicts_and_a_page_of_its_own(checkout):
-    result = snakemake(checkout, "-n", "--configfile", "workflow/config/testbed-gpu.yaml", "--", "gentle")
+    result = snakemake(
+        checkout, "-n", "-p", "--configfile", "workflow/config/testbed-gpu.yaml", "--", "gentle"
+    )
     assert result.returncode == 0, result.stderr
     assert planned(result, "train") == 90
     for rule in ("collect-gentle", "claims-gentle", "report-gentle"):
         assert planned(result, rule) == 1, rule
-    assert "groups/gentle/figures/learning_chains.png" in result.stdout + result.stderr
+    said = result.stdout + result.stderr
+    assert "report results/testbed-gpu/groups/gentle --table comparison" in said
+    assert "--figure learning:chains" in said and "--command 'snakemake gentle'" in said
 
 
 @pytest.mark.skipif(not sandbox_available()[0], reason="no sandbox, so that the task that fails is left out")

@@ -22,7 +22,7 @@ from troll.cli.options import (
     Temperature,
     Thinking,
     json_object,
-    settings_of,
+    read_settings,
 )
 from troll.common.errors import UserError
 
@@ -109,7 +109,7 @@ def grade(
 
 @app.command()
 def sample_suites(
-    config: Annotated[str, typer.Option(help="samples and temperature by data set, as JSON")],
+    config: Annotated[Path, typer.Option(help="file of samples and temperature by data set")],
     checkpoint: Annotated[Path, typer.Option(help="a saved model")],
     data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
     out: Out,
@@ -125,7 +125,7 @@ def sample_suites(
     Reads DATA/NAME/test.jsonl, which `troll job problems` writes; writes OUT/NAME.samples.jsonl and, last,
     OUT/sampled.json.
 
-    Example: troll job sample-suites --config '{"math500": {}}' \
+    Example: troll job sample-suites --config suites.yaml \
     --checkpoint Qwen/Qwen3-0.6B --data data --out samples
     """
     from troll.common.gpus import require_gpus
@@ -135,7 +135,7 @@ def sample_suites(
     require_gpus(gpus, "--gpus")
     draw(
         checkpoint,
-        settings_of("--config", config, SuitesConfig).root,
+        read_settings(config, SuitesConfig).root,
         data,
         out,
         max_new_tokens=max_tokens,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import Config, Gpus, Out, settings_of
+from troll.cli.options import Config, Gpus, Out, read_settings
 from troll.common.errors import UserError
 
 app = typer.Typer()
@@ -17,17 +17,17 @@ def problems(config: Config, out: Out) -> None:
 
     Writes train.jsonl, validation.jsonl and test.jsonl into OUT, each where it is asked for.
 
-    Example: troll job problems \
-    --config '{"name": "chains", "train": 100, "validation": 10, "test": 10}' \
-    --out data
+    CONFIG names the task and the sizes, such as {name: chains, train: 100, validation: 10, test: 10}.
+
+    Example: troll job problems --config chains.yaml --out data
     """
     from troll.experiment.run_config import ProblemsConfig
     from troll.tasks.types import SPLITS
     from troll.tasks.write import write_problems
 
-    given = settings_of("--config", config, ProblemsConfig).model_dump(exclude_none=True)
+    given = read_settings(config, ProblemsConfig).model_dump(exclude_none=True)
     if not set(SPLITS) & set(given):
-        raise UserError(f"--config: no split is named; at least one of {', '.join(SPLITS)} is needed")
+        raise UserError(f"{config}: no split is named; at least one of {', '.join(SPLITS)} is needed")
     write_problems(given, out)
 
 
@@ -38,14 +38,15 @@ def tokenizer(config: Config, out: Out) -> None:
     Reads nothing; writes tokenizer.json and its settings into OUT. An equal one that was made before is taken
     from resources/base-models.
 
-    Example: troll job tokenizer \
-    --config '{"tasks": {"chains": {}}, "vocabulary": 512, "demonstrations": 20000}' \
-    --out tokenizer
+    CONFIG holds tasks, vocabulary and demonstrations, such as
+    {tasks: {chains: {}}, vocabulary: 512, demonstrations: 20000}.
+
+    Example: troll job tokenizer --config tokenizer.yaml --out tokenizer
     """
     from troll.experiment.run_config import TokenizerConfig
     from troll.training.tokenizer import make_tokenizer
 
-    settings = settings_of("--config", config, TokenizerConfig)
+    settings = read_settings(config, TokenizerConfig)
     make_tokenizer(settings.tasks, settings.vocabulary, settings.demonstrations, out, shared=True)
 
 
@@ -56,8 +57,8 @@ def base_model(
     r"""Train a from-scratch base model on flawed demonstrations.
 
     Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. Weights that were trained before from
-    the same settings are taken from resources/base-models. The workflow calls it, because CONFIG is long; the
-    example shows a whole command and runs nothing.
+    the same settings are taken from resources/base-models. The workflow writes CONFIG; the example
+    shows a whole command and runs nothing.
 
     Example: snakemake -n -p -f results/testbed/base/tiny/chains/manifest.json \
     | grep base-model
@@ -65,14 +66,14 @@ def base_model(
     from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import shared_base_model
 
-    shared_base_model(settings_of("--config", config, BaseConfig), tokenizer, out)
+    shared_base_model(read_settings(config, BaseConfig), tokenizer, out)
 
 
 @app.command()
 def configure(config: Config, out: Out) -> None:
     r"""Write a run.yaml: everything that defines one run.
 
-    The workflow calls it, because CONFIG is long; the example shows a whole command and runs nothing.
+    The workflow writes CONFIG; the example shows a whole command and runs nothing.
 
     Example: snakemake -n -p -f \
     results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \
@@ -81,7 +82,7 @@ def configure(config: Config, out: Out) -> None:
     from troll.experiment.files import write_run_file
     from troll.experiment.run_config import RunConfig
 
-    write_run_file(out, settings_of("--config", config, RunConfig))
+    write_run_file(out, read_settings(config, RunConfig))
 
 
 @app.command()
@@ -97,15 +98,13 @@ def hub_model(
 
     Writes checkpoint/, with links or, after supervised steps, a model of its own, and manifest.json into OUT.
 
-    Example: troll job hub-model --config '{"experiment": "mine",
-    "run_id": "Qwen3-0.6B/gsm8k/base", "seeds": {"data": 0, "model": 0},
-    "model": {"name": "Qwen3-0.6B", "hub": {"id": "Qwen/Qwen3-0.6B"}},
-    "task": {"name": "gsm8k", "train": "all", "validation": 64, "test": "all",
-    "settings": {}}}' --out base
+    CONFIG is what the workflow writes below .snakemake/settings.
+
+    Example: troll job hub-model --config base-model.json --out base
     """
     from troll.common.gpus import require_gpus
     from troll.experiment.run_config import BaseConfig
     from troll.training.base_model import pretrained_base_model
 
     require_gpus(gpus, "--gpus")
-    pretrained_base_model(settings_of("--config", config, BaseConfig), out)
+    pretrained_base_model(read_settings(config, BaseConfig), out)

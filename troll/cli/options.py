@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from troll.common.errors import UserError
 from troll.common.explain import explain
-from troll.common.files import parse_json
+from troll.common.files import parse_json, read_json, read_yaml
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
 
@@ -21,7 +21,7 @@ def without_suffix(path: Path | None) -> Path | None:
 Out = Annotated[Path, typer.Option(help="where to write")]
 Stem = Annotated[Path, typer.Option(help="where to write; suffixes are added", callback=without_suffix)]
 Log = Annotated[Path | None, typer.Option(help="file for everything but progress and errors")]
-Config = Annotated[str, typer.Option(help="resolved settings as JSON; the workflow passes them")]
+Config = Annotated[Path, typer.Option(help="file of resolved settings, JSON or YAML; the workflow writes it")]
 
 File = Annotated[Path, typer.Argument(help="an experiment file")]
 ProtocolFile = Annotated[Path, typer.Argument(help="the protocol: rules, their spaces, seeds")]
@@ -85,16 +85,19 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def settings_of(option: str, text: str, model: type[_Model]) -> _Model:
-    """The settings of an option that is given as a JSON object.
+def read_settings(path: Path, model: type[_Model]) -> _Model:
+    """The settings in a file of JSON or YAML.
 
     Raises:
-        UserError: it is not a JSON object, or one with a wrong key or value.
+        UserError: it is missing, cannot be read, or has a wrong key or value.
     """
+    settings = read_json(path) if path.suffix == ".json" else read_yaml(path, "file of settings")
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: must be a mapping of settings (found {type(settings).__name__})")
     try:
-        return model.model_validate(json_object(option, text))
+        return model.model_validate(settings)
     except ValidationError as error:
-        raise UserError(f"{option}: {explain(error, model)}") from None
+        raise UserError(f"{path}: {explain(error, model)}") from None
 
 
 def seed_list(text: str) -> list[int]:

@@ -1,6 +1,7 @@
 """The resolved settings and other parameters of the workflow's jobs.
 
 A change of them, and of nothing else, repeats a job: Snakemake compares them with those that it has recorded.
+Settings are files, which are named after what they say.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from troll.common.numerics import last_change
 from troll.experiment.experiment import resolve, resolve_base, run_seeds
 from troll.operations.outputs import rule_of
 from troll.operations.places import Wildcards, run_id, task_of
+from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets, as_json
 from troll.tasks import testbed
 
@@ -24,34 +26,36 @@ class Parameters:
         """The splits of a task."""
         settings = self.targets.experiment.tasks[wildcards["task"]]
         sizes = settings.model_dump(exclude={"training", "evaluate_on"})
-        return as_json({"name": wildcards["task"], **sizes})
+        return settings_file("problems", {"name": wildcards["task"], **sizes})
 
     def suite_problems(self, wildcards: Wildcards) -> str:
         """The problems of a further data set."""
         name = wildcards["suite"]
-        return as_json({"name": name, "test": self.targets.suites[name].test})
+        return settings_file("problems", {"name": name, "test": self.targets.suites[name].test})
 
     def tokenizer(self, wildcards: Wildcards) -> str:
         """The texts, size and number of demonstrations of a model's tokenizer."""
         model = self.targets.experiment.models[wildcards["model"]]
         tasks = {name: task.settings for name, task in self.targets.experiment.tasks.items()}
-        return as_json(
+        return settings_file(
+            "tokenizer",
             {
                 "tasks": testbed.tokenizer_texts(tasks),
                 "vocabulary": model.vocabulary,
                 "demonstrations": model.supervised.demonstrations_for_tokenizer,
-            }
+            },
         )
 
     def base_model(self, wildcards: Wildcards) -> str:
         """Everything that defines a base model."""
         config = resolve_base(self.targets.experiment, wildcards["model"], wildcards["task"])
-        return as_json(config.model_dump())
+        return settings_file("base-model", config.model_dump())
 
     def run(self, wildcards: Wildcards) -> str:
         """Everything that defines a run."""
         experiment = self.targets.experiment
-        return as_json(resolve(experiment, experiment.run(run_id(wildcards))).model_dump())
+        config = resolve(experiment, experiment.run(run_id(wildcards)))
+        return settings_file("run", config.model_dump())
 
     def numerics(self, wildcards: Wildcards) -> int:
         """The last version of the numbers that changes a run."""
@@ -70,7 +74,9 @@ class Parameters:
     def suites(self, wildcards: Wildcards) -> str:
         """What is sampled of each further data set."""
         suites = self.targets.suites_of(task_of(wildcards))
-        return as_json({name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()})
+        return settings_file(
+            "suites", {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
+        )
 
     @property
     def engine(self) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from troll.experiment.settings import PublicData
 from troll.operations.places import Wildcards, place_of_base
+from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets, as_json
 
 _AUDIT = "audit"
@@ -62,7 +63,7 @@ class PublicWork:
         return "--full" if self.settings and self.settings.audit == "full" else ""
 
     def problems(self, wildcards: Wildcards) -> str:
-        """Settings of a benchmark's problems: as many as are wanted, or as there are."""
+        """The settings of a benchmark's problems: as many as are wanted, or as there are."""
         from troll.tasks.datasets.catalogue import DATA_SETS
 
         name = wildcards["benchmark"]
@@ -70,7 +71,7 @@ class PublicWork:
         available, size = DATA_SETS[name].parts["test"].rows, self.settings.problems
         if size != "all" and available is not None:
             size = min(size, available)
-        return as_json({"name": name, "test": size})
+        return settings_file("problems", {"name": name, "test": size})
 
     @property
     def answers(self) -> list[tuple[str, str]]:
