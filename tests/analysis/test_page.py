@@ -167,7 +167,7 @@ def test_answers_name_the_verdict_the_average_and_what_must_not_be_overlooked() 
         id="testbed-stale-better",
         sentence="S",
         source="P",
-        method="troll",
+        trust_region="troll",
         baseline="clip",
         metric="pass@1",
         direction="higher",
