@@ -21,7 +21,6 @@ from troll.cli import (
     grade,
     job_evaluate,
     job_prepare,
-    job_report,
     job_tables,
     job_train,
     rank,
@@ -51,7 +50,7 @@ app = typer.Typer(
 for module in (run, check, status, doctor, fetch, rehearse, rank, compare, grade):
     app.add_typer(module.app)
 job = typer.Typer(no_args_is_help=True, help="The jobs of the workflow, each runnable by hand.")
-for module in (job_prepare, job_train, job_evaluate, job_tables, job_report):
+for module in (job_prepare, job_train, job_evaluate, job_tables):
     job.add_typer(module.app)
 app.add_typer(job, name="job", hidden=True)
 maintainers = typer.Typer(no_args_is_help=True, help="What a release takes, for maintainers.")

@@ -37,37 +37,13 @@ def collect(
     results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
     --out tables
     """
-    from troll.analysis.data import archive as archived
-    from troll.analysis.data import runs as tables
-    from troll.analysis.data.results import plan_of, rehearsed, write_plan
+    from troll.analysis.data.results import plan_of
     from troll.analysis.data.tidy import TIDY
-    from troll.analysis.render.substitutes import find_substitutes
+    from troll.operations.collect import collect as gather
 
-    places = directories or []
     planned = plan_of(json_object("--plan", sys.stdin.read() if plan == "-" else plan), "--plan")
-    trained = {path: (path / "run.yaml").exists() for path in places}
-    runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))
-    if archive is None:
-        tidy = tables.read_directories(runs, bases, keys=planned.keys)
-    else:
-        names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
-        tidy = archived.take(archive, planned.keys, names)
-    tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
-    if archive != out:
-        tables.write_whole(tidy, out)
-    if planned.expected is not None:
-        write_plan(
-            out,
-            planned.expected,
-            planned.skipped,
-            find_substitutes(places),
-            set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
-            planned.looks,
-            ledger or (),
-            summary=planned.summary,
-            rehearsal=rehearsed(places),
-        )
-    typer.echo(f"{out / TIDY}: {tidy.runs['run_id'].nunique()} runs and base models", err=True)
+    count = gather(directories or (), out, planned, archive, ledger or (), allow_mixed=allow_mixed)
+    typer.echo(f"{out / TIDY}: {count} runs and base models", err=True)
 
 
 @app.command()
@@ -189,3 +165,32 @@ def page(
     make_page(known, judged, results, out, commands=commands, replication=replication)
     if markdown is not None:
         write_text(markdown, overview.page(known, judged, results))
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="directory with tidy/ and plan.json of collect")],
+    table: Annotated[list[str] | None, typer.Option(help="name of a table; may be repeated")] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option(help="name of a figure, or NAME:TASK; may be repeated")
+    ] = None,
+    ledger: Ledger = None,
+    command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="also a page of Markdown: verdicts, figures, tables")
+    ] = None,
+) -> None:
+    r"""Make tables, figures and the page of an experiment.
+
+    Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html beside them, and removes
+    those that were made before and are not named any more.
+
+    Example: troll job report results/testbed --table main --figure final \
+    --figure learning:chains
+    """
+    from troll.operations.report import write_report
+
+    figures = [(name, task or None) for name, _, task in (text.partition(":") for text in figure or ())]
+    write_report(
+        results, table or (), figures, ledger or (), commands=command or ("make results",), markdown=markdown
+    )

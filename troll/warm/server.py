@@ -45,7 +45,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "sample-suites": ("troll.evaluation.suites", *_TRAINING),
     "grade": ("troll.evaluation.grading",),
     "grade-suites": ("troll.evaluation.suites",),
-    "collect": ("troll.analysis.data.archive", "troll.analysis.render.substitutes", *_ANALYSIS),
+    "collect": ("troll.operations.collect", *_ANALYSIS),
     "append": ("troll.analysis.data.archive",),
     "claims": ("troll.analysis.claims.ledger", "troll.analysis.claims.verdicts", *_ANALYSIS),
     "report": (

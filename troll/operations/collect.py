@@ -1,0 +1,56 @@
+"""Runs and base models become the tidy tables of their experiment."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from troll.analysis.data import archive as archived
+from troll.analysis.data import runs as tables
+from troll.analysis.data.results import Plan, rehearsed, write_plan
+from troll.analysis.render.substitutes import find_substitutes
+
+
+def collect(
+    places: Sequence[Path],
+    out: Path,
+    planned: Plan,
+    archive: Path | None,
+    ledger: Sequence[str],
+    *,
+    allow_mixed: bool = False,
+) -> int:
+    """Writes the tidy tables and, where runs were planned, the plan.
+
+    Args:
+        places: directories of finished runs and base models.
+        out: results/<experiment>.
+        planned: what is planned.
+        archive: results/<experiment> with tables of finished runs; None where there are none.
+        ledger: files of claims of the experiment.
+        allow_mixed: admit runs with another environment or other data.
+
+    Returns:
+        How many runs and base models there are.
+    """
+    trained = {path: (path / "run.yaml").exists() for path in places}
+    runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))
+    if archive is None:
+        tidy = tables.read_directories(runs, bases, keys=planned.keys)
+    else:
+        names = {"/".join(path.parts[-6:] if trained[path] else path.parts[-3:]): path for path in places}
+        tidy = archived.take(archive, planned.keys, names)
+    tidy = tables.checked(tidy, by_place=archive is not None, allow_mixed=allow_mixed)
+    if archive != out:
+        tables.write_whole(tidy, out)
+    if planned.expected is not None:
+        write_plan(
+            out,
+            planned.expected,
+            planned.skipped,
+            find_substitutes(places),
+            set(tidy.runs.loc[tidy.runs["mixed"], "run_id"].astype(str)),
+            planned.looks,
+            ledger,
+            summary=planned.summary,
+            rehearsal=rehearsed(places),
+        )
+    return int(tidy.runs["run_id"].nunique())
