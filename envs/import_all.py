@@ -18,7 +18,7 @@ from troll.warm.server import MODULES  # noqa: E402
 quiet_libraries()
 # The workflow itself, what graders start beside the commands, and what tests use.
 OTHERS = (
-    *("snakemake.cli", "troll.cli.app", "troll.cli.rehearse"),
+    *("snakemake.cli", "troll.cli.app", "troll.operations.rehearsal.run"),
     *("snakemake.report.html_reporter", "snakemake.storage", "snakemake_executor_plugin_slurm", "smart_open"),
     *("docutils.parsers.rst", "troll.operations.invocation", "troll.operations.requests"),
     *("math_verify", "lm_eval", "evalplus.evaluate"),

@@ -16,7 +16,9 @@ from troll import __version__
 from troll.cli.app import app
 from troll.cli.former import FORMER
 from troll.common.errors import UserError
+from troll.common.files import read_json, read_jsonl
 from troll.common.machine_errors import in_a_line
+from troll.tasks.write import write_problems
 
 
 def _flat(group, *before):
@@ -267,3 +269,18 @@ def test_a_suffix_that_is_added_anyway_is_not_there_twice(monkeypatch, tmp_path,
     result = CliRunner().invoke(app, ["job", "table", "main", "--results", str(tmp_path), "--out", written])
     assert result.exit_code == 0, result.output
     assert made == [Path(stem)]
+
+
+def test_a_checkpoint_is_sampled_and_graded_and_its_samples_again(repository, tmp_path):
+    write_problems({"name": "chains", "test": 3}, tmp_path)
+    task = ["grade", "--task", "chains", "--problems", str(tmp_path / "test.jsonl"), "--out"]
+    model = ["--checkpoint", str(repository / "workflow/first-look/troll/tiny-chains")]
+    how = ["--per-problem", "2", "--max-tokens", "8"]
+    ran = CliRunner().invoke(app, [*task, str(tmp_path / "a.grades.json"), *model, *how])
+    assert ran.exit_code == 0, ran.output
+    samples = tmp_path / "a.samples.jsonl"
+    assert len(list(read_jsonl(samples))) == 6
+    assert read_json(tmp_path / "a.grades.json")["metrics"].keys() >= {"pass@1", "pass@2"}
+    ran = CliRunner().invoke(app, [*task, str(tmp_path / "b.json"), "--samples", str(samples)])
+    assert ran.exit_code == 0, ran.output
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.grades.json").read_bytes()

@@ -14,21 +14,14 @@ import typer
 
 from troll import __version__
 from troll.cli import (
-    check,
-    compare,
-    doctor,
-    fetch,
     grade,
     job_evaluate,
-    job_prepare,
     job_tables,
     job_train,
+    people,
     rank,
-    rehearse,
     release,
-    release_board,
     run,
-    status,
 )
 from troll.cli.former import Commands
 from troll.cli.options import Log
@@ -47,16 +40,13 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for module in (run, check, status, doctor, fetch, rehearse, rank, compare, grade):
+for module in (run, people, rank, grade):
     app.add_typer(module.app)
 job = typer.Typer(no_args_is_help=True, help="The jobs of the workflow, each runnable by hand.")
-for module in (job_prepare, job_train, job_evaluate, job_tables):
+for module in (job_train, job_evaluate, job_tables):
     job.add_typer(module.app)
 app.add_typer(job, name="job", hidden=True)
-maintainers = typer.Typer(no_args_is_help=True, help="What a release takes, for maintainers.")
-for module in (release, release_board):
-    maintainers.add_typer(module.app)
-app.add_typer(maintainers, name="release", hidden=True)
+app.add_typer(release.app, name="release", hidden=True)
 
 _INTERRUPTED = 130
 """The status with which Typer ends at an interrupt from the keyboard, which it lets nobody see."""

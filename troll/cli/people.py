@@ -1,0 +1,213 @@
+"""Commands around a run: what a file means, what a machine lacks, how far a run is, what came out."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot, seed_list
+from troll.common.errors import UserError
+from troll.common.processor import available_cores
+
+app = typer.Typer()
+
+
+@app.command()
+def check(
+    experiment: Annotated[Path | None, typer.Argument(help="an experiment file")] = None,
+    results: ResultsRoot = DEFAULT_RESULTS,
+    names: Annotated[bool, typer.Option("--names", help="only the names of the runs, one a line")] = False,
+    cost: Annotated[bool, typer.Option("--cost", help="only an estimate of GPU-hours and disk")] = False,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="the settings of a trust region instead: its name or my_rules.py:soft_wall"),
+    ] = None,
+) -> None:
+    """Check an experiment file and show what it will do.
+
+    Reads the claims files that it names too. Times are those of earlier runs in results/, where this machine
+    made any; --cost estimates runs, GPU-hours and disk by group.
+
+    Example: troll check workflow/config/testbed.yaml
+    """
+    if (experiment is None) == (rule is None):
+        raise UserError("check: name an experiment file, or a trust region: --rule my_rules.py:soft_wall")
+    if rule is not None:
+        from troll.algorithms.trust_regions import TRUST_REGIONS
+        from troll.operations.schema import setting_table
+
+        lines = [*setting_table({rule: TRUST_REGIONS.find(rule, {})})]
+    elif experiment is not None:
+        from troll.operations.plan import cost_of, names_of, plan_of
+
+        show = names_of if names else cost_of if cost else plan_of
+        lines = show(experiment, results)
+    typer.echo("\n".join(lines))
+
+
+@app.command()
+def doctor(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="an experiment file; without it only the machine is checked")
+    ] = None,
+    results: ResultsRoot = DEFAULT_RESULTS,
+    offline: Annotated[bool, typer.Option("--offline", help="do not try to reach the hub")] = False,
+) -> None:
+    """Check this machine: what is missing, and how to fix it.
+
+    Exits with 1 if the experiment cannot run here.
+
+    Example: troll doctor workflow/config/testbed.yaml
+    """
+    from troll.experiment.files import load_experiment
+    from troll.operations.doctor import examine, show
+
+    planned = load_experiment(experiment) if experiment is not None else None
+    findings = list(examine(planned, results, ask_hub=not offline))
+    typer.echo("\n".join(show(findings, planned.experiment if planned else None)))
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def fetch(
+    config: Annotated[Path, typer.Option(help="an experiment file")],
+    only: Only = None,
+) -> None:
+    """Download the models and data of an experiment.
+
+    Their revisions and digests go to the lock file.
+
+    Run it where the hub can be reached, as often as it takes: it resumes where it was. Jobs on machines that
+    cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
+
+    Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
+    """
+    from troll.experiment.files import load_experiment
+    from troll.operations.fetch import fetch as download
+
+    download(load_experiment(config), only or [])
+
+
+@app.command()
+def rehearse(
+    experiment: File,
+    only: Only = None,
+    full: Annotated[bool, typer.Option("--full", help="all runs, not a pairwise cover of them")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="leave runs and models where they are")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="check sources, partitions and figures; run nothing")
+    ] = False,
+    cores: Cores = 0,
+    profile: Annotated[
+        Path, typer.Option(help="Snakemake profile with the partitions that the jobs must fit")
+    ] = Path("workflow/profiles/slurm"),
+    results: ResultsRoot = DEFAULT_RESULTS,
+) -> None:
+    """Run a small copy of an experiment, to find what would fail.
+
+    The models are random.
+
+    Runs are shrunk by rule, models and missing data replaced; results go to results/rehearsal-NAME. Exits
+    with 1 if a check fails.
+
+    Example: troll rehearse workflow/config/paper.yaml --only paper_sizes
+    """
+    _keep_offline()
+    from troll.experiment.files import load_experiment
+    from troll.operations.rehearsal.checks import failed
+    from troll.operations.rehearsal.run import Options
+    from troll.operations.rehearsal.run import rehearse as run
+
+    options = Options(tuple(only or ()), full, keep, plan_only, cores or available_cores(), profile)
+    if failed(run(load_experiment(experiment), results, options)):
+        raise typer.Exit(1)
+
+
+def _keep_offline() -> None:
+    """Nothing is downloaded: libraries read the variable once; this command asks the hub itself."""
+    name, before = "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")
+    os.environ[name] = "1"
+    import datasets  # noqa: F401
+
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
+
+
+@app.command()
+def status(
+    experiment: File,
+    results: ResultsRoot = DEFAULT_RESULTS,
+    seeds: Annotated[str | None, typer.Option(help="other seeds than the file's: 0,1,2")] = None,
+    only: Only = None,
+    watch: Annotated[bool, typer.Option("--watch", help="stay, and show changes as they come")] = False,
+    every: Annotated[float, typer.Option(help="with --watch: seconds between updates", min=0.2)] = 2.0,
+) -> None:
+    """Show the state of every run of an experiment.
+
+    Done, running with step and time left, failed with reason and log, stopped, trained, missing. It reads
+    files only, so that it works on a cluster's login node too.
+
+    Example: troll status workflow/config/testbed.yaml --watch
+    """
+    from troll.experiment.files import read_experiment
+    from troll.experiment.looks import with_further_seeds
+    from troll.operations.status import show, status_of
+
+    planned = read_experiment(experiment)
+    if seeds is not None:
+        planned = planned.model_copy(update={"seeds": seed_list(seeds)})
+
+    def lines() -> list[str]:
+        with_seeds = (
+            planned if seeds is not None else with_further_seeds(planned, results / planned.experiment)
+        )
+        return show(status_of(with_seeds, results, only or []), planned.experiment)
+
+    if not (watch and sys.stdout.isatty()):
+        typer.echo("\n".join(lines()))
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    # An interrupt is how watching ends.
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            live.update(Text("\n".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
+            time.sleep(every)
+
+
+@app.command()
+def compare(
+    results: Annotated[Path, typer.Argument(help="directory of your results")],
+    reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
+    revision: Annotated[str, typer.Option(help="commit or tag of the reference results")] = "HEAD",
+    exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
+) -> None:
+    """Do my runs replicate the released ones?
+
+    Says how many settings are within the prediction interval of the release, and how many runs equal it to
+    the last digit. Ends with status 1 where more settings are outside than chance explains.
+
+    Example: troll compare results/testbed
+    """
+    from troll.analysis.data.replication import describe_replication, predictions, replicates
+    from troll.analysis.data.reproduction import compare_runs, describe, released
+    from troll.analysis.data.tidy import read_tidy
+
+    ours = read_tidy(results)
+    theirs = read_tidy(reference) if reference else released(results, revision)
+    compared, predicted = compare_runs(ours, theirs), predictions(ours.runs, theirs.runs)
+    lines = describe_replication(predicted)
+    lines += describe(compared, *(tidy.runs["run_id"].nunique() for tidy in (ours, theirs)), every=exact)
+    for line in lines:
+        typer.echo(line)
+    equal = not compared.empty and not compared["different"].any()
+    if not (equal or (replicates(predicted) and not exact)):
+        raise typer.Exit(1)
