@@ -1,4 +1,4 @@
-"""Builds a release in ``dist/``: ``python envs/write_release.py [--tag v0.2.0]``; wheel, sdist, notes.
+"""Builds a release in ``dist/``: ``python envs/write_release.py [--tag v0.3.0]``; wheel, sdist, notes.
 
 Before anything is built, the places that state the version have to agree: pyproject.toml, the package,
 CITATION.cff, .zenodo.json and the first section of CHANGELOG.md that is not "Unreleased", with its date.

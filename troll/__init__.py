@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from troll.training.config import TrustRegionConfig
     from troll.training.trainer import TrustRegionTrainer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["TrustRegionConfig", "TrustRegionTrainer", "project"]
 
 

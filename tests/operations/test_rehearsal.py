@@ -350,5 +350,5 @@ def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(cont
     monkeypatch.setattr(resume, "_train", train)
     monkeypatch.setattr(resume, "_LIMIT_S", 0.2)
     (check,) = resume.check_resuming([item], {})
-    assert check.state == "failed" and check.found.startswith("does not go on")
+    assert check.state == "failed" and check.found.startswith("does not resume")
     assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)

@@ -36,7 +36,7 @@ def rank(
     RULE gets what every rule of the protocol gets: the contract tests, the same number of trials, fresh seeds
     at the best of them. PROTOCOL: all rounds of trials of its rules, fresh seeds, and the board.
 
-    Interrupt it when you like: the same command goes on, and no run is made twice. Boards are in
+    Interrupt it when you like: the same command continues, and no run is made twice. Boards are in
     results/ranking-NAME, and in results/NAME of a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Run an experiment: models, training, evaluation, tables, page.
 
-    Interrupt it when you like: the same command goes on. Targets of Snakemake come after `--`.
+    Interrupt it when you like: the same command continues. Targets of Snakemake come after `--`.
 
     Example: troll run workflow/config/testbed.yaml --cores 2
     """

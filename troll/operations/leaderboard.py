@@ -155,7 +155,7 @@ def run_fresh(
         if not more:
             return done
         for name in more:
-            say(f"{name}: goes on to {counts[name]} fresh seeds")
+            say(f"{name}: continues to {counts[name]} fresh seeds")
 
 
 def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":

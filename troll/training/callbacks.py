@@ -211,7 +211,7 @@ class StopOnSignal(TrainerCallback):
         if self._signal:
             raise Stopped(
                 f"{self._name}: stopped by a signal after step {self._step}, whose state is saved; the same "
-                "command goes on",
+                "command continues",
                 self._signal,
             )
 

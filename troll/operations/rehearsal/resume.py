@@ -78,7 +78,7 @@ def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list
     finally:
         _kill(again)
     if not going:
-        return [Check(_NAME, "failed", f"does not go on; see {directory / 'train.log'}", key)]
+        return [Check(_NAME, "failed", f"does not resume; see {directory / 'train.log'}", key)]
     return [_compared(item, directory, key)]
 
 
