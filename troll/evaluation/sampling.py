@@ -252,7 +252,7 @@ class _Progress:
         self._done = self._tokens = 0
         self._start = self._said = time.monotonic()
         if todo < total:
-            print(f"{out}: continues, {total - todo} of {total} samples are there", file=sys.stderr, flush=True)
+            print(f"{out}: continues after {total - todo} of {total} samples", file=sys.stderr, flush=True)
 
     def add(self, rows: int, tokens: int) -> None:
         """Counts a batch, and reports if the last report is a while ago or this is the end."""
