@@ -81,6 +81,12 @@ def test_links_to_files_lead_somewhere(readme, repository):
         assert (repository / target).exists(), target
 
 
+def test_the_findings_count_as_many_claims_as_the_front_page(readme, repository):
+    pattern = re.compile(r"^Of \d+ claims with runs: .+? have no runs yet\.", re.MULTILINE)
+    (here,), there = pattern.findall(readme), pattern.findall((repository / "docs/findings.md").read_text())
+    assert there == [here]
+
+
 def test_the_generated_blocks_are_those_of_the_tracked_table(repository, troll):
     root = repository / "results/testbed"
     names = (

@@ -72,6 +72,7 @@ def write_blocks(
         runs=all_runs,
         **_board_of(board),
         benchmark=asked.get("benchmark", []),
+        others=[entry for verdicts in asked.values() for entry in verdicts],
         places=_places_of(board, named),
     )
     generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}

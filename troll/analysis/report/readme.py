@@ -52,6 +52,7 @@ def blocks(
     waiting: int = 0,
     early: Mapping[str, float] | None = None,
     benchmark: Sequence[ClaimVerdict] = (),
+    others: Sequence[ClaimVerdict] = (),
     places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     method: str = "troll",
     baseline: str = BASELINE,
@@ -61,6 +62,8 @@ def blocks(
     Args:
         board: the released leaderboard; None where there is none.
         early: rules with trials chosen before they ended, with the share of optimiser steps by then.
+        benchmark: verdicts that the board shows.
+        others: verdicts of all other experiments, which are counted with those that are `judged`.
 
     Returns:
         Markdown by name: ``findings`` (a few sentences), ``board`` (its top), ``verdicts``,
@@ -70,7 +73,7 @@ def blocks(
     if family is not None:
         main = read_in_family(main, family)
     return {
-        "findings": "\n".join(findings(judged, _FINDINGS, benchmark)) + "\n",
+        "findings": "\n".join(findings(judged, _FINDINGS, others)) + "\n",
         "board": top_of(board, waiting, early, benchmark, method, places) if board is not None else "",
         "verdicts": to_short_markdown(judged),
         "results-table": to_markdown(comparison_table(main, method=method, baseline=baseline)),
