@@ -58,7 +58,7 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="with --version: all that a report needs")
+        bool, typer.Option("--verbose", help="with --version: all that a problem report needs")
     ] = False,
     log: Log = None,
 ) -> None:

@@ -32,9 +32,9 @@ def grade(
     task: Task,
     out: Out,
     checkpoint: Annotated[Path | None, typer.Option(help="a saved model")] = None,
-    samples: Annotated[Path | None, typer.Option(help="samples that exist, as JSON lines")] = None,
+    samples: Annotated[Path | None, typer.Option(help="existing samples to grade, as JSON lines")] = None,
     problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default the public data set of that name")
+        Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
     ] = None,
     split: Split = None,
     only_present: OnlyPresent = False,
@@ -50,9 +50,9 @@ def grade(
     engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
 ) -> None:
-    r"""Sample from a checkpoint, and grade what it says on a task.
+    r"""Sample a checkpoint's responses to a task, and grade them.
 
-    Writes grades to OUT and the samples beside it; with --samples FILE it grades those.
+    Writes grades to OUT and the samples next to it; with --samples FILE it only grades those.
 
     Example: troll grade --task chains --out grades.json \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \

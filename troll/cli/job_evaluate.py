@@ -84,7 +84,7 @@ def grade(
     samples: Annotated[Path, typer.Option(help="samples as JSON lines: task_id, completion")],
     out: Out,
     problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default the public data set of that name")
+        Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
     ] = None,
     only_present: OnlyPresent = False,
     split: Split = None,
@@ -92,11 +92,11 @@ def grade(
     r"""Grade samples of any task.
 
     Mathematics is judged by math-verify, code in the sandbox. Answers to public data are also scored by
-    lm-eval (mathematics) and evalplus (code), whose figures are called official. Public data come from the
+    lm-eval (mathematics) and evalplus (code); their figures are called official. Public data come from the
     directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
 
-    Reads samples; writes the verdicts by problem as JSON and, beside them, of public data
-    disagreements.jsonl and of mathematics lm_eval/, with results_*.json and samples_*.jsonl of lm-eval.
+    Reads samples; writes the verdicts by problem as JSON and, next to them, disagreements.jsonl for public
+    data and lm_eval/ for mathematics, with lm-eval's results_*.json and samples_*.jsonl.
 
     Example: troll job grade --task chains \
     --problems results/testbed/data/chains/test.jsonl --samples samples.jsonl \
@@ -185,7 +185,7 @@ def benchmark_table(
         list[str] | None, typer.Argument(help="LABEL=DIRECTORY with grades.json and samples.jsonl")
     ] = None,
     out: Stem = Path("benchmarks"),
-    skipped: Annotated[str, typer.Option(help="reasons by what was left out, as JSON")] = "{}",
+    skipped: Annotated[str, typer.Option(help="reasons by name of what was left out, as JSON")] = "{}",
 ) -> None:
     r"""Make a table of graded answers to public benchmarks.
 

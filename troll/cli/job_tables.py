@@ -54,8 +54,9 @@ def append(
 ) -> None:
     r"""Append a finished run to the tables of its experiment, where it counts as made from then on.
 
-    They have what verdicts need; weights, samples and single optimiser steps are left out. The workflow calls
-    it where the experiment file says `archive: true`; the example shows whole commands and runs nothing.
+    The tables have what verdicts need; weights, samples and single optimiser steps are left out. The workflow
+    calls it where the experiment file says `archive: true`; the example shows whole commands and runs
+    nothing.
 
     Example: snakemake -n -p -C archive=true | grep "job append "
     """
@@ -71,7 +72,7 @@ def table(
     out: Stem,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", help="csv, markdown or latex; may be repeated; none: csv and markdown"),
+        typer.Option("--format", help="csv, markdown or latex; may be repeated; default csv and markdown"),
     ] = None,
 ) -> None:
     """Make a table as CSV and Markdown, or as LaTeX.
@@ -182,8 +183,8 @@ def report(
 ) -> None:
     r"""Make tables, figures and the page of an experiment.
 
-    Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html beside them, and removes
-    those that were made before and are not named any more.
+    Reads tidy/ and plan.json of RESULTS; writes tables/, figures/ and page.html next to them, and removes
+    those that were made before and are no longer named.
 
     Example: troll job report results/testbed --table main --figure final \
     --figure learning:chains

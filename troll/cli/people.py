@@ -20,17 +20,17 @@ app = typer.Typer()
 def check(
     experiment: Annotated[Path | None, typer.Argument(help="an experiment file")] = None,
     results: ResultsRoot = DEFAULT_RESULTS,
-    names: Annotated[bool, typer.Option("--names", help="only the names of the runs, one a line")] = False,
+    names: Annotated[bool, typer.Option("--names", help="only the names of the runs, one per line")] = False,
     cost: Annotated[bool, typer.Option("--cost", help="only an estimate of GPU-hours and disk")] = False,
     rule: Annotated[
         str | None,
-        typer.Option(help="the settings of a trust region instead: its name or my_rules.py:soft_wall"),
+        typer.Option(help="show the settings of a trust region instead: its name or my_rules.py:soft_wall"),
     ] = None,
 ) -> None:
     """Check an experiment file and show what it will do.
 
-    Reads the claims files that it names too. Times are those of earlier runs in results/, where this machine
-    made any; --cost estimates runs, GPU-hours and disk by group.
+    Reads the claims files that it names too. Times come from earlier runs of this machine in results/, if
+    there are any; --cost estimates runs, GPU-hours and disk by group.
 
     Example: troll check workflow/config/testbed.yaml
     """
@@ -82,8 +82,8 @@ def fetch(
 
     Their revisions and digests go to the lock file.
 
-    Run it where the hub can be reached, as often as it takes: it resumes where it was. Jobs on machines that
-    cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
+    Run it where the hub can be reached, as often as it takes: it resumes where it stopped. Jobs on machines
+    that cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
 
     Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
     """
@@ -98,7 +98,7 @@ def rehearse(
     experiment: File,
     only: Only = None,
     full: Annotated[bool, typer.Option("--full", help="all runs, not a pairwise cover of them")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="leave runs and models where they are")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the runs and models")] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="check sources, partitions and figures; run nothing")
     ] = False,
@@ -110,10 +110,8 @@ def rehearse(
 ) -> None:
     """Run a small copy of an experiment, to find what would fail.
 
-    The models are random.
-
-    Runs are shrunk by rule, models and missing data replaced; results go to results/rehearsal-NAME. Exits
-    with 1 if a check fails.
+    Runs are shrunk by fixed rules, models replaced by random ones, and missing data by built-in rows; results
+    go to results/rehearsal-NAME. Exits with 1 if a check fails.
 
     Example: troll rehearse workflow/config/paper.yaml --only paper_sizes
     """
@@ -144,15 +142,15 @@ def _keep_offline() -> None:
 def status(
     experiment: File,
     results: ResultsRoot = DEFAULT_RESULTS,
-    seeds: Annotated[str | None, typer.Option(help="other seeds than the file's: 0,1,2")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
     only: Only = None,
-    watch: Annotated[bool, typer.Option("--watch", help="stay, and show changes as they come")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="keep running and show changes")] = False,
     every: Annotated[float, typer.Option(help="with --watch: seconds between updates", min=0.2)] = 2.0,
 ) -> None:
     """Show the state of every run of an experiment.
 
-    Done, running with step and time left, failed with reason and log, stopped, trained, missing. It reads
-    files only, so that it works on a cluster's login node too.
+    A run is done, running (with step and time left), failed (with reason and log), stopped, trained or
+    missing. The command only reads files, so it works on a cluster's login node too.
 
     Example: troll status workflow/config/testbed.yaml --watch
     """
@@ -186,14 +184,14 @@ def status(
 @app.command()
 def compare(
     results: Annotated[Path, typer.Argument(help="directory of your results")],
-    reference: Annotated[Path | None, typer.Option(help="directory of other results; none: git's")] = None,
+    reference: Annotated[Path | None, typer.Option(help="directory of other results; default git's")] = None,
     revision: Annotated[str, typer.Option(help="commit or tag of the reference results")] = "HEAD",
     exact: Annotated[bool, typer.Option("--exact", help="name every run that differs; fail if any")] = False,
 ) -> None:
     """Do my runs replicate the released ones?
 
     Says how many settings are within the prediction interval of the release, and how many runs equal it to
-    the last digit. Ends with status 1 where more settings are outside than chance explains.
+    the last digit. Exits with 1 if more settings are outside than chance explains.
 
     Example: troll compare results/testbed
     """

@@ -21,23 +21,24 @@ def rank(
         typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated"),
     ] = None,
     protocol: Annotated[
-        Path | None, typer.Option(help="that RULE goes through; default workflow/config/ranking.yaml")
+        Path | None, typer.Option(help="protocol for RULE; default workflow/config/ranking.yaml")
     ] = None,
     board: Annotated[
-        Path | None, typer.Option(help="results/NAME with a board that the same protocol made")
+        Path | None, typer.Option(help="results/NAME with a board made by the same protocol")
     ] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(help="one of the rules of PROTOCOL, may be repeated; none: all")
+        list[str] | None, typer.Option(help="one of the rules of PROTOCOL; may be repeated; default all")
     ] = None,
     cores: Cores = 0,
 ) -> None:
     """Rank your own trust region, or run a whole protocol.
 
-    RULE gets what every rule of the protocol gets: the contract tests, the same number of trials, fresh seeds
-    at the best of them. PROTOCOL: all rounds of trials of its rules, fresh seeds, and the board.
+    RULE gets what every rule of the protocol gets: the contract tests, the same number of trials (runs that
+    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules, the fresh
+    seeds, and the board (the table of results).
 
-    Interrupt it when you like: the same command continues, and no run is made twice. Boards are in
-    results/ranking-NAME, and in results/NAME of a protocol.
+    You can interrupt it at any time: the same command continues, and no run is made twice. The board is in
+    results/ranking-NAME for a rule, and in results/NAME for a protocol.
 
     Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
     """

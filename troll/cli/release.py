@@ -49,7 +49,7 @@ def check_results(
 ) -> None:
     """Make released tables and figures again and compare.
 
-    They are made from the tidy table beside them; the leaderboard from the runs behind it; costs, errors of
+    They are made from the tidy table next to them; the leaderboard from the runs behind it; costs, errors of
     approximation and the graders' audit from their measurements. Any difference is an error, or is written
     with --write.
 
@@ -164,7 +164,7 @@ def trials(
     rule: Rules = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="results/<experiment> of a round that is done, once for each, the first one first"),
+        typer.Option(help="results/<experiment> of a finished round; once for each round, in order"),
     ] = None,
 ) -> None:
     r"""Write the experiment of all trials, or of the next round of tuning.
@@ -189,14 +189,16 @@ def final(
     rule: TriedRules = None,
     fresh: Annotated[
         list[Path] | None,
-        typer.Option(help="results/<experiment> of fresh seeds so far, once for each task: the next look's"),
+        typer.Option(
+            help="results/<experiment> of fresh seeds so far, once for each task; gives the next look"
+        ),
     ] = None,
 ) -> None:
     r"""Choose the best trial of each rule, and write the experiments of fresh seeds.
 
     Reads tidy/ of RESULTS; writes OUT/TASK.yaml. Where the protocol ranks each
     rule for itself, rules get the seeds of the first look, and with FRESH those
-    of the next one, where they go on.
+    of the next one, if they continue.
 
     Example: troll release final workflow/config/leaderboard.yaml \
     --results results/leaderboard-trials --out final
@@ -222,7 +224,7 @@ def board(
     Reads tidy/ of each; writes board, trials, levels (CSV, Markdown), the
     figures differences, budget and profile, and protocol.yaml into OUT.
     Where the protocol has contrasts, also the table and figure contrasts; what
-    it says of the outcome is printed.
+    the protocol says about the outcome is printed.
 
     Example: troll release board workflow/config/leaderboard.yaml \
     --trials results/leaderboard-trials --final results/leaderboard-locks \

@@ -34,15 +34,15 @@ def run(
             help="an experiment file, by default the testbed's; then options of Snakemake",
         ),
     ] = None,
-    cores: Annotated[str, typer.Option("--cores", "-c", help="a number, or all")] = "all",
+    cores: Annotated[str, typer.Option("--cores", "-c", help="processors: a number, or all")] = "all",
     minutes: Annotated[
-        str | None, typer.Option(help="after which no further seeds are begun; default the file's")
+        str | None, typer.Option(help="start no further seeds after so many; default the file's")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="other seeds than the file's: 0,1,2")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
 ) -> None:
     """Run an experiment: models, training, evaluation, tables, page.
 
-    Interrupt it when you like: the same command continues. Targets of Snakemake come after `--`.
+    You can interrupt it at any time: the same command continues. Targets of Snakemake come after `--`.
 
     Example: troll run workflow/config/testbed.yaml --cores 2
     """
