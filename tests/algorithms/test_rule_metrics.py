@@ -49,7 +49,7 @@ def test_other_names_are_the_rules_own(name):
 
 
 def test_all_that_the_trainer_logs_is_reserved():
-    logged = {*callbacks._RENAMED, *callbacks._PER_BATCH, *callbacks._PER_BATCH.values(), *callbacks._DROPPED}
+    logged = {*callbacks._RENAMED, *callbacks._RENAMED.values(), *callbacks._DROPPED}
     for names in (diagnostics._LARGEST, diagnostics._SMALLEST, diagnostics._RENAMED):
         logged |= set(names.values())
     for path in TRAINING.glob("*.py"):

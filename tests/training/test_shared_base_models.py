@@ -69,9 +69,9 @@ def shared(tmp_path, tiny_base, monkeypatch):
     monkeypatch.setattr(base_model, "say", found.said.append)
 
     class Counted(supervised.Trainer):
-        def train(self):
+        def train(self, **settings):
             found.trained += 1
-            return super().train()
+            return super().train(**settings)
 
     monkeypatch.setattr(supervised, "Trainer", Counted)
 

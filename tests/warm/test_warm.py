@@ -37,12 +37,18 @@ class Owner:
     """A process that has started a server, as a workflow does, and the environment of its commands."""
 
     def __init__(self):
+        # A server that other tests of this process share would take the place of its own.
+        outside = {name: value for name, value in os.environ.items() if name != VARIABLE}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", OWNER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=outside,
         )
         started = json.loads(self.process.stdout.readline())
-        one_thread = {name: "1" for name in os.environ if name.endswith("_NUM_THREADS")}
-        self.environment = os.environ | warm.ONE_THREAD | one_thread | started | {SWITCH: "debug"}
+        one_thread = {name: "1" for name in outside if name.endswith("_NUM_THREADS")}
+        self.environment = outside | warm.ONE_THREAD | one_thread | started | {SWITCH: "debug"}
 
     def server(self):
         (found,) = children(self.process.pid)

@@ -97,8 +97,12 @@ QUESTIONS: Mapping[str, Question] = {
     "first-look": Question(
         "A first look at one seed: is TROLL above clip when rollouts are stale?", "`make results`"
     ),
-    "leaderboard-locks": Question("Which rule ends highest on locks when all are tuned alike?", _BOARD),
-    "leaderboard-programs": Question("Which rule ends highest on programs when all are tuned alike?", _BOARD),
+    "leaderboard-locks": Question(
+        "Which rule ends highest on locks when all are tuned alike?", _BOARD, figure="final"
+    ),
+    "leaderboard-programs": Question(
+        "Which rule ends highest on programs when all are tuned alike?", _BOARD, figure="final"
+    ),
     "leaderboard-trials": Question("Which settings did the tuning of each rule try?", _BOARD),
     "duel-locks": Question("How do clip, GSPO's clipping and TROLL end on locks, tuned well?", _DUEL),
     "duel-programs": Question("How do clip, GSPO's clipping and TROLL end on programs, tuned well?", _DUEL),
