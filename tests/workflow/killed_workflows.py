@@ -25,6 +25,8 @@ EXPERIMENT = "tests/workflow/reduced.yaml"
 UNLIKE = ("time", "wall_s", "peak_gib", "git_commit", "made_by")
 # In this order: a workflow survives its server, and is complete after that.
 KINDS = ("everything", "snakemake", "forked", "client", "server")
+MORE_JOBS = 6  # of 35: five kills find something to kill
+LOGS = ".snakemake/log/*.log"
 
 
 def checkout(directory):
@@ -101,18 +103,39 @@ def finish(directory):
     return process.returncode
 
 
-def disturb(directory, kind, wait):
-    """Starts the experiment and kills something of a kind after a while, if it takes that long; says what."""
+def finished_jobs(directory, before):
+    """How many jobs have ended in this start of the workflow; ``before`` are the logs of earlier ones."""
+    logs = set(directory.glob(LOGS)) - before
+    return sum(log.read_text(errors="replace").count("\nFinished jobid") for log in logs)
+
+
+def disturb(directory, kind):
+    """Starts the experiment and kills something of a kind, a moment after a few more jobs; says what.
+
+    Counted in jobs and not in seconds: another machine load makes the same experiment half or twice as long.
+    """
+    jobs, moment, before = random.randint(0, MORE_JOBS), random.uniform(0, 3), set(directory.glob(LOGS))
     process, begun, hit = start(directory), time.monotonic(), False
     while process.poll() is None and not hit:
         time.sleep(0.02)
-        for target in victims(kind, process.pid, directory) if time.monotonic() - begun > wait else ():
+        if finished_jobs(directory, before) < jobs:
+            continue
+        time.sleep(moment)
+        moment = 0
+        for target in victims(kind, process.pid, directory):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGKILL)
                 hit = True
     killed, there = round(time.monotonic() - begun, 1), bases(directory)
     process.wait(1500)
-    return {"kind": kind, "hit": hit, "after_s": killed, "status": process.returncode, "bases": there}
+    return {
+        "kind": kind,
+        "hit": hit,
+        "jobs": jobs,
+        "after_s": killed,
+        "status": process.returncode,
+        "bases": there,
+    }
 
 
 def left_behind(directory):
@@ -129,21 +152,18 @@ def bases(directory):
     return {path: then for path, then in made.items() if time.time() - then > 5}
 
 
-def disturbed(directory, kinds, seconds, expected):
-    """Kills something of each kind in an experiment that takes so long undisturbed; what was seen each time.
+def disturbed(directory, kinds, expected):
+    """Kills something of each kind in an experiment; what was seen each time.
 
     Args:
         directory: where the experiment is run; not there yet.
         kinds: of `KINDS`, one after the other.
-        seconds: of the undisturbed experiment.
-        expected: its `contents`.
+        expected: the `contents` of the undisturbed experiment.
     """
     checkout(directory)
     found = []
     for kind in kinds:
-        # What is left without a server takes three times as long: it is killed when less is left.
-        first, last = (0.3, 0.6) if kind == "server" else (0, 0.45)
-        kill = disturb(directory, kind, random.uniform(first * seconds, last * seconds))
+        kill = disturb(directory, kind)
         found.append(kill | {"left": left_behind(directory)})
     again, now = finish(directory), contents(directory)
     differ = sorted(name for name in expected.keys() | now if expected.get(name) != now.get(name))
@@ -158,13 +178,12 @@ def main(directory, kills, seed):
     random.seed(seed)
     whole = directory / "whole"
     checkout(whole)
-    begun = time.monotonic()
     assert finish(whole) == 0, (whole / "said").read_text()[-3000:]
-    seconds, expected, found = time.monotonic() - begun, contents(whole), []
+    expected, found = contents(whole), []
     assert not left_behind(whole) and len(expected) > 20
     for number in range(0, kills, len(KINDS)):
         each = directory / f"killed{number}"
-        found += disturbed(each, KINDS[: kills - number], seconds, expected)
+        found += disturbed(each, KINDS[: kills - number], expected)
         for kill in found[number:]:
             print(kill, file=sys.stderr, flush=True)
         shutil.rmtree(each)

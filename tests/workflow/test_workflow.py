@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -211,16 +210,15 @@ def test_a_failure_ends_with_where_to_look(checkout):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The reduced experiment made undisturbed: its directory, what was said, and the seconds that it took."""
+    """The reduced experiment made undisturbed: its directory, and what was said."""
     available, reason = sandbox_available()
     if not available:
         pytest.skip(f"no sandbox, so that one of the two tasks is left out: {reason}")
     directory = tmp_path_factory.mktemp("a checkoüt")
     kills.checkout(directory)
-    begun = time.monotonic()
     result = make_results(directory, env=os.environ | named_server())
     assert result.returncode == 0, result.stderr[-4000:]
-    return SimpleNamespace(directory=directory, said=result.stderr, seconds=time.monotonic() - begun)
+    return SimpleNamespace(directory=directory, said=result.stderr)
 
 
 @pytest.mark.slow
@@ -262,8 +260,8 @@ def test_an_experiment_goes_on_whatever_was_killed(whole, tmp_path):
     assert not kills.left_behind(whole.directory) and len(expected) > 20
     for number in range(0, KILLS, len(kills.KINDS)):
         kinds = kills.KINDS[: KILLS - number]
-        found = kills.disturbed(tmp_path / f"killed {number}", kinds, whole.seconds, expected)
-        assert 2 * sum(kill["hit"] for kill in found) >= len(kinds)
+        found = kills.disturbed(tmp_path / f"killed {number}", kinds, expected)
+        assert sum(kill["hit"] for kill in found) >= len(kinds) - 1, found
         for kill in found:
             # A killed server costs nothing but time; the rest ends the workflow.
             assert (kill["status"] == 0) == (kill["kind"] == "server" or not kill["hit"]), kill
