@@ -223,6 +223,13 @@ def test_what_jobs_ask_for_follows_model_and_gpus(targets, repository):
     assert found.pretrained == [run.model] and found.scratch == [] and found.budgeted
 
 
+@pytest.mark.parametrize(("billions", "budgeted"), [(0.001, False), (4.0, True), (None, True)])
+def test_a_model_of_the_hub_has_a_budget_unless_it_is_known_to_be_small(repository, billions, budgeted):
+    experiment = yaml.safe_load((repository / "tests/workflow/hub.yaml").read_text())
+    experiment["models"]["plain"]["hub"]["billions"] = billions
+    assert Targets(parse_experiment(experiment, "x")).budgeted == budgeted
+
+
 def test_vllm_runs_beside_where_it_is_there_and_nothing_else_is_deployed(targets, monkeypatch):
     found = targets()
     assert Requests(found).training_place.program == "troll"

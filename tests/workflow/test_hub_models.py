@@ -54,7 +54,7 @@ def test_a_model_of_the_hub_is_trained_and_evaluated_on_real_data(checkout, mode
     mirrors = {"TROLL_MODEL_MIRROR": str(models), "TROLL_DATA_MIRROR": str(real_data)}
     result = snakemake(checkout, "smoke", "--configfile", "tests/workflow/hub.yaml", **mirrors)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert "budget of hub (1 seed), estimated:" in result.stderr
+    assert "GPU-hours" not in result.stderr  # of models this small there is nothing to budget
     root = checkout / "results/hub"
 
     base = root / "base/plain/gsm8k"

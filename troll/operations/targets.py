@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from troll.analysis.claims.packaged import DEFAULT, claims_file
 from troll.common.digests import sha256_of_file
+from troll.experiment.budget import billions_of
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import largest_values, planned_keys, suites_of
 from troll.experiment.settings import Suite
@@ -22,6 +23,9 @@ from troll.operations.places import Wildcards, place_of_base, place_of_run, plac
 
 if TYPE_CHECKING:
     from troll.analysis.data.archive import Held
+
+_NEEDS_A_GPU = 0.05
+"""10^9 parameters from which on nobody trains without a GPU for long."""
 
 
 def as_json(value: Any) -> str:
@@ -119,8 +123,9 @@ class Targets:
     @property
     def budgeted(self) -> bool:
         """Whether the experiment has a budget of GPUs: what is small enough for a processor has none."""
-        hub = any(model.hub for model in self.experiment.models.values())
-        return bool(self.pretrained) and (hub or any(self.gpus_by_place.values()))
+        sizes = (billions_of(model.hub) for model in self.experiment.models.values() if model.hub)
+        large = any(size is None or size >= _NEEDS_A_GPU for size in sizes)
+        return bool(self.pretrained) and (large or any(self.gpus_by_place.values()))
 
     # Which results are made here, and which stand in the tables already.
 
