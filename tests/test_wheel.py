@@ -101,8 +101,8 @@ def test_the_page_has_its_captions_claims_and_published_numbers(installed, repos
         results,
         ignore=shutil.ignore_patterns("runs", "base", "data", "logs", "figures", "page.html"),
     )
-    installed("job", "page", "--results", results, "--out", "page.html")
-    page = (installed.directory / "page.html").read_text()
+    installed("job", "report", results)
+    page = (results / "page.html").read_text()
     claims = yaml.safe_load((repository / "troll/analysis/claims/claims.yaml").read_text())
     assert html.escape(claims[0]["sentence"]) in page
     assert "How to read this" in page and "The testbed is no repetition of the paper" in page

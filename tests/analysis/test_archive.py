@@ -236,13 +236,15 @@ def test_the_command_collects_the_planned_runs_from_tables_and_directories(
     coordinates = {run: dict(zip(names, run.split("/")[:5], strict=True)) for run in (CLIP[0], TROLL[2])}
     planned = [one | {"seed": int(run[-1]), "rule": one["trust_region"]} for run, one in coordinates.items()]
     plan = {"expected": planned, "keys": {name: key(name) for name in (CLIP[0], TROLL[2], BASE)}}
-    command = ["job", "collect", made[TROLL[2]], made[BASE], "--archive", tmp_path, "--out"]
-    result = troll(*command, tmp_path, "--plan", "-", input=json.dumps(plan))
+    synthetic.write_json(tmp_path / "planned.json", plan)
+    command = ["job", "collect", made[TROLL[2]], made[BASE], "--plan", tmp_path / "planned.json"]
+    command += ["--archive", tmp_path, "--out"]
+    result = troll(*command, tmp_path)
     assert result.returncode == 0, result.stderr
     assert set(read_results(tmp_path).runs["run_id"]) == {CLIP[0], TROLL[2], BASE}
     assert set(held(tmp_path)) == {*CLIP, *TROLL, BASE}, "what is not planned stays, too"
     # A group has tables of its own, in one part.
-    result = troll(*command, tmp_path / "group", "--plan", "-", input=json.dumps(plan))
+    result = troll(*command, tmp_path / "group")
     assert result.returncode == 0, result.stderr
     assert [*parts(tmp_path / "group")] == ["all"]
     holds(tmp_path / "group", expected(made, CLIP[0], TROLL[2], BASE))
@@ -263,7 +265,8 @@ def test_base_models_of_other_machines_are_admitted_in_an_archive_only(tmp_path:
     )
     manifest = json.loads((there / "manifest.json").read_text())
     synthetic.write_json(there / "manifest.json", manifest | {"hardware": {"processor": "another"}})
-    plan = json.dumps({"keys": {CLIP[0]: "k", CLIP[1]: "k"}})
+    plan = tmp_path / "planned.json"
+    synthetic.write_json(plan, {"keys": {CLIP[0]: "k", CLIP[1]: "k"}})
     result = troll("job", "collect", here, there, "--out", tmp_path / "a", "--plan", plan)
     assert (
         result.returncode == 1 and "digests.base_model of" in result.stderr and result.stderr.count("\n") == 1

@@ -201,7 +201,12 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
             {"name": "chains", "trian": 3},
             "x.json: trian: unknown key 'trian'; valid: name, train",
         ),
-        ("sample-suites", {"math500": {"tests": 3}}, "math500.tests: unknown key 'tests'; valid: samples, "),
+        (
+            "sample-suites",
+            {"suites": {"math500": {"tests": 3}}},
+            "suites.math500.tests: unknown key 'tests'; valid: samples, ",
+        ),
+        ("sample", {"max_token": 3}, "x.json: max_token: unknown key 'max_token'; valid: samples, "),
         ("base-model", {"run_id": "a"}, "x.json: experiment: is missing"),
         ("configure", {"run_id": "a", "training": {"passes": 1}}, "it is now called num_iterations"),
     ],
@@ -210,6 +215,7 @@ def test_settings_that_the_workflow_would_not_write_are_one_line(troll, command,
     path = tmp_path / "x.json"
     path.write_text(json.dumps(config))
     more = {"base-model": ["--tokenizer", "t"], "sample-suites": ["--checkpoint", "c", "--data", "d"]}
+    more["sample"] = ["--checkpoint", "c", "--task", "chains", "--problems", "p"]
     result = troll(
         "job", command, "--config", str(path), *more.get(command, []), "--out", str(tmp_path / "out")
     )

@@ -66,12 +66,12 @@ def test_every_run_and_base_model_is_made_and_graded_where_nothing_is_kept(targe
 def test_skipped_tasks_have_no_files_and_stand_in_the_plan(targets):
     found = targets({"functions": "no sandbox"})
     assert {run.task for run in found.runs} == {"chains"} == set(found.tasks)
-    plan = json.loads(found.plan_of(found.experiment.runs()))
+    plan = found.plan_of(found.experiment.runs())
     assert len(plan["expected"]) == 4 and plan["skipped"] == {"functions": "no sandbox"}
     assert {row["rule"] for row in plan["expected"]} == {"clip", "troll"}
     assert set(plan["keys"]) == {"base/tiny/chains", *(run.run_id for run in found.runs)}
     assert plan["looks"] is None
-    assert json.loads(targets(seeds=[0, 1], more_seeds={"most": 5}).plan_of([]))["looks"] == {
+    assert targets(seeds=[0, 1], more_seeds={"most": 5}).plan_of([])["looks"] == {
         "first": 2,
         "most": 5,
     }
@@ -110,7 +110,7 @@ def test_a_group_has_names_files_and_a_plan_of_its_own(targets):
     assert sums.logs == f"{ROOT}/logs/groups/sums"
     assert whole.mark == [found.collected] and whole.tidy == [], "finished runs are kept in the table"
     assert sums.mark == sums.markdown == [] and sums.tidy == [f"{ROOT}/groups/sums/tidy/all.parquet"]
-    assert len(json.loads(sums.plan)["expected"]) == 2 < len(json.loads(whole.plan)["expected"])
+    assert len(said(sums.plan({}))["expected"]) == 2 < len(said(whole.plan({}))["expected"])
     assert "--command 'snakemake sums'" in sums.report_options({})
     assert f"--markdown {ROOT}/README.md" in whole.report_options({})
 
@@ -188,19 +188,21 @@ def test_parameters_are_those_of_the_place(targets):
     tasks = {"chains": {"train": 32, "validation": 8, "test": 8, "evaluate_on": suites}}
     found = targets(tasks=tasks, conditions={"stale": {"max_response_tokens": 30}})
     parameters = Parameters(found)
-    assert parameters.max_tokens(PLACE) == parameters.max_tokens(BASE) == 30
-    assert parameters.sample_seed(PLACE) == run_seeds(found.experiment.run(NAME)).evaluation
-    assert parameters.sample_seed(BASE) == 0
+    of_run, of_base = said(parameters.sampling(PLACE)), said(parameters.sampling(BASE))
+    assert of_run["max_tokens"] == of_base["max_tokens"] == 30
+    assert of_run["seed"] == run_seeds(found.experiment.run(NAME)).evaluation
+    assert of_base == of_run | {"seed": 0}
     assert found.suite_problems(PLACE) == [f"{ROOT}/suites/gsm8k/test.jsonl"]
     assert said(parameters.suite_problems({"suite": "gsm8k"})) == {
         "name": "gsm8k",
         "test": 4,
     }
-    assert "test" not in said(parameters.suites(PLACE))["gsm8k"]
+    further = said(parameters.suites(PLACE))
+    assert further.pop("suites") == {"gsm8k": {"samples": 1, "temperature": 0.0}}
+    assert further.items() <= of_run.items() and "temperature" not in further
     assert found.grades(PLACE)[-1].endswith("/suites/graded.json")
     assert found.test_problems(PLACE) == f"{ROOT}/data/chains/test.jsonl"
     assert said(parameters.tokenizer({"model": "tiny"}))["vocabulary"] == 512
-    assert parameters.engine == []
     assert resolve(found.experiment, found.experiment.run(NAME)).training.max_response_tokens == 30
     skipping = Targets(found.experiment, {"gsm8k": "not here"})
     assert skipping.suite_problems(PLACE) == [] and len(skipping.grades(PLACE)) == 1
@@ -260,6 +262,7 @@ def test_public_data_is_left_out_with_a_reason_or_planned(targets, repository, m
     assert work.labelled[0].startswith("oracle=") and len(work.answer_files) == 2 * len(work.answers)
     name = data["benchmarks"][0]
     assert said(work.problems({"benchmark": name}))["name"] == name
+    assert said(work.sampling({}))["cut_prompts"] is True
 
 
 def test_code_is_skipped_where_nothing_can_be_confined(targets, monkeypatch):

@@ -1,4 +1,4 @@
-"""Names that commands had until 0.2: each is answered by a line that says the name of today."""
+"""Names that commands had: each is answered by a line that says the name of today."""
 
 from typing import Any
 
@@ -20,11 +20,14 @@ _JOBS = (
     "table",
     "figure",
     "claims",
-    "page",
 )
 FORMER = {
     **{name: f"troll job {name}" for name in _JOBS},
     "sample": "troll grade` (samples and grades) or `troll job sample",
+    "job grade": "troll grade --samples FILE",
+    "page": "troll job report",
+    "job page": "troll job report",
+    "fetch --config": "troll fetch FILE",
     "benchmark": "troll job",
     "benchmark oracle": "troll job oracle",
     "benchmark table": "troll job benchmark-table",

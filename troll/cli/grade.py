@@ -5,23 +5,7 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import (
-    BatchSize,
-    Chat,
-    CutPrompts,
-    EngineName,
-    EngineOptions,
-    Gpus,
-    MaxTokens,
-    OnlyPresent,
-    Out,
-    Seed,
-    Split,
-    Task,
-    Temperature,
-    Thinking,
-    json_object,
-)
+from troll.cli.options import Gpus, Out, Task, read_mapping
 from troll.common.errors import UserError
 
 app = typer.Typer()
@@ -36,23 +20,32 @@ def grade(
     problems: Annotated[
         Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
     ] = None,
-    split: Split = None,
-    only_present: OnlyPresent = False,
+    split: Annotated[str | None, typer.Option(help="split of the public data set; default test")] = None,
+    only_present: Annotated[
+        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
+    ] = False,
     per_problem: Annotated[int, typer.Option(help="samples for each problem", min=1)] = 8,
-    temperature: Temperature = 1.0,
-    max_tokens: MaxTokens = 64,
-    batch_size: BatchSize = 256,
-    seed: Seed = 0,
-    chat: Chat = "auto",
-    thinking: Thinking = False,
-    cut_prompts: CutPrompts = False,
-    engine: EngineName = "transformers",
-    engine_options: EngineOptions = "{}",
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
+    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
+    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+    chat: Annotated[str, typer.Option(help="chat template: on, off; auto: if there is one")] = "auto",
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="let a model that can (Qwen3) think first")
+    ] = False,
+    cut_prompts: Annotated[
+        bool, typer.Option("--cut-prompts", help="cut the start of prompts that are too long")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="transformers or vllm")] = "transformers",
+    engine_options: Annotated[
+        Path | None, typer.Option(help="file with arguments of vllm.LLM, JSON or YAML")
+    ] = None,
     gpus: Gpus = 0,
 ) -> None:
     r"""Sample a checkpoint's responses to a task, and grade them.
 
-    Writes grades to OUT and the samples next to it; with --samples FILE it only grades those.
+    Writes grades to OUT and the samples next to it; with --samples FILE it only grades those. Answers to
+    public data are also scored by lm-eval or evalplus, and disagreements.jsonl is written next to OUT.
 
     Example: troll grade --task chains --out grades.json \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \
@@ -81,7 +74,7 @@ def grade(
             thinking=thinking,
             cut_prompts=cut_prompts,
             engine=engine,
-            engine_options=json_object("--engine-options", engine_options),
+            engine_options=read_mapping(engine_options) if engine_options else None,
             out=samples,
         )
     if samples is not None:

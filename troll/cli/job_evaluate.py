@@ -5,46 +5,21 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import (
-    BatchSize,
-    Chat,
-    CutPrompts,
-    EngineName,
-    EngineOptions,
-    Gpus,
-    MaxTokens,
-    OnlyPresent,
-    Out,
-    Seed,
-    Split,
-    Stem,
-    Task,
-    Temperature,
-    Thinking,
-    json_object,
-    read_settings,
-)
+from troll.cli.options import Config, Gpus, Out, Stem, Task, read_mapping, read_settings
 from troll.common.errors import UserError
 
 app = typer.Typer()
 
+Checkpoint = Annotated[Path, typer.Option(help="a saved model")]
+
 
 @app.command()
 def sample(
-    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    config: Config,
+    checkpoint: Checkpoint,
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
     task: Task,
     out: Out,
-    samples: Annotated[int, typer.Option(help="samples for each problem")] = 8,
-    temperature: Temperature = 1.0,
-    max_tokens: MaxTokens = 64,
-    batch_size: BatchSize = 256,
-    seed: Seed = 0,
-    chat: Chat = "auto",
-    thinking: Thinking = False,
-    cut_prompts: CutPrompts = False,
-    engine: EngineName = "transformers",
-    engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
 ) -> None:
     r"""Sample responses from a checkpoint.
@@ -52,78 +27,43 @@ def sample(
     Reads a checkpoint and problems; writes a line for each sample. The same seed gives the same text whatever
     the batch size, and an interrupted call resumes.
 
-    Example: troll job sample --task chains --out samples.jsonl \
+    CONFIG says how, such as {samples: 8, max_tokens: 64, temperature: 0}.
+
+    Example: troll job sample --config sampling.yaml --task chains --out samples.jsonl \
     --checkpoint results/testbed/base/tiny/chains/checkpoint \
     --problems results/testbed/data/chains/test.jsonl
     """
     from troll.common.gpus import require_gpus
     from troll.evaluation.sampling import sample as draw
+    from troll.experiment.run_config import SamplingConfig
     from troll.tasks.registry import get_task
 
+    how = read_settings(config, SamplingConfig).model_dump()
     require_gpus(gpus, "--gpus")
     draw(
         checkpoint,
         get_task(task).load(problems),
-        samples_per_problem=samples,
-        temperature=temperature,
-        max_new_tokens=max_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        chat=chat,
-        thinking=thinking,
-        cut_prompts=cut_prompts,
-        engine=engine,
-        engine_options=json_object("--engine-options", engine_options),
+        samples_per_problem=how.pop("samples"),
+        max_new_tokens=how.pop("max_tokens"),
         out=out,
+        **how,
     )
 
 
 @app.command()
-def grade(
-    task: Task,
-    samples: Annotated[Path, typer.Option(help="samples as JSON lines: task_id, completion")],
-    out: Out,
-    problems: Annotated[
-        Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
-    ] = None,
-    only_present: OnlyPresent = False,
-    split: Split = None,
-) -> None:
-    r"""Grade samples of any task.
-
-    Mathematics is judged by math-verify, code in the sandbox. Answers to public data are also scored by
-    lm-eval (mathematics) and evalplus (code); their figures are called official. Public data come from the
-    directory named by TROLL_DATA_MIRROR, or else from the Hugging Face hub.
-
-    Reads samples; writes the verdicts by problem as JSON and, next to them, disagreements.jsonl for public
-    data and lm_eval/ for mathematics, with lm-eval's results_*.json and samples_*.jsonl.
-
-    Example: troll job grade --task chains \
-    --problems results/testbed/data/chains/test.jsonl --samples samples.jsonl \
-    --out grades.json
-    """
-    from troll.evaluation.grading import grade as judge
-
-    judge(task, samples, problems, out, only_present=only_present, split=split)
-
-
-@app.command()
 def sample_suites(
-    config: Annotated[Path, typer.Option(help="file of samples and temperature by data set")],
-    checkpoint: Annotated[Path, typer.Option(help="a saved model")],
+    config: Config,
+    checkpoint: Checkpoint,
     data: Annotated[Path, typer.Option(help="directory with NAME/test.jsonl for each data set")],
     out: Out,
-    max_tokens: MaxTokens = 4096,
-    batch_size: BatchSize = 256,
-    seed: Seed = 0,
-    engine: EngineName = "transformers",
-    engine_options: EngineOptions = "{}",
     gpus: Gpus = 0,
 ) -> None:
     r"""Sample responses to further data sets.
 
     Reads DATA/NAME/test.jsonl, which `troll job problems` writes; writes OUT/NAME.samples.jsonl and, last,
     OUT/sampled.json.
+
+    CONFIG says how, such as {suites: {math500: {samples: 4}}, max_tokens: 4096}.
 
     Example: troll job sample-suites --config suites.yaml \
     --checkpoint Qwen/Qwen3-0.6B --data data --out samples
@@ -132,18 +72,10 @@ def sample_suites(
     from troll.evaluation.suites import sample_suites as draw
     from troll.experiment.run_config import SuitesConfig
 
+    given = read_settings(config, SuitesConfig)
     require_gpus(gpus, "--gpus")
-    draw(
-        checkpoint,
-        read_settings(config, SuitesConfig).root,
-        data,
-        out,
-        max_new_tokens=max_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        engine=engine,
-        engine_options=json_object("--engine-options", engine_options),
-    )
+    how = given.model_dump(exclude={"suites"})
+    draw(checkpoint, given.suites, data, out, max_new_tokens=how.pop("max_tokens"), **how)
 
 
 @app.command()
@@ -168,7 +100,7 @@ def oracle(
     problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
     out: Out,
 ) -> None:
-    r"""Write the reference solutions as samples, for `troll job grade`.
+    r"""Write the reference solutions as samples, for `troll grade`.
 
     Example: troll job oracle --task gsm8k --problems test.jsonl \
     --out oracle.jsonl
@@ -185,7 +117,9 @@ def benchmark_table(
         list[str] | None, typer.Argument(help="LABEL=DIRECTORY with grades.json and samples.jsonl")
     ] = None,
     out: Stem = Path("benchmarks"),
-    skipped: Annotated[str, typer.Option(help="reasons by name of what was left out, as JSON")] = "{}",
+    skipped: Annotated[
+        Path | None, typer.Option(help="file with the reason by name for what was left out, JSON or YAML")
+    ] = None,
 ) -> None:
     r"""Make a table of graded answers to public benchmarks.
 
@@ -203,7 +137,7 @@ def benchmark_table(
             raise UserError(f"{item}: expected LABEL=DIRECTORY")
         files = Path(directory, "grades.json"), Path(directory, "samples.jsonl")
         rows.append(read_answers(label, *files, beside=out.parent))
-    write_table(make(rows, json_object("--skipped", skipped)), out)
+    write_table(make(rows, read_mapping(skipped) if skipped else {}), out)
 
 
 @app.command()

@@ -1,12 +1,11 @@
 """Jobs that read finished runs: the tidy table, and everything that is made from it."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from troll.cli.options import Formats, Ledger, Out, Results, Stem, json_object
+from troll.cli.options import Formats, Ledger, Results, Stem, read_mapping
 
 app = typer.Typer()
 
@@ -18,8 +17,8 @@ def collect(
     ] = None,
     out: Annotated[Path, typer.Option(help="results/<experiment>: gets tidy/ and plan.json")] = Path(),
     plan: Annotated[
-        str, typer.Option(help="what is planned, as JSON; - reads it from the input, as the workflow does")
-    ] = "{}",
+        Path | None, typer.Option(help="file of what is planned, JSON or YAML; the workflow writes it")
+    ] = None,
     archive: Annotated[
         Path | None, typer.Option(help="results/<experiment> with tables of finished runs")
     ] = None,
@@ -37,11 +36,11 @@ def collect(
     results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
     --out tables
     """
-    from troll.analysis.data.results import plan_of
+    from troll.analysis.data.results import Plan, plan_of
     from troll.analysis.data.tidy import TIDY
     from troll.operations.collect import collect as gather
 
-    planned = plan_of(json_object("--plan", sys.stdin.read() if plan == "-" else plan), "--plan")
+    planned = plan_of(read_mapping(plan), str(plan)) if plan else Plan()
     count = gather(directories or (), out, planned, archive, ledger or (), allow_mixed=allow_mixed)
     typer.echo(f"{out / TIDY}: {count} runs and base models", err=True)
 
@@ -134,38 +133,6 @@ def claims(
     files = claim_files(ledger)
     judged = judge(read_claims(files), known.runs, known.items, known.looks)
     write_claims(judged, known.runs, [*parts(results).values(), *files], out)
-
-
-@app.command()
-def page(
-    results: Results,
-    out: Out,
-    ledger: Ledger = None,
-    command: Annotated[list[str] | None, typer.Option(help="a shell line that made the results")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="also a page of Markdown: verdicts, figures, tables")
-    ] = None,
-) -> None:
-    """Make one self-contained HTML page.
-
-    Verdicts come first, then tables, figures, methods and provenance.
-
-    Example: troll job page --results results/testbed --out page.html
-    """
-    from troll.analysis.claims.packaged import claim_files
-    from troll.analysis.claims.verdicts import judge, read_claims
-    from troll.analysis.data.replication import replication_of
-    from troll.analysis.data.results import read_results
-    from troll.analysis.report import overview
-    from troll.analysis.report.page import make_page
-    from troll.common.files import write_text
-
-    known = read_results(results)
-    judged = judge(read_claims(claim_files(ledger, known.claims)), known.runs, known.items, known.looks)
-    commands, replication = command or ["make results"], replication_of(results)
-    make_page(known, judged, results, out, commands=commands, replication=replication)
-    if markdown is not None:
-        write_text(markdown, overview.page(known, judged, results))
 
 
 @app.command()

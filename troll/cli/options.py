@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from troll.common.errors import UserError
 from troll.common.explain import explain
-from troll.common.files import parse_json, read_json, read_yaml
+from troll.common.files import read_json, read_yaml
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
 
@@ -40,62 +40,23 @@ Ledger = Annotated[
 ]
 
 Task = Annotated[str, typer.Option(help="name of the task")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy")]
-MaxTokens = Annotated[int, typer.Option(help="longest response")]
-BatchSize = Annotated[int, typer.Option(help="responses at a time")]
-Seed = Annotated[int, typer.Option(help="seed of the random streams")]
-Chat = Annotated[str, typer.Option(help="chat template: on, off; auto: if there is one")]
-Thinking = Annotated[bool, typer.Option("--thinking", help="let a model that can (Qwen3) think first")]
-CutPrompts = Annotated[bool, typer.Option("--cut-prompts", help="cut the start of prompts that are too long")]
-OnlyPresent = Annotated[
-    bool, typer.Option("--only-present", help="grade only the problems that have a sample")
-]
-Split = Annotated[str | None, typer.Option(help="split of the public data set; default test")]
-EngineName = Annotated[str, typer.Option("--engine", help="transformers or vllm")]
 Gpus = Annotated[int, typer.Option(help="fail if there are fewer GPUs; 0 uses one if there is one", min=0)]
-EngineOptions = Annotated[
-    str, typer.Option(help="arguments of vllm.LLM as JSON, such as tensor_parallel_size")
-]
-
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def json_value(option: str, text: str) -> Any:
-    """The value of an option that is given as JSON.
-
-    Raises:
-        UserError: it is not JSON.
-    """
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise UserError(f"{option}: not JSON ({error})") from None
-
-
-def json_object(option: str, text: str) -> dict[str, Any]:
-    """As `json_value`, for an option that must be an object.
-
-    Raises:
-        UserError: it is not JSON, or not an object.
-    """
-    value = json_value(option, text)
-    if not isinstance(value, dict):
-        raise UserError(f"{option}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def read_settings(path: Path, model: type[_Model]) -> _Model:
-    """The settings in a file of JSON or YAML.
-
-    Raises:
-        UserError: it is missing, cannot be read, or has a wrong key or value.
-    """
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a file of JSON or YAML; a UserError names what is wrong with it."""
     settings = read_json(path) if path.suffix == ".json" else read_yaml(path, "file of settings")
     if not isinstance(settings, dict):
         raise UserError(f"{path}: must be a mapping of settings (found {type(settings).__name__})")
+    return settings
+
+
+def read_settings(path: Path, model: type[_Model]) -> _Model:
+    """As `read_mapping`, with every key and value checked."""
     try:
-        return model.model_validate(settings)
+        return model.model_validate(read_mapping(path))
     except ValidationError as error:
         raise UserError(f"{path}: {explain(error, model)}") from None
 

@@ -74,10 +74,7 @@ def doctor(
 
 
 @app.command()
-def fetch(
-    config: Annotated[Path, typer.Option(help="an experiment file")],
-    only: Only = None,
-) -> None:
+def fetch(experiment: File, only: Only = None) -> None:
     """Download the models and data of an experiment.
 
     Their revisions and digests go to the lock file.
@@ -85,12 +82,12 @@ def fetch(
     Run it where the hub can be reached, as often as it takes: it resumes where it stopped. Jobs on machines
     that cannot reach the hub then run with HF_HUB_OFFLINE=1, with the same HF_HOME and lock file.
 
-    Example: troll fetch --config workflow/config/paper.yaml --only paper_sizes
+    Example: troll fetch workflow/config/paper.yaml --only paper_sizes
     """
     from troll.experiment.files import load_experiment
     from troll.operations.fetch import fetch as download
 
-    download(load_experiment(config), only or [])
+    download(load_experiment(experiment), only or [])
 
 
 @app.command()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, RootModel, Tag, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from troll.common.errors import unknown
 
@@ -116,8 +116,6 @@ def _step_into(annotation: Any, part: int | str) -> tuple[Any, bool] | None:
     origin, options = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _step_into(options[0], part)
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return _step_into(annotation.model_fields["root"].annotation, part)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get(str(part))
         return None if field is None else (Annotated[field.annotation, field], True)

@@ -150,7 +150,7 @@ def _facts(path: Path) -> dict[str, int | str]:
 
 
 def _unreachable(model_id: str, error: Exception) -> UserError:
-    remedy = "fetch it where the hub can be reached (troll fetch --config FILE), or name a local mirror in "
+    remedy = "fetch it where the hub can be reached (troll fetch FILE), or name a local mirror in "
     return lock_file.unreachable(f"model {model_id}", error, remedy + MIRROR)
 
 

@@ -1,13 +1,13 @@
 """What defines one run or one base model, defaults included: the contents of run.yaml and of manifests."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, RootModel, SerializerFunctionWrapHandler, Tag, model_serializer
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
 
 from troll.algorithms.ranges import Count, Whole
 from troll.common.settings import StrictModel
 from troll.experiment.model_settings import FromScratch, HubModel, SupervisedSteps, WheelModel
-from troll.experiment.settings import Size, Suite, Training
+from troll.experiment.settings import Evaluation, Size, Suite, Training
 
 
 class ScratchModelOfRun(FromScratch):
@@ -152,5 +152,22 @@ class TokenizerConfig(StrictModel):
     demonstrations: Count = Field(description="texts of each task that it is made from")
 
 
-class SuitesConfig(RootModel[dict[str, Suite]]):
-    """How further data sets are sampled, by name."""
+class SamplingConfig(Evaluation):
+    """How a checkpoint is sampled."""
+
+    max_tokens: Count = Field(64, description="longest response")
+    seed: Whole = Field(0, description="of the random streams")
+    chat: Literal["auto", "on", "off"] = Field("auto", description="chat template; auto: if there is one")
+    thinking: bool = Field(False, description="let a model that can (Qwen3) think first")
+    cut_prompts: bool = Field(False, description="cut the start of prompts that are too long")
+
+
+class SuitesConfig(StrictModel):
+    """How further data sets are sampled."""
+
+    suites: dict[str, Suite] = Field(description="samples and temperature by data set")
+    max_tokens: Count = Field(4096, description="longest response")
+    batch_size: Count = Field(256, description="responses sampled at a time")
+    seed: Whole = Field(0, description="of the random streams")
+    engine: Literal["transformers", "vllm"] = Field("transformers", description="what samples")
+    engine_options: dict[str, Any] = Field({}, description="arguments of `vllm.LLM`")

@@ -12,7 +12,7 @@ from troll.experiment.experiment import resolve, resolve_base, run_seeds
 from troll.operations.outputs import rule_of
 from troll.operations.places import Wildcards, run_id, task_of
 from troll.operations.settings_files import settings_file
-from troll.operations.targets import Targets, as_json
+from troll.operations.targets import Targets
 from troll.tasks import testbed
 
 
@@ -62,29 +62,27 @@ class Parameters:
         experiment = self.targets.experiment
         return last_change(rule_of(experiment, experiment.run(run_id(wildcards))))
 
-    def max_tokens(self, wildcards: Wildcards) -> int:
-        """The longest response that a place's model was trained to give."""
-        return self.targets.max_tokens_by_place[wildcards["checkpoint_dir"]]
-
-    def sample_seed(self, wildcards: Wildcards) -> int:
-        """The seed of sampling; the same for all methods, so that they can be compared sample by sample."""
-        kind, name = wildcards["checkpoint_dir"].split("/", 1)
-        return run_seeds(self.targets.experiment.run(name)).evaluation if kind == "runs" else 0
+    def sampling(self, wildcards: Wildcards) -> str:
+        """How the test problems are sampled from a place's model."""
+        return settings_file("sampling", self._sampling(wildcards))
 
     def suites(self, wildcards: Wildcards) -> str:
-        """What is sampled of each further data set."""
+        """How each further data set is sampled."""
+        settings = self._sampling(wildcards)
+        del settings["samples"], settings["temperature"]
         suites = self.targets.suites_of(task_of(wildcards))
-        return settings_file(
-            "suites", {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
-        )
+        settings["suites"] = {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
+        return settings_file("suites", settings)
 
-    @property
-    def engine(self) -> list[str]:
-        """Options of the sampling commands; none for the default engine."""
-        evaluation = self.targets.experiment.evaluation
-        if evaluation.engine == "transformers":
-            return []
-        return ["--engine", evaluation.engine, "--engine-options", as_json(evaluation.engine_options)]
+    def _sampling(self, wildcards: Wildcards) -> dict[str, Any]:
+        place, experiment = wildcards["checkpoint_dir"], self.targets.experiment
+        kind, name = place.split("/", 1)
+        return {
+            **experiment.evaluation.model_dump(),
+            "max_tokens": self.targets.max_tokens_by_place[place],
+            # The same for all methods, so that they can be compared sample by sample.
+            "seed": run_seeds(experiment.run(name)).evaluation if kind == "runs" else 0,
+        }
 
     @property
     def cost(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.operations.outputs import entries_of
 from troll.operations.places import Wildcards
+from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets
 
 
@@ -85,13 +86,11 @@ class Part:
         kept = self.group is None and self.targets.experiment.archive
         return [] if kept else [f"{self.directory}/tidy/all.parquet"]
 
-    @property
-    def plan(self) -> str:
-        """What is planned, as JSON: runs of skipped tasks too, so that tables can name them."""
+    def plan(self, wildcards: Wildcards) -> str:
+        """What is planned: runs of skipped tasks too, so that tables can name them."""
         experiment = self.targets.experiment
-        return self.targets.plan_of(
-            experiment.runs() if self.group is None else experiment.groups()[self.group]
-        )
+        runs = experiment.runs() if self.group is None else experiment.groups()[self.group]
+        return settings_file("plan", self.targets.plan_of(runs))
 
     @property
     def markdown(self) -> list[str]:

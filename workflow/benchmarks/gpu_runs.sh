@@ -26,7 +26,7 @@
 # less torch, nvidia-*, triton and others that are there.
 # To go on later: put results/NAME/tidy of EXPERIMENT.tar.gz into the checkout. Where the experiment says `archive: true`, runs
 # that were graded stand there and are not made again. Runs that were only sampled (files as targets, no lm-eval or evalplus on the
-# machine) are graded elsewhere by `troll job grade` and put there by `troll job append`; unpacked as files alone they would be made again.
+# machine) are graded elsewhere by `troll grade` and put there by `troll job append`; unpacked as files alone they would be made again.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '4,6p' "$0" | cut -c3- >&2; exit 2; }
 experiment=$1 files=$(cd "$2" && pwd) out=$3

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT)]  # the package need not be installed
 from troll.analysis.render.formats import Style, to_markdown, whole  # noqa: E402
 from troll.common.digests import sha256_of_file  # noqa: E402
 from troll.common.errors import UserError  # noqa: E402
-from troll.common.files import read_json, read_jsonl, write_jsonl, write_text  # noqa: E402
+from troll.common.files import read_json, read_jsonl, write_json, write_jsonl, write_text  # noqa: E402
 
 _BIN = Path(sys.executable).parent
 MODEL = "model"  # a link to the checkpoint in the directory of work
@@ -139,25 +139,15 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
     write_jsonl(out / "problems.jsonl", rows)
     write_jsonl(out / "asked.jsonl", asked)
     troll, tokens = str(_BIN / "troll"), _CODE_TOKENS if code else options.max_tokens
-    command = [
-        troll,
-        "job",
-        "sample",
-        "--task",
-        name,
-        "--checkpoint",
-        MODEL,
-        "--problems",
-        f"{name}/asked.jsonl",
-    ]
-    command += ["--samples", "1", "--temperature", "0", "--max-tokens", str(tokens), "--cut-prompts"]
-    command += ["--batch-size", str(options.batch_size), "--chat", "off" if code else "auto"]
-    command += ["--out", f"{name}/written.jsonl"]
+    how = {"samples": 1, "temperature": 0, "max_tokens": tokens, "batch_size": options.batch_size}
+    write_json(out / "sampling.json", {**how, "cut_prompts": True, "chat": "off" if code else "auto"})
+    command = [troll, "job", "sample", "--config", f"{name}/sampling.json", "--task", name]
+    command += ["--checkpoint", MODEL, "--problems", f"{name}/asked.jsonl", "--out", f"{name}/written.jsonl"]
     written = read_jsonl(steps.run(f"{name}/written.jsonl", command, lines=len(rows)))
     # evalplus begins the answer of a chat model, with the fence of a block: it belongs to the answer.
     begun = _FENCE if code and _in_chat(steps, options) else ""
     write_jsonl(out / "samples.jsonl", ({**row, "completion": begun + row["completion"]} for row in written))
-    command = [troll, "job", "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
+    command = [troll, "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
     command += ["--samples", f"{name}/samples.jsonl", "--out", f"{name}/grades.json"]
     steps.run(f"{name}/grades.json", command)
     return out, len(rows)

@@ -26,13 +26,13 @@ for _part in parts_of(TARGETS):
         params:
             directories=TARGETS.directories(_part.runs),
             out=lambda wildcards, output: os.path.dirname(output.plan),
-            planned=_part.plan,
+            plan=_part.plan,
             options=TARGETS.collect_options,
         message:
             "collect {params.out}"
         shell:
-            "printf %s {params.planned:q} | troll --log {log:q} job collect {params.directories:q} --out {params.out:q}"
-            " {params.options} --plan -"
+            "troll --log {log:q} job collect {params.directories:q} --out {params.out:q}"
+            " {params.options} --plan {params.plan:q}"
 
     # Apart from the report: further seeds are begun by the verdicts on the first.
     rule:

@@ -22,21 +22,14 @@ rule sample:
         runtime=REQUESTS.sampling.minutes,
     params:
         task=task_of,
+        config=PARAMETERS.sampling,
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
-        samples=EXPERIMENT.evaluation.samples,
-        temperature=EXPERIMENT.evaluation.temperature,
-        batch_size=EXPERIMENT.evaluation.batch_size,
-        max_tokens=PARAMETERS.max_tokens,
-        seed=PARAMETERS.sample_seed,
-        engine=PARAMETERS.engine,
         troll=SAMPLING.program,
     message:
         "sample {wildcards.checkpoint_dir}"
     shell:
-        "{params.troll} --log {log:q} job sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
-        " --task {params.task:q} --samples {params.samples} --temperature {params.temperature}"
-        " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --seed {params.seed} {params.engine:q}"
-        " --gpus {resources.gpu} --out {output:q}"
+        "{params.troll} --log {log:q} job sample --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        " --problems {input.problems:q} --task {params.task:q} --gpus {resources.gpu} --out {output:q}"
 
 
 rule grade:
@@ -61,7 +54,7 @@ rule grade:
     message:
         "grade {wildcards.checkpoint_dir}"
     shell:
-        "troll --log {log:q} job grade --task {params.task:q} --samples {input.samples:q}"
+        "troll --log {log:q} grade --task {params.task:q} --samples {input.samples:q}"
         " --problems {input.problems:q} --out {output:q}"
 
 
@@ -115,16 +108,12 @@ rule sample_benchmark:
         runtime=60,
     params:
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
-        samples=PUBLIC.sampled["samples"],
-        max_tokens=PUBLIC.sampled["max_tokens"],
-        temperature=EXPERIMENT.evaluation.temperature,
-        batch_size=EXPERIMENT.evaluation.batch_size,
+        config=PUBLIC.sampling,
     message:
         "sample {wildcards.benchmark} from the base model of {wildcards.task}"
     shell:
-        "troll --log {log:q} job sample --checkpoint {params.checkpoint:q} --problems {input.problems:q}"
-        " --task {wildcards.benchmark:q} --samples {params.samples} --temperature {params.temperature}"
-        " --batch-size {params.batch_size} --max-tokens {params.max_tokens} --cut-prompts --out {output:q}"
+        "troll --log {log:q} job sample --config {params.config:q} --checkpoint {params.checkpoint:q}"
+        " --problems {input.problems:q} --task {wildcards.benchmark:q} --out {output:q}"
 
 
 rule grade_benchmark:
@@ -145,7 +134,7 @@ rule grade_benchmark:
     message:
         "grade {wildcards.benchmark}, {wildcards.answers}"
     shell:
-        "troll --log {log:q} job grade --task {wildcards.benchmark:q} --samples {input:q} --only-present --out {output:q}"
+        "troll --log {log:q} grade --task {wildcards.benchmark:q} --samples {input:q} --only-present --out {output:q}"
 
 
 rule benchmarks:

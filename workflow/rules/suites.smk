@@ -41,17 +41,12 @@ rule sample_suites:
         checkpoint=lambda wildcards, input: f"{os.path.dirname(input.manifest)}/checkpoint",
         data=f"{ROOT}/suites",
         out=lambda wildcards, output: os.path.dirname(output[0]),
-        batch_size=EXPERIMENT.evaluation.batch_size,
-        max_tokens=PARAMETERS.max_tokens,
-        seed=PARAMETERS.sample_seed,
-        engine=PARAMETERS.engine,
         troll=SAMPLING.program,
     message:
         "sample further data sets, {wildcards.checkpoint_dir}"
     shell:
         "{params.troll} --log {log:q} job sample-suites --config {params.config:q} --checkpoint {params.checkpoint:q}"
-        " --data {params.data:q} --out {params.out:q} --max-tokens {params.max_tokens}"
-        " --batch-size {params.batch_size} --seed {params.seed} {params.engine:q} --gpus {resources.gpu}"
+        " --data {params.data:q} --gpus {resources.gpu} --out {params.out:q}"
 
 
 rule grade_suites:
