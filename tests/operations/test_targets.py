@@ -10,6 +10,7 @@ import yaml
 from troll.common.errors import UserError
 from troll.experiment.experiment import resolve, run_seeds
 from troll.experiment.files import parse_experiment
+from troll.experiment.run_config import SamplingConfig, SuitesConfig
 from troll.operations import targets as module
 from troll.operations.doctor import VLLM_ENVIRONMENT
 from troll.operations.parameters import Parameters
@@ -192,6 +193,9 @@ def test_parameters_are_those_of_the_place(targets):
     assert of_run["max_tokens"] == of_base["max_tokens"] == 30
     assert of_run["seed"] == run_seeds(found.experiment.run(NAME)).evaluation
     assert of_base == of_run | {"seed": 0}
+    largest = {"seed": 2**32 - 1}
+    assert SamplingConfig.model_validate(of_run | largest).model_dump().items() >= largest.items()
+    assert SuitesConfig.model_validate(said(parameters.suites(PLACE)) | largest).seed == largest["seed"]
     assert found.suite_problems(PLACE) == [f"{ROOT}/suites/gsm8k/test.jsonl"]
     assert said(parameters.suite_problems({"suite": "gsm8k"})) == {
         "name": "gsm8k",

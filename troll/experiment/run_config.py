@@ -156,7 +156,7 @@ class SamplingConfig(Evaluation):
     """How a checkpoint is sampled."""
 
     max_tokens: Count = Field(64, description="longest response")
-    seed: Whole = Field(0, description="of the random streams")
+    seed: DerivedSeed = Field(0, description="of the random streams")
     chat: Literal["auto", "on", "off"] = Field("auto", description="chat template; auto: if there is one")
     thinking: bool = Field(False, description="let a model that can (Qwen3) think first")
     cut_prompts: bool = Field(False, description="cut the start of prompts that are too long")
@@ -168,6 +168,6 @@ class SuitesConfig(StrictModel):
     suites: dict[str, Suite] = Field(description="samples and temperature by data set")
     max_tokens: Count = Field(4096, description="longest response")
     batch_size: Count = Field(256, description="responses sampled at a time")
-    seed: Whole = Field(0, description="of the random streams")
+    seed: DerivedSeed = Field(0, description="of the random streams")
     engine: Literal["transformers", "vllm"] = Field("transformers", description="what samples")
     engine_options: dict[str, Any] = Field({}, description="arguments of `vllm.LLM`")
