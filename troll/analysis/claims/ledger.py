@@ -34,9 +34,9 @@ def counts(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
-    """How many claims got each verdict, in words."""
+    """How many claims got each verdict that was given, in words."""
     counts = {name: sum(entry.verdict == name for entry in judged) for name in VERDICTS}
-    return {name: f"{number} {_told(name, number)}" for name, number in counts.items()}
+    return {name: f"{number} {_told(name, number)}" for name, number in counts.items() if number}
 
 
 def _told(verdict: str, number: int) -> str:
@@ -49,22 +49,24 @@ def _count(judged: Sequence[ClaimVerdict]) -> str:
     return f"{len(judged)} claim{'' if len(judged) == 1 else 's'}"
 
 
-def ordered(judged: Sequence[ClaimVerdict]) -> list[ClaimVerdict]:
-    """Claims with a verdict first, those not run last; otherwise in the order of the files."""
-    return sorted(judged, key=lambda entry: entry.verdict == "not run")
+def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[ClaimVerdict]]:
+    """Claims with a verdict, and those without runs."""
+    return [e for e in judged if e.verdict != "not run"], [e for e in judged if e.verdict == "not run"]
 
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger as Markdown: counts, one table, and the intervals behind each verdict."""
+    """The ledger as Markdown: counts, a table of verdicts, what is behind each, and what is not judged."""
     looked = any(entry.seen is not None for entry in judged)
+    with_runs, rest = _split(judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
-    lines = [counts(judged), "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for entry in ordered(judged):
+    lines = [counts(judged)]
+    lines += ["", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"] if with_runs else []
+    for entry in with_runs:
         claim = entry.claim
         row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(entry)}**", why(entry)]
         row += [looks_of(entry)] if looked else []
         lines.append(f"| {' | '.join(map(_cell, [*row, claim.source]))} |")
-    for entry in judged:
+    for entry in with_runs:
         if entry.decision.settings:
             claim = entry.claim
             lines += ["", f"**{claim.id}** ({measure(claim)})", ""]
@@ -72,6 +74,9 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
             lines += [f"- history: {text}" for text in _history(claim)]
             if claim.note:
                 lines += ["", claim.note]
+    if rest:
+        lines += ["", f"{_count(rest)} that these runs cannot judge, and what is missing:", ""]
+        lines += [f"- {entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
     return "\n".join(lines) + "\n"
 
 
@@ -106,14 +111,13 @@ def _history(claim: Claim) -> list[str]:
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The verdicts of a README: claims that were judged, and how many others were not run."""
-    with_runs = [entry for entry in judged if entry.verdict != "not run"]
+    with_runs, rest = _split(judged)
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
     lines += [
         f"| {_cell(entry.claim.sentence)} | **{label(entry)}** | {_cell(why(entry))} |" for entry in with_runs
     ]
-    left = len(judged) - len(with_runs)
-    others = f"{left} further claim{'' if left == 1 else 's'}: **not run**."
-    return "\n".join([*lines, "", *([others] if left else [])] if with_runs else [others]) + "\n"
+    others = f"{len(rest)} further claim{'' if len(rest) == 1 else 's'}: **not run**."
+    return "\n".join([*lines, "", *([others] if rest else [])] if with_runs else [others]) + "\n"
 
 
 def _seeds(setting: PairedDifferences) -> str:
@@ -125,10 +129,8 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
     tiles = "".join(
         f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
         for name, text in _tallies(judged).items()
-        if not text.startswith("0 ")
     )
-    with_runs = [entry for entry in judged if entry.verdict != "not run"]
-    rest = [entry for entry in judged if entry.verdict == "not run"]
+    with_runs, rest = _split(judged)
     text = f'<p class="tiles">{tiles}</p>\n'
     if with_runs:
         body = "".join(_row(entry) for entry in with_runs)

@@ -44,6 +44,21 @@ _PICTURES = {
     "profile": "How soon each rule is there",
 }
 """Figures beside tables, which the tables' files do not show, by the names of their files."""
+_TABLES = {
+    "approximation": "How exact the projection of few tokens is",
+    "board": "The board",
+    "claims": "Verdicts",
+    "cost": "Time and memory of the passes",
+    "cost_step": "Time of an optimiser step",
+    "coverage": "How often intervals hold the truth",
+    "difficulty": "What the base models leave to learn",
+    "levels": "Success by level of difficulty",
+    "looks": "Errors of a decision after every seed",
+    "trials": "Trials of the tuning",
+}
+"""Headings of tables that have none, by the names of their files."""
+_WIDE = ("index.md", "results/index.md")
+"""Pages of tables that need the room of the list of headings."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +161,28 @@ def _page(root: Path, source: str, target: str, links: Links) -> Page:
         around = [heading, f"{said}." if (said := other.answer(root / path.parent)) else ""]
         text = "\n\n".join([*filter(None, around), *_pictures(path, links.tracked), text])
     elif not heading:
-        heading = f"# {' '.join(path.with_suffix('').parts[1:]).replace('_', ' ')}"
-        text = f"{heading}\n\n{text}"
+        heading = f"# {_TABLES.get(path.stem) or path.stem.replace('_', ' ').capitalize()}"
+        text = "\n\n".join([heading, *_asked(path, links.tracked), text])
     if begins:
         beside = [f"- [{name.name}]({name.name})" for name in _beside(path, links.tracked)]
         text += "\n".join(["", "## Further tables and data", "", *beside, ""]) if beside else ""
     title = other.question if begins and other is not None else text_of(heading.removeprefix("# "))
-    return Page(target, title, adapt(text, links.of(target, source), name=rows))
+    adapted = adapt(text, links.of(target, source), name=rows)
+    few = target in _WIDE or len(re.findall("^## ", text, re.MULTILINE)) < 2
+    return Page(target, title, f"---\nhide: [toc]\n---\n\n{adapted}" if few else adapted)
+
+
+def _asked(path: PurePosixPath, tracked: frozenset[str]) -> Iterator[str]:
+    """The question that a table of a directory belongs to, with a link to its page."""
+    name = path.parts[1]
+    if name in QUESTIONS:
+        question, first = QUESTIONS[name].text, "README.md"
+    elif name in OTHERS:
+        question, first = OTHERS[name].question, OTHERS[name].file
+    else:
+        return
+    if f"results/{name}/{first}" in tracked:
+        yield f"[{question}]({'../' * (len(path.parts) - 3)}{first})"
 
 
 def _pictures(path: PurePosixPath, tracked: frozenset[str]) -> Iterator[str]:
