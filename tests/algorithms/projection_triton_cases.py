@@ -15,6 +15,7 @@ import test_projection
 import test_projection_properties
 import test_trust_region_contract as contract
 import torch
+from fast_interpreter import quicken
 from hypothesis import settings
 from ops_count import CountOps
 from policy_cases import log_probs_pair, make_case
@@ -34,6 +35,7 @@ from troll.algorithms.trust_regions.projected import troll
 from troll.common.errors import UserError
 
 assert os.environ["TRITON_INTERPRET"] == "1"
+quicken()
 np.seterr(all="ignore")  # 0 * inf and such in lanes that nobody selects
 del test_is_importable_from_the_package  # noqa: F821 - here it is checked first, see `_on_triton`
 INF = math.inf

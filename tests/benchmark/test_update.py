@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import runpy
 import subprocess
 import sys
 
@@ -310,11 +312,26 @@ def test_goals_are_ratios_of_rows_that_worked(gpu):
     }
 
 
+def test_a_dry_run_of_the_gpu_check_interprets_its_kernels(repository, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(repository / "workflow/benchmarks/gpu_check.py"), run_name="__main__")
+    assert os.environ["TRITON_INTERPRET"] == "1"
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_the_gpu_check_measures_every_row_and_finds_it_exact(gpu, repository, tmp_path):
-    command = [sys.executable, "workflow/benchmarks/gpu_check.py", "--dry", "--budget", "3000"]
+    interpreted = [sys.executable, repository / "tests/algorithms/fast_interpreter.py"]
+    command = [*interpreted, "workflow/benchmarks/gpu_check.py", "--dry", "--budget", "3000"]
     done = subprocess.run(
-        [*command, "--out", tmp_path], cwd=repository, capture_output=True, text=True, timeout=3000
+        [*command, "--out", tmp_path],
+        cwd=repository,
+        env=os.environ | {"TRITON_INTERPRET": "1"},  # as --dry does, before Triton is imported
+        capture_output=True,
+        text=True,
+        timeout=3000,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu_check.json").read_text())
