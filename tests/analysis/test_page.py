@@ -14,7 +14,7 @@ from troll.analysis.registry import ENTRIES
 from troll.analysis.report.make import make_figure
 from troll.analysis.report.overview import index
 from troll.analysis.report.page import make_page, markdown_table
-from troll.analysis.report.questions import QUESTIONS, answer, heading, opening_figure
+from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 
@@ -192,6 +192,13 @@ def test_an_experiment_without_a_question_is_introduced_by_its_summary() -> None
     assert heading("mine", "") == "Trust regions on mine"
     assert opening_figure("benchmark-map", ["forest", "heat_map"]) == "heat_map"
     assert opening_figure("mine", ["main", "final"]) == "final" and opening_figure("mine", []) == ""
+
+
+def test_runs_behind_an_answer_link_to_it_where_it_is_there(tmp_path: Path) -> None:
+    assert behind("duel-locks", tmp_path / "duel-locks") == behind("testbed", tmp_path / "testbed") == ""
+    (tmp_path / "duel").mkdir()
+    (tmp_path / "duel/contrasts.md").touch()
+    assert behind("duel-locks", tmp_path / "duel-locks").endswith("](../duel/contrasts.md)")
 
 
 def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Path) -> None:

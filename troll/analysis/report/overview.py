@@ -14,7 +14,15 @@ from troll.analysis.registry import Entry, entries
 from troll.analysis.render.formats import listed, to_markdown
 from troll.analysis.render.html import paragraphs
 from troll.analysis.report.make import table
-from troll.analysis.report.questions import OTHERS, QUESTIONS, Question, answer, heading, opening_figure
+from troll.analysis.report.questions import (
+    OTHERS,
+    QUESTIONS,
+    Question,
+    answer,
+    behind,
+    heading,
+    opening_figure,
+)
 from troll.common.files import read_json
 
 PAGE = "README.md"
@@ -31,7 +39,7 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
     about = f"`{name}`: {results.summary}. " if results.summary else ""
     parts = [
         f"# {heading(name, results.summary)}",
-        f"{said}." if said else "",
+        f"{said}." if said else behind(name, directory),
         *(_figure(first, *drawn[first]) if first else ()),
         about + _size(runs),
         _verdicts(judged),

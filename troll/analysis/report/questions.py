@@ -34,6 +34,7 @@ class Question:
         claim: id of the claim whose verdict is the answer; none: the experiment is a part of another answer.
         difference: what is subtracted from what in the answer.
         figure: the figure that shows the answer.
+        part_of: the directory, of `OTHERS`, whose answer these runs are behind.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Question:
     claim: str = ""
     difference: str = "TROLL minus clip"
     figure: str = "forest"
+    part_of: str = ""
 
 
 def _experiment(name: str) -> str:
@@ -98,15 +100,29 @@ QUESTIONS: Mapping[str, Question] = {
         "A first look at one seed: is TROLL above clip when rollouts are stale?", "`make results`"
     ),
     "leaderboard-locks": Question(
-        "Which rule ends highest on locks when all are tuned alike?", _BOARD, figure="final"
+        "Which rule ends highest on locks when all are tuned alike?",
+        _BOARD,
+        figure="final",
+        part_of="leaderboard",
     ),
     "leaderboard-programs": Question(
-        "Which rule ends highest on programs when all are tuned alike?", _BOARD, figure="final"
+        "Which rule ends highest on programs when all are tuned alike?",
+        _BOARD,
+        figure="final",
+        part_of="leaderboard",
     ),
-    "leaderboard-trials": Question("Which settings did the tuning of each rule try?", _BOARD),
-    "duel-locks": Question("How do clip, GSPO's clipping and TROLL end on locks, tuned well?", _DUEL),
-    "duel-programs": Question("How do clip, GSPO's clipping and TROLL end on programs, tuned well?", _DUEL),
-    "duel-round-2": Question("Which settings did the second round of the duel's tuning try?", _DUEL),
+    "leaderboard-trials": Question(
+        "Which settings did the tuning of each rule try?", _BOARD, part_of="leaderboard"
+    ),
+    "duel-locks": Question(
+        "How do clip, GSPO's clipping and TROLL end on locks, tuned well?", _DUEL, part_of="duel"
+    ),
+    "duel-programs": Question(
+        "How do clip, GSPO's clipping and TROLL end on programs, tuned well?", _DUEL, part_of="duel"
+    ),
+    "duel-round-2": Question(
+        "Which settings did the second round of the duel's tuning try?", _DUEL, part_of="duel"
+    ),
 }
 """By the name of the directory, in the order in which a visitor may want to read them."""
 
@@ -251,3 +267,13 @@ OTHERS: Mapping[str, Other] = {
     ),
 }
 """By the name of the directory."""
+
+
+def behind(name: str, directory: Path) -> str:
+    """Which answer the runs of an experiment are behind, with a link from its page; empty if none is there."""
+    other = OTHERS.get(QUESTIONS[name].part_of) if name in QUESTIONS else None
+    if other is None:
+        return ""
+    place = f"{QUESTIONS[name].part_of}/{other.file}"
+    there = (directory.parent / place).exists()
+    return f"These runs are behind the answer to [{other.question}](../{place})" if there else ""
