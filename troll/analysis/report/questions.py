@@ -270,7 +270,7 @@ OTHERS: Mapping[str, Other] = {
 
 
 def behind(name: str, directory: Path) -> str:
-    """Which answer the runs of an experiment are behind, with a link from its page; empty if none is there."""
+    """Which answer the runs of an experiment are behind, as a link from its page; empty where none is."""
     other = OTHERS.get(QUESTIONS[name].part_of) if name in QUESTIONS else None
     if other is None:
         return ""
