@@ -16,35 +16,22 @@ Show = Literal["number", "percent", "whole", "five decimals"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a run logs.
+    """A number that a run logs."""
 
-    Attributes:
-        name: in ``metrics.jsonl`` and in the tidy table.
-        unit: of its values; empty where there is none.
-        meaning: in Markdown, for docs/results.md.
-        label: of an axis, with the unit as it is shown.
-        scale: of that axis.
-        complement: a figure shows one minus the value, such as the mass left out for the mass kept.
-        axis: panels of one axis share their limits.
-        bound: a figure draws the rule's KL bound beside it.
-        heading: of a table's column.
-        show: how a table writes it.
-        worst: which of a run's values the table of diagnostics shows; empty where it is not there.
-        in_points: differences of its mean are written in percentage points in verdicts.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-    label: str = ""
-    scale: Scale = "linear"
+    name: str  # in ``metrics.jsonl`` and in the tidy table
+    unit: str  # of its values; empty where there is none
+    meaning: str  # in Markdown, for docs/results.md
+    label: str = ""  # of an axis, with the unit as it is shown
+    scale: Scale = "linear"  # of that axis
+    # a figure shows one minus the value, such as the mass left out for the mass kept
     complement: bool = False
-    axis: str = ""
-    bound: bool = False
-    heading: str = ""
+    axis: str = ""  # panels of one axis share their limits
+    bound: bool = False  # a figure draws the rule's KL bound beside it
+    heading: str = ""  # of a table's column
     show: Show = "number"
+    # which of a run's values the table of diagnostics shows; empty where it is not there
     worst: Literal["", "mean", "max", "min"] = ""
-    in_points: bool = False
+    in_points: bool = False  # differences of its mean are written in percentage points in verdicts
 
 
 Over = Literal["", "late", "final", "first batch", "largest", "best", "drawdown", "auc"]
@@ -54,35 +41,20 @@ batch, largest value, largest fall below the best so far, mean height of the cur
 
 @dataclass(frozen=True)
 class Summary:
-    """A number of a whole run.
+    """A number of a whole run."""
 
-    Attributes:
-        name: in tables and claims.
-        unit: of its values.
-        meaning: in Markdown, for docs/results.md.
-        of: the metric it is computed from; empty where it comes from elsewhere, such as the manifest.
-        over: how it is computed from that metric.
-        suffix: what follows a difference in a verdict; shares are written in points.
-        heading: of a table's column.
-        show: how a table writes it.
-        label: of an axis.
-        scale: of that axis.
-        stored: its name in tidy tables and protocols, where that is another one.
-        wall_clock: a busy machine makes it longer, unless each run has a GPU for itself.
-    """
-
-    name: str
+    name: str  # in tables and claims
     unit: str
-    meaning: str
-    of: str = ""
-    over: Over = ""
-    suffix: str = ""
-    heading: str = ""
+    meaning: str  # in Markdown, for docs/results.md
+    of: str = ""  # the metric it is computed from; empty where it comes from elsewhere, such as the manifest
+    over: Over = ""  # how it is computed from that metric
+    suffix: str = ""  # what follows a difference in a verdict; shares are written in points
+    heading: str = ""  # of a table's column
     show: Show = "number"
-    label: str = ""
-    scale: Scale = "linear"
-    stored: str = ""
-    wall_clock: bool = False
+    label: str = ""  # of an axis
+    scale: Scale = "linear"  # of that axis
+    stored: str = ""  # its name in tidy tables and protocols, where that is another one
+    wall_clock: bool = False  # a busy machine makes it longer, unless each run has a GPU for itself
 
 
 SHARE, NATS = "share", "nats per token"

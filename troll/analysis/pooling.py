@@ -38,41 +38,25 @@ _MOST_CORRELATED = 0.99
 
 @dataclass(frozen=True)
 class Pooled:
-    """The average of an effect over settings.
-
-    Attributes:
-        estimate: the average.
-        low: lower end of its interval.
-        high: upper end.
-        predicted_low: lower end of the prediction interval for a new setting; NaN for fewer than three.
-        predicted_high: upper end.
-        between: tau, the standard deviation between settings beyond what seeds explain.
-        settings: K.
-    """
+    """The average of an effect over settings."""
 
     estimate: float
-    low: float
+    low: float  # lower end of its interval
     high: float
-    predicted_low: float
+    predicted_low: float  # lower end of the prediction interval for a new setting; NaN for fewer than three
     predicted_high: float
-    between: float
-    settings: int
+    between: float  # tau, the standard deviation between settings beyond what seeds explain
+    settings: int  # K
 
 
 def error_covariance(
     differences: Sequence[Mapping[float, float]], baselines: Sequence[Hashable]
 ) -> tuple[Array, Array]:
-    """How the errors of settings' mean differences go together, for one seed and for the seeds there are.
+    """The covariance ``[K, K]`` of settings' differences for one seed, and that of their means over seeds.
 
-    All pairs of settings that are compared with the same runs have one correlation, at least zero: the sum of
-    their covariances over common seeds, divided by that of the products of their standard deviations.
-
-    Args:
-        differences: of each setting, by seed; at least two seeds in each.
-        baselines: the runs that each is compared with, by any name; None shares them with no other.
-
-    Returns:
-        The covariance of the differences of one seed ``[K, K]``, and that of the means ``[K, K]``.
+    All pairs of settings that are compared with the same runs (``baselines``: None shares them with no other)
+    have one correlation, at least zero: the sum of their covariances over common seeds, divided by that of
+    the products of their standard deviations. Differences are by seed, at least two in each setting.
     """
     table = pd.DataFrame(
         {index: pd.Series(by_seed, dtype=float) for index, by_seed in enumerate(differences)}
@@ -93,10 +77,8 @@ def error_covariance(
 def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None) -> float:
     """The variance between settings that makes the restricted likelihood largest; at least zero.
 
-    Args:
-        effects: ``[K]``.
-        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``, positive definite.
-        design: ``[K, P]``; a column of ones by default.
+    ``effects`` are ``[K]``, ``errors`` variances of independent ones ``[K]`` or their covariance ``[K, K]``,
+    positive definite, and ``design`` ``[K, P]`` is a column of ones by default.
     """
     y, v = np.asarray(effects, dtype=np.float64), _matrix(errors)
     x = np.ones((y.size, 1)) if design is None else np.asarray(design, dtype=np.float64)
@@ -126,13 +108,10 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
 
 
 def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pooled:
-    """The average over settings with its interval and the prediction interval.
+    """The average of ``effects [K]``, K > 1, with its interval and the prediction interval, which is of 95 %.
 
-    Args:
-        effects: ``[K]``, at least two.
-        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``; variances are zero
-            where all seeds agree to the last digit.
-        level: of the average's interval; the prediction interval is one of 95 % always.
+    ``errors`` are variances of independent effects ``[K]``, or their covariance ``[K, K]``; variances are
+    zero where all seeds agree to the last digit.
     """
     y, v = _known(effects, errors)
     if y.size < 2:
@@ -151,15 +130,8 @@ def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pool
 def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable]) -> float:
     """p-value of the hypothesis that the average is the same at every level of a coordinate.
 
-    A mixed-effects meta-regression on the levels that have at least two settings, with a common tau².
-
-    Args:
-        effects: ``[K]``.
-        errors: variances of independent effects, ``[K]``, or their covariance, ``[K, K]``.
-        levels: of the coordinate, one for each setting.
-
-    Returns:
-        The p-value of the F test; NaN where fewer than two levels have two settings.
+    The F test of a mixed-effects meta-regression on the levels that have at least two settings, with a common
+    tau²; NaN where fewer than two have. ``levels`` has one for each setting, the others are as for `pool`.
     """
     kept = common_levels(levels)
     chosen = np.asarray([level in kept for level in levels], dtype=bool)
@@ -188,19 +160,11 @@ def seeds_to_decide(
     least: int,
     most: int = 1000,
 ) -> int | None:
-    """The seeds in each setting at which the average would probably be decided, if nothing else changed.
+    """The least number of seeds in each setting with a chance of 80 % of a decision, if nothing else changed.
 
-    Args:
-        effects: ``[K]``.
-        errors: of the paired difference of one seed: variances of independent settings, ``[K]``, or their
-            covariance, ``[K, K]``.
-        decides: the chance of a decision given the average, its standard error and degrees of freedom.
-        least: seeds that are there.
-        most: give up above this many.
-
-    Returns:
-        The least number of seeds with a chance of 80 %; None when ``most`` are not enough, because settings
-        differ more than seeds.
+    None when ``most`` are not enough, because settings differ more than seeds. ``errors`` are of the paired
+    difference of one seed: variances ``[K]`` or a covariance ``[K, K]``. ``decides`` gives the chance of a
+    decision from the average, its standard error and degrees of freedom.
     """
     y, now = _known(effects, _matrix(errors) / least)
     between = reml(y, now) if y.size > 1 else 0.0

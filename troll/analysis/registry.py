@@ -17,29 +17,18 @@ When = Literal["always", "variants", "crossed", "base models", "published"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A table or a figure.
-
-    Attributes:
-        kind: table or figure.
-        name: of its files and on the command line.
-        title: its heading on the page.
-        function: ``module:function`` below ``troll.analysis``.
-        settings: further keyword arguments of the function.
-        when: always; where a rule was run with other settings too; where learning rate and staleness were
-            varied together; where a kind of model has several base models; or where the paper's numbers are
-            wanted.
-        per_task: one for each task of the experiment.
-        groups: of published ones: the groups of ``paper.yaml`` that have the runs.
-    """
+    """A table or a figure."""
 
     kind: Kind
     name: str
-    title: str
-    function: str
-    settings: Mapping[str, str] = field(default_factory=dict)
+    title: str  # its heading on the page
+    function: str  # ``module:function`` below ``troll.analysis``
+    settings: Mapping[str, str] = field(default_factory=dict)  # further keyword arguments of the function
+    # always; where a rule was run with other settings too; where learning rate and staleness were varied
+    # together; where a kind of model has several base models; or where the paper's numbers are wanted
     when: When = "always"
-    per_task: bool = False
-    groups: tuple[str, ...] = ()
+    per_task: bool = False  # one for each task of the experiment
+    groups: tuple[str, ...] = ()  # of published ones: the groups of ``paper.yaml`` that have the runs
 
     @property
     def caption(self) -> str:

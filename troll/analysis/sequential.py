@@ -21,17 +21,11 @@ _OPEN = "no clear difference"
 
 @dataclass(frozen=True)
 class Looks:
-    """When a comparison is looked at: after ``first`` seeds and after each further one.
+    """When a comparison is looked at: after ``first`` seeds and after each further one."""
 
-    Attributes:
-        first: seeds at the first look, at least two.
-        most: seeds at the last look.
-        level: of all intervals together.
-    """
-
-    first: int = 3
-    most: int = 10
-    level: float = LEVEL
+    first: int = 3  # seeds at the first look, at least two
+    most: int = 10  # seeds at the last look
+    level: float = LEVEL  # of all intervals together
 
     def __post_init__(self) -> None:
         if not 2 <= self.first <= self.most:

@@ -18,23 +18,14 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval.
-
-    Attributes:
-        estimate: the statistic on the data themselves.
-        low: lower end.
-        high: upper end; both are NaN when there is no spread to go by.
-        level: confidence level in (0, 1).
-        seeds: S, the number of seeds behind it.
-        items: I, the number of items behind it; 1 when scores are per seed only.
-    """
+    """An estimate with its confidence interval."""
 
     estimate: float
     low: float
-    high: float
-    level: float
-    seeds: int
-    items: int
+    high: float  # upper end; both are NaN when there is no spread to go by
+    level: float  # confidence level in (0, 1)
+    seeds: int  # S, the number of seeds behind it
+    items: int  # I, the number of items behind it; 1 when scores are per seed only
 
     def columns(self, name: str) -> dict[str, float]:
         """The estimate and the ends as tables hold them: ``name``, ``name_low`` and ``name_high``."""
@@ -43,11 +34,10 @@ class Interval:
     def reading(self, margin: float = 0.0) -> str:
         """Reads the interval of a difference by rule.
 
-        Returns:
-            "higher" when the whole interval is above ``margin``, "lower" when it is below ``-margin``,
-            "equivalent" when the margin is positive and the interval is within it, otherwise
-            "no clear difference" (also when there is no interval). From a single seed it is "one seed only":
-            such an interval says nothing about another training run.
+        "higher" when the whole interval is above ``margin``, "lower" when it is below ``-margin``,
+        "equivalent" when the margin is positive and the interval is within it, otherwise "no clear
+        difference" (also when there is no interval). From a single seed it is "one seed only": such an
+        interval says nothing about another training run.
         """
         if self.seeds < 2:
             return "one seed only"
@@ -82,12 +72,9 @@ def iqm(values: Array) -> Array:
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
-    """Unbiased pass@k of problems with c passing samples out of n: 1 - C(n - c, k) / C(n, k).
+    """Unbiased pass@k with c of n samples passing: 1 - C(n - c, k) / C(n, k); NaN where n < k.
 
     Source: Chen et al. 2021, "Evaluating large language models trained on code", equation 1.
-
-    Returns:
-        An array like ``n``; NaN where n < k, for such a problem has no estimate.
     """
     samples, passing = np.asarray(n, dtype=np.float64), np.asarray(c, dtype=np.float64)
     failing = samples - passing
@@ -98,17 +85,13 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
 
 
 def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Student's interval of a mean over seeds.
+    """Student's interval of a mean over seeds; scores are ``[S, I]``, or ``[S]`` with one number per seed.
 
     Each seed counts with its mean over the items, so the noise of samples and items is in the spread between
     seeds once. What is estimated is the expectation over training seeds on this test split. Chosen by
     simulation (``workflow/benchmarks/interval_coverage.py``): it covers what it should where seeds differ by
-    a normal amount, and is a third narrower than a two-level bootstrap where they are alike. With one
-    seed it is over items, and says nothing about another training run.
-
-    Args:
-        scores: ``[S, I]``, or ``[S]`` when there is one number per seed.
-        level: confidence level.
+    a normal amount, and is a third narrower than a two-level bootstrap where they are alike. With one seed it
+    is over items, and says nothing about another training run.
 
     Raises:
         ValueError: there are no scores, they have more than two axes or hold NaN.
@@ -124,15 +107,9 @@ def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
 
 
 def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Interval of the difference between two methods, paired by seed and item.
+    """Interval of ``scores - baseline``, both ``[S, I]`` with the same seeds and items.
 
-    Pairing keeps what both methods share (the seed's rollout prompts, the difficulty of an item) out of the
-    interval: ``seed_interval`` of ``scores - baseline``.
-
-    Args:
-        scores: ``[S, I]`` of the method; row s and column i mean the same seed and item in both.
-        baseline: ``[S, I]`` of what it is compared with.
-        level: confidence level.
+    Pairing keeps what both methods share (the seed's rollout prompts, the difficulty of an item) out of it.
     """
     first, second = _matrix(scores), _matrix(baseline)
     if first.shape != second.shape:
@@ -161,8 +138,7 @@ def probabilities_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Arra
 def area_under_curve(steps: ArrayLike, values: ArrayLike) -> float:
     """Mean height of a curve: trapezoid rule over the steps, divided by their range.
 
-    Returns:
-        The height in the unit of the values; the value itself for a single point; NaN for none.
+    The value itself for a single point; NaN for none.
     """
     x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.size < 2:
@@ -198,16 +174,10 @@ def paired_p_value(differences: ArrayLike) -> float:
 
 
 def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
-    """The larger p-value of two one-sided tests that a mean over seeds is within a margin, by statsmodels.
+    """The larger p-value of two one-sided tests that the mean of ``[S]`` differences is within the margin.
 
-    Source: Schuirmann 1987. It is below 0.025 where the 95 % interval is within the margin.
-
-    Args:
-        differences: paired, one for each seed [S].
-        margin: to either side of 0.
-
-    Returns:
-        The p-value; NaN for fewer than two seeds.
+    By statsmodels; NaN for fewer than two seeds. It is below 0.025 where the 95 % interval is within the
+    margin. Source: Schuirmann 1987.
     """
     from statsmodels.stats.weightstats import DescrStatsW  # half a second that most commands can spare
 
@@ -220,17 +190,11 @@ def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
 
 
 def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tuple[Interval, float]:
-    """A trimmed mean over seeds, with Student's interval from the winsorised variance, by scipy.
+    """A trimmed mean over ``[S]`` seeds with its interval, and p of a mean of 0.
 
-    Source: Yuen 1974; for one sample Tukey and McLaughlin 1963.
-
-    Args:
-        values: one for each seed [S].
-        share: of the seeds that is left out at either end, rounded down to whole seeds.
-        level: confidence level.
-
-    Returns:
-        The interval, and the two-sided p-value of a mean of 0; NaN where fewer than two seeds are left.
+    Student's interval from the winsorised variance, by scipy; ``share`` of the seeds, rounded down to whole
+    ones, is left out at either end. NaN where fewer than two are left. Source: Yuen 1974; for one sample
+    Tukey and McLaughlin 1963.
     """
     array, limits = np.asarray(values, dtype=np.float64), (share, share)
     kept = array.size - 2 * int(share * array.size)
@@ -262,19 +226,10 @@ def holm(p_values: ArrayLike) -> Array:
 def seeds_needed(
     spread: float, difference: float, *, power: float = 0.8, level: float = LEVEL, most: int = 1000
 ) -> int | None:
-    """Least number of seeds at which Student's paired test finds ``difference`` with the given power.
+    """Least number of seeds, at least 2, at which Student's paired test finds a difference with this power.
 
-    The power is that of ``paired_power``.
-
-    Args:
-        spread: standard deviation of the paired differences over seeds.
-        difference: the true difference, in the unit of ``spread``.
-        power: chance of finding it.
-        level: confidence level of the test.
-        most: give up above this many seeds.
-
-    Returns:
-        The number of seeds, at least 2; None when ``most`` are not enough or the spread is unknown.
+    ``spread`` is the standard deviation of the paired differences over seeds, in the same unit; the power is
+    that of `paired_power`. None when ``most`` seeds are not enough or the spread is unknown.
     """
     if math.isnan(spread):
         return None
@@ -309,8 +264,7 @@ def paired_power(spread: float, difference: float, seeds: int, *, level: float =
 def spread_interval(spread: float, seeds: int, level: float = LEVEL) -> tuple[float, float]:
     """Interval of a standard deviation measured on normal values: spread * sqrt((S - 1) / chi2 quantile).
 
-    Returns:
-        Low and high; NaN for fewer than two seeds.
+    NaN for fewer than two seeds.
     """
     if seeds < 2 or math.isnan(spread):
         return math.nan, math.nan

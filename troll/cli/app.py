@@ -76,11 +76,7 @@ def _root(
 
 
 def begin(log: Path | None) -> None:
-    """What every command begins with, those of scripts in ``workflow/`` too: quiet libraries, and a log.
-
-    Args:
-        log: gets everything but progress and errors.
-    """
+    """What every command begins with, those of scripts in ``workflow/`` too: quiet libraries, and a log."""
     prepare_processor()
     quiet_libraries()
     log_into(log)
@@ -99,11 +95,7 @@ def _logged() -> str:
 
 
 def main(commands: Callable[[], None] = app) -> None:
-    """Entry point: a user's mistake is one line on stderr and status 1; a bug keeps its traceback.
-
-    Args:
-        commands: what reads the command line; scripts in ``workflow/`` have their own.
-    """
+    """Entry point, of scripts in ``workflow/`` too: a user's mistake is one line, a bug a traceback."""
     try:
         commands()
     except UserError as error:

@@ -62,11 +62,7 @@ def read_settings(path: Path, model: type[_Model]) -> _Model:
 
 
 def seed_list(text: str) -> list[int]:
-    """The seeds of an option such as ``0,1,2``.
-
-    Raises:
-        UserError: they are no distinct whole numbers.
-    """
+    """The seeds of an option such as ``0,1,2``."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts) or len({*map(int, parts)}) < len(parts):
         raise UserError(f"--seeds: must be a list of distinct integers, such as 0,1,2 (got {text!r})")

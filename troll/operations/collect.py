@@ -18,18 +18,10 @@ def collect(
     *,
     allow_mixed: bool = False,
 ) -> int:
-    """Writes the tidy tables and, where runs were planned, the plan.
+    """Writes the tidy tables and, where runs were planned, the plan; returns how many runs there are.
 
-    Args:
-        places: directories of finished runs and base models.
-        out: results/<experiment>.
-        planned: what is planned.
-        archive: results/<experiment> with tables of finished runs; None where there are none.
-        ledger: files of claims of the experiment.
-        allow_mixed: admit runs with another environment or other data.
-
-    Returns:
-        How many runs and base models there are.
+    ``archive`` is results/<experiment> with tables of finished runs, and ``ledger`` the files of claims that
+    the experiment names. ``allow_mixed`` admits runs with another environment or other data.
     """
     trained = {path: (path / "run.yaml").exists() for path in places}
     runs, bases = ([path for path in places if trained[path] == wanted] for wanted in (True, False))

@@ -29,20 +29,14 @@ _EXTRAS = ("train", "evaluate", "analyse", "workflow")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: of the thing.
-        state: ``ok``; ``note``: not needed, or the workflow does without it and says so; ``missing``: the
-            experiment cannot run.
-        found: what is there, in a few words.
-        fix: what to do about it, as a command where there is one; empty if nothing is to be done.
-    """
+    """One thing that was looked at."""
 
     name: str
+    # ``ok``; ``note``: not needed, or the workflow does without it and says so; ``missing``: the experiment
+    # cannot run
     state: State
-    found: str
-    fix: str = ""
+    found: str  # what is there, in a few words
+    fix: str = ""  # what to do about it, as a command where there is one; empty if nothing is to be done
 
 
 def _python(_: Needs) -> Finding:
@@ -278,11 +272,7 @@ def _tracker(needs: Needs) -> Finding | None:
 
 
 def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = True) -> Iterator[Finding]:
-    """Looks at everything, quick things first.
-
-    Args:
-        experiment: what the machine is to run; None only lists what there is.
-    """
+    """Looks at everything, quick things first; without an experiment it only lists what there is."""
     needs = needs_of(experiment) if experiment else Needs()
     checks: tuple[Callable[[Needs], Finding | None], ...] = (
         _python,

@@ -22,11 +22,8 @@ _RESULTS = Path("results/first-look")
 def reason_against(experiment: Path) -> str | None:
     """Why there is no first comparison before an experiment; None if there should be one.
 
-    Args:
-        experiment: the file that was asked for: only the testbed's own has a base model with the source.
-
-    Returns:
-        A line for people, or nothing in it where nothing needs to be said.
+    Only the testbed's own has a base model with the source. The reason is empty where nothing needs to be
+    said.
     """
     if experiment.resolve() != Path("workflow/config/testbed.yaml").resolve() or not EXPERIMENT.exists():
         return ""

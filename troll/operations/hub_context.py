@@ -14,10 +14,7 @@ from troll.experiment.shapes import context_problems
 
 @cache
 def known_context(model_id: str) -> int | None:
-    """A model's ``max_position_embeddings``, from the mirror or the hub's cache; None where neither tells.
-
-    Nothing is downloaded.
-    """
+    """A model's ``max_position_embeddings`` from mirror or cache, without download; None if unknown."""
     from huggingface_hub import try_to_load_from_cache
 
     from troll.common.hub import in_mirror

@@ -29,25 +29,15 @@ from troll.operations.targets import Targets, skipped_tasks
 
 @dataclass(frozen=True, eq=False)
 class Invocation:
-    """What Snakemake was called with, and what follows from it on this machine.
-
-    Attributes:
-        workflow: Snakemake's object.
-        directory: where the workflow lies.
-        source: the experiment file as it was named, or ``--config`` where there is none.
-        targets: of the experiment.
-        public: of its work on public data.
-        shown: the line of progress.
-        started: seconds since the epoch.
-    """
+    """What Snakemake was called with, and what follows from it on this machine."""
 
     workflow: Any
-    directory: Path
-    source: Path
+    directory: Path  # where the workflow lies
+    source: Path  # the experiment file as it was named, or ``--config`` where there is none
     targets: Targets
     public: PublicWork
     shown: progress_line.ProgressHandle
-    started: float
+    started: float  # seconds since the epoch
 
     @property
     def deployed(self) -> bool:
@@ -79,10 +69,9 @@ class Invocation:
     def begin_jobs(self, set_prefix: Callable[[str], None], fork_prefix: Callable[[], str]) -> None:
         """What is done once, before the first job.
 
-        Args:
-            set_prefix: `shell.prefix` of Snakemake.
-            fork_prefix: starts a process that has loaded the libraries, from which jobs on this machine are
-                forked where that gives the same; returns what commands need to reach it.
+        ``set_prefix`` is Snakemake's `shell.prefix`. ``fork_prefix`` starts a process that has loaded the
+        libraries, from which jobs on this machine are forked where that gives the same; it returns what
+        commands need to reach it.
         """
         local = self.workflow.local_exec
         if self.workflow.is_main_process and not local:
@@ -148,12 +137,7 @@ class Invocation:
 
 
 def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
-    """Reads the experiment; a mistake in it is one line, and ends this process.
-
-    Args:
-        workflow: Snakemake's object.
-        config: what Snakemake has made of configuration files and ``--config``.
-    """
+    """Reads the experiment from Snakemake's ``config``; a mistake in it is one line and ends this process."""
     started = time.time()
     source = Path(workflow.configfiles[-1] if workflow.configfiles else "--config")
     if source.is_relative_to(Path.cwd()):  # as it was written

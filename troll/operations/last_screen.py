@@ -31,13 +31,8 @@ def last_screen(
 ) -> list[str]:
     """The lines of the last screen.
 
-    Args:
-        page: where everything is shown; None where it was not made.
-        log: where the log is; empty where it is named later.
-
-    Returns:
-        Whether it replicated; the claims, decided ones first; how many are decided; what more seeds would
-        decide; the page; the log.
+    Whether it replicated; the claims, decided ones first; how many are decided; what more seeds would decide;
+    the page, if it was made; the log, unless it is named later.
     """
     head = [line for line in replication if not line.startswith(" ")][:2]
     decided = sum(map(is_decided, judged))

@@ -17,18 +17,10 @@ if TYPE_CHECKING:
 
 
 def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> list[str]:
-    """Runs trials, in all rounds, and fresh seeds, and makes the board.
+    """Runs trials, in all rounds, and fresh seeds, and makes the board; returns what its first contrast says.
 
     Runs that are in the tables or finished are not made again. Writes results/NAME-trials, where the protocol
     has rounds results/NAME-round-N, results/NAME-TASK, and the board in results/NAME.
-
-    Args:
-        protocol: its file.
-        rules: of the protocol; none: all.
-        cores: processors; 0 for all.
-
-    Returns:
-        The outcome of its first contrast; nothing where it has none.
     """
     from troll.analysis.leaderboard.inputs import choose, trial_scores
     from troll.analysis.leaderboard.protocol import among
@@ -75,13 +67,10 @@ def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Seque
 def write_finals(
     protocol: Path, results: Sequence[Path], out: Path, rules: Sequence[str], fresh: Sequence[Path]
 ) -> None:
-    """Chooses the best trial of each rule, and writes the experiments of fresh seeds, of the next look's too.
+    """Chooses the best trial of each rule, and writes the experiments of fresh seeds, or of the next look.
 
-    Args:
-        results: of the trials, of each round in order.
-        out: directory for an experiment file of each task.
-        rules: of the protocol; none: those that have trials.
-        fresh: results of the fresh seeds so far, of each task.
+    ``results`` are of the trials, of each round in order, and ``fresh`` of the seeds so far, of each task.
+    Without ``rules`` all that have trials are meant.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.inputs import choose, trial_scores, tried_in
@@ -130,9 +119,8 @@ def run_fresh(
 ) -> list[Path]:
     """Runs the fresh seeds, look by look where the protocol ranks rules; returns where their results are.
 
-    Args:
-        only: a rule of one's own that alone is run, in experiments of its own; it is compared with the
-            baseline in ``results/<name>-<task>``.
+    A rule of one's own (``only``) is run alone, in experiments of its own, and compared with the baseline in
+    ``results/<name>-<task>``.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.leaderboard.own_rule import beside, read_finals
@@ -172,14 +160,10 @@ def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "-
 
 
 def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
-    """Writes the tables ``board``, ``levels`` and ``trials`` and the figures of the board.
+    """Writes the board's tables and figures; returns what the protocol says of its first contrast, if any.
 
-    The figures are ``differences``, ``budget`` and ``profile``. Without levels there is no such table. Where
-    the protocol has contrasts, there are also a table and a figure ``contrasts``; where it ranks rules, a
-    table ``ranking``.
-
-    Returns:
-        What the protocol says of the outcome of its first contrast; None where it has none.
+    Tables: ``board`` and ``trials``, ``levels`` where there are any, ``contrasts`` and ``ranking`` where the
+    protocol has them. Figures: ``differences``, ``budget``, ``profile``, and ``contrasts`` likewise.
     """
     from troll.analysis.data.results import read_results
     from troll.analysis.data.tidy import read_tidy

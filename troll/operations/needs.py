@@ -21,35 +21,20 @@ _SMALL_BILLIONS = 0.5
 
 @dataclass(frozen=True)
 class Needs:
-    """What an experiment asks of a machine.
+    """What an experiment asks of a machine."""
 
-    Attributes:
-        code: tasks whose programs run in the sandbox.
-        math: the other tasks.
-        public: tasks whose problems come from a mirror or the hub.
-        hub_models: models of the hub.
-        wheels: packages that hold models.
-        on_processors: whether all pretrained models are small, and no run asks for a GPU.
-        chat_templates: models of which only the chat template is taken.
-        memory_gib: of one job at a time, on a CPU.
-        disk_gib: for its results, rough.
-        gpus: of one run.
-        tracking: the tracker's package.
-        vllm: whether training or evaluation samples with vLLM.
-    """
-
-    code: tuple[str, ...] = ()
-    math: tuple[str, ...] = ()
-    public: tuple[str, ...] = ()
-    hub_models: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # tasks whose programs run in the sandbox
+    math: tuple[str, ...] = ()  # the other tasks
+    public: tuple[str, ...] = ()  # tasks whose problems come from a mirror or the hub
+    hub_models: tuple[str, ...] = ()  # models of the hub
     wheels: tuple[Wheel, ...] = ()
-    on_processors: bool = False
-    chat_templates: tuple[str, ...] = ()
-    memory_gib: float = 0.0
-    disk_gib: float = 0.0
-    gpus: int = 0
-    tracking: str = "none"
-    vllm: bool = False
+    on_processors: bool = False  # whether all pretrained models are small, and no run asks for a GPU
+    chat_templates: tuple[str, ...] = ()  # models of which only the chat template is taken
+    memory_gib: float = 0.0  # of one job at a time, on a CPU
+    disk_gib: float = 0.0  # for its results, rough
+    gpus: int = 0  # of one run
+    tracking: str = "none"  # the tracker's package
+    vllm: bool = False  # whether training or evaluation samples with vLLM
 
 
 def parameters(layers: int, width: int, vocabulary: int) -> int:

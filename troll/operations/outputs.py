@@ -37,9 +37,7 @@ def rule_of(experiment: Experiment, run: Run) -> str:
 def made(experiment: Experiment, results: Path, skipped: Collection[str] = ()) -> "dict[str, Held]":
     """The planned runs and base models of an experiment that are in its tables, by run id.
 
-    Args:
-        experiment: where it keeps no archive there are none: its tables may be a release, and its runs are
-            made.
+    Where it keeps no archive there are none: its tables may be a release, and its runs are made.
     """
     if not experiment.archive:
         return {}

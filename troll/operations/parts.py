@@ -15,30 +15,19 @@ from troll.operations.targets import Targets
 
 @dataclass(frozen=True)
 class Output:
-    """A file that Snakemake's report shows.
-
-    Attributes:
-        path: of the file.
-        caption: name of its text.
-        labels: what the report's list says of it.
-    """
+    """A file that Snakemake's report shows."""
 
     path: str
-    caption: str
-    labels: dict[str, str]
+    caption: str  # name of its text
+    labels: dict[str, str]  # what the report's list says of it
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """An experiment, or a named group of its runs.
-
-    Attributes:
-        targets: of the experiment.
-        group: name of the group; None for the whole experiment.
-    """
+    """An experiment, or a named group of its runs."""
 
     targets: Targets
-    group: str | None = None
+    group: str | None = None  # name of the group; None for the whole experiment
 
     @property
     def directory(self) -> str:
@@ -62,11 +51,7 @@ class Part:
         return self.targets.runs if self.group is None else self.targets.groups[self.group]
 
     def inputs(self, wildcards: Wildcards) -> list[str]:
-        """What the tidy table is made from.
-
-        Raises:
-            UserError: none of the runs can be made on this machine.
-        """
+        """What the tidy table is made from; an error where none of the runs can be made on this machine."""
         if not self.runs:
             raise UserError(f"group {self.group}: none of its tasks can be run on this machine")
         return self.targets.files_of(self.runs)

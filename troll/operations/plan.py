@@ -39,19 +39,7 @@ _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, Arithmet
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """An earlier run on this machine.
-
-    Attributes:
-        run_id: its name.
-        experiment: that it belongs to.
-        model: its model's settings.
-        task: its task's name.
-        trust_region: its rule.
-        estimator: its rule.
-        sizes: settings of training that its time depends on.
-        seconds_per_batch: of one rollout batch with its optimiser steps.
-        start_s: seconds of its jobs outside of training: start of Python, samples, grades.
-    """
+    """An earlier run on this machine."""
 
     run_id: str
     experiment: str
@@ -59,9 +47,9 @@ class EarlierRun:
     task: str
     trust_region: str
     estimator: str
-    sizes: Mapping[str, Any]
-    seconds_per_batch: float
-    start_s: float
+    sizes: Mapping[str, Any]  # settings of training that its time depends on
+    seconds_per_batch: float  # of one rollout batch with its optimiser steps
+    start_s: float  # seconds of its jobs outside of training: start of Python, samples, grades
 
 
 @cache

@@ -15,11 +15,7 @@ _AUDIT = "audit"
 
 
 def skipped_parts(public: PublicData | None) -> dict[str, str]:
-    """Why parts of the work on public data are left out on this machine, by name.
-
-    Raises:
-        UserError: the mirror that the environment names is not there.
-    """
+    """Why parts of the work on public data are left out on this machine, by name."""
     if public is None:
         return {}
     from troll.tasks.datasets.catalogue import DATA_SETS
@@ -36,13 +32,10 @@ def skipped_parts(public: PublicData | None) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class PublicWork:
-    """The files of the work on public data.
-
-    Attributes:
-        skipped: parts that are left out on this machine, with the reason.
-    """
+    """The files of the work on public data."""
 
     targets: Targets
+    # parts that are left out on this machine, with the reason
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     @property

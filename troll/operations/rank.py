@@ -38,20 +38,10 @@ def rank(
     board: Path | None = None,
     cores: int = 0,
 ) -> list[str]:
-    """Ranks a trust region of one's own beside the tuned baseline.
+    """Ranks a trust region of one's own beside the tuned baseline; returns its rows and what they say.
 
-    Args:
-        rule: file and function: ``my_rules.py:soft_wall``.
-        space: values of settings to try, ``name=1,2,3`` each.
-        protocol: of the board.
-        board: results/NAME with a board that the same protocol made.
-        cores: processors; 0 for all.
-
-    Returns:
-        The rows of its board, and what they say, as lines of text.
-
-    Raises:
-        UserError: the rule breaks the contract, or cannot be ranked by this protocol.
+    ``rule`` is a file and a function, ``my_rules.py:soft_wall``, ``space`` values to try, ``name=1,2,3``
+    each, and ``board`` results/NAME with a board that the same protocol made.
     """
     import pandas as pd
 

@@ -19,18 +19,9 @@ def write_blocks(
     *,
     check: bool = False,
 ) -> None:
-    """Writes the generated blocks of Markdown files.
+    """Writes the generated blocks of Markdown files, or fails if one is out of date (``check``).
 
-    Args:
-        results: directory of the released results.
-        pages: the files.
-        ledger: files of claims; None for those of the experiment.
-        also: further released results that verdicts are about.
-        board: directory of the leaderboard; none if there is none.
-        check: change nothing, and fail if a file is out of date.
-
-    Raises:
-        UserError: something is missing, or a file is out of date.
+    ``also`` are further released results that verdicts are about.
     """
     from troll.analysis.claims.ledger import to_short_markdown
     from troll.analysis.claims.packaged import claim_files

@@ -31,15 +31,8 @@ def write_report(
 ) -> None:
     """Writes ``tables/``, ``figures/`` and ``page.html``, each file whole or not at all.
 
-    Files of tables and figures that were made before and are no longer asked for are removed.
-
-    Args:
-        directory: with ``tidy/`` and ``plan.json``.
-        tables: names.
-        figures: names, each with the task that it is of, None for a figure of all tasks.
-        claims: files of claims that the page gives verdicts on; none: those of the experiment.
-        commands: shell lines that made the results, for the page.
-        markdown: gets a page of Markdown too.
+    Files of tables and figures that were made before and are no longer asked for are removed. A figure is a
+    name with its task, None for a figure of all tasks. Without ``claims`` those of the experiment are judged.
 
     Raises:
         UserError: a table or figure that was asked for cannot be made; it is named.
@@ -82,12 +75,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def remove_unwanted(directory: Path, tables: set[str], figures: set[str]) -> None:
-    """Removes files of tables and figures that are no longer asked for; what others put there stays.
-
-    Args:
-        directory: holds ``tables/`` and ``figures/``.
-        tables: names without endings, as are the figures'.
-    """
+    """Removes tables and figures that are not among these names; what others put there stays."""
     names = entries("table")
     for path in directory.glob("tables/*"):
         if path.suffix in (".csv", ".md") and path.stem in names.keys() - tables:

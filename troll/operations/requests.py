@@ -36,27 +36,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the work of one kind is done.
+    """Where the work of one kind is done."""
 
-    Attributes:
-        environment: a file of conda, seen from the rules.
-        program: what is called there.
-    """
-
-    environment: str
-    program: str
+    environment: str  # a file of conda, seen from the rules
+    program: str  # what is called there
 
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """What the jobs of an experiment run with.
-
-    Attributes:
-        deployed: jobs get their software from Snakemake, by conda or containers.
-    """
+    """What the jobs of an experiment run with."""
 
     targets: Targets
-    deployed: bool = False
+    deployed: bool = False  # jobs get their software from Snakemake, by conda or containers
 
     @property
     def training(self) -> Asked:

@@ -76,18 +76,8 @@ def main(
 ) -> None:
     """Reads the experiment file before Snakemake does, which would run code in it; then runs Snakemake.
 
-    Between them it takes the lock, and removes Snakemake's leftover.
-
-    Args:
-        path: the experiment file.
-        targets: of Snakemake.
-        cores: a number, or ``all``.
-        minutes: after which no further seeds are begun; None for those of the file.
-        seeds: other ones than the file's.
-        options: further ones of Snakemake.
-
-    Raises:
-        UserError: the file or an option is wrong, or another run is alive here.
+    Between them it takes the lock, and removes Snakemake's leftover. ``minutes`` and ``seeds`` take the place
+    of the file's.
     """
     started = time.monotonic()
     if not any(Path(name).exists() for name in ("Snakefile", "workflow/Snakefile")):
@@ -149,14 +139,7 @@ def show_first(experiment: Path, rest: list[str], handle: int) -> None:
 
 
 def acquire_lock(directory: Path) -> int:
-    """Takes the lock in Snakemake's directory, which is made where there is none.
-
-    Returns:
-        The handle that holds the lock, for processes that are to hold it, too.
-
-    Raises:
-        UserError: another process holds it, or it cannot be written.
-    """
+    """Takes the lock in Snakemake's directory; other processes hold it, too, by the handle returned."""
     remedy = "make it writable, or link it to another place"
     try:
         directory.mkdir(exist_ok=True)

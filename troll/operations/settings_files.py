@@ -15,11 +15,7 @@ DIRECTORY = Path(".snakemake/settings")
 
 
 def settings_file(kind: str, settings: Any) -> str:
-    """The file of some settings, which is written where it is not there.
-
-    Args:
-        kind: of settings; the file's name begins with it.
-    """
+    """The file of some settings, which is written where it is not there; its name begins with their kind."""
     text = json.dumps(settings, sort_keys=True) + "\n"
     path = DIRECTORY / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.exists():

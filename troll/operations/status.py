@@ -42,27 +42,17 @@ _ERROR = re.compile(r"^error: (.+?)(?: \(log: [^)]*\))?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far one run, or one base model, is.
+    """How far one run, or one base model, is."""
 
-    Attributes:
-        name: the run's id; ``base/<model>/<task>`` for a base model.
-        state: see `STATES`.
-        step: optimiser steps done.
-        steps: optimiser steps of the whole run; 0 for a base model.
-        left_s: seconds that training will still take, from the pace of its last steps; None where unknown.
-        success: of the newest rollout batch, in [0, 1]; None where unknown.
-        reason: the last error, or why there is nothing yet; empty where all is well.
-        log: the log with the error.
-    """
-
-    name: str
-    state: State
-    step: int = 0
-    steps: int = 0
+    name: str  # the run's id; ``base/<model>/<task>`` for a base model
+    state: State  # see `STATES`
+    step: int = 0  # optimiser steps done
+    steps: int = 0  # optimiser steps of the whole run; 0 for a base model
+    # seconds that training will still take, from the pace of its last steps; None where unknown
     left_s: float | None = None
-    success: float | None = None
-    reason: str = ""
-    log: Path | None = None
+    success: float | None = None  # of the newest rollout batch, in [0, 1]; None where unknown
+    reason: str = ""  # the last error, or why there is nothing yet; empty where all is well
+    log: Path | None = None  # the log with the error
 
 
 def _tail(path: Path) -> str:
@@ -194,11 +184,7 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
 
 
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
-    """The states of base models and runs of an experiment, in the order of the file.
-
-    Args:
-        only: groups of runs; empty for all.
-    """
+    """The states of base models and runs of an experiment, or of groups of it, in the order of the file."""
     root = results / experiment.experiment
     runs, held = runs_of(experiment, only), made(experiment, root)
     bases = dict.fromkeys((run.model, run.task) for run in runs)

@@ -41,17 +41,12 @@ def skipped_tasks(experiment: Experiment) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The files of an experiment, and which of them are made here.
-
-    Attributes:
-        experiment: as it was read, with the seeds that were added after looking.
-        skipped: tasks that this machine cannot run, with the reason.
-        results: holds ``<experiment>/``, as the workflow names it.
-    """
+    """The files of an experiment, and which of them are made here."""
 
     experiment: Experiment
+    # tasks that this machine cannot run, with the reason
     skipped: Mapping[str, str] = field(default_factory=dict)
-    results: str = "results"
+    results: str = "results"  # holds ``<experiment>/``, as the workflow names it
 
     @property
     def root(self) -> str:

@@ -25,15 +25,10 @@ _SAY_EVERY_S = 30.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of the workflow ended.
-
-    Attributes:
-        status: its exit status.
-        last: the last line of its log.
-    """
+    """How a run of the workflow ended."""
 
     status: int
-    last: str
+    last: str  # the last line of its log
 
 
 def in_checkout(command: str) -> None:
@@ -51,11 +46,7 @@ def run_workflow(
     environment: Mapping[str, str] | None = None,
     keep_going: bool = False,
 ) -> Ended:
-    """Runs the workflow of an experiment file; an interrupted one resumes where it stopped.
-
-    Args:
-        environment: of Snakemake and its jobs; by default this process's.
-    """
+    """Runs the workflow of an experiment file; an interrupted one resumes where it stopped."""
     command = [*PROGRAM, str(experiment), "--cores", str(cores), *(["--keep-going"] if keep_going else [])]
     command += ["--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log

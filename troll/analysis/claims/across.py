@@ -49,15 +49,7 @@ class Across(StrictModel):
 
 
 def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) -> Array:
-    """Least-squares slope of each seed's line, for each doubling of the setting or for each unit of it.
-
-    Args:
-        values: of the setting, ``[P]``, at least two different ones, positive for doublings.
-        measured: ``[S, P]``.
-
-    Returns:
-        ``[S]``.
-    """
+    """Least-squares slopes ``[S]`` of ``measured [S, P]``, by doubling or by unit of ``values [P]``."""
     x = np.asarray(values, dtype=float)
     x = np.log2(x) if doubling else x
     x = x - x.mean()
@@ -65,14 +57,10 @@ def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) ->
 
 
 def usable_decades(values: Sequence[float], measured: Array, threshold: float) -> Array:
-    """Decades of a setting in which each seed's line, straight between points, is at the threshold or above.
+    """Decades ``[S]`` in which each seed's line, straight between points, is at the threshold or above.
 
-    Args:
-        values: of the setting, ``[P]``, positive and ascending; what is beyond them does not count.
-        measured: ``[S, P]``.
-
-    Returns:
-        ``[S]``, between 0 and ``log10(values[-1] / values[0])``.
+    The setting's ``values [P]`` are positive and ascending, and what is beyond them does not count;
+    ``measured`` is ``[S, P]``.
     """
     widths = np.diff(np.log10(np.asarray(values, dtype=float)))
     left, right = measured[:, :-1] - threshold, measured[:, 1:] - threshold
@@ -100,11 +88,10 @@ def across_differences(
     summary: pd.DataFrame,
     items: pd.DataFrame,
 ) -> dict[float, float]:
-    """The statistic of a method minus that of its baseline, for every seed that both have at every point.
+    """By seed, the statistic of a method minus its baseline's, where both have the seed at every point.
 
-    Returns:
-        By seed; empty where a point has no runs of one of the two, or where the base model, which usable
-        decades are measured from, has no samples.
+    Empty where a point has no runs of one of the two, or where the base model, which usable decades are
+    measured from, has no samples.
     """
     both = []
     for method in (None, baseline):

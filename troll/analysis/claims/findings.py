@@ -9,14 +9,11 @@ from troll.analysis.claims.wording import both_below, collapsed, label, levels, 
 
 
 def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[ClaimVerdict] = ()) -> list[str]:
-    """The first decided claims, and how many claims have which verdict.
+    """The first decided claims as a Markdown list, then how many claims have which verdict.
 
     They are taken by rule, whatever they say: of the claims that are supported, whose contrary holds, that
     are not shown, and that depend on something, in turn the first one, then the second, each in the order of
     the ledger. So none of these kinds is left out for another.
-
-    Returns:
-        A Markdown list, an empty line and a closing sentence; only the latter where nothing is decided.
     """
     with_runs = [entry for entry in judged if entry.verdict != "not run"]
     kinds = [[entry for entry in with_runs if entry.verdict.startswith(kind)] for kind in _KINDS]

@@ -11,17 +11,11 @@ from troll.analysis.data.tidy import BASE
 
 @dataclass(frozen=True)
 class NextLook:
-    """What the next look at a claim lacks.
-
-    Attributes:
-        claim: its id.
-        runs: groups of runs (``Run.group_id``) and seeds.
-        likely: seeds in each setting that would decide with a chance of 80 %; None where no number of them
-            would.
-    """
+    """What the next look at a claim lacks."""
 
     claim: str
-    runs: tuple[tuple[str, int], ...]
+    runs: tuple[tuple[str, int], ...]  # groups of runs (``Run.group_id``) and seeds
+    # seeds in each setting that would decide with a chance of 80 %; None where no number of them would
     likely: int | None
 
 

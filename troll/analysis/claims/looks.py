@@ -19,30 +19,18 @@ UNDECIDED = ("inconclusive", "not run")
 
 @dataclass(frozen=True)
 class LookState:
-    """How far a claim's looks have come.
+    """How far a claim's looks have come."""
 
-    Attributes:
-        seeds: at the last look that was taken; 0 if none was.
-        decided: whether it gave a verdict.
-        missing: positions of the settings that the next look lacks seeds of.
-        last: whether no look is left.
-    """
-
-    seeds: int
-    decided: bool
-    missing: tuple[int, ...] = ()
-    last: bool = False
+    seeds: int  # at the last look that was taken; 0 if none was
+    decided: bool  # whether it gave a verdict
+    missing: tuple[int, ...] = ()  # positions of the settings that the next look lacks seeds of
+    last: bool = False  # whether no look is left
 
 
 def look_again(
     side: Side, settings: Sequence[PairedDifferences], least_seeds: int, looks: Looks
 ) -> tuple[Decision, LookState]:
-    """The verdict on a claim from all looks that its seeds allow.
-
-    Returns:
-        The decision of the first look that gives a verdict, else of the last one; and how far the looks have
-        come.
-    """
+    """The decision of the first look with a verdict, else of the last, and how far the looks have come."""
     seeds_present = [setting.seeds for setting in settings]
     opened, used = list(range(len(settings))), dict.fromkeys(range(len(settings)), looks.first)
     decision, seen = decide(side, (), least_seeds), 0

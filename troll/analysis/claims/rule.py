@@ -64,28 +64,18 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class PairedDifferences:
-    """One setting's paired differences.
-
-    Attributes:
-        name: as people read it.
-        coordinates: model, task, condition, estimator and method.
-        differences: one for each seed, ``[S]``.
-        level: of its intervals; above 95 % where it is looked at more than once.
-        conditions: those whose runs it rests on.
-        seed_numbers: the seeds, in the order of the differences; 0 to S - 1 by default.
-        baseline: names the runs that it is compared with, where other settings may be compared with the same;
-            None where none can be.
-        against: the trust region that it is compared with; empty for a number.
-    """
+    """One setting's paired differences."""
 
     name: str
-    coordinates: Mapping[str, str]
-    differences: Array
-    level: float = LEVEL
-    conditions: tuple[str, ...] = ()
-    seed_numbers: tuple[float, ...] = ()
+    coordinates: Mapping[str, str]  # model, task, condition, estimator and method
+    differences: Array  # one for each seed, ``[S]``
+    level: float = LEVEL  # of its intervals; above 95 % where it is looked at more than once
+    conditions: tuple[str, ...] = ()  # those whose runs it rests on
+    seed_numbers: tuple[float, ...] = ()  # the seeds, in the order of the differences; 0 to S - 1 by default
+    # names the runs that it is compared with, where other settings may be compared with the same; None where
+    # none can be
     baseline: Hashable = None
-    against: str = ""
+    against: str = ""  # the trust region that it is compared with; empty for a number
 
     @property
     def by_seed(self) -> dict[float, float]:
@@ -122,29 +112,17 @@ class PairedDifferences:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict and what it rests on.
-
-    Attributes:
-        verdict: the word.
-        settings: the settings with runs of both methods.
-        held: by setting, whether it alone shows the claim.
-        wrong: by setting, whether it shows the contrary, at the strict level.
-        pooled: the average over settings; None for fewer than three, or too few seeds.
-        coordinate: what a verdict that depends depends on: a coordinate, or "setting".
-        levels: the plain mean over settings at each level of it.
-        p: of the test that the levels differ; NaN where single settings show both.
-        seeds: how many in each setting would probably decide; None when more seeds would not.
-    """
+    """A verdict and what it rests on."""
 
     verdict: Verdict
-    settings: tuple[PairedDifferences, ...] = ()
-    held: tuple[bool, ...] = ()
-    wrong: tuple[bool, ...] = ()
-    pooled: Pooled | None = None
-    coordinate: str = ""
-    levels: Mapping[str, float] | None = None
-    p: float = math.nan
-    seeds: int | None = None
+    settings: tuple[PairedDifferences, ...] = ()  # the settings with runs of both methods
+    held: tuple[bool, ...] = ()  # by setting, whether it alone shows the claim
+    wrong: tuple[bool, ...] = ()  # by setting, whether it shows the contrary, at the strict level
+    pooled: Pooled | None = None  # the average over settings; None for fewer than three, or too few seeds
+    coordinate: str = ""  # what a verdict that depends depends on: a coordinate, or "setting"
+    levels: Mapping[str, float] | None = None  # the plain mean over settings at each level of it
+    p: float = math.nan  # of the test that the levels differ; NaN where single settings show both
+    seeds: int | None = None  # how many in each setting would probably decide; None when more seeds would not
 
     @property
     def label(self) -> str:
@@ -191,11 +169,7 @@ class Side:
 def decide(
     side: Side, settings: Sequence[PairedDifferences], least_seeds: int, *, level: float = LEVEL
 ) -> Decision:
-    """The verdict on a claim from its settings.
-
-    Args:
-        level: of the average's interval and of the tests; above 95 % where this is one of several looks.
-    """
+    """The verdict on a claim; ``level`` is above 95 % where this is one of several looks."""
     if not settings:
         return Decision("not run")
     present = tuple(settings)

@@ -116,26 +116,17 @@ class Claim(StrictModel):
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim with its verdict and what it rests on.
-
-    Attributes:
-        claim: the claim.
-        decision: the verdict and its settings.
-        seen: how far its looks have come; None where the seeds were fixed beforehand.
-        looks: the plan of the looks.
-        no_data_reason: why no setting counts although there are runs of the method; empty otherwise.
-        below_base: by setting, whether the method itself ends below its base model; only where the claim is
-            about pass@1 of two trust regions.
-        fallen: by setting, whether the baseline does, at every condition of it; likewise.
-    """
+    """A claim with its verdict and what it rests on."""
 
     claim: Claim
     decision: Decision
-    seen: LookState | None = None
-    looks: Looks | None = None
-    no_data_reason: str = ""
+    seen: LookState | None = None  # how far its looks have come; None where the seeds were fixed beforehand
+    looks: Looks | None = None  # the plan of the looks
+    no_data_reason: str = ""  # why no setting counts although there are runs of the method; empty otherwise
+    # by setting, whether the method itself ends below its base model; only where the claim is about pass@1 of
+    # two trust regions
     below_base: tuple[bool, ...] = ()
-    fallen: tuple[bool, ...] = ()
+    fallen: tuple[bool, ...] = ()  # by setting, whether the baseline does, at every condition of it; likewise
 
     @property
     def verdict(self) -> str:
@@ -167,11 +158,7 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
 def judge(
     claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame, looks: Looks | None = None
 ) -> list[ClaimVerdict]:
-    """The verdict on every claim, from the tables of one or several experiments.
-
-    Args:
-        looks: the plan, where seeds were added after looking; None where they were fixed beforehand.
-    """
+    """The verdicts from the tables of experiments; ``looks`` where seeds were added after looking."""
     experiments = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
     # A single experiment's table stays itself: what tables and figures have worked out of it is used again.
     tables = {

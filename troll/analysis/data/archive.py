@@ -33,17 +33,11 @@ _IDENTITY = ("run_id", "key", "numerics", "rule")
 
 @dataclass(frozen=True)
 class Held:
-    """What the tables say of a run, or of a base model.
+    """What the tables say of a run, or of a base model."""
 
-    Attributes:
-        key: of `troll.experiment.keys.key_of`.
-        numerics: the version of the numbers that it was made with.
-        rule: of its trust region; empty for a base model.
-    """
-
-    key: str
-    numerics: int
-    rule: str
+    key: str  # of `troll.experiment.keys.key_of`
+    numerics: int  # the version of the numbers that it was made with
+    rule: str  # of its trust region; empty for a base model
 
     def counts_as(self, key: str) -> bool:
         """Whether it is what a run with this key would come out as now."""
@@ -71,10 +65,6 @@ def append_run(directory: Path, results: Path, key: str) -> None:
 
     Processes wait for one another, and a file is replaced whole: whenever this is killed, the tables hold
     what they held before, or the new run as well, or neither it nor the one that it replaces.
-
-    Args:
-        directory: of the run: ``run.yaml``, ``metrics.jsonl``, ``manifest.json`` and ``grades.json``; of a
-            base model the latter two.
     """
     if lacking := [name for name in _FINISHED if not (directory / name).is_file()]:
         raise UserError(f"{directory / lacking[0]}: missing; only finished runs that are graded can be kept")

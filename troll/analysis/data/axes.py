@@ -24,19 +24,12 @@ _NEVER = (*WATCHING, "micro_batches")
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting along which lines are drawn.
-
-    Attributes:
-        name: of the setting.
-        label: of the axis, with the unit.
-        parts: recorded settings whose product it is.
-        along: settings that change with it, and so may differ within a line.
-    """
+    """A setting along which lines are drawn."""
 
     name: str
-    label: str
-    parts: tuple[str, ...]
-    along: tuple[str, ...] = ()
+    label: str  # of the axis, with the unit
+    parts: tuple[str, ...]  # recorded settings whose product it is
+    along: tuple[str, ...] = ()  # settings that change with it, and so may differ within a line
 
     def value(self, settings: Mapping[str, Any]) -> float | None:
         """The setting's value in one cell; None where the runs do not record it as a number."""

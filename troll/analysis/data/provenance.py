@@ -30,31 +30,20 @@ _NAMED_RUNS = 3
 
 @dataclass(frozen=True)
 class Made:
-    """What a run was made from.
+    """What a run was made from."""
 
-    Attributes:
-        coordinates: of the run, ``run_id`` among them, and ``place``.
-        rule: of its trust region; empty for a base model.
-        numerics: the version of the numbers that it recorded.
-        digests: by the names of `DIGESTS`; one that it does not have is not compared.
-    """
-
-    coordinates: Mapping[str, Any]
-    rule: str
-    numerics: int
-    digests: Mapping[str, str]
+    coordinates: Mapping[str, Any]  # of the run, ``run_id`` among them, and ``place``
+    rule: str  # of its trust region; empty for a base model
+    numerics: int  # the version of the numbers that it recorded
+    digests: Mapping[str, str]  # by the names of `DIGESTS`; one that it does not have is not compared
 
 
 def check_digests(runs: Sequence[Made], *, allow_mixed: bool = False) -> list[bool]:
-    """Checks that runs which will be compared were made alike.
+    """Checks that runs which will be compared were made alike; returns for each whether it differs.
 
-    Args:
-        allow_mixed: mark the runs that differ from the most frequent digest, and those from an older version
-            of the numbers, instead of refusing.
-
-    Returns:
-        One flag per run: whether it differs. Equally frequent digests are ordered by their text, so that the
-        marks do not depend on the order of the runs.
+    With ``allow_mixed`` runs that differ from the most frequent digest, and those from an older version of
+    the numbers, are marked instead of refused. Equally frequent digests are ordered by their text, so that
+    the marks do not depend on the order of the runs.
     """
     mixed = _outdated(runs, allow_mixed=allow_mixed)
     for name in DIGESTS:
@@ -122,12 +111,7 @@ def _message(
 
 
 def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
-    """What each run was made from.
-
-    Returns:
-        A row per run: ``run_id``, ``git_commit`` and ``changed`` (the checkout had changes that were not
-        committed).
-    """
+    """A row per run: ``run_id``, ``git_commit`` and ``changed`` (not all of it was committed)."""
     table = runs.drop_duplicates(["experiment", "run_id"])
     table = table[["run_id", "git_commit"]].astype(str).reset_index(drop=True)
     return table.assign(changed=table["git_commit"].str.endswith(DIRTY))

@@ -45,11 +45,9 @@ class Curve(NamedTuple):
 def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a run with one for each metric and rollout batch in place of one for each optimiser step.
 
-    Returns:
-        Rows of training reduced, then its summary; rows of validation as they are. A reduced row is at
-        the first step of its batch that logs the metric. Its value is the largest where the metric's name
-        ends in ``max``, the least where it ends in ``min``, else the mean. Rows that belong to no batch are
-        kept.
+    A reduced row is at the first step of its batch that logs the metric. Its value is the largest where the
+    metric's name ends in ``max``, the least where it ends in ``min``, else the mean. The summary follows.
+    Rows of validation, and those that belong to no batch, stay as they are.
     """
     every = list(rows)
     train = [row for row in every if row["source"] == "train"]
@@ -109,15 +107,13 @@ def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
-    """The numbers of a run that need every optimiser step.
+    """The numbers of a run that need every optimiser step; empty without curves.
 
-    Returns:
-        ``steps`` (the last), ``batches`` (how many), ``train_s`` and ``cpu_s`` (wall-clock and processor
-        seconds at the last step), ``mean/<metric>`` of every metric and, where the metric is logged, ``kl``
-        (KL to the old policy: mean of the last third), ``kl_max`` (largest of any token), ``entropy``,
-        ``response_length``, ``final`` (success; means of the last tenth), ``entropy_start`` (of the first
-        batch), ``peak`` (best success of a batch), ``drop`` (its largest fall below the best so far) and
-        ``area`` (its mean height). Empty without curves.
+    ``steps`` (the last), ``batches`` (how many), ``train_s`` and ``cpu_s`` (wall-clock and processor seconds
+    at the last step), ``mean/<metric>`` of every metric and, where the metric is logged, ``kl`` (KL to the
+    old policy: mean of the last third), ``kl_max`` (largest of any token), ``entropy``, ``response_length``,
+    ``final`` (success; means of the last tenth), ``entropy_start`` (of the first batch), ``peak`` (best
+    success of a batch), ``drop`` (its largest fall below the best so far) and ``area`` (its mean height).
     """
     if not curves:
         return {}

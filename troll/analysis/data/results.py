@@ -31,31 +31,22 @@ _WORDS = {list: "a list", dict: "an object", bool: "true or false", str: "text"}
 
 @dataclass(frozen=True)
 class Results:
-    """What tables, figures and verdicts are made from.
-
-    Attributes:
-        runs: the tidy table (`troll.analysis.data.tidy`).
-        items: the table of test problems.
-        expected: coordinates of the planned runs, each with the ``rule`` of its trust region.
-        skipped: reason by task, for tasks that this machine cannot run.
-        substitutes: what there is in place of the paper's data set, by task.
-        mixed: ids of runs that were made otherwise than most, and admitted.
-        rehearsal: whether these are runs of `troll rehearse`, with meaningless numbers.
-        looks: when seeds were looked at, where they were added after looking.
-        claims: what the experiment file names as its files of claims; none: those of the package.
-        summary: what the experiment file says of itself in one line.
-    """
+    """What tables, figures and verdicts are made from."""
 
     runs: pd.DataFrame
     items: pd.DataFrame
+    # coordinates of the planned runs, each with the ``rule`` of its trust region
     expected: Sequence[Mapping[str, object]] | None = None
+    # reason by task, for tasks that this machine cannot run
     skipped: Mapping[str, str] = field(default_factory=dict)
+    # what there is in place of the paper's data set, by task
     substitutes: Mapping[str, str] = field(default_factory=dict)
-    mixed: Sequence[str] = ()
-    rehearsal: bool = False
-    looks: Looks | None = None
+    mixed: Sequence[str] = ()  # ids of runs that were made otherwise than most, and admitted
+    rehearsal: bool = False  # whether these are runs of `troll rehearse`, with meaningless numbers
+    looks: Looks | None = None  # when seeds were looked at, where they were added after looking
+    # what the experiment file names as its files of claims; none: those of the package
     claims: Sequence[str] = ()
-    summary: str = ""
+    summary: str = ""  # what the experiment file says of itself in one line
 
 
 def write_plan(
@@ -130,20 +121,13 @@ def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the workflow hands to the job that collects.
-
-    Attributes:
-        expected: as for `Results`; None where nothing is planned.
-        skipped: as for `Results`.
-        looks: as for `Results`.
-        summary: as for `Results`.
-        keys: what makes each run the planned one, by run id, base models included.
-    """
+    """What the workflow hands to the job that collects; what is not explained here is as for `Results`."""
 
     expected: Sequence[Mapping[str, object]] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     looks: Looks | None = None
     summary: str = ""
+    # what makes each run the planned one, by run id, base models included
     keys: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -18,42 +18,26 @@ _SHOWN = 100  # characters of a value that a message quotes
 
 @dataclass(frozen=True)
 class Grades:
-    """What a file of grades holds, and those of further data sets beside it.
+    """What a file of grades holds, and those of further data sets beside it."""
 
-    Attributes:
-        rows: metrics on test problems, as rows of the tidy table without coordinates.
-        items: ``c`` of ``n`` graded samples of problem ``task_id`` passed.
-        test_data: digest of the test problems.
-    """
-
-    rows: list[dict[str, Any]]
-    items: list[dict[str, Any]]
-    test_data: str
+    rows: list[dict[str, Any]]  # metrics on test problems, as rows of the tidy table without coordinates
+    items: list[dict[str, Any]]  # ``c`` of ``n`` graded samples of problem ``task_id`` passed
+    test_data: str  # digest of the test problems
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """All that a run, or a base model, has left.
-
-    Attributes:
-        manifest: of manifest.json.
-        numerics: the version of the numbers that the manifest records; 0 where it has none.
-        digests: those of the manifest that it has.
-        grades: of grades.json.
-        settings: of run.yaml; none of a base model.
-        coordinates: of a run, by name; none of a base model.
-        metrics: of metrics.jsonl, as rows of the tidy table without coordinates; none of a base model.
-        last_step: the last optimiser step; 0 of a base model.
-    """
+    """All that a run, or a base model, has left."""
 
     manifest: dict[str, Any]
-    numerics: int
-    digests: dict[str, str]
+    numerics: int  # the version of the numbers that the manifest records; 0 where it has none
+    digests: dict[str, str]  # those of the manifest that it has
     grades: Grades
-    settings: dict[str, Any] = field(default_factory=dict)
-    coordinates: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # of run.yaml; none of a base model
+    coordinates: dict[str, Any] = field(default_factory=dict)  # of a run, by name; none of a base model
+    # of metrics.jsonl, as rows of the tidy table without coordinates; none of a base model.
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    last_step: int = 0
+    last_step: int = 0  # the last optimiser step; 0 of a base model
 
 
 def read_run_files(path: Path) -> RunFiles:

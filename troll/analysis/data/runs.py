@@ -54,15 +54,10 @@ def collect(
     keys: Mapping[str, str] | None = None,
     allow_mixed: bool = False,
 ) -> Tidy:
-    """Writes the tidy tables of an experiment with all runs here, as one part, and as CSV.
+    """Writes the tidy tables of an experiment as one part, and as ``runs.csv.gz``.
 
-    Args:
-        run_dirs: directories of finished runs (``run.yaml``, ``metrics.jsonl``, ``manifest.json``,
-            ``grades.json``).
-        out: results/<experiment>; gets ``tidy/all.parquet`` and ``runs.csv.gz``, with digests cut to 12
-            characters. Other parts there are removed.
-        allow_mixed: admit rows with different digests, with ``mixed`` set on those that differ from the
-            most frequent digest.
+    Digests are cut to 12 characters. Other parts in ``out`` are removed. With ``allow_mixed`` rows with
+    different digests are admitted, and ``mixed`` is set on those that differ from the most frequent one.
     """
     tidy = checked(read_directories(run_dirs, base_dirs, keys=keys), allow_mixed=allow_mixed)
     write_whole(tidy, out)

@@ -12,12 +12,10 @@ from troll.tasks.datasets.catalogue import MATH_EVAL
 
 
 def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
-    """Metrics of the data sets beside a run's own test problems.
+    """Metrics of the data sets beside a run's own test problems, and a digest of their problems.
 
-    Returns:
-        One row per data set and metric, named ``<data set>/pass@1``, and ``math-eval/pass@1``, the mean of
-        the paper's seven mathematics sets, where all of them are there, likewise
-        ``math-eval/official/pass@1``; and a digest of their problems.
+    A row per data set and metric, named ``<data set>/pass@1``; and ``math-eval/pass@1``, the mean of the
+    paper's seven mathematics sets, where all of them are there, likewise ``math-eval/official/pass@1``.
     """
     path = directory / "suites" / "graded.json"
     if not path.exists():

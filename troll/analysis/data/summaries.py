@@ -125,15 +125,13 @@ def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def per_run(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per run with the numbers that tables quote.
+    """One row per run with the numbers that tables quote; the same table is summarised once.
 
-    Returns:
-        Columns: the coordinates, ``mixed``, every test metric under its own name, what
-        `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of
-        training), ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with
-        its updates) in place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory).
-        Of `stopped_runs`, ``auc`` and ``final`` are 0.
-        The same table is summarised once: many tables and figures of a page ask for it.
+    Columns: the coordinates, ``mixed``, every test metric under its own name, what
+    `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of training),
+    ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with its updates) in
+    place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory). Of `stopped_runs`,
+    ``auc`` and ``final`` are 0.
     """
     return _summaries(runs).copy()
 
@@ -174,11 +172,9 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
-    """Scores of a cell per seed and problem.
+    """Pass@k of a cell: a row per seed, a column per ``task_id``.
 
-    Returns:
-        Index seed, columns task_id, values pass@k. Problems that some seed could not grade (fewer than k
-        usable samples) are left out for all seeds.
+    Problems that some seed could not grade (fewer than k usable samples) are left out for all seeds.
     """
     rows = cell.rows(items)
     if rows.empty:
@@ -200,12 +196,10 @@ def interval(items: pd.DataFrame, cell: Cell, k: int = 1) -> Interval | None:
 def difference(
     items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1, level: float = 0.95
 ) -> Interval | None:
-    """Paired interval of pass@k of ``cell`` minus ``baseline``, over the seeds and problems that both have.
+    """Paired interval of pass@k of ``cell`` minus ``baseline``, cut to [-1, 1].
 
-    Against the base model, which has one set of samples, every seed is paired with those samples.
-
-    Returns:
-        The interval, cut to [-1, 1]; None when the two share no seed or no problem.
+    None where they share no seed or no problem. Against the base model, which has one set of samples, every
+    seed is paired with those samples.
     """
     pair = paired_scores(items, cell, baseline, k)
     if pair is None:

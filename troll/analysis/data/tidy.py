@@ -77,16 +77,13 @@ _REMEDY = "restore it (git checkout), or remove it and collect its runs again"
 
 @dataclass(frozen=True)
 class Tidy:
-    """The two tables.
+    """The two tables."""
 
-    Attributes:
-        runs: columns ``RUN_COLUMNS``. ``rule`` is that of the trust region, whatever its name. ``source`` is
-            train, validation, test, manifest or summary. In rows of the base model ``seed`` is missing, and
-            ``rule``, ``estimator`` and ``condition`` are empty.
-        items: columns ``ITEM_COLUMNS``: ``c`` of ``n`` graded samples of problem ``task_id`` passed.
-    """
-
+    # columns ``RUN_COLUMNS``. ``rule`` is that of the trust region, whatever its name. ``source`` is train,
+    # validation, test, manifest or summary. In rows of the base model ``seed`` is missing, and ``rule``,
+    # ``estimator`` and ``condition`` are empty.
     runs: pd.DataFrame
+    # columns ``ITEM_COLUMNS``: ``c`` of ``n`` graded samples of problem ``task_id`` passed
     items: pd.DataFrame
 
     def of_runs(self, run_ids: Collection[str]) -> "Tidy":

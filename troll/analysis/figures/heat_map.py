@@ -38,19 +38,13 @@ _LEAST_SPAN = 0.05
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of one setting by learning rate and staleness.
+    """The cells of one setting by learning rate and staleness."""
 
-    Attributes:
-        rates: columns, ascending.
-        stale: rows: optimiser steps for each batch of rollouts, and policy lag in batches; ascending.
-        methods: in the order of legends.
-        cells: by method, rate and staleness.
-    """
-
-    rates: tuple[float, ...]
+    rates: tuple[float, ...]  # columns, ascending
+    # rows: optimiser steps for each batch of rollouts, and policy lag in batches; ascending
     stale: tuple[_Stale, ...]
-    methods: tuple[str, ...]
-    cells: Mapping[tuple[str, float, _Stale], Cell]
+    methods: tuple[str, ...]  # in the order of legends
+    cells: Mapping[tuple[str, float, _Stale], Cell]  # by method, rate and staleness
 
 
 def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:

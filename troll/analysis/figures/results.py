@@ -63,11 +63,9 @@ def main_figure(
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
     More than six such columns are cut into several rows for each model and task, where the estimators of one
-    condition stay together, and many rows are in blocks side by side. Where some settings have no run,
-    those that have one follow each other line by line. Panels of a model and task share their vertical range.
-
-    Args:
-        trust_regions: which; by default all that are not variants of another one.
+    condition stay together, and many rows are in blocks side by side. Where some settings have no run, those
+    that have one follow each other line by line. Panels of a model and task share their vertical range.
+    Variants of other trust regions are left out unless they are named.
     """
     require_one(runs)
     shown, bases = _methods(runs, trust_regions), _bases(runs)

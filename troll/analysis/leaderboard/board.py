@@ -115,12 +115,11 @@ def board_table(
 
 
 def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """How sure the places of a board are: the range of each rule's place when seeds are drawn again.
+    """How sure the places are: by task and rule, the range of its place when seeds are drawn again.
 
-    Returns:
-        By task and rule: from the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS`
-        draws of the seeds with replacement, the same for all rules. Only seeds that every rule has are drawn;
-        a task with fewer than two of them has no ranges.
+    From the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS` draws of the seeds
+    with replacement, the same for all rules. Only seeds that every rule has are drawn; a task with fewer than
+    two of them has no ranges.
     """
     ranges: dict[tuple[str, str], tuple[int, int]] = {}
     for results in final:

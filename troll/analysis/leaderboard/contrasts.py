@@ -64,37 +64,24 @@ Sentence = Annotated[str, AfterValidator(_with_known_slots)]
 
 
 class Sentences(StrictModel):
-    """What is said of each outcome of the first contrast, with `SLOTS` in braces.
+    """What is said of each outcome of the first contrast, with `SLOTS` in braces."""
 
-    Attributes:
-        above: the whole interval of the difference is above 0.
-        below: it is below 0.
-        within: it holds 0, and is within the margin on both sides.
-        undecided: it holds 0, and reaches out of the margin.
-        small: added to ``above`` or ``below`` where the whole interval is within the margin.
-    """
-
-    above: Sentence
-    below: Sentence
-    within: Sentence
-    undecided: Sentence
-    small: Sentence
+    above: Sentence  # the whole interval of the difference is above 0
+    below: Sentence  # it is below 0
+    within: Sentence  # it holds 0, and is within the margin on both sides
+    undecided: Sentence  # it holds 0, and reaches out of the margin
+    small: Sentence  # added to ``above`` or ``below`` where the whole interval is within the margin
 
 
 class Comparison(StrictModel):
-    """Contrasts that are fixed beforehand, and how they are read.
+    """Contrasts that are fixed beforehand, and how they are read."""
 
-    Attributes:
-        contrasts: the first is primary, tested for itself; all of them are a family for Holm's correction.
-        margin: differences up to this share of test problems count as none.
-        endpoints: the first is primary: test ``pass@1``, or ``area``, the mean height of the training curve.
-        sentences: by outcome.
-    """
-
+    # the first is primary, tested for itself; all of them are a family for Holm's correction
     contrasts: list[Contrast] = Field(min_length=1)
-    margin: Positive
+    margin: Positive  # differences up to this share of test problems count as none
+    # the first is primary: test ``pass@1``, or ``area``, the mean height of the training curve
     endpoints: list[Literal["pass@1", "area"]] = Field(min_length=1)
-    sentences: Sentences
+    sentences: Sentences  # by outcome
 
     @model_validator(mode="after")
     def _each_once(self) -> "Comparison":

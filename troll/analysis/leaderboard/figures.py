@@ -89,13 +89,10 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
 
 
 def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
-    """Share of tasks on which a rule reaches the target within so many times the rollouts of the quickest.
+    """By rule, the share of tasks where it reaches the target within each ratio of the quickest's rollouts.
 
-    Source: AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
-
-    Returns:
-        One row per rule, a column for each ratio; a rule that never reaches the target, or has no runs on a
-        task, counts as infinite there.
+    A rule that never reaches it, or has no runs on a task, counts as infinite there. Source: AlgoPerf's
+    performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
     """
     setting = [board["task"], board["model"]]
     quickest = board["rollouts"].groupby(setting).transform("min")

@@ -44,10 +44,7 @@ def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
 def trial_scores(
     runs: pd.DataFrame, protocol: Protocol, only: str | None = None, rounds: int | None = None
 ) -> pd.DataFrame:
-    """Success on validation problems at the end of each trial.
-
-    Args:
-        rounds: further rounds that count; None: all of them.
+    """Success on validation problems at the end of each trial; all rounds count by default.
 
     Returns:
         Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over the tuning
@@ -176,13 +173,10 @@ def first_scores(scores: pd.DataFrame) -> pd.Series:
 
 
 def expected_best(scores: Sequence[float], budget: int) -> float:
-    """Expected best of so many trials, drawn without replacement from those that were made.
+    """Expected best of ``budget`` trials, drawn without replacement from those that were made.
 
     The unbiased estimator of Tang et al. (2020, "Showing Your Work Doesn't Always Work", eq. 5), for the
     quantity of Dodge et al. (2019, "Show Your Work").
-
-    Args:
-        budget: 1 to ``len(scores)``.
     """
     count = len(scores)
     if not 1 <= budget <= count:

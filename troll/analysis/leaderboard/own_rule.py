@@ -32,9 +32,8 @@ HERE, RELEASED = "here", "released"
 def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
     """The protocol with a rule more, which gets the same number of trials.
 
-    Args:
-        space: values of its settings; where there are none, all trials are learning rates, evenly spaced on
-            a logarithmic scale between the protocol's least and largest.
+    Without settings to try, all trials are learning rates, evenly spaced on a logarithmic scale between the
+    protocol's least and largest.
     """
     if name in protocol.rules:
         raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
@@ -134,11 +133,7 @@ def own_board(
     scores: pd.DataFrame,
     finals: Mapping[str, tuple[Results, Results]],
 ) -> pd.DataFrame:
-    """The board with the own rule's row between the released ones.
-
-    Returns:
-        `board_table` with a column ``runs`` more: "here" or "released".
-    """
+    """`board_table` with the own rule among the released ones; ``runs`` says "here" or "released"."""
     for task, (released, added) in finals.items():
         _check_problems(task, released, added)
     results = [beside(released, added, name) for released, added in finals.values()]

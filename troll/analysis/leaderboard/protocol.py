@@ -30,69 +30,48 @@ TRIALS, FINAL = "trials", "final"
 
 
 class Candidate(StrictModel):
-    """A rule, and the values of its settings that trials may take.
+    """A rule, and the values of its settings that trials may take."""
 
-    Attributes:
-        rule: its registered name, or ``file.py:function``.
-        settings: what is the same in all trials.
-        space: values by setting. Settings whose names are joined by a comma take the same value.
-        learning_rates: of this rule, in place of the protocol's.
-    """
-
-    rule: str
-    settings: dict[str, Any] = Field({})
+    rule: str  # its registered name, or ``file.py:function``
+    settings: dict[str, Any] = Field({})  # what is the same in all trials
+    # values by setting. Settings whose names are joined by a comma take the same value.
     space: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field({})
-    learning_rates: list[Positive] = Field([])
+    learning_rates: list[Positive] = Field([])  # of this rule, in place of the protocol's
 
 
 class Round(StrictModel):
-    """A further round of tuning.
+    """A further round of tuning."""
 
-    Attributes:
-        keep: trials of each rule and task that go on to it: the best by the mean over all seeds so far.
-        seeds: that they get beside those.
-    """
-
+    # trials of each rule and task that go on to it: the best by the mean over all seeds so far
     keep: int = Field(ge=1)
-    seeds: list[Whole] = Field(min_length=1)
+    seeds: list[Whole] = Field(min_length=1)  # that they get beside those
 
 
 class Protocol(StrictModel):
-    """The contents of a protocol file.
+    """The contents of a protocol file."""
 
-    Attributes:
-        name: of the leaderboard; the experiments are ``<name>-trials`` and ``<name>-<task>``.
-        trials: settings tried of each rule, exactly.
-        tuning_seeds: of each trial.
-        rounds: of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice is
-            made among those of the last round, by the mean over all their seeds.
-        tuned_in: results/<experiment> of another protocol's trials, whose runs are those of the first round.
-        seeds: of each rule at its best; none of them is a tuning seed.
-        learning_rates: tried with every combination of a rule's settings.
-        baseline: the rule that others are compared with.
-        rules: by the names that tables show.
-        experiment: what all runs share: tasks, models, estimators, training, evaluation, as in an experiment
-            file.
-        comparison: what is compared; none: every rule with the baseline, on the board alone.
-        not_finite: what a run counts whose loss is not finite: ``zero``, a success of 0 in tuning and at
-            every endpoint; ``stop``, nothing: the board cannot be made. By default ``zero`` where
-            `comparison` says what is compared.
-        ranking: each rule is compared with the baseline for itself, with looks at which it may stop; none:
-            all have all fresh seeds, and Holm's correction is over the whole board.
-    """
-
-    name: str
-    trials: int = Field(ge=1)
-    tuning_seeds: list[Whole] = Field(min_length=1)
+    name: str  # of the leaderboard; the experiments are ``<name>-trials`` and ``<name>-<task>``
+    trials: int = Field(ge=1)  # settings tried of each rule, exactly
+    tuning_seeds: list[Whole] = Field(min_length=1)  # of each trial
+    # of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice is made among
+    # those of the last round, by the mean over all their seeds
     rounds: list[Round] = Field([])
+    # results/<experiment> of another protocol's trials, whose runs are those of the first round
     tuned_in: str | None = None
-    seeds: list[Whole] = Field(min_length=2)
-    learning_rates: list[Positive] = Field(min_length=1)
-    baseline: str
-    rules: dict[str, Candidate] = Field(min_length=1)
+    seeds: list[Whole] = Field(min_length=2)  # of each rule at its best; none of them is a tuning seed
+    learning_rates: list[Positive] = Field(min_length=1)  # tried with every combination of a rule's settings
+    baseline: str  # the rule that others are compared with
+    rules: dict[str, Candidate] = Field(min_length=1)  # by the names that tables show
+    # what all runs share: tasks, models, estimators, training, evaluation, as in an experiment file
     experiment: dict[str, Any]
+    # what is compared; none: every rule with the baseline, on the board alone
     comparison: Comparison | None = None
+    # what a run counts whose loss is not finite: ``zero``, a success of 0 in tuning and at every endpoint;
+    # ``stop``, nothing: the board cannot be made. By default ``zero`` where `comparison` says what is
+    # compared.
     not_finite: Literal["stop", "zero"] = "stop"
+    # each rule is compared with the baseline for itself, with looks at which it may stop; none: all have all
+    # fresh seeds, and Holm's correction is over the whole board
     ranking: Ranking | None = None
 
     @model_validator(mode="before")
@@ -299,11 +278,7 @@ def final_experiments(
     only: str | None = None,
     counts: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Experiment files of fresh seeds by task, each rule at its best.
-
-    Args:
-        counts: how many of the protocol's seeds each rule gets; by default all.
-    """
+    """Experiment files of fresh seeds by task, each rule at its best, with its ``counts`` of seeds or all."""
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
     seed_counts = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
     least = min(seed_counts.values())

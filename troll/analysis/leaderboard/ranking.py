@@ -29,17 +29,13 @@ UNDECIDED = "no difference shown"
 
 
 class Ranking(StrictModel):
-    """How each rule is compared with the baseline.
+    """How each rule is compared with the baseline."""
 
-    Attributes:
-        looks: numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are not a look.
-        power: predictive power below which it does.
-        tuning_spread: standard deviation of the expected success of the trial that tuning chooses, of a rule
-            on a task, as a share of test problems: part of every interval and test.
-    """
-
+    # numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are not a look
     looks: list[int] = Field(min_length=1)
-    power: float = Field(gt=0, lt=1)
+    power: float = Field(gt=0, lt=1)  # predictive power below which it does
+    # standard deviation of the expected success of the trial that tuning chooses, of a rule on a task, as a
+    # share of test problems: part of every interval and test
     tuning_spread: Positive
 
     def spread_of_difference(self, tasks: int) -> float:
@@ -102,12 +98,9 @@ def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> O
 
 
 def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) -> Array:
-    """How likely the test at the last seed shows a difference, as the seeds so far predict it.
+    """How likely the test at the last seed shows a difference, as the seeds so far ``[..., S]`` predict it.
 
     The expectation has a flat prior, and the standard deviation stays as it is.
-
-    Args:
-        differences: of the seeds so far [..., S], S at least 2.
     """
     values = np.asarray(differences, dtype=float)
     now, mean, deviation = values.shape[-1], values.mean(axis=-1), values.std(axis=-1, ddof=1)

@@ -17,15 +17,10 @@ _NUMBER = re.compile(r"[<>≤≥]?\s*([+\N{MINUS SIGN}-]?\d[\d,]*(?:\.\d+)?(?:e[
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
-
-    Attributes:
-        title: heading.
-        body: HTML.
-    """
+    """A part of the page."""
 
     title: str
-    body: str
+    body: str  # HTML
 
 
 def figure_section(title: str, image: Path, caption: str = "") -> Section:
@@ -93,11 +88,7 @@ def _inline(text: str) -> str:
 
 
 def page(title: str, sections: Sequence[Section], opening: str = "") -> str:
-    """A complete HTML document without links to anything outside it.
-
-    Args:
-        opening: HTML below the heading, before the links to the sections.
-    """
+    """A complete HTML document without links to outside; ``opening`` is HTML before the links to sections."""
     names = [f"part-{index}" for index, _ in enumerate(sections, start=1)]
     links = "".join(
         f'<a href="#{name}">{html.escape(section.title)}</a>'

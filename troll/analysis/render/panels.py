@@ -30,23 +30,14 @@ _TRAIN_S, _CPU_S = f"{SUMMARY}/train_s", f"{SUMMARY}/cpu_s"
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a panel shows.
+    """What a panel shows."""
 
-    Attributes:
-        metric: name in the tidy table.
-        label: of the axis, with the unit.
-        scale: "linear", "share" (0 to 1 shown in percent) or "log".
-        complement: show one minus the value (kept mass as the mass left out).
-        axis: quantities of one axis share their limits.
-        bound: draw the rule's own KL bound, where the run's settings have one.
-    """
-
-    metric: str
-    label: str
-    scale: str = "linear"
-    complement: bool = False
-    axis: str = ""
-    bound: bool = False
+    metric: str  # name in the tidy table
+    label: str  # of the axis, with the unit
+    scale: str = "linear"  # "linear", "share" (0 to 1 shown in percent) or "log"
+    complement: bool = False  # show one minus the value (kept mass as the mass left out)
+    axis: str = ""  # quantities of one axis share their limits
+    bound: bool = False  # draw the rule's own KL bound, where the run's settings have one
 
 
 def quantity(entry: Metric | Summary) -> Quantity:
@@ -58,15 +49,10 @@ def quantity(entry: Metric | Summary) -> Quantity:
 
 @dataclass(frozen=True)
 class Across:
-    """The horizontal axis: optimiser steps, or the mean time at which the seeds reached a step.
+    """The horizontal axis: optimiser steps, or the mean time at which the seeds reached a step."""
 
-    Attributes:
-        label: of the axis, with the unit.
-        seconds: length of the unit of time; None for steps.
-    """
-
-    label: str = "optimiser steps"
-    seconds: float | None = None
+    label: str = "optimiser steps"  # of the axis, with the unit
+    seconds: float | None = None  # length of the unit of time; None for steps
 
 
 STEPS = Across()
@@ -90,11 +76,7 @@ def panel(
     missing: str = "no values",
     spread: bool = True,
 ) -> bool:
-    """Draws every method's curves.
-
-    Args:
-        missing: what an empty panel says.
-    """
+    """Draws every method's curves; ``missing`` is what an empty panel says."""
     drawn = False
     for name in shown:
         mine = setting.with_trust_region(name).rows(rows)

@@ -23,11 +23,7 @@ def marked(name: str, substitute: bool) -> str:
 
 
 def substitute_note(notes: Mapping[str, str]) -> list[str]:
-    """The sentence below a table, or none.
-
-    Args:
-        notes: what there is in place of the paper's set, by name of the data set.
-    """
+    """The sentence below a table that says what is in place of the paper's data sets, if anything is."""
     if not notes:
         return []
     listed = "; ".join(f"{name}: {note}" if note else name for name, note in sorted(notes.items()))
@@ -37,10 +33,8 @@ def substitute_note(notes: Mapping[str, str]) -> list[str]:
 def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
     """A table with its substitutes marked, with a note that says what they are.
 
-    Args:
-        frame: any table; data sets are the values of ``task``, and columns named ``<data set>/...``. A mean
-            over the paper's MATH Eval is touched by its members.
-        notes: what there is in place of the paper's set, by name of the data set.
+    Data sets are the values of ``task``, and columns named ``<data set>/...``. A mean over the paper's MATH
+    Eval is touched by its members.
     """
     names = {str(name) for name in frame["task"]} if "task" in frame.columns else set()
     columns = {str(column): _sets(str(column).partition("/")) & set(notes) for column in frame.columns}

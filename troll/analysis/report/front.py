@@ -33,17 +33,11 @@ _OUTCOMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a claim answers.
+    """A question that a claim answers."""
 
-    Attributes:
-        claim: its id.
-        text: the question.
-        command: what makes the runs behind it.
-    """
-
-    claim: str
+    claim: str  # its id
     text: str
-    command: str
+    command: str  # what makes the runs behind it
 
 
 _TESTBED = (
@@ -79,9 +73,8 @@ QUESTIONS = (
 def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
     """The table in Markdown, without rows that have no runs, and how many claims got which verdict.
 
-    Args:
-        judged: verdicts of all claims, those of the testbed over all its experiments.
-        results: directory of released results, for the duel's contrasts and what a GPU measured.
+    The testbed's claims are judged over all its experiments; the duel's contrasts and what a GPU measured
+    come from ``results``, the directory of what is released.
     """
     known = {item.claim.id: item for item in judged if item.verdict != "not run"}
     rows = [_claim(item, known[item.claim]) for item in QUESTIONS if item.claim in known]

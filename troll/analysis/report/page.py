@@ -36,13 +36,10 @@ def make_page(
 ) -> None:
     """Writes the report of one experiment.
 
-    The page begins with the question, the answer and the figure that shows it (`questions`). Tables are made
-    from the results; figures are those under ``figures/`` that exist. The tables under ``cost/`` and
-    ``public/`` (Markdown, as other commands write them), and the audit under ``audit/``, are shown if there
-    are any.
-
-    Args:
-        replication: whether they replicate a release, in lines; the first of the page.
+    The page begins with whether the runs replicate a release, then the question, the answer and the figure
+    that shows it (`questions`). Tables are made from the results; figures are those under ``figures/`` that
+    exist. The tables under ``cost/`` and ``public/`` (Markdown, as other commands write them), and the audit
+    under ``audit/``, are shown if there are any.
     """
     require_one(results.runs)
     name = str(results.runs["experiment"].iloc[0])

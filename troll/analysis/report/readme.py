@@ -57,18 +57,11 @@ def blocks(
     method: str = "troll",
     baseline: str = BASELINE,
 ) -> dict[str, str]:
-    """The generated blocks of the README and of docs/findings.md.
+    """The generated blocks of the README and of docs/findings.md: Markdown by name.
 
-    Args:
-        board: the released leaderboard; None where there is none.
-        early: rules with trials chosen before they ended, with the share of optimiser steps by then.
-        benchmark: verdicts that the board shows.
-        others: verdicts of all other experiments, which are counted with those that are `judged`.
-
-    Returns:
-        Markdown by name: ``findings`` (a few sentences), ``board`` (its top), ``verdicts``,
-        ``results-table`` (a row per setting), ``results-sentences``,
-        ``results-full-table`` and ``provenance``.
+    ``early`` are rules with trials chosen before they ended, with the share of optimiser steps by then;
+    ``benchmark`` are the verdicts that the board shows; ``others`` those of all other experiments, which are
+    counted with those that are ``judged``.
     """
     if family is not None:
         main = read_in_family(main, family)
@@ -91,11 +84,7 @@ def top_of(
     method: str = "troll",
     places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
 ) -> str:
-    """What the leaderboard says of a method, and the best rules of each task beside it and the baseline.
-
-    Args:
-        early: rules with trials chosen before they ended, with the share of optimiser steps by then.
-    """
+    """What the leaderboard says of a method, and the best rules of each task beside it and the baseline."""
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
     told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
     decided = [line for line in findings(benchmark)[:-1] if line]
@@ -200,10 +189,9 @@ def sentences(
 ) -> list[str]:
     """What the main table says, as a Markdown list derived by rule.
 
-    Returns:
-        One line per statement: how many settings read higher, lower or unclear, the range of differences by
-        condition, all settings of a condition together, which methods end below or not clearly above the
-        base model, KL, and what few seeds mean.
+    How many settings read higher, lower or unclear, the range of differences by condition, all settings of a
+    condition together, which methods end below or not clearly above the base model, KL, and what few seeds
+    mean.
     """
     table = comparison_table(main, method=method, baseline=baseline)
     table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})

@@ -63,17 +63,11 @@ _WIDE = ("index.md", "results/index.md")
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the site.
+    """A page of the site."""
 
-    Attributes:
-        path: below the site's pages, ``results/testbed/index.md``.
-        title: in the navigation.
-        text: Markdown as the generator reads it.
-    """
-
-    path: str
+    path: str  # below the site's pages, ``results/testbed/index.md``
     title: str
-    text: str
+    text: str  # Markdown as the generator reads it
 
 
 def write_site(
@@ -86,10 +80,8 @@ def write_site(
 ) -> list[Page]:
     """Writes ``out/zensical.toml`` and ``out/pages``, from which ``zensical build`` makes ``out/html``.
 
-    Args:
-        repository: web address of the repository, for links to files that the site does not hold.
-        revision: branch, tag or commit that such links show.
-        address: web address where the site will be.
+    ``repository`` (a web address) and ``revision`` are for links to files that the site does not hold;
+    ``address`` is where the site will be.
     """
     tracked = tracked_files(root)
     directory = out / PAGES
@@ -199,11 +191,7 @@ def _beside(path: PurePosixPath, tracked: frozenset[str]) -> list[PurePosixPath]
 
 
 def configuration(pages: dict[str, Page], address: str | None) -> str:
-    """The generator's configuration: no font, script or style is asked for from elsewhere.
-
-    Args:
-        pages: by their paths in the repository.
-    """
+    """The generator's configuration: no font, script or style is asked for from elsewhere."""
 
     def listed(paths: Sequence[str]) -> str:
         chosen = [pages[path] for path in paths if path in pages]

@@ -12,21 +12,15 @@ _COPIED = (".csv", ".png", ".svg", ".json")
 
 @dataclass
 class Links:
-    """Targets by their paths in the repository.
+    """Targets by their paths in the repository."""
 
-    Attributes:
-        tracked: every file that git tracks.
-        pages: site path by repository path.
-        repository: address of the repository's pages on the web, for files that the site does not hold; None
-            where it is not known, and then such a link is its text.
-        revision: branch, tag or commit that those are shown at.
-        copied: files of the repository that pages link to and the site has to hold.
-    """
-
-    tracked: frozenset[str]
-    pages: Mapping[str, str]
+    tracked: frozenset[str]  # every file that git tracks
+    pages: Mapping[str, str]  # site path by repository path
+    # address of the repository's pages on the web, for files that the site does not hold; None where it is
+    # not known, and then such a link is its text
     repository: str | None = None
-    revision: str = "main"
+    revision: str = "main"  # branch, tag or commit that those are shown at
+    # files of the repository that pages link to and the site has to hold
     copied: set[str] = field(default_factory=set)
 
     def of(self, page: str, source: str) -> Resolve:

@@ -160,11 +160,7 @@ def figure(address: str, title: str, text: str = "") -> str:
 
 
 def adapt(text: str, resolve: Resolve, *, name: str = "", anchors: Anchors | None = None) -> str:
-    """A page, or a part of one, as the generator shall read it.
-
-    Args:
-        name: what anchors of table rows begin with; by default the heading above a table.
-    """
+    """A page as the generator shall read it; anchors of rows begin with ``name``, or the heading above."""
     anchors = anchors or Anchors()
     return "\n".join(_adapted(text.splitlines(), resolve, name, anchors)) + "\n"
 

@@ -26,11 +26,7 @@ _MARKED = f"{MARK} stands in for the data set that the paper used."
 
 
 def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
-    """The tables of an audit, with their titles: the verdicts, and what else is not empty.
-
-    Args:
-        result: of `audit` in `workflow/graders/audit.py`.
-    """
+    """The tables of `workflow/graders/audit.py` with their titles: the verdicts, and what else there is."""
     tables = [
         ("What the graders accept", cases_table(result)),
         ("Hostile programs", hostile_table(result["hostile"])),
@@ -47,12 +43,7 @@ def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
 
 
 def write_audit(result: Mapping[str, Any], out: Path) -> None:
-    """Writes an audit: all of it as ``<out>.md``, the verdicts as ``<out>.csv``.
-
-    Args:
-        result: of `audit` in `workflow/graders/audit.py`.
-        out: path without suffix.
-    """
+    """Writes what `workflow/graders/audit.py` found: all of it as ``.md``, the verdicts as ``.csv``."""
     tables = audit_tables(result)
     write_table(tables[0][1], out)
     parts = [f"# {title_of(result)}", *(f"## {title}\n\n{to_markdown(frame)}" for title, frame in tables)]

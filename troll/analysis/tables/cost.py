@@ -58,8 +58,7 @@ def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
 def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
     """One row per width and variant, in the order of their first repeats, with ratios to clip on full logits.
 
-    Args:
-        measurements: width, variant, seconds, processor_seconds, peak_bytes and perhaps solver_seconds.
+    Measurements have width, variant, seconds, processor_seconds, peak_bytes and perhaps solver_seconds.
     """
     rows: list[dict[str, Any]] = []
     for width, group in measurements.groupby("width", sort=False):
@@ -117,9 +116,8 @@ def annotate_steps(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
 def summarise_steps(measurements: pd.DataFrame) -> pd.DataFrame:
     """One row per method, in the order of their first repeats, with ratios to clip.
 
-    Args:
-        measurements: method, old_seconds, seconds, processor_seconds, projected_share and peak_bytes of
-            every process.
+    Measurements have method, old_seconds, seconds, processor_seconds, projected_share and peak_bytes of every
+    process.
     """
     by_method = dict(iter(measurements.groupby("method")))
     clip = by_method[_METHODS[0]]
@@ -163,10 +161,6 @@ def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
 
     Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the
     largest peak.
-
-    Args:
-        repeats: seconds, processor_seconds and peak_bytes of every repeat.
-        base: the same of the work that it is compared with.
     """
     return {
         "seconds": repeats["seconds"].median(),

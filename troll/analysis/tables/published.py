@@ -51,29 +51,18 @@ QWEN3 = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row: what is compared where, and what was published about it.
+    """One row: what is compared where, and what was published about it."""
 
-    Attributes:
-        model: as the source names it.
-        data: data set, as the source names it.
-        estimator: as the source names it.
-        baseline: our trust region that is the baseline.
-        method: trust region of ours that the row is about.
-        measure: column of ``per_run``, or "pass@1".
-        published: of baseline and method; NaN where no number was read.
-        quantity: what the numbers are, where a table holds several.
-        condition: pattern of condition names.
-    """
-
-    model: str
-    data: str
-    estimator: str
-    baseline: str
-    method: str
-    measure: str = "pass@1"
+    model: str  # as the source names it
+    data: str  # data set, as the source names it
+    estimator: str  # as the source names it
+    baseline: str  # our trust region that is the baseline
+    method: str  # trust region of ours that the row is about
+    measure: str = "pass@1"  # column of ``per_run``, or "pass@1"
+    # of baseline and method; NaN where no number was read
     published: tuple[float, float] = (math.nan, math.nan)
-    quantity: str = ""
-    condition: str = "*"
+    quantity: str = ""  # what the numbers are, where a table holds several
+    condition: str = "*"  # pattern of condition names
 
     def holds(self, cell: Cell) -> bool:
         """Whether a cell of the method is about this row's setting."""

@@ -27,11 +27,7 @@ TERMINAL = "TROLL_TERMINAL"
 
 
 class ProgressHandle:
-    """The handler in place; or none, and then nothing happens.
-
-    Attributes:
-        log: Snakemake's log file; None where the line is not shown.
-    """
+    """The handler in place, and Snakemake's log file; or none, and then nothing happens."""
 
     def __init__(self, end: Callable[[], None] | None = None, log: Path | None = None) -> None:
         self._end = end

@@ -56,22 +56,14 @@ _OF_A_JOB = re.compile(r"CalledProcessError in file \S.*, line \d+")
 
 @dataclass
 class Settings(LogHandlerSettingsBase):
-    """What the handler gets beside Snakemake's own settings.
-
-    Attributes:
-        stream: where it writes.
-        experiment: what is run; None where it is not known.
-        root: directory of its results.
-        log: Snakemake's log file.
-        stage: of `make results`, as JSON.
-        instead: brings Snakemake's own log back, called once should this handler fail.
-    """
+    """What the handler gets beside Snakemake's own settings."""
 
     stream: TextIO | None = None
     experiment: Experiment | None = None
-    root: Path = Path()
+    root: Path = Path()  # directory of its results
     log: Path | None = None
-    stage: str | None = None
+    stage: str | None = None  # of `make results`, as JSON
+    # brings Snakemake's own log back, called once should this handler fail
     instead: Callable[[], None] | None = None
 
 

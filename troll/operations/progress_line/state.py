@@ -17,21 +17,13 @@ _MEASURED_S = 20.0
 
 @dataclass
 class Job:
-    """A job that runs, or waits in a scheduler's queue.
-
-    Attributes:
-        rule: its rule's name.
-        name: what it does, for people.
-        started: when, in seconds of the clock.
-        run: id of the run that it trains; empty for other jobs.
-        steps: the optimiser steps that it has written; None where there are none yet.
-    """
+    """A job that runs, or waits in a scheduler's queue."""
 
     rule: str
-    name: str
-    started: float
-    run: str = ""
-    steps: Steps | None = None
+    name: str  # what it does, for people
+    started: float  # when, in seconds of the clock
+    run: str = ""  # id of the run that it trains; empty for other jobs
+    steps: Steps | None = None  # the optimiser steps that it has written; None where there are none yet
 
     def seconds(self, now: float) -> float | None:
         """What the whole job takes by the pace of its steps; None where that is not known yet.
@@ -52,22 +44,14 @@ class Job:
 
 @dataclass
 class State:
-    """What Snakemake's events have said so far.
+    """What Snakemake's events have said so far."""
 
-    Attributes:
-        expected: seconds of a job by rule, from earlier runs.
-        clock: seconds; another one in tests.
-        jobs: how many jobs there are, by rule.
-        done: how many are done, by rule.
-        running: jobs by Snakemake's number.
-        failed: rules of jobs whose last attempt ended with an error, by Snakemake's number.
-    """
-
-    expected: Mapping[str, float] = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
-    jobs: Counter[str] = field(default_factory=Counter)
-    done: Counter[str] = field(default_factory=Counter)
-    running: dict[int, Job] = field(default_factory=dict)
+    expected: Mapping[str, float] = field(default_factory=dict)  # seconds of a job by rule, from earlier runs
+    clock: Callable[[], float] = time.monotonic  # seconds; another one in tests
+    jobs: Counter[str] = field(default_factory=Counter)  # how many jobs there are, by rule
+    done: Counter[str] = field(default_factory=Counter)  # how many are done, by rule
+    running: dict[int, Job] = field(default_factory=dict)  # jobs by Snakemake's number
+    # rules of jobs whose last attempt ended with an error, by Snakemake's number
     failed: dict[int, str] = field(default_factory=dict)
     _spent: dict[str, float] = field(default_factory=dict)  # seconds of finished jobs, by rule
     _begun: float | None = None

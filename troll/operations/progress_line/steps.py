@@ -17,17 +17,11 @@ _PROGRESS = re.compile(r"\[train\] .+: step (\d+)/(\d+), .+, ([\d:]+) left$")
 
 @dataclass(frozen=True)
 class Steps:
-    """The optimiser steps of a run.
+    """The optimiser steps of a run."""
 
-    Attributes:
-        done: so far.
-        total: of the whole run.
-        pace_s: seconds of one step; None where it is not known yet.
-    """
-
-    done: int
-    total: int
-    pace_s: float | None
+    done: int  # so far
+    total: int  # of the whole run
+    pace_s: float | None  # seconds of one step; None where it is not known yet
 
 
 def totals(experiment: Experiment, root: Path) -> dict[str, int]:
@@ -41,11 +35,7 @@ def totals(experiment: Experiment, root: Path) -> dict[str, int]:
 def read_steps(
     directory: Path, total: int, running_s: float, *, now: Callable[[], float] = time.time
 ) -> Steps | None:
-    """The steps of a running job; None where this attempt has written none yet.
-
-    Args:
-        now: seconds since 1970.
-    """
+    """The steps of a running job; None where this attempt has written none yet."""
     path = directory / "metrics.jsonl"
     try:
         if path.stat().st_mtime < now() - running_s:
@@ -57,11 +47,7 @@ def read_steps(
 
 
 def steps_in_log(log: Path, running_s: float, *, now: Callable[[], float] = time.time) -> Steps | None:
-    """The steps of a base model that is being trained, from the last line of progress in its job's log.
-
-    Args:
-        now: seconds since 1970.
-    """
+    """The steps of a base model that is being trained, from the last line of progress in its job's log."""
     try:
         if log.stat().st_mtime < now() - running_s:
             return None
@@ -78,11 +64,7 @@ def steps_in_log(log: Path, running_s: float, *, now: Callable[[], float] = time
 def read_all(
     jobs: Mapping[int, tuple[str, float]], totals: Mapping[str, int], root: Path
 ) -> dict[int, Steps]:
-    """The steps of the running jobs that have any, by Snakemake's number.
-
-    Args:
-        jobs: by number, the id of the run that a job trains, and for how many seconds it has been running.
-    """
+    """The steps of running jobs by number; ``jobs`` are the run that each trains, and its seconds so far."""
     progress = {}
     for number, (run_id, running_s) in jobs.items():
         if total := totals.get(run_id):

@@ -16,19 +16,13 @@ _TAKEN = re.compile(r"\[base\] .+: taken from ")
 
 @dataclass(frozen=True)
 class Stage:
-    """The stage of `make results` that this run of Snakemake is.
+    """The stage of `make results` that this run of Snakemake is."""
 
-    Attributes:
-        title: such as ``look 2``; empty where there is one stage.
-        until: when no further seeds are begun, in seconds since 1970; None where none are.
-        last: whether it is the last stage; only after it the log is named.
-        first: whether it is the first: verdicts that are there before it are those of a release, or of an
-            earlier run, until its own claims are made.
-    """
-
-    title: str = ""
-    until: float | None = None
-    last: bool = True
+    title: str = ""  # such as ``look 2``; empty where there is one stage
+    until: float | None = None  # when no further seeds are begun, in seconds since 1970; None where none are
+    last: bool = True  # whether it is the last stage; only after it the log is named
+    # whether it is the first: verdicts that are there before it are those of a release, or of an earlier run,
+    # until its own claims are made
     first: bool = True
 
 
@@ -48,12 +42,7 @@ def read_stage(text: str | None) -> Stage:
 
 
 def line_of(state: State, stage: Stage, claims: str = "", now: float | None = None) -> str:
-    """How far it is, in one line.
-
-    Args:
-        claims: how many are decided; empty where nothing is known of them.
-        now: seconds since 1970, for the time of day; the present by default.
-    """
+    """How far it is, in one line; ``claims`` says how many are decided, ``now`` is seconds since 1970."""
     left, now = state.left(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
     at_least = state.at_least()

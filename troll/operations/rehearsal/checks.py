@@ -10,19 +10,12 @@ _MARKS: dict[State, str] = {"ok": "ok", "note": "note", "failed": "FAILED"}
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what was looked at, in a word or two.
-        state: ``ok``; ``note``: good to know, and no fault; ``failed``: the experiment would fail.
-        found: what there is.
-        key: the place in a configuration file that decides it; empty where all is well.
-    """
+    """One thing that was looked at."""
 
     name: str
-    state: State
+    state: State  # ``ok``; ``note``: good to know, and no fault; ``failed``: the experiment would fail
     found: str
-    key: str = ""
+    key: str = ""  # the place in a configuration file that decides it; empty where all is well
 
     def line(self) -> str:
         """The check as a line of text."""

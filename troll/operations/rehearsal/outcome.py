@@ -27,12 +27,7 @@ _SHOWN = ("pass@1", "final")
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run.
-
-    Attributes:
-        run: which.
-        root: directory of the results.
-    """
+    """A finished run."""
 
     run: Run
     root: Path

@@ -49,22 +49,14 @@ _NEVER_COVERED = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a rehearsal is asked for.
+    """What a rehearsal is asked for."""
 
-    Attributes:
-        only: groups of runs; none for all.
-        full: every run instead of a pairwise cover.
-        keep: leave runs, base models and data of a passed rehearsal where they are.
-        plan_only: look at the plan, and run nothing.
-        cores: of this machine.
-        profile: directory of the Snakemake profile with the partitions that the jobs must fit.
-    """
-
-    only: Sequence[str] = ()
-    full: bool = False
-    keep: bool = False
-    plan_only: bool = False
-    cores: int = 1
+    only: Sequence[str] = ()  # groups of runs; none for all
+    full: bool = False  # every run instead of a pairwise cover
+    keep: bool = False  # leave runs, base models and data of a passed rehearsal where they are
+    plan_only: bool = False  # look at the plan, and run nothing
+    cores: int = 1  # of this machine
+    # directory of the Snakemake profile with the partitions that the jobs must fit
     profile: Path = Path("workflow/profiles/slurm")
 
 

@@ -26,19 +26,12 @@ _LEARNING_RATE, _LARGEST_RATE, _CRITIC_RATE = 0.02, 0.1, 0.01
 
 @dataclass(frozen=True)
 class Scale:
-    """By how much the numbers of an experiment shrink.
+    """By how much the numbers of an experiment shrink."""
 
-    Attributes:
-        divisors: (divide by, multiply by) of prompts, responses and mini-batches.
-        learning_rate: factor.
-        tokens: factor of ``micro_batch_tokens``.
-        response: factor of lengths that belong to ``max_response_tokens``.
-    """
-
-    divisors: Mapping[str, tuple[int, int]]
-    learning_rate: float
-    tokens: float
-    response: float
+    divisors: Mapping[str, tuple[int, int]]  # (divide by, multiply by) of prompts, responses and mini-batches
+    learning_rate: float  # factor
+    tokens: float  # factor of ``micro_batch_tokens``
+    response: float  # factor of lengths that belong to ``max_response_tokens``
 
     def count(self, key: str, value: int) -> int:
         """A number of prompts, responses or mini-batches, made small."""

@@ -44,19 +44,12 @@ def known_models() -> dict[str, Known]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model or its tokenizer comes from.
+    """Where a model or its tokenizer comes from."""
 
-    Attributes:
-        id: ``owner/name``.
-        kind: see `Kind`.
-        directory: of its configuration and tokenizer, where they are here.
-        template: whether it has a chat template; None where nobody knows.
-    """
-
-    id: str
-    kind: Kind
-    directory: Path | None = None
-    template: bool | None = None
+    id: str  # ``owner/name``
+    kind: Kind  # see `Kind`
+    directory: Path | None = None  # of its configuration and tokenizer, where they are here
+    template: bool | None = None  # whether it has a chat template; None where nobody knows
 
 
 def _here(model_id: str) -> Path | None:
@@ -223,15 +216,10 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
 
 @dataclass(frozen=True)
 class Data:
-    """The data sets of an experiment.
+    """The data sets of an experiment."""
 
-    Attributes:
-        checks: what was found.
-        absent: sets that are not on this machine, and are replaced by built-in rows.
-    """
-
-    checks: list[Check]
-    absent: list[str]
+    checks: list[Check]  # what was found
+    absent: list[str]  # sets that are not on this machine, and are replaced by built-in rows
 
 
 def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
