@@ -82,10 +82,10 @@ def test_what_an_estimator_refuses(rule, setting, value, right):
 )
 def test_settings_that_contradict_each_other_are_refused(rule, settings, message):
     with pytest.raises(UserError) as error:
-        TRUST_REGIONS.find(rule, settings)
+        TRUST_REGIONS.complete(rule, settings)
     assert str(error.value) == f"trust region {rule!r}: {message}"
     wide = {"ratio_min": 0.5, "ratio_max": 0.5} if rule == "icepop" else {}  # equal ones are no contradiction
-    assert TRUST_REGIONS.find(rule, wide).name == rule
+    assert wide.items() <= TRUST_REGIONS.complete(rule, wide).items()
 
 
 def test_a_number_that_yaml_reads_as_text_gets_a_hint():
@@ -117,10 +117,10 @@ def test_a_rule_without_annotations_is_held_to_the_type_of_its_defaults():
 
     registry.add(Entry, "mine", rule, defaults={"number": 2})
     assert registry["mine"].settings["number"].default == 2
-    registry.find("mine", {"number": 0.5, "flag": True, "word": "b", "anything": [1]})
+    registry.complete("mine", {"number": 0.5, "flag": True, "word": "b", "anything": [1]})
     for wrong in ({"number": "1"}, {"number": math.nan}, {"number": True}, {"flag": 1}, {"word": 1}):
         with pytest.raises(UserError, match="rule 'mine'"):
-            registry.find("mine", wrong)
+            registry.complete("mine", wrong)
 
 
 def test_a_registration_is_held_to_the_same():

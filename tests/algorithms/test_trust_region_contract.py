@@ -60,7 +60,7 @@ RULES = sorted(TRUST_REGIONS)
 # A rule outside of the package, alone: `make contract RULE=my_rules.py:soft_wall`.
 if OWN := os.environ.get("TROLL_CONTRACT"):
     try:
-        RULES = [TRUST_REGIONS.find(OWN, {}).name]
+        RULES = [TRUST_REGIONS.find(OWN).name]
     except UserError as error:  # without pytest's traceback: the line says what is wrong with the file
         raise pytest.Collector.CollectError(f"error: {error}") from None
 

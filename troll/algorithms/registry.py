@@ -98,18 +98,20 @@ class Registry(Mapping[str, E], Generic[E]):
             name=name, function=function, summary=summary, model=model, aggregation=aggregation, **more
         )
 
-    def find(self, name: str, settings: Mapping[str, Any]) -> E:
-        """The entry of a name, if it takes these settings.
+    def find(self, name: str) -> E:
+        """The entry of a name.
+
+        Raises:
+            UserError: unknown name.
+        """
+        if name not in self:
+            raise UserError(f"{self.kind}: {unknown('name', name, self._entries)}")
+        return self[name]
+
+    def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings of a name: those given, and defaults.
 
         Raises:
             UserError: unknown name or setting, or a value that the setting does not allow.
         """
-        if name not in self:
-            raise UserError(f"{self.kind}: {unknown('name', name, self._entries)}")
-        entry = self[name]
-        entry.model.completed(f"{self.kind} {entry.name!r}", settings)
-        return entry
-
-    def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings of a name, its defaults among them; refuses what `find` refuses."""
-        return self.find(name, settings).model.defaults() | dict(settings)
+        return self.find(name).model.completed(f"{self.kind} {name!r}", settings)

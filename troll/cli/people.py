@@ -40,7 +40,7 @@ def check(
         from troll.algorithms.trust_regions import TRUST_REGIONS
         from troll.operations.schema import setting_table
 
-        lines = [*setting_table({rule: TRUST_REGIONS.find(rule, {})})]
+        lines = [*setting_table({rule: TRUST_REGIONS.find(rule)})]
     elif experiment is not None:
         from troll.operations.plan import cost_of, names_of, plan_of
 

@@ -104,7 +104,7 @@ def _rule_problems(experiment: Experiment) -> Iterator[str]:
         kind = registry.kind
         for name, rule in getattr(experiment, section).items():
             try:
-                registry.find(rule.rule, rule.settings)
+                registry.complete(rule.rule, rule.settings)
             except UserError as error:
                 # The place in the file says already what it is.
                 message = str(error).removeprefix(f"{kind}: ")

@@ -95,7 +95,7 @@ def rule_problems(protocol: Protocol, name: str) -> Iterator[str]:
             seen.add(single)
     for trial in protocol.trials_of(name):
         try:
-            TRUST_REGIONS.find(rule.rule, {**rule.settings, **trial.settings})
+            TRUST_REGIONS.complete(rule.rule, {**rule.settings, **trial.settings})
         except UserError as error:
             said = str(error).removeprefix("trust region: ")
             of_settings = said.removeprefix(f"trust region {rule.rule!r}: ")

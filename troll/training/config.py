@@ -112,9 +112,9 @@ class TrustRegionConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        """Reads JSON and resolves once, so that a mistake is told before a model is loaded."""
+        """Reads JSON, and resolves, so that a mistake is told before a model is loaded."""
         super().__post_init__()
-        method = self.resolve()
+        method = resolve(self)
         for name in BLOCKS:
             block = getattr(method, name)
             if block is not None:  # plain data, which loggers and checkpoints write as TRL's options

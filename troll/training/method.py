@@ -1,4 +1,4 @@
-"""`Method`: what a `TrustRegionConfig` means, its options and those of TRL's losses read together, once."""
+"""`Method`: what a `TrustRegionConfig` means, its options and those of TRL's losses read together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Method:
 
     Attributes:
         rule: the trust region's entry in its registry.
-        rule_settings: those that are not the rule's defaults.
+        rule_settings: all of them.
         estimator: likewise; none for TRL's advantages.
         estimator_settings: likewise.
         aggregation: how losses of tokens become one number.
@@ -61,7 +61,7 @@ class Method:
     pretraining: Pretraining | None
 
     def make_trust_region(self) -> TrustRegion:
-        """The rule with its settings, and with the state of those that adapt."""
+        """The rule with its settings; those that adapt are at their start."""
         return TrustRegion(self.rule, self.rule_settings)
 
     def make_estimator(self) -> Estimator | None:
@@ -86,20 +86,20 @@ def resolve(args: Any) -> Method:
     blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
     if args.aggregation is not None:
         check_aggregation(args.aggregation)
-    name = rule_name(args)
-    check_options(args, name)
-    _check_sampler(args, name)
-    settings = rule_settings(args, name)
-    rule = TRUST_REGIONS.find(name, settings)
-    estimator, given = None, dict(args.estimator_settings or {})
+    rule = TRUST_REGIONS.find(_rule_name(args.trust_region, args.loss_type, args.importance_sampling_level))
+    check_options(args, rule.name)
+    _check_sampler(args, rule.name)
+    settings = TRUST_REGIONS.complete(rule.name, _rule_settings(args, rule))
+    estimator: EstimatorInfo | None = None
+    estimator_settings: Mapping[str, Any] = {}
     if args.estimator is not None:
-        estimator = ESTIMATORS.find(args.estimator, given)
+        estimator = ESTIMATORS.find(args.estimator)
+        estimator_settings = ESTIMATORS.complete(args.estimator, args.estimator_settings or {})
+    _check_blocks(estimator, blocks)
     # clip on whole responses is TRL's loss, summed as `loss_type` says; a rule's own name is the paper's.
     insists = None if args.trust_region == "clip" else rule.aggregation
-    aggregation = aggregation_of(args, insists, estimator.aggregation if estimator else None)
-    method = Method(rule, settings, estimator, given, aggregation, **blocks)
-    _check_blocks(method)
-    return method
+    aggregation = _aggregation(args, insists, estimator.aggregation if estimator else None)
+    return Method(rule, settings, estimator, estimator_settings, aggregation, **blocks)
 
 
 def _block(name: str, kind: type[Block], value: Any) -> Block | None:
@@ -111,28 +111,28 @@ def _block(name: str, kind: type[Block], value: Any) -> Block | None:
         raise UserError(explain(error, kind, name)) from None
 
 
-def rule_name(args: Any) -> str:
+def _rule_name(trust_region: str | None, loss_type: str, level: str) -> str:
     """The trust region's name: ``trust_region``; if it is not set, the rule of ``loss_type``, else TROLL.
 
     For ``importance_sampling_level="sequence"``, TROLL and clip stand for their forms on whole responses.
     """
-    sequences, luspo = args.importance_sampling_level == "sequence", args.loss_type == "luspo"
-    name: str = args.trust_region or LOSS_RULES.get(args.loss_type, ("troll",))[0]
-    if not sequences:
+    name = trust_region or LOSS_RULES.get(loss_type, ("troll",))[0]
+    if level != "sequence":
         return name
-    if luspo and args.trust_region in (None, "clip"):
+    if loss_type == "luspo" and trust_region in (None, "clip"):
         return "luspo"
     return {"troll": "troll-seq", "clip": "gspo-clip"}.get(name, name)
 
 
-def rule_settings(args: Any, rule: str) -> dict[str, Any]:
+def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
     """Settings of the trust region: its own, and those that options of TRL's loss give."""
-    own, valid = dict(args.trust_region_settings or {}), TRUST_REGIONS.find(rule, {}).settings
-    meanings = CISPO_SETTINGS if rule == "cispo" else RULE_SETTINGS
+    own, valid = dict(args.trust_region_settings or {}), rule.settings
+    meanings = CISPO_SETTINGS if rule.name == "cispo" else RULE_SETTINGS
     settings: dict[str, Any] = {}
-    if rule in ("cispo", "luspo") and rule != args.trust_region:
+    if rule.name in ("cispo", "luspo") and rule.name != args.trust_region:
         # TRL's loss, and so TRL's bound: not what the rule's paper recommends.
-        meanings = {**meanings, "epsilon": ("ratio_max",) if rule == "cispo" else RULE_SETTINGS["epsilon"]}
+        bound = ("ratio_max",) if rule.name == "cispo" else RULE_SETTINGS["epsilon"]
+        meanings = {**meanings, "epsilon": bound}
         settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
     settings |= own
     for option, names in meanings.items():
@@ -142,7 +142,7 @@ def rule_settings(args: Any, rule: str) -> dict[str, Any]:
         value = getattr(args, option)
         if not meant:
             raise UserError(
-                f"{option}={value!r} means nothing to trust region {rule!r}; its settings "
+                f"{option}={value!r} means nothing to trust region {rule.name!r}; its settings "
                 f"(trust_region_settings): {', '.join(valid) or 'none'}"
             )
         if own.keys() & set(meant):
@@ -159,7 +159,7 @@ def rule_settings(args: Any, rule: str) -> dict[str, Any]:
     return settings
 
 
-def aggregation_of(args: Any, rule: str | None, estimator: str | None) -> str:
+def _aggregation(args: Any, rule: str | None, estimator: str | None) -> str:
     """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``."""
     meant = AGGREGATIONS[args.loss_type]
     chosen: str = rule or args.aggregation or estimator or meant
@@ -191,18 +191,19 @@ def _check_sampler(args: Any, rule: str) -> None:
         )
 
 
-def _check_blocks(method: Method) -> None:
+def _check_blocks(estimator: EstimatorInfo | None, blocks: Mapping[str, Any]) -> None:
     """Refuses blocks that the estimator has no use for, and an estimator that lacks its critic."""
-    estimator = method.estimator
     name, needed = estimator and estimator.name, estimator is not None and estimator.needs_values
-    if needed and method.critic is None:
+    if needed and blocks["critic"] is None:
         raise UserError(f"estimator {name!r} needs a critic; critic={{}} takes one with the defaults")
-    if method.critic is not None and not needed:
+    if blocks["critic"] is not None and not needed:
         raise UserError(f"estimator {name!r} has no use for a critic; leave it out")
-    in_reward = method.regulariser is not None and method.regulariser.applied_to == "reward"
-    for block, given in {"overlong": method.overlong is not None, "a KL in the reward": in_reward}.items():
-        if given and estimator is None:
-            raise UserError(f"{block} has no effect on TRL's own advantages; name an estimator")
+    if estimator is not None:
+        return
+    if blocks["overlong"] is not None:
+        raise UserError("overlong has no effect on TRL's own advantages; name an estimator")
+    if blocks["regulariser"] is not None and blocks["regulariser"].applied_to == "reward":
+        raise UserError("a KL in the reward has no effect on TRL's own advantages; name an estimator")
 
 
 def check_rollouts(args: Any, method: Method, dataset: Any) -> None:

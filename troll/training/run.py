@@ -53,7 +53,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     responses = training.prompts_per_batch * training.responses_per_prompt
     per_step = responses // training.mini_batches // processes
-    blocks = training.model_dump(include=set(BLOCKS))
+    blocks = {name: getattr(training, name) for name in BLOCKS}
     if not ESTIMATORS[estimator.rule].needs_values:
         blocks["critic"] = None  # an experiment may give all its runs a critic; the others have no use for it
     arguments = TrustRegionConfig(

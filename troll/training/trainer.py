@@ -35,7 +35,7 @@ from troll.training.dynamic_sampling import DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
 from troll.training.head import add_sparse_lm_head, tell_positions
 from troll.training.learning_signal import LearningSignal
-from troll.training.method import Method, check_rollouts
+from troll.training.method import Method, check_rollouts, resolve
 from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy
 from troll.training.policy_lag import PolicyLag
 from troll.training.policy_loss import PolicyLoss
@@ -74,7 +74,7 @@ class TrustRegionTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         args = _configuration(args, model)
-        self.method = args.resolve()
+        self.method = resolve(args)  # again: options may have been changed since they were read
         self.entropy_bonus = EntropyBonus(args)
         super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
         base = self._prepare_model()

@@ -189,7 +189,7 @@ def _loss_rule(args: Any, rule: str) -> str | None:
     if names is None or rule in names:
         return None
     return (
-        f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {args.trust_region!r}; "
+        f"loss_type={args.loss_type!r} is a trust region here, and trust_region is {rule!r}; "
         f"set trust_region={names[0]!r} or leave loss_type at 'dapo'"
     )
 

@@ -65,12 +65,11 @@ class Estimator:
     Attributes:
         name: registered name.
         info: the registry entry.
-        settings: all settings, defaults filled in.
+        settings: all settings, as `Registry.complete` gives them.
     """
 
     def __init__(self, info: EstimatorInfo, settings: Mapping[str, Any]) -> None:
-        self.info, self.name = info, info.name
-        self.settings: dict[str, Any] = info.model.defaults() | dict(settings)
+        self.info, self.name, self.settings = info, info.name, settings
         needs_moments = "moments" in inspect.signature(info.function).parameters
         self._moments = RunningMoments() if needs_moments else None
 
@@ -137,4 +136,4 @@ def make_estimator(name: str, /, **settings: Any) -> Estimator:
     Raises:
         UserError: unknown name or setting, or a value that the setting does not allow.
     """
-    return Estimator(ESTIMATORS.find(name, settings), settings)
+    return Estimator(ESTIMATORS.find(name), ESTIMATORS.complete(name, settings))

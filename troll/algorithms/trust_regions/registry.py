@@ -168,18 +168,16 @@ class TrustRegion:
     Attributes:
         name: registered name.
         info: the registry entry.
-        settings: all settings, defaults filled in.
+        settings: all settings, as `Registry.complete` gives them.
     """
 
     def __init__(self, info: RuleInfo, settings: Mapping[str, Any]) -> None:
-        self.info = info
-        self.name = info.name
-        self.settings: dict[str, Any] = info.model.defaults() | dict(settings)
+        self.info, self.name, self.settings = info, info.name, settings
+        self._of_rule = {key: settings[key] for key in keyword_settings(info.function)}
         self._controller: Controller | None = None
         if info.controller is not None:
-            own = keyword_settings(info.controller)
-            self._controller = info.controller(**{key: self.settings[key] for key in own})
-        self._rule_settings = keyword_settings(info.function)
+            of_controller = {key: settings[key] for key in keyword_settings(info.controller)}
+            self._controller = info.controller(**of_controller)
 
     @property
     def needs_distribution(self) -> bool:
@@ -198,8 +196,7 @@ class TrustRegion:
 
     def current_settings(self) -> dict[str, Any]:
         """The rule's settings as they are now, moved ones included."""
-        settings = {key: self.settings[key] for key in self._rule_settings if key in self.settings}
-        return settings | (self._controller.values() if self._controller else {})
+        return self._of_rule if self._controller is None else self._of_rule | self._controller.values()
 
     def __call__(
         self,
@@ -346,4 +343,4 @@ def make_trust_region(name: str, /, **settings: Any) -> TrustRegion:
     Raises:
         UserError: unknown name or setting, or a value that the setting does not allow.
     """
-    return TrustRegion(TRUST_REGIONS.find(name, settings), settings)
+    return TrustRegion(TRUST_REGIONS.find(name), TRUST_REGIONS.complete(name, settings))
