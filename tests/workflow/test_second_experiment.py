@@ -18,6 +18,9 @@ def make(repository, tmp_path):
         shutil.copytree(repository / name, tmp_path / name)
     shutil.copy(repository / "Snakefile", tmp_path)
     experiment = yaml.safe_load((repository / "tests/workflow/reduced.yaml").read_text())
+    # A model and its steps must only be the same: they need not have learnt anything.
+    experiment["models"]["tiny"] |= {"layers": 1, "width": 64, "heads": 2, "key_value_heads": 1}
+    experiment["models"]["tiny"]["supervised"] |= {"steps": 4, "demonstrations_for_tokenizer": 500}
 
     def run(name, train, **variables):
         experiment["experiment"], experiment["tasks"]["chains"]["train"] = name, train
