@@ -175,7 +175,20 @@ def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
     """Pass@k of a cell: a row per seed, a column per ``task_id``.
 
     Problems that some seed could not grade (fewer than k usable samples) are left out for all seeds.
+    Worked out once for a table of samples: tables, figures and verdicts ask for the same.
     """
+    known = _known_scores(items)
+    if (cell, k) not in known:
+        known[cell, k] = _scores(items, cell, k)
+    return known[cell, k].copy()
+
+
+@cached_per_frame
+def _known_scores(items: pd.DataFrame) -> dict[tuple[Cell, int], pd.DataFrame]:
+    return {}
+
+
+def _scores(items: pd.DataFrame, cell: Cell, k: int) -> pd.DataFrame:
     rows = cell.rows(items)
     if rows.empty:
         return pd.DataFrame()
