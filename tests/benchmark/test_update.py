@@ -242,11 +242,11 @@ def test_unknown_shapes_and_devices_are_refused(tmp_path):
 
 @pytest.fixture
 def gpu():
+    import gpu_cases
     import gpu_check
     import gpu_more_rows
-    import gpu_rows
 
-    return {"check": gpu_check, "rows": gpu_rows, "more": gpu_more_rows}
+    return {"check": gpu_check, "cases": gpu_cases, "more": gpu_more_rows}
 
 
 def a_bench(gpu, tmp_path, budget=1e6):
@@ -254,7 +254,7 @@ def a_bench(gpu, tmp_path, budget=1e6):
 
 
 def test_a_row_that_projects_too_little_or_is_off_fails_and_the_others_are_written(gpu, tmp_path):
-    case, value = gpu["rows"].Case, gpu["rows"].Value
+    case, value = gpu["cases"].Case, gpu["cases"].Value
     bench = a_bench(gpu, tmp_path)
     left = []
     cases = [
@@ -279,7 +279,7 @@ def test_a_row_that_projects_too_little_or_is_off_fails_and_the_others_are_writt
 
 
 def test_a_budget_that_runs_out_leaves_out_what_comes_last(gpu, tmp_path):
-    case = gpu["rows"].Case
+    case = gpu["cases"].Case
     bench = a_bench(gpu, tmp_path, budget=bench_age(gpu) + gpu["check"].RESERVE + 5.0)
     bench.measure("Head", [case("long", "auto", lambda: None, seconds=60.0)])
     bench.measure("Head", [case("short", "auto", lambda: None, seconds=0.1)])
@@ -292,7 +292,7 @@ def bench_age(gpu):
 
 
 def test_goals_are_ratios_of_rows_that_worked(gpu):
-    sizes = gpu["rows"].Sizes()
+    sizes = gpu["cases"].Sizes()
 
     def row(name, backend="auto", **more):
         return {"name": name, "backend": backend, **more}
@@ -336,7 +336,7 @@ def test_a_dry_run_of_the_gpu_check_measures_every_row_and_finds_it_exact(gpu, r
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert not report["skipped"]
-    sizes, rows = gpu["rows"].DRY, {(row["name"], row["backend"]): row for row in report["rows"]}
+    sizes, rows = gpu["cases"].DRY, {(row["name"], row["backend"]): row for row in report["rows"]}
     assert len(rows) == len(report["rows"]) and {row["backend"] for row in report["rows"]} >= {
         "torch",
         "triton",

@@ -36,7 +36,7 @@ from troll.common.errors import UserError  # noqa: E402
 from troll.common.files import write_json  # noqa: E402
 
 if TYPE_CHECKING:
-    from gpu_rows import Case
+    from gpu_cases import Case
 
 DATA = "gpu_check.json"
 RESERVE = 15.0
@@ -293,11 +293,11 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
         raise UserError("no CUDA device; --dry runs everything on the CPU, with tiny sizes")
     from dataclasses import asdict
 
-    import gpu_rows
+    import gpu_cases
     from gpu_more_rows import SECTIONS, goals
 
     torch.manual_seed(0)
-    sizes = gpu_rows.DRY if dry else gpu_rows.Sizes()
+    sizes = gpu_cases.DRY if dry else gpu_cases.Sizes()
     told = about(dry, commit) | {
         "sizes": {name: str(value) if name == "dtype" else value for name, value in asdict(sizes).items()}
     }
@@ -306,7 +306,7 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
     bench.limits(sizes.dtype)
     bench.write()
     print(json.dumps(bench.report["about"] | bench.report["limits"]), flush=True)
-    data = gpu_rows.Data(sizes)
+    data = gpu_cases.Data(sizes)
     for section, groups in SECTIONS.items():
         if bench.left() < RESERVE:
             bench.report["skipped"].append(section)

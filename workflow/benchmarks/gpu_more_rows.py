@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpu_rows import (
+from gpu_cases import (
     BEFORE,
     CLIP,
     CLIP_LONG,
@@ -22,18 +22,13 @@ from gpu_rows import (
     Case,
     Data,
     Groups,
-    Loss,
     Sizes,
     Value,
-    heads,
     largest,
-    losses,
-    passes,
     relative,
-    rules,
-    trl_head,
     using,
 )
+from gpu_rows import Loss, heads, losses, passes, rules, trl_head
 from troll.algorithms.lm_head import lm_head
 
 

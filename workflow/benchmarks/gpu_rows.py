@@ -5,198 +5,36 @@ was measured in the same minutes. Sizes are those of Qwen3-0.6B's output layer. 
 little, but for one token in ten, the first of each, which lies outside its ball.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpu_cases import (
+    BEFORE,
+    CLIP,
+    HEAD,
+    KL_BOUND,
+    LABELS,
+    RULE,
+    RULE_FORWARD,
+    TOP_K,
+    TROLL,
+    Case,
+    Data,
+    Groups,
+    Sizes,
+    Value,
+    largest,
+    relative,
+    using,
+)
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import default_backend
 from troll.algorithms.lm_head import lm_head
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
-
-BEFORE = "torch"
-"""The backend that everything is compared with."""
-KL_BOUND = 0.05
-FAR, NEAR = 0.5, 0.02
-LABELS, TOP_K = "label log-probs", "top-K, K = {}"
-RULE_FORWARD, RULE = "rule, forward, K = {}", "rule, forward and backward, K = {}"
-HEAD, CLIP, TROLL = "clip's head", "clip: head and loss", "TROLL: head and loss, K = {}"
-CLIP_STEP, TROLL_STEP = "step, clip", "step, TROLL, K = {}"
-CLIP_LONG, TROLL_LONG = "clip: head and loss, {} tokens", "TROLL: head and loss, {} tokens"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of everything that is measured; `few` rows are compared with float64."""
-
-    tokens: int = 8192
-    width: int = 1024
-    vocab: int = 151_936
-    keeps: tuple[int, ...] = (64, 256)
-    largest: int = 1024
-    few: int = 256
-    columns: int = 8192
-    long: int = 32_768
-    updates: int = 10
-    shape: str = "qwen3-0.6b"
-    step: tuple[int, int, int] = (8, 256, 1024)
-    device: str = "cuda"
-    dtype: torch.dtype = torch.bfloat16
-    fast: str = "auto"
-
-    @property
-    def product(self) -> float:
-        """Floating-point operations of hidden states times the output layer's weight."""
-        return 2.0 * self.tokens * self.width * self.vocab
-
-
-DRY = Sizes(20, 32, 300, (8, 16), 24, 10, 128, 30, 2, "tiny", (1, 4, 20), "cpu", torch.float32, "triton")
-
-
-class Value(NamedTuple):
-    """A measured error, and what it may be at most (None: it is only told)."""
-
-    value: float
-    limit: float | None = None
-
-
-@dataclass
-class Case:
-    """One row: what is run, what it must cost at least, and what is checked about it.
-
-    Attributes:
-        name: of the row.
-        backend: of the package's functions, or whose code it is.
-        run: one call; None where there is nothing to time.
-        flops: floating-point operations that it needs.
-        bytes: that it has to read and write.
-        exact: its errors by name.
-        share: of its tokens that the last call projected.
-        seconds: of measuring at most.
-    """
-
-    name: str
-    backend: str
-    run: Callable[[], Any] | None
-    flops: float = 0.0
-    bytes: float = 0.0
-    exact: Callable[[], dict[str, Value]] | None = None
-    share: Callable[[], float] | None = None
-    seconds: float = 1.5
-
-
-Groups = Iterator[list[Case]]
-
-
-@contextlib.contextmanager
-def using(backend: Any) -> Iterator[None]:
-    """Gives rules and models another backend than the one they take by themselves."""
-    import troll.training.head as head
-
-    try:
-        if backend != "auto":
-            head.lm_head = functools.partial(lm_head, backend=backend)  # type: ignore[assignment]
-        with default_backend(backend):
-            yield
-    finally:
-        head.lm_head = lm_head
-
-
-def relative(value: Tensor, reference: Tensor) -> float:
-    """Norm of the difference over the norm of the reference."""
-    return float((value.double() - reference.double()).norm() / reference.double().norm())
-
-
-def largest(difference: Tensor) -> float:
-    """The largest magnitude."""
-    return float(difference.detach().abs().max())
-
-
-class Data:
-    """Hidden states of both policies, weight, labels from the old one, advantages, and float64 references."""
-
-    def __init__(self, sizes: Sizes, weight: Tensor | None = None) -> None:
-        self.sizes = sizes
-        # With the weight of another one, numbers of its own: hidden states would repeat rows of it.
-        generator = torch.Generator(sizes.device).manual_seed(0 if weight is None else 1)
-        self.normal = functools.partial(
-            torch.randn, generator=generator, device=sizes.device, dtype=sizes.dtype
-        )
-        tokens, width = sizes.tokens, sizes.width
-        self.old_hidden = self.normal(tokens, width)
-        far = (torch.arange(tokens, device=sizes.device) % 10 == 0).unsqueeze(1)
-        moved = torch.where(far, FAR, NEAR).to(sizes.dtype) * self.normal(tokens, width)
-        self.hidden = (self.old_hidden + moved).requires_grad_()
-        if weight is None:
-            weight = self.normal(sizes.vocab, width).mul_(4 / width**0.5).requires_grad_()
-        self.weight = weight
-        self.labels = torch.zeros(tokens, dtype=torch.int64, device=sizes.device)
-        old = self.top(sizes.keeps[0], sizes.fast)
-        slot = torch.multinomial(old.log_probs.exp(), 1, generator=generator)
-        self.labels = old.token_ids.gather(1, slot).squeeze(1)
-        self.advantages = self.normal(tokens).float()
-
-    def top(self, keep: int, backend: str) -> SparseLogProbs:
-        """The old policy's K most likely tokens."""
-        output = self.top_pass(keep, backend)
-        assert output.distribution is not None
-        return output.distribution
-
-    @torch.no_grad()
-    def top_pass(self, keep: int, backend: str) -> Any:
-        """The whole pass of the old policy."""
-        return lm_head(
-            self.old_hidden, self.weight, self.labels, keep=keep, dropped_mass=1e-5, backend=backend
-        )
-
-    @torch.no_grad()
-    def log_probs(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Full log-probs of some rows in float64."""
-        return (hidden[rows].double() @ self.weight.double().T).log_softmax(-1)
-
-    @functools.cached_property
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Of advantages times label log-probs in float64: of a few hidden states and the first columns."""
-        s, hidden = self.sizes, self.hidden.detach()
-        of_weight = torch.zeros(s.columns, s.width, dtype=torch.float64, device=s.device)
-        parts = []
-        for start in range(0, s.tokens, s.few):
-            rows = slice(start, min(start + s.few, s.tokens))
-            tile = self.log_probs(hidden, rows).exp_().neg_()
-            tile.scatter_add_(1, self.labels[rows, None], torch.ones_like(tile[:, :1]))
-            tile *= self.advantages[rows, None].double()
-            of_weight += tile[:, : s.columns].T @ hidden[rows].double()
-            if start == 0:
-                parts.append(tile @ self.weight.detach().double())
-        return parts[0], of_weight
-
-    def forget(self) -> None:
-        """Drops the gradients of the last call."""
-        self.hidden.grad = self.weight.grad = None
-
-    def policy(self, label: Tensor, distribution: SparseLogProbs | None = None) -> TokenPolicy:
-        """All tokens as one response."""
-        if distribution is not None:
-            ids, kept, tail = distribution.token_ids, distribution.log_probs, distribution.tail_log_prob
-            distribution = SparseLogProbs(ids[None], kept[None], tail[None])
-        return TokenPolicy(label[None], distribution, token_ids=self.labels[None])
-
-    def old_policy(self, keep: int) -> TokenPolicy:
-        """With the log-probs of the labels as its distribution has them."""
-        old = self.top(keep, self.sizes.fast)
-        at = (old.token_ids == self.labels[:, None]).int().argmax(1, keepdim=True)
-        return self.policy(old.log_probs.gather(1, at).squeeze(1), old)
-
-    def new_policy(self, old: TokenPolicy, backend: str) -> TokenPolicy:
-        """At the old policy's support, with gradient."""
-        support = None if old.distribution is None else old.distribution.token_ids[0]
-        output = lm_head(self.hidden, self.weight, self.labels, support=support, backend=backend)
-        return self.policy(output.label_log_probs, output.distribution)
 
 
 def passes(s: Sizes, data: Data, keeps: tuple[int, ...] | None = None) -> Groups:

@@ -1,0 +1,216 @@
+"""What `peer.py` compares: the data sets, verdicts side by side, why they differ, and the report."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from troll.analysis.render.formats import Style, to_markdown, whole
+from troll.common.files import read_json, read_jsonl
+
+_NEAR = 1e-3  # nats between the two likeliest tokens, below which rounding may decide
+
+
+@dataclass(frozen=True)
+class Set:
+    """A data set: how many problems, which task and metric of lm-eval, and where that stops a model."""
+
+    problems: int
+    task: str = ""
+    metric: str = ""
+    chosen: str = ""
+    stops: tuple[str, ...] = ()
+
+
+SETS: Mapping[str, Set] = {
+    "gsm8k": Set(
+        200, "prompted_gsm8k", "exact_match", "flexible-extract", ("Question:", "</s>", "<|im_end|>")
+    ),
+    "math500": Set(100, "prompted_minerva_math500", "math_verify", "none", ("Problem:",)),
+    "humaneval+": Set(164),
+}
+
+
+def compared(
+    name: str, out: Path, peer: Mapping[str, Mapping[str, Any]], margins: "Margins"
+) -> list[dict[str, Any]]:
+    """A row for each problem: three verdicts, whether the texts are the same, and why verdicts differ."""
+    graded = read_json(out / "grades.json")["problems"]
+    asked = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
+    found = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
+    rows = []
+    for task_id, verdict in graded.items():
+        theirs, text = peer[task_id], found[task_id]
+        ours_cut, peer_cut = _comparable(name, asked[task_id], text, theirs["text"])
+        row = {
+            "set": name,
+            "task_id": task_id,
+            "ours": verdict["passed"][0],
+            "official": verdict["official"][0],
+            "peer": theirs["passed"],
+            "same_text": ours_cut == peer_cut,
+            "explanation": "",
+        }
+        if len({row["ours"], row["official"], row["peer"]}) > 1:
+            whys = []
+            if not row["same_text"]:
+                whys.append(margins.explain(name, asked[task_id], ours_cut, peer_cut))
+            if row["ours"] != row["official"] or row["same_text"]:
+                whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"]))
+            row["explanation"] = "; ".join(whys)
+        rows.append(row)
+    return rows
+
+
+def _comparable(name: str, prompt: str, text: str, other: str) -> tuple[str, str]:
+    """Both texts up to where the peer stops a model."""
+    if SETS[name].task:
+        stops = SETS[name].stops
+        return _cut(text, stops), _cut(other, stops)
+    from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
+
+    bare = other.startswith(prompt)  # then evalplus has put it before the answer
+    stops = (*EOS, *(extra_eos_for_direct_completion("humaneval") if bare else ["\n```\n"]))
+    return _cut(text, stops).replace("\t", "    "), other.removeprefix(prompt)
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    return min((text.split(stop)[0] for stop in stops), key=len)
+
+
+def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str) -> str:
+    """Why two judges say different things of one text."""
+    if not SETS[name].task:
+        if row["official"] == row["ours"]:
+            return f"evalplus takes other code of the same text than this package does: {_short(taken)}"
+        return f"evalplus and our judge say otherwise of one program (ours: {status}): {UNEXPLAINED}"
+    from troll.tasks.verifiers.math import last_boxed
+
+    box = last_boxed(text)
+    read = (
+        "there is no box, which our judge asks for"
+        if box is None
+        else f"our judge reads the box {_short(box)}"
+    )
+    if row["official"] != row["peer"] and row["same_text"]:
+        return f"lm-eval says two things of one text: {UNEXPLAINED}"
+    if SETS[name].chosen == "none":
+        return f"{read}; math-verify looks for an answer anywhere in the text"
+    return f"{read}; lm-eval takes the last number, {_short(taken)}"
+
+
+UNEXPLAINED = "unexplained"
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return f"`{line[:most]}{'…' if len(line) > most else ''}`"
+
+
+class Margins:
+    """Says where two greedy texts of one model part, and how near the two likeliest tokens were there."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._model: Any = None
+
+    def explain(self, name: str, prompt: str, text: str, other: str) -> str:
+        """A sentence; one that says `UNEXPLAINED` where the tokens were not equally likely."""
+        same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
+        if same in (len(text), len(other)):
+            return f"one text is the beginning of the other: {UNEXPLAINED}"
+        margin = self._margin(prompt, text, same, "auto" if SETS[name].task else "off")
+        where = (
+            f"the texts part at character {same}, where the two likeliest tokens are {margin:.1g} nats apart"
+        )
+        return where if margin < _NEAR else f"{where}: {UNEXPLAINED}"
+
+    def _margin(self, prompt: str, text: str, same: int, chat: str) -> float:
+        """The smallest difference of the two likeliest tokens where the text parts, or one token before."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from troll.tasks.prompts import encode
+
+        tokenizer = model_tokenizer(self._checkpoint)
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(self._checkpoint, dtype=torch.float32).eval()
+        before = encode(tokenizer, [prompt], chat)[0]
+        written = tokenizer(text, add_special_tokens=False).input_ids
+        place = next(
+            (k for k in range(len(written)) if len(tokenizer.decode(written[: k + 1])) > same),
+            len(written) - 1,
+        )
+        with torch.no_grad():
+            logits = self._model(torch.tensor([before + written[: place + 1]])).logits[0]
+        steps = range(max(0, place - 1), place + 1)
+        top = [logits[len(before) + k - 1].float().topk(2).values for k in steps]
+        return min(float(values[0] - values[1]) for values in top)
+
+
+def model_tokenizer(checkpoint: Path) -> Any:
+    """The tokenizer of a checkpoint."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+def report(frame: pd.DataFrame, about: Mapping[str, str], commands: Sequence[str]) -> str:
+    """OUT.md: counts by set, every difference with its explanation, and the commands."""
+    frame = frame.assign(alike=frame["explanation"] == "")
+    unexplained = frame["explanation"].str.contains(UNEXPLAINED)
+    frame = frame.assign(explained=~frame["alike"] & ~unexplained, unexplained=unexplained, problems=True)
+    counts = frame.groupby("set", sort=False)[list(_COUNTED)].sum().reset_index()
+    counts.attrs["styles"] = {name: Style(text, whole) for name, text in _COUNTED.items()}
+    counts.attrs["headings"] = {"set": "Set"}
+    apart = frame.loc[~frame["alike"], [*_HEADINGS, "explanation"]]
+    verdicts = {name: apart[name].map({True: "yes", False: "no"}) for name in _VERDICTS}
+    apart = apart.assign(**verdicts, task_id=apart["task_id"].astype(str))
+    apart.attrs["headings"] = _HEADINGS | {"explanation": "Why"}
+    apart.attrs["notes"] = [] if len(apart) else ["None: all three say the same of every problem."]
+    parts = [
+        "# A peer's word",
+        f"Model: {about['model']} ({about['digest']}), greedy, float32. {about['versions']}.",
+    ]
+    parts += [to_markdown(counts).strip(), *_HOW, "## Differences", to_markdown(apart).strip()]
+    parts += ["## Commands", _WHERE, "\n".join(["```bash", *dict.fromkeys(commands), "```"])]
+    return "\n\n".join(parts) + "\n"
+
+
+_VERDICTS = ("ours", "official", "peer", "same_text")
+_COUNTED = {
+    "problems": "Problems",
+    "ours": "Right by our judge",
+    "official": "by the official scorer, on our answers",
+    "peer": "by the peer, on its own",
+    "alike": "Verdicts alike",
+    "same_text": "Texts alike",
+    "explained": "Differences, explained",
+    "unexplained": "unexplained",
+}
+_HEADINGS = {
+    "set": "Set",
+    "task_id": "Problem",
+    "ours": "Ours",
+    "official": "Official",
+    "peer": "Peer",
+    "same_text": "Texts alike",
+}
+_HOW = (
+    "Official scorer on our answers: lm-eval's task, or evalplus' evaluator, on the samples of this package, "
+    "as `troll grade` has it. Peer: `lm_eval run --model hf`, or `evalplus.codegen` and `evalplus.evaluate`, "
+    "which load the model, write answers and judge them by themselves. evalplus gets the problems with long "
+    "prompts first: in another order its decoder stops within the prompt of the next problem.",
+    "Of 200 tokens of greedy text some stand on a knife's edge: rounding decides between two tokens that are "
+    f"equally likely. A difference counts as explained by that below {_NEAR:g} nats.",
+)
+
+
+_WHERE = (
+    "`python workflow/benchmarks/peer.py` runs these in its directory of work: `model` is the checkpoint, "
+    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has their "
+    "prompts as both sides are asked, and evalplus judges in bubblewrap."
+)
