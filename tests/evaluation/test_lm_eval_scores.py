@@ -324,7 +324,7 @@ def _reference(problem, args):
 def peer():
     """The script, as a module."""
     path = Path(__file__).resolve().parents[2] / "workflow/benchmarks/peer.py"
-    monkeypatch.syspath_prepend(str(path.parent))
+    sys.path.append(str(path.parent))  # of the module beside it
     spec = importlib.util.spec_from_file_location("peer", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["peer"] = module  # where dataclasses look
