@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from troll.analysis.tables.audit import audit_tables, write_audit
+from audit_tables import audit_tables, write_audit
 
 CASES = ("reference", "answer", "paraphrase", "wrong", "tiny", "unboxed")
 RESULT = {

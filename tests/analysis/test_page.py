@@ -6,6 +6,7 @@ import pytest
 import synthetic
 from test_audit_table import RESULT as AUDIT
 
+from audit_tables import write_audit
 from troll.analysis.captions import caption, captions
 from troll.analysis.claims.verdicts import Claim, judge
 from troll.analysis.data.results import Results
@@ -64,7 +65,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         make_figure(name, given, root / "figures" / name)
     (root / "public").mkdir()
     (root / "public/benchmarks.md").write_text("Not run: gsm8k; no data.\n")
-    write_json(root / "audit/audit.json", AUDIT)
+    (root / "audit").mkdir()
+    write_audit(AUDIT, root / "audit/audit")
     (root / "cost").mkdir()
     (root / "cost/cost.md").write_text("| Variant | Time |\n| --- | ---: |\n| a \\| <b> | 1.5 |\n\nA note.\n")
     common = {"source": "P", "baseline": "clip", "metric": "late_kl", "direction": "lower"}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import step as cost_step
+from cost_tables import annotate_steps, summarise, summarise_steps, verdicts
 from step_worker import METHODS, Learner, Work, moved
 from troll.algorithms.distributions import sparsify
 from troll.algorithms.divergences import kl_divergence
-from troll.analysis.tables.cost import annotate_steps, summarise, summarise_steps, verdicts
 from troll.common.errors import UserError
 from update import run_cost
 from update_worker import VARIANTS, Batch, projected_share

@@ -10,6 +10,7 @@ import code_judges as judging
 import pairs
 import paraphrases
 from audit import audit, audit_hostile, require_passed
+from audit_tables import audit_tables, code_judges_table, write_audit
 from cases import (
     EXPLANATIONS,
     MATH_CASES,
@@ -28,7 +29,6 @@ from notations import audit_forms, audit_pairs, disagreement_table, verdicts
 from pairs import PAIRS
 from paraphrases import right_forms, wrong_forms
 from speed import speed
-from troll.analysis.tables.audit import audit_tables, code_judges_table, write_audit
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
 from troll.evaluation.evalplus.check import EvalplusVerdict

@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from approximation_figure import annotate, approximation_figure
 from troll.algorithms.distributions import kl, on_support, sparsify, tail_gap_bound
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import Projection, project
-from troll.analysis.figures.approximation import annotate, approximation_figure
 from troll.analysis.render.formats import write_table
 from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError

@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 import torch
 
+from cost_tables import annotate_steps, summarise_steps
 from harness import check, check_projected, in_turns
 from step_worker import METHODS, SHAPES, Work
 from troll.analysis.render.formats import write_table
-from troll.analysis.tables.cost import annotate_steps, summarise_steps
 from troll.common.errors import UserError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import torch
 
+from cost_tables import BASELINE, cost_table
 from harness import check, check_projected, hardware, in_turns, measure
 from troll.analysis.render.formats import write_table
-from troll.analysis.tables.cost import BASELINE, cost_table
 from troll.common.errors import UserError
 from troll.common.files import write_json
 from update_worker import OLD_PASSES, PREPARE, VARIANTS, Work

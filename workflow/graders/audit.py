@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from audit_tables import contamination_table, speed_table, write_audit
 from cases import CODE_CASES, EXPLANATIONS, MATH_CASES, RIGHT, WRONG
 from code_judges import code_judges
 from contamination import contamination
@@ -21,7 +22,6 @@ from hostile_programs import HOSTILE_PROGRAMS, PROBLEM
 from notations import audit_forms, audit_pairs, by_notation, disagreement_table
 from speed import speed
 from troll.analysis.render.formats import to_markdown, write_table
-from troll.analysis.tables.audit import contamination_table, speed_table, write_audit
 from troll.cli.app import begin, main
 from troll.cli.options import Log, Stem
 from troll.common.errors import UserError

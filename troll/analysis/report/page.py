@@ -21,8 +21,6 @@ from troll.analysis.render.html import Section, bullets, figure_section, paragra
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
 from troll.analysis.report.questions import answer, heading, opening_figure
-from troll.analysis.tables.audit import audit_sections, title_of
-from troll.common.files import read_json
 
 
 def make_page(
@@ -143,11 +141,13 @@ def _public_data(directory: Path) -> Iterator[Section]:
     """Benchmarks and the graders' audit, where the experiment made them."""
     for part in _written(directory / "public"):
         yield Section(part.title, part.body + _folded(f"{part.title.lower()}_table"))
-    audit = directory / "audit/audit.json"
+    audit = directory / "audit/audit.md"
     if audit.exists():
-        result = read_json(audit)
-        yield Section(title_of(result), _folded("audit_table"))
-        yield from audit_sections(result)
+        first, *tables = re.split(r"^#+ ", audit.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        yield Section(first.strip(), _folded("audit_table"))
+        for text in tables:
+            title, _, body = text.partition("\n")
+            yield Section(title, markdown_table(body))
 
 
 def _written(directory: Path) -> Iterator[Section]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.render.formats import Style, percent, to_html, to_markdown, whole, write_table
-from troll.analysis.render.html import Section
+from troll.analysis.render.formats import Style, percent, to_markdown, whole, write_table
 from troll.analysis.render.substitutes import MARK, marked, substitute_note
 from troll.common.files import write_text
 
@@ -26,7 +25,7 @@ _MARKED = f"{MARK} stands in for the data set that the paper used."
 
 
 def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
-    """The tables of `workflow/graders/audit.py` with their titles: the verdicts, and what else there is."""
+    """The tables of an audit with their titles: the verdicts, and what else there is."""
     tables = [
         ("What the graders accept", cases_table(result)),
         ("Hostile programs", hostile_table(result["hostile"])),
@@ -43,21 +42,12 @@ def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
 
 
 def write_audit(result: Mapping[str, Any], out: Path) -> None:
-    """Writes what `workflow/graders/audit.py` found: all of it as ``.md``, the verdicts as ``.csv``."""
+    """Writes what an audit found: all of it as ``.md``, the verdicts as ``.csv``."""
     tables = audit_tables(result)
     write_table(tables[0][1], out)
-    parts = [f"# {title_of(result)}", *(f"## {title}\n\n{to_markdown(frame)}" for title, frame in tables)]
+    title = f"Audit of the graders ({result['mode']}): {'passed' if result['ok'] else 'FAILED'}"
+    parts = [f"# {title}", *(f"## {title}\n\n{to_markdown(frame)}" for title, frame in tables)]
     write_text(out.with_name(f"{out.name}.md"), "\n\n".join(part.strip() for part in parts) + "\n")
-
-
-def title_of(result: Mapping[str, Any]) -> str:
-    """The heading of an audit, with its verdict."""
-    return f"Audit of the graders ({result['mode']}): {'passed' if result['ok'] else 'FAILED'}"
-
-
-def audit_sections(result: Mapping[str, Any]) -> list[Section]:
-    """The tables as parts of a page."""
-    return [Section(title, to_html(frame)) for title, frame in audit_tables(result)]
 
 
 def cases_table(result: Mapping[str, Any]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Errors of sparse distributions, which `workflow/benchmarks` measures: table and figure."""
+"""Errors of sparse distributions, which `approximation.py` measures: table and figure."""
 
 import math
 from collections.abc import Iterator

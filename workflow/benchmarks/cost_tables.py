@@ -1,4 +1,4 @@
-"""What an update and an optimiser step cost, which `workflow/benchmarks` measures: tables and verdicts."""
+"""What an update and an optimiser step cost, which `update.py` and `step.py` measure: tables and verdicts."""
 
 import math
 from collections.abc import Iterator, Mapping
