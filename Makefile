@@ -60,7 +60,7 @@ test: env ## linters, type checker and all tests
 
 readme: env ## write the generated parts of README.md, docs and results/README.md from the tracked tidy tables
 	@"$(BIN)/troll" release readme README.md docs/findings.md docs/leaderboard.md docs/results.md results/README.md --results results/testbed \
-		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(wildcard results/*/plan.json))))
+		$(addprefix --also ,$(filter-out results/testbed/,$(dir $(shell git ls-files 'results/*/plan.json'))))
 
 coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
@@ -78,7 +78,7 @@ audit: env ## audit the graders anew, on all data sets and hostile programs, in 
 	@"$(BIN)/python" workflow/graders/audit.py --full --out results/graders/audit
 
 check-results: env ## make the tracked tables and figures again from the tracked data and compare
-	@for data in results/*/plan.json results/*/protocol.yaml results/*/audit.json results/*/gpu_check.json; do [ ! -e "$$data" ] || \
+	@for data in $$(git ls-files results/*/{plan.json,protocol.yaml,audit.json,gpu_check.json}); do \
 		"$(BIN)/troll" release check "$$(dirname "$$data")" --release || exit 1; done
 
 # Without a rule, the package's own would be tested. Its tests are chosen by `own_rule`: pytest escapes names.

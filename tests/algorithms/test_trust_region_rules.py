@@ -12,6 +12,7 @@ from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs, ali
 from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import project
 from troll.algorithms.trust_regions import GroupRewards, TokenPolicy, make_trust_region
+from troll.algorithms.trust_regions.projected import KL_BOUND
 from troll.algorithms.trust_regions.quatro import solve_duals
 
 
@@ -102,7 +103,7 @@ def test_dppo_binary_kl_is_old_to_new():
     _, _, metrics = one_token("dppo-binary-kl", 2.0, 1.0, 0.3)
     expected = 0.3 * math.log(0.3 / 0.6) + 0.7 * math.log(0.7 / 0.4)
     assert metrics["divergence"] == pytest.approx(expected)
-    assert metrics["clip_fraction"] == (expected > 0.05)
+    assert metrics["clip_fraction"] == (expected > KL_BOUND)
 
 
 @pytest.mark.parametrize("name", ["dppo-topk-tv", "dppo-topk-kl"])
@@ -252,7 +253,7 @@ def test_the_loss_is_continuous_at_the_edge_of_the_ball(name, tail):
         low, high = (low, middle) if outside else (middle, high)
     inside, outside = losses(low), losses(high)
     assert inside.metrics["clip_fraction"].item() == 0 and outside.metrics["clip_fraction"].item() == 1
-    assert outside.metrics["kl_to_old"].item() == pytest.approx(0.05, rel=1e-6)
+    assert outside.metrics["kl_to_old"].item() == pytest.approx(KL_BOUND, rel=1e-6)
     assert outside.metrics["kept_mass"].item() < 0.5
     assert outside.per_token.item() == pytest.approx(inside.per_token.item(), rel=1e-6)
     assert abs(outside.per_token.item() + 1) > 0.01
@@ -432,9 +433,9 @@ def test_penalty_coefficient_halves_and_doubles_outside_its_band():
 def test_adaptive_bound_moves_towards_its_target():
     rule = make_trust_region("troll-adaptive", target=0.01, rate=1.5)
     rule.after_step({"clip_fraction": 0.012})  # a little too many outside: a little wider
-    assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2)
+    assert rule.current_settings()["kl_bound"] == pytest.approx(KL_BOUND * 1.2)
     rule.after_step({"clip_fraction": 0.0})
-    assert rule.current_settings()["kl_bound"] == pytest.approx(0.05 * 1.2 / 1.5)
+    assert rule.current_settings()["kl_bound"] == pytest.approx(KL_BOUND * 1.2 / 1.5)
     for _ in range(50):
         rule.after_step({"clip_fraction": 0.0})
     assert rule.current_settings()["kl_bound"] == 1e-3

@@ -231,6 +231,15 @@ def test_every_experiment_file_of_the_repository_is_valid(repository):
         assert load_experiment(path).runs(), path
 
 
+def test_experiments_of_the_repository_state_the_bound_so_that_another_default_changes_no_run(repository):
+    for path in (repository / "workflow/config").glob("*.yaml"):
+        data = yaml.safe_load(path.read_text())
+        rules = data.get("trust_regions", {}) if isinstance(data, dict) else {}
+        projected = {name: region for name, region in rules.items() if region["rule"].startswith("troll")}
+        silent = [name for name, region in projected.items() if "kl_bound" not in region.get("settings", {})]
+        assert not silent, (path.name, silent)
+
+
 def test_the_matrix_is_the_product_and_blocks_add_up_without_repeats(data):
     experiment = parse_experiment(data, "x")
     size = 1

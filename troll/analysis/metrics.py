@@ -1,10 +1,9 @@
 """Every metric that runs log and every number that summarises a run: name, unit, meaning, how it is shown.
 
-Tables, figures, claims and the tables of docs/results.md read from here. To add a metric, log it, and add one
-entry to `METRICS`; to see it in a table or a claim by a name of its own, add one to `SUMMARIES`.
+Tables, figures, claims and the tables of docs/results.md read from here. docs/adding.md says how to add one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +28,7 @@ class Metric:
     bound: bool = False  # a figure draws the rule's KL bound beside it
     heading: str = ""  # of a table's column
     show: Show = "number"
-    # which of a run's values the table of diagnostics shows; empty where it is not there
+    # which of a run's values the table `constraint_check` shows; empty where it has no column
     worst: Literal["", "mean", "max", "min"] = ""
     in_points: bool = False  # differences of its mean are written in percentage points in verdicts
 
@@ -91,7 +90,7 @@ METRICS = _metrics(
     ),
     Metric("entropy", NATS, "of the new policy", label="entropy (nats)"),
     Metric(
-        *("kl_to_old", NATS, "KL(new \\|\\| old) on kept tokens and tail, mean over tokens"),
+        *("kl_to_old", NATS, "KL(new || old) on kept tokens and tail, mean over tokens"),
         label="KL to old policy (nats)",
         scale="log",
     ),
@@ -140,7 +139,7 @@ METRICS = _metrics(
         show="five decimals",
         worst="min",
     ),
-    Metric("kl_projected", NATS, "TROLL: KL(projected \\|\\| old), mean"),
+    Metric("kl_projected", NATS, "TROLL: KL(projected || old), mean"),
     Metric(
         *("kl_projected_max", NATS, "the same, largest"),
         label="largest KL after (nats)",
@@ -155,7 +154,7 @@ METRICS = _metrics(
     Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the ball", label="mean step β"),
     Metric("regression", NATS, "TROLL: second term of the loss before its weight"),
     Metric(
-        *("solver_residual", "", "TROLL: of projected tokens \\|KL − bound\\| / bound, mean"),
+        *("solver_residual", "", "TROLL: of projected tokens |KL − bound| / bound, mean"),
     ),
     Metric("solver_residual_max", "", "the same, largest", heading="Worst solver residual", worst="max"),
     Metric(
@@ -167,7 +166,7 @@ METRICS = _metrics(
         worst="mean",
     ),
     Metric("kl_bound", "nats", "`troll-adaptive`: the bound of the step"),
-    Metric("penalty_kl", NATS, "`kl-penalty`: KL(old \\|\\| new), which it weighs"),
+    Metric("penalty_kl", NATS, "`kl-penalty`: KL(old || new), which it weighs"),
     Metric("multiplier", "", "`quatro-recon-*`: the dual variable λ of the prompt"),
     Metric(
         "effective_advantage",
@@ -192,7 +191,7 @@ METRICS = _metrics(
     Metric(
         "sampling/sampling_logp_difference/mean",
         "nats",
-        "\\|log old − log sampler\\| of the sampled tokens, where vLLM or a lagging policy sampled",
+        "|log old − log sampler| of the sampled tokens, where vLLM or a lagging policy sampled",
     ),
     Metric("sampling/sampling_logp_difference/max", "nats", "the same, largest"),
     Metric("pretraining_loss", "", "with `pretraining`: the loss on its texts"),
@@ -208,11 +207,12 @@ METRICS = _metrics(
     Metric("time/step_time", "seconds", "of the step as TRL measures it, sampling included"),
 )
 """What runs log, by name, in the order of docs/results.md. Rules may log further names of their own."""
-DIAGNOSTICS = (
+_FIRST = (
     *("clip_fraction", "kl_to_old_max", "kl_projected_max", "kl_violation_max", "solver_residual_max"),
     *("solver_evaluations", "kept_mass_min", "ratio_max"),
 )
-"""Columns of the table of diagnostics, in their order."""
+DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.worst and name not in _FIRST))
+"""Columns of the table `constraint_check`, in their order: every metric that says which value is shown."""
 
 
 def _summaries(*summaries: Summary) -> Mapping[str, Summary]:
@@ -281,7 +281,11 @@ PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if 
 """By what tables were written with, and claims may have been."""
 
 
-def markdown(entries: Iterable[Metric | Summary]) -> str:
+def markdown(entries: Collection[Metric | Summary]) -> str:
     """A table for docs/results.md: name, unit and meaning."""
-    rows = [f"| `{entry.name}` | {entry.unit} | {entry.meaning} |" for entry in entries]
+    meanings = [entry.meaning.replace("|", "\\|") for entry in entries]
+    rows = [
+        f"| `{entry.name}` | {entry.unit} | {meaning} |"
+        for entry, meaning in zip(entries, meanings, strict=True)
+    ]
     return "\n".join(["| name | unit | what it is |", "| --- | --- | --- |", *rows]) + "\n"

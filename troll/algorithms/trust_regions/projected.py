@@ -26,6 +26,9 @@ from troll.algorithms.trust_regions.types import (
 )
 from troll.common.errors import UserError
 
+KL_BOUND = 0.05
+"""TROLL's default bound in nats per token, as in all experiments of the paper (arXiv 2510.03817)."""
+
 # Least log-probability of a projected token in the regression, where the old policy has none at all.
 REGRESSION_FLOOR = -100.0
 
@@ -136,7 +139,7 @@ def troll_with_common_metrics(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = 0.05,
+    kl_bound: Limit = KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses | None:
     """All that `TrustRegion` makes of `troll`, in one launch; None where that cannot be.
@@ -155,7 +158,7 @@ def troll(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = 0.05,
+    kl_bound: Limit = KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL: -A pi(a) / p(a) + alpha KL(q || sg pi), with pi the projection of q onto the KL ball around p.
@@ -185,7 +188,7 @@ def troll_seq(
     advantages: Tensor,
     mask: Tensor,
     *,
-    kl_bound: Limit = 0.05,
+    kl_bound: Limit = KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
     """TROLL for GSPO: token-wise projection as in `troll`, sequence-wise importance weight.
