@@ -6,7 +6,6 @@ import synthetic
 import synthetic_board
 
 from troll.analysis.data.results import Results
-from troll.analysis.data.runs import collect
 from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.analysis.leaderboard.protocol import Protocol
 
@@ -16,7 +15,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collected experiment: two tasks, conditions and estimators, clip and troll, three seeds."""
     root = tmp_path_factory.mktemp("results") / "testbed"
     run_dirs, base_dirs = synthetic.write_experiment(root, seeds=3, batches=5, problems=30)
-    collect(run_dirs, root, base_dirs=base_dirs)
+    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
     return root
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from troll.analysis.data.runs import checked, read_directories, write_whole
+from troll.analysis.data.tidy import Tidy
 from troll.common.numerics import NUMERICS
 
 DIGESTS = {"environment": "e" * 64, "data": "d" * 64, "base_model": "b" * 64}
@@ -38,6 +40,13 @@ CLAIM = {
     "direction": "higher",
 }
 """The shortest claim, as a file has it; tests change keys of it."""
+
+
+def collect(run_dirs: Sequence[Path], out: Path, base_dirs: Sequence[Path] = (), **options: bool) -> Tidy:
+    """Finished directories as the tables of an experiment."""
+    tidy = checked(read_directories(run_dirs, base_dirs), **options)
+    write_whole(tidy, out)
+    return tidy
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from troll.analysis.claims.ledger import write_claims
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.results import Results, read_results, write_plan
-from troll.analysis.data.runs import collect
 from troll.analysis.data.tidy import parts
 from troll.analysis.report.check import check_results
 from troll.analysis.report.make import make_figure, make_table
@@ -31,7 +30,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
     )
-    collect(run_dirs, root, base_dirs=base_dirs)
+    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
     planned = [
         dict(zip(KEYS, ("tiny", "chains", method, "grpo", "stale"), strict=True)) | {"seed": seed}
         for method in ("clip", "troll", "quatro")

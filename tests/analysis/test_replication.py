@@ -10,7 +10,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from troll.analysis.data.replication import Predicted, describe_replication, predictions, replicates
-from troll.analysis.data.runs import collect
 from troll.analysis.data.summaries import Cell
 from troll.analysis.data.tidy import Tidy
 from troll.cli.app import app
@@ -83,7 +82,7 @@ def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
             for seed in range(seeds)
             for table in [synthetic.solved(solved + seed * (method == "troll"))]
         ]
-        collect(dirs, root)
+        synthetic.collect(dirs, root)
         return root
 
     release = made("release", troll=30, seeds=3)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from troll.analysis.data.replication import replication_of
 from troll.analysis.data.reproduction import compare_runs, describe, equality, released
-from troll.analysis.data.runs import collect, write_whole
+from troll.analysis.data.runs import write_whole
 from troll.analysis.data.tidy import Tidy, read_tidy
 from troll.cli.app import app
 from troll.common.errors import UserError
@@ -28,7 +28,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dirs, base_dirs = synthetic.write_experiment(
         root, tasks=["chains"], conditions=["stale"], estimators=["grpo"], seeds=2, batches=2, problems=6
     )
-    collect(run_dirs, root, base_dirs=base_dirs)
+    synthetic.collect(run_dirs, root, base_dirs=base_dirs)
     return root
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from troll.analysis.data.reduction import by_batch, digest_of_log
 from troll.analysis.data.run_files import read_run_files
-from troll.analysis.data.runs import collect, read_directories
+from troll.analysis.data.runs import read_directories
 from troll.analysis.data.settings import flat_settings
 from troll.analysis.data.suites import read_suites
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_tidy
@@ -152,8 +152,8 @@ def test_files_round_trip_and_do_not_depend_on_order(tmp_path: Path) -> None:
     run_dirs, base_dirs = synthetic.write_experiment(
         tmp_path / "testbed", tasks=["chains"], seeds=2, batches=2, problems=5
     )
-    collected = collect(run_dirs, tmp_path / "a", base_dirs=base_dirs)
-    collect(run_dirs[::-1], tmp_path / "b", base_dirs=base_dirs)
+    collected = synthetic.collect(run_dirs, tmp_path / "a", base_dirs=base_dirs)
+    synthetic.collect(run_dirs[::-1], tmp_path / "b", base_dirs=base_dirs)
     for name in ("tidy/all.parquet", "runs.csv.gz"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     read = read_tidy(tmp_path / "a")
@@ -365,12 +365,12 @@ def test_disagreeing_digests_are_refused_or_marked(tmp_path: Path) -> None:
         root, "chains", "troll", "grpo", "gentle", 0, batches=1, digests={"environment": "9" * 64}
     )
     with pytest.raises(UserError, match=r"digests\.environment of experiment testbed disagree") as error:
-        collect([*dirs, odd], tmp_path / "tables")
+        synthetic.collect([*dirs, odd], tmp_path / "tables")
     message = str(error.value)
     assert "999999999999 in tiny/chains/troll/grpo/gentle/seed0" in message
     assert "eeeeeeeeeeee in tiny/chains/clip/grpo/gentle/seed0" in message
     assert not (tmp_path / "tables").exists()
-    collected = collect([*dirs, odd], tmp_path / "tables", allow_mixed=True)
+    collected = synthetic.collect([*dirs, odd], tmp_path / "tables", allow_mixed=True)
     assert set(collected.runs.loc[collected.runs["mixed"], "trust_region"]) == {"troll"}
     assert set(collected.items.loc[collected.items["mixed"], "trust_region"]) == {"troll"}
 

@@ -5,7 +5,7 @@ Tables, figures, claims and the tables of docs/results.md read from here. docs/a
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 Scale = Literal["linear", "share", "log"]
 """How a figure draws it: as it is, in percent, or on a logarithmic axis."""
@@ -59,11 +59,14 @@ class Summary:
 SHARE, NATS = "share", "nats per token"
 
 
-def _metrics(*metrics: Metric) -> Mapping[str, Metric]:
-    return {metric.name: metric for metric in metrics}
+_T = TypeVar("_T", Metric, Summary)
 
 
-METRICS = _metrics(
+def _by_name(*entries: _T) -> Mapping[str, _T]:
+    return {entry.name: entry for entry in entries}
+
+
+METRICS = _by_name(
     Metric(
         *("success", SHARE, "responses of the rollout batch that were right"),
         label="training success (%)",
@@ -215,11 +218,7 @@ DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.wor
 """Columns of the table `constraint_check`, in their order: every metric that says which value is shown."""
 
 
-def _summaries(*summaries: Summary) -> Mapping[str, Summary]:
-    return {summary.name: summary for summary in summaries}
-
-
-SUMMARIES = _summaries(
+SUMMARIES = _by_name(
     Summary(
         *("late_kl", NATS, "late KL to the old policy", "kl_to_old", "late", " nats"),
         heading="Late KL (nats)",

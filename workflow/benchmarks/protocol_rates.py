@@ -1,14 +1,14 @@
 """Error rate and power of a protocol that ranks rules, by simulation of all of it: tuning, looks, test."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from troll.analysis.leaderboard.ranking import Ranked, goes_on
+from troll.analysis.leaderboard.protocol import Protocol
+from troll.analysis.leaderboard.ranking import goes_on
 from troll.analysis.render.formats import Style, percent
 from troll.analysis.statistics import LEVEL, Array
 
@@ -18,22 +18,6 @@ WORKING, TRIAL_SPREAD, TUNING_NOISE, FRESH_NOISE = 2 / 3, 0.07, 0.10, 0.13
 """The model behind `simulated`: the share of a rule's trials that learn, the standard deviation of their
 expected success, and those of a seed about it in tuning and on fresh seeds. They are like those of the board
 of leaderboard.yaml, and give what was found of its tuning: 3 points lost, a spread of 4."""
-
-
-class Tuned(Ranked, Protocol):
-    """What a simulation needs of a protocol beside that."""
-
-    @property
-    def trials(self) -> int:
-        """Of each rule."""
-
-    @property
-    def stages(self) -> list[list[int]]:
-        """Tuning seeds of each round."""
-
-    @property
-    def kept(self) -> list[int]:
-        """Trials in each round."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +40,7 @@ class Rates:
 
 
 def simulated(
-    protocol: Tuned, effect: float, *, draws: int = 10_000, seed: int = 0, seeds: int | None = None
+    protocol: Protocol, effect: float, *, draws: int = 10_000, seed: int = 0, seeds: int | None = None
 ) -> Rates:
     """Error rate and power of a protocol by simulation; both rules are tuned, and all is repeated.
 
@@ -98,7 +82,7 @@ def simulated(
     )
 
 
-def _chosen(means: Array, protocol: Tuned, random: np.random.Generator) -> NDArray[np.intp]:
+def _chosen(means: Array, protocol: Protocol, random: np.random.Generator) -> NDArray[np.intp]:
     """The trial that tuning chooses, round by round: the best by the mean over all its seeds."""
     total, runs = np.zeros(means.shape), 0
     for kept, stage in zip(protocol.kept, protocol.stages, strict=True):
@@ -123,7 +107,7 @@ def _sides(differences: Array, spread: float, level: float) -> tuple[Flags, Flag
 EFFECTS = (0.0, 0.05, 0.10, 0.15, 0.20)
 
 
-def rates_table(protocol: Tuned, other: Tuned | None = None, *, draws: int = 10_000) -> pd.DataFrame:
+def rates_table(protocol: Protocol, other: Protocol | None = None, *, draws: int = 10_000) -> pd.DataFrame:
     """`simulated` for several effects, in a table."""
     tasks, rows = len(protocol.experiment["tasks"]), []
     for effect in EFFECTS:
@@ -147,7 +131,7 @@ def rates_table(protocol: Tuned, other: Tuned | None = None, *, draws: int = 10_
     return frame
 
 
-def _seeds_for(protocol: Tuned, runs: float) -> int:
+def _seeds_for(protocol: Protocol, runs: float) -> int:
     """Fresh seeds that with the tuning make so many runs of a rule on a task, rounded up."""
     tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
     return max(2, int(np.ceil(runs - tuning)))

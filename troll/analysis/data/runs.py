@@ -46,24 +46,6 @@ class _Directory:
     items: list[dict[str, Any]]
 
 
-def collect(
-    run_dirs: Sequence[Path],
-    out: Path,
-    *,
-    base_dirs: Sequence[Path] = (),
-    keys: Mapping[str, str] | None = None,
-    allow_mixed: bool = False,
-) -> Tidy:
-    """Writes the tidy tables of an experiment as one part, and as ``runs.csv.gz``.
-
-    Digests are cut to 12 characters. Other parts in ``out`` are removed. With ``allow_mixed`` rows with
-    different digests are admitted, and ``mixed`` is set on those that differ from the most frequent one.
-    """
-    tidy = checked(read_directories(run_dirs, base_dirs, keys=keys), allow_mixed=allow_mixed)
-    write_whole(tidy, out)
-    return tidy
-
-
 def write_whole(tidy: Tidy, out: Path) -> None:
     """Writes tables as the only part of an experiment, and as CSV."""
     write_part(part_path(out, WHOLE), [on_disk(tidy)])
@@ -100,7 +82,7 @@ def marked(tidy: Tidy, mixed: Sequence[str]) -> Tidy:
 def read_directories(
     run_dirs: Sequence[Path], base_dirs: Sequence[Path] = (), *, keys: Mapping[str, str] | None = None
 ) -> Tidy:
-    """Reads finished directories into the tables without writing anything; arguments as for `collect`."""
+    """Reads finished directories of runs and base models into the tables; ``keys`` are those of the plan."""
     if not run_dirs and not base_dirs:
         raise UserError("no run directories to collect: name at least one finished run")
     directories = [_read_run(path) for path in run_dirs]

@@ -1,17 +1,15 @@
 """Contrasts that a protocol fixes before its first run: which rules are compared, and what is then said."""
 
-import string
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import AfterValidator, Field, model_validator
 from scipy import stats
 
-from troll.algorithms.ranges import Positive
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, collapsed_runs, per_run, scores, values_by_seed
+from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.metrics import PRESENT_NAMES
 from troll.analysis.render.formats import Style, listed, percent, points, probability
 from troll.analysis.statistics import (
@@ -25,7 +23,6 @@ from troll.analysis.statistics import (
 )
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
-from troll.common.settings import StrictModel
 
 TRIMMED = 0.2
 """Share of the seeds that the trimmed mean leaves out at either end."""
@@ -39,102 +36,16 @@ Tuning = Mapping[tuple[str, str], pd.DataFrame]
 """Validation success by task and rule: tuning seeds by the trials that went through all rounds."""
 
 
-class Contrast(StrictModel):
-    """Two rules by their names in the protocol: the first minus the second."""
-
-    method: str
-    baseline: str
-
-
-SLOTS = ("method", "baseline", "difference", "seeds", "tasks", "margin")
-"""What a sentence may have in braces."""
-
-
-def _with_known_slots(text: str) -> str:
-    try:
-        named = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError as error:
-        raise ValueError(f"braces do not match ({error})") from None
-    if unknown := [name for name in named if name not in SLOTS]:
-        raise ValueError(f"{{{unknown[0]}}} is not known; a sentence may have {', '.join(SLOTS)} in braces")
-    return text
-
-
-Sentence = Annotated[str, AfterValidator(_with_known_slots)]
-
-
-class Sentences(StrictModel):
-    """What is said of each outcome of the first contrast, with `SLOTS` in braces."""
-
-    above: Sentence  # the whole interval of the difference is above 0
-    below: Sentence  # it is below 0
-    within: Sentence  # it holds 0, and is within the margin on both sides
-    undecided: Sentence  # it holds 0, and reaches out of the margin
-    small: Sentence  # added to ``above`` or ``below`` where the whole interval is within the margin
-
-
-class Comparison(StrictModel):
-    """Contrasts that are fixed beforehand, and how they are read."""
-
-    # the first is primary, tested for itself; all of them are a family for Holm's correction
-    contrasts: list[Contrast] = Field(min_length=1)
-    margin: Positive  # differences up to this share of test problems count as none
-    # the first is primary: test ``pass@1``, or ``area``, the mean height of the training curve
-    endpoints: list[Literal["pass@1", "area"]] = Field(min_length=1)
-    sentences: Sentences  # by outcome
-
-    @model_validator(mode="after")
-    def _each_once(self) -> "Comparison":
-        seen: set[frozenset[str]] = set()
-        for contrast in self.contrasts:
-            pair = frozenset((contrast.method, contrast.baseline))
-            if len(pair) == 1 or pair in seen:
-                problem = "is there twice" if len(pair) > 1 else "compares a rule with itself"
-                raise ValueError(f"contrasts: {contrast.method} minus {contrast.baseline} {problem}")
-            seen.add(pair)
-        if len(set(self.endpoints)) < len(self.endpoints):
-            raise ValueError(f"endpoints: {', '.join(self.endpoints)} names one twice")
-        return self
-
-
-class Fixed(Protocol):
-    """What contrasts need of a protocol (`troll.analysis.leaderboard.protocol.Protocol`)."""
-
-    @property
-    def name(self) -> str:
-        """Of the board."""
-
-    @property
-    def seeds(self) -> list[int]:
-        """The fresh ones."""
-
-    @property
-    def experiment(self) -> dict[str, Any]:
-        """What all runs share."""
-
-    @property
-    def comparison(self) -> Comparison | None:
-        """Its contrasts."""
-
-
-def lacking(final: Sequence[Results], protocol: Fixed) -> list[str]:
+def lacking(final: Sequence[Results], protocol: Protocol) -> list[str]:
     """The rules of the contrasts that have no fresh runs on a task, with it."""
     present = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
-    expected = [(name, task) for name in compared(protocol) for task in protocol.experiment["tasks"]]
+    expected = [(name, task) for name in protocol.compared for task in protocol.experiment["tasks"]]
     return [f"{name} on {task}" for name, task in expected if (name, task) not in present]
 
 
-def compared(protocol: Fixed) -> list[str]:
-    """The rules that the contrasts of a protocol name, each once."""
-    contrasts = protocol.comparison.contrasts if protocol.comparison else ()
-    return list(
-        dict.fromkeys(name for contrast in contrasts for name in (contrast.method, contrast.baseline))
-    )
-
-
-def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> dict[str, pd.DataFrame]:
+def fresh_values(final: Sequence[Results], protocol: Protocol, endpoint: str) -> dict[str, pd.DataFrame]:
     """An endpoint of every fresh run of the rules that are compared."""
-    by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in compared(protocol)}
+    by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in protocol.compared}
     for results in final:
         summary, present = per_run(results.runs), cells(results.items)
         models = {cell.model for cell in present}
@@ -157,7 +68,7 @@ def fresh_values(final: Sequence[Results], protocol: Fixed, endpoint: str) -> di
     }
 
 
-def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) -> None:
+def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Protocol) -> None:
     present = set(values.index.astype(int))
     if missing := sorted(set(protocol.seeds) - present):
         raise UserError(
@@ -171,7 +82,7 @@ def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Fixed) 
         )
 
 
-def contrasts_table(final: Sequence[Results], protocol: Fixed, tuning: Tuning) -> pd.DataFrame:
+def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning) -> pd.DataFrame:
     """Every contrast of a protocol: what is read of it, and how robust that is.
 
     Returns:
@@ -259,7 +170,7 @@ def _trimmed(differences: pd.Series) -> dict[str, Any]:
     return {"seeds": mean.seeds} | mean.columns("difference") | {"p": p_value, "p_equivalence": np.nan}
 
 
-def _with_tuning(differences: pd.Series, shift: Array, protocol: Fixed) -> dict[str, Any]:
+def _with_tuning(differences: pd.Series, shift: Array, protocol: Protocol) -> dict[str, Any]:
     """The mean over seeds, where the tuning might have chosen other trials."""
     values = differences.to_numpy()
     random = np.random.default_rng(derive_seed(purpose="fresh seeds", protocol=protocol.name))
@@ -276,31 +187,31 @@ def _with_tuning(differences: pd.Series, shift: Array, protocol: Fixed) -> dict[
     }
 
 
-def _chosen_again(tuning: Tuning, protocol: Fixed) -> dict[tuple[str, str], Array]:
+def _chosen_again(tuning: Tuning, protocol: Protocol) -> dict[tuple[str, str], Array]:
     """The place of the trial that each of `RESAMPLES` draws of the tuning seeds chooses, by task and rule."""
     chosen = {}
     for task in protocol.experiment["tasks"]:
         random = np.random.default_rng(derive_seed(purpose="tuning seeds", protocol=protocol.name, task=task))
-        count = len(tuning[task, compared(protocol)[0]])
+        count = len(tuning[task, protocol.compared[0]])
         drawn = random.integers(count, size=(RESAMPLES, count))  # the same of all rules
-        for name in compared(protocol):
+        for name in protocol.compared:
             values = tuning[task, name].to_numpy()
             chosen[task, name] = values[drawn].mean(axis=1).argmax(axis=1)
     return chosen
 
 
-def _shifts(tuning: Tuning, protocol: Fixed) -> dict[str, Array]:
+def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
     """What each draw of the tuning seeds changes of a rule's expected success, mean over the tasks."""
-    changes: dict[str, list[Array]] = {name: [] for name in compared(protocol)}
+    changes: dict[str, list[Array]] = {name: [] for name in protocol.compared}
     for key, numbers in _chosen_again(tuning, protocol).items():
         means = tuning[key].to_numpy().mean(axis=0)
         changes[key[1]].append(means[numbers] - means.max())  # the highest mean is that of the chosen trial
     return {name: np.mean(shifts, axis=0) for name, shifts in changes.items()}
 
 
-def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:
+def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series]:
     """By rule, which of the protocol's seeds collapsed in one of the settings."""
-    fallen = {name: pd.Series(False, index=sorted(protocol.seeds)) for name in compared(protocol)}
+    fallen = {name: pd.Series(False, index=sorted(protocol.seeds)) for name in protocol.compared}
     for results in final:
         for cell in cells(results.items):
             if cell.trust_region in fallen:
@@ -311,7 +222,7 @@ def _fallen(final: Sequence[Results], protocol: Fixed) -> dict[str, pd.Series]:
     return fallen
 
 
-def sentence(table: pd.DataFrame, protocol: Fixed) -> str:
+def sentence(table: pd.DataFrame, protocol: Protocol) -> str:
     """What the protocol says of the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
     assert comparison is not None
@@ -344,7 +255,7 @@ _STYLES = {
 }
 
 
-def _notes(table: pd.DataFrame, protocol: Fixed, tuning: Tuning) -> list[str]:
+def _notes(table: pd.DataFrame, protocol: Protocol, tuning: Tuning) -> list[str]:
     margin = 100 * protocol.comparison.margin if protocol.comparison else 0.0
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])

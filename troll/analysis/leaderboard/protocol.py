@@ -18,8 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from troll.algorithms.ranges import Positive, Whole
 from troll.analysis.data.tidy import BASE
-from troll.analysis.leaderboard.contrasts import Comparison, compared
-from troll.analysis.leaderboard.ranking import Ranking
+from troll.analysis.leaderboard.settings import Comparison, Ranking
 from troll.analysis.render.formats import listed
 from troll.common.errors import UserError
 from troll.common.explain import explain
@@ -116,7 +115,7 @@ class Protocol(StrictModel):
             before, used = round_.keep, used | set(round_.seeds)
 
     def _check_contrasts(self) -> None:
-        if unknown := sorted(set(compared(self)) - set(self.rules)):
+        if unknown := sorted(set(self.compared) - set(self.rules)):
             raise ValueError(f"comparison.contrasts: {unknown[0]!r} is not one of the rules")
 
     def _check_ranking(self) -> None:
@@ -131,6 +130,12 @@ class Protocol(StrictModel):
             raise ValueError(
                 f"ranking.looks: is {looks}, must be growing numbers of seeds from 2 to {len(self.seeds) - 1}"
             )
+
+    @property
+    def compared(self) -> list[str]:
+        """The rules that the contrasts name, each once."""
+        contrasts = self.comparison.contrasts if self.comparison else ()
+        return list(dict.fromkeys(name for one in contrasts for name in (one.method, one.baseline)))
 
     @property
     def kept(self) -> list[int]:
@@ -223,7 +228,7 @@ def among(protocol: Protocol, names: Collection[str]) -> Protocol:
         raise UserError(f"{protocol.baseline} must be among the rules: others are compared with it")
     rules = {name: rule for name, rule in protocol.rules.items() if name in names}
     contents = protocol.model_dump() | {"rules": rules}
-    if not set(compared(protocol)) <= set(rules):
+    if not set(protocol.compared) <= set(rules):
         contents["comparison"] = None
     return Protocol.model_validate(contents)
 

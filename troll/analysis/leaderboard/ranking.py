@@ -7,64 +7,24 @@ adds no false positives. The others go on to the last seed, and are tested there
 tuning is part of interval and test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
 from scipy import stats
 
-from troll.algorithms.ranges import Positive
 from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, paired_scores
+from troll.analysis.leaderboard.protocol import Protocol
+from troll.analysis.leaderboard.settings import Ranking
 from troll.analysis.render.formats import Style, listed, points
 from troll.analysis.statistics import LEVEL, Array, holm
 from troll.common.errors import UserError
-from troll.common.settings import StrictModel
 
 UNDECIDED = "no difference shown"
-
-
-class Ranking(StrictModel):
-    """How each rule is compared with the baseline."""
-
-    # numbers of fresh seeds after which a rule may stop; all of the protocol's seeds are not a look
-    looks: list[int] = Field(min_length=1)
-    power: float = Field(gt=0, lt=1)  # predictive power below which it does
-    # standard deviation of the expected success of the trial that tuning chooses, of a rule on a task, as a
-    # share of test problems: part of every interval and test
-    tuning_spread: Positive
-
-    def spread_of_difference(self, tasks: int) -> float:
-        """What tuning adds to a difference of two rules, mean of so many tasks: a standard deviation."""
-        return float(self.tuning_spread * np.sqrt(2 / tasks))
-
-
-class Ranked(Protocol):
-    """What this needs of a protocol (`troll.analysis.leaderboard.protocol.Protocol`)."""
-
-    @property
-    def seeds(self) -> list[int]:
-        """The fresh ones, in the order in which they are run."""
-
-    @property
-    def baseline(self) -> str:
-        """The rule that others are compared with."""
-
-    @property
-    def experiment(self) -> dict[str, Any]:
-        """What all runs share."""
-
-    @property
-    def rules(self) -> Mapping[str, Any]:
-        """By name."""
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """How rules are compared."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +77,7 @@ def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float)
     return np.asarray(predictive_power(differences, seeds, spread) >= ranking.power)
 
 
-def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:
+def seeds_wanted(differences: pd.Series, protocol: Protocol) -> int:
     """How many of the protocol's seeds a rule gets, as far as its differences tell."""
     ranking = protocol.ranking
     assert ranking is not None
@@ -130,7 +90,7 @@ def seeds_wanted(differences: pd.Series, protocol: Ranked) -> int:
     return len(protocol.seeds)
 
 
-def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]:
+def seeds_of_rules(protocol: Protocol, final: Sequence[Results]) -> dict[str, int]:
     """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look."""
     counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
     if protocol.ranking is not None:
@@ -140,7 +100,7 @@ def seeds_of_rules(protocol: Ranked, final: Sequence[Results]) -> dict[str, int]
     return counts
 
 
-def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
+def seeds_there(protocol: Protocol, final: Sequence[Results], name: str) -> int:
     """How many fresh seeds a rule has on the task where it has fewest."""
     counts = [
         cell.rows(results.items)["seed"].nunique()
@@ -151,7 +111,7 @@ def seeds_there(protocol: Ranked, final: Sequence[Results], name: str) -> int:
     return min(counts, default=0)
 
 
-def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.DataFrame:
+def differences_of(final: Sequence[Results], protocol: Protocol, name: str) -> pd.DataFrame:
     """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds."""
     differences: dict[str, pd.Series] = {}
     for results in final:
@@ -165,7 +125,7 @@ def differences_of(final: Sequence[Results], protocol: Ranked, name: str) -> pd.
     return pd.DataFrame(differences)
 
 
-def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
+def _paired(results: Results, cell: Cell, protocol: Protocol) -> pd.Series:
     seeds, baseline_seeds = (
         {int(seed) for seed in part.rows(results.items)["seed"].dropna()}
         for part in (cell, cell.with_trust_region(protocol.baseline))
@@ -187,7 +147,7 @@ def _paired(results: Results, cell: Cell, protocol: Ranked) -> pd.Series:
     return values.set_axis(values.index.astype(int)).loc[expected]
 
 
-def ranking_table(final: Sequence[Results], protocol: Ranked) -> pd.DataFrame:
+def ranking_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
     """What is read of each rule: a family of its own.
 
     Returns:
@@ -263,7 +223,7 @@ def _reading(difference: float, p_value: float) -> dict[str, Any]:
     return {"p": p_value, "reading": side if p_value < 1 - LEVEL else UNDECIDED}
 
 
-def notes_of(protocol: Ranked) -> str:
+def notes_of(protocol: Protocol) -> str:
     """How rules are read, in words."""
     ranking = protocol.ranking
     assert ranking is not None

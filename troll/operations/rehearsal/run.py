@@ -21,6 +21,7 @@ from troll.operations.rehearsal.checks import Check, failed
 from troll.operations.rehearsal.cover import selection
 from troll.operations.rehearsal.report import REPORT, digest_of, root_of
 from troll.operations.rehearsal.shrink import shrink
+from troll.operations.targets import skipped_tasks
 from troll.operations.workflow import in_checkout, run_workflow
 
 _FILE = "experiment.yaml"
@@ -71,7 +72,8 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
     if not options.plan_only:
         _check_place(root)
     planned = runs_of(experiment, list(options.only))
-    skipped = _skipped(planned)
+    tasks = {run.task for run in planned}
+    skipped = {task: why for task, why in skipped_tasks(experiment).items() if task in tasks}
     runs = selection(experiment, options.only, full=options.full)
     runs = [run for run in runs if run.task not in skipped]
     said: list[Check] = []
@@ -124,16 +126,6 @@ def _check_place(root: Path) -> None:
     in_checkout("rehearse")
     if root.parent.resolve() != Path("results").resolve():
         raise UserError(f"--results: the workflow writes to results/, not to {root.parent}; leave it out")
-
-
-def _skipped(runs: Sequence[Run]) -> dict[str, str]:
-    """Tasks that this machine cannot run, with the reason, as the workflow leaves them out."""
-    from troll.tasks.registry import get_task
-    from troll.tasks.sandbox.pool import sandbox_available
-
-    code = [task for task in dict.fromkeys(run.task for run in runs) if get_task(task).kind == "code"]
-    available, reason = sandbox_available() if code else (True, "")
-    return {} if available else dict.fromkeys(code, reason)
 
 
 def not_covered(
