@@ -151,7 +151,7 @@ def example(kind):
 @pytest.mark.slow
 def test_cheap_commands_run(checkout, troll):
     ran = []
-    for _, words in ALL:
+    for words in dict.fromkeys(words for _, words in ALL):  # pages may name the same
         text = " ".join(words)
         if (
             len(words) == 2

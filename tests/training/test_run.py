@@ -26,18 +26,18 @@ pytestmark = pytest.mark.slow
 def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     configure, guessing_base, run_data, tmp_path, estimator
 ):
-    whole, killed = (configure(tmp_path / name, estimator) for name in ("whole", "killed"))
+    whole, killed = (configure(tmp_path / name, estimator, rollout_batches=6) for name in ("whole", "killed"))
     subprocess.run(command(whole, guessing_base, run_data), check=True)
-    assert len(metrics(whole)) == 8 * 4
-    assert sum(row["grad_norm"] > 0 for row in metrics(whole)) > 16, "too little was learnt to prove anything"
+    assert len(metrics(whole)) == 6 * 4
+    assert sum(row["grad_norm"] > 0 for row in metrics(whole)) > 12, "too little was learnt to prove anything"
     assert any(row.get("clip_fraction", 0) > 0 for row in metrics(whole))
     firsts = [row for row in metrics(whole) if "success" in row]
     generated = [row["generated_samples"] for row in firsts]
     if estimator == "grpo":
-        assert generated == [16 * (n + 1) for n in range(8)]
+        assert generated == [16 * (n + 1) for n in range(6)]
     elif estimator == "ppo-max":
         assert all("critic/loss" in row for row in metrics(whole))
-        assert len({row["kl_coefficient"] for row in firsts}) == 8, "the coefficient did not adapt"
+        assert len({row["kl_coefficient"] for row in firsts}) == 6, "the coefficient did not adapt"
     else:
         spent = [now - before for now, before in zip(generated, [0, *generated], strict=False)]
         assert spent == [20 * row["dynamic_sampling_batches"] for row in firsts]
@@ -47,7 +47,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     path = killed / "metrics.jsonl"
     deadline = time.monotonic() + 300
     # Past a checkpoint, and in the middle of a rollout batch: lines after the checkpoint must be dropped.
-    while not path.exists() or len(path.read_text().splitlines()) < 14:
+    while not path.exists() or len(path.read_text().splitlines()) < 10:
         assert process.poll() is None, (killed / "log").read_text()[-2000:]
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -55,7 +55,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     process.wait()
     assert not (killed / "manifest.json").exists()
     lines_then = len(path.read_text().splitlines())
-    if not list((killed / "trainer").glob("checkpoint-*/complete.json")) or lines_then >= 32:
+    if not list((killed / "trainer").glob("checkpoint-*/complete.json")) or lines_then >= 24:
         pytest.fail("the kill came at a moment that proves nothing")
 
     resumed = subprocess.run(
@@ -72,7 +72,7 @@ def test_equal_seeds_give_equal_runs_and_a_killed_run_goes_on(
     machine = manifests[0]["hardware"]  # without it nobody could tell why another machine rounds otherwise
     assert machine["capability"] in ("DEFAULT", "AVX2", "AVX512") and machine["blas"]
     # The constraint check is about the policy's steps: it has none while the critic warms up.
-    assert manifests[0]["constraint_check"]["steps"] == (30 if estimator == "ppo-max" else 32)
+    assert manifests[0]["constraint_check"]["steps"] == (22 if estimator == "ppo-max" else 24)
     assert manifests[0]["constraint_check"]["worst_kl_violation"] <= 1e-5
     assert not (whole / "trainer").exists()
 
