@@ -197,7 +197,7 @@ def test_a_tiny_rest_keeps_its_digits():
     best = torch.stack([torch.randperm(3000)[:9] for _ in range(3)])
     raw.scatter_(1, best, 3.0 + torch.randn(3, 9))
     hidden = torch.eye(3)
-    head = lm_head(hidden, raw.T.contiguous(), best[:, 0], keep=9, backend="triton")
+    head = lm_head(hidden, raw.T.contiguous(), best[:, 0], support_size=9, backend="triton")
     kept = head.distribution.token_ids
     assert torch.equal(kept.sort(-1).values, best.sort(-1).values)
     log_probs = raw.double().log_softmax(-1)
@@ -220,7 +220,7 @@ def test_top_of_triton_equals_that_of_torch(options, dropped_mass, vocab, monkey
     exact = {key: x.double() if torch.is_tensor(x) else x for key, x in arguments.items() if key != "labels"}
     logits = dense_logits(**exact).detach()
     for keep in (1, 16) if vocab == 777 else (110,):  # the last: more than there are
-        asked = {**arguments, "keep": keep, "dropped_mass": dropped_mass}
+        asked = {**arguments, "support_size": keep, "dropped_mass": dropped_mass}
         want = lm_head(**asked, backend="torch", chunk_tokens=4, chunk_vocab=100)
         heads = []
         for product in (False, True):  # chunks: one of 4 rows, and rows one by one
@@ -294,7 +294,7 @@ def test_head_and_loss_launch_little_and_never_wait(rule, most, monkeypatch):
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 8), torch.randn(90, 8).requires_grad_()
     labels, mask = torch.arange(6), torch.ones(1, 6)
-    old = lm_head(hidden, weight, labels, keep=8, backend="triton")
+    old = lm_head(hidden, weight, labels, support_size=8, backend="triton")
     support, region = old.distribution.token_ids, make_trust_region(rule)
 
     def policy(head):
@@ -337,10 +337,10 @@ def test_nan_is_not_lost(keep, sign):
     hidden, weight, bias = torch.randn(3, 2), torch.randn(3000, 2), torch.zeros(3000)
     labels = torch.tensor([0, 1, 2])
     bias[1234] = sign * torch.nan
-    head = lm_head(hidden, weight, labels, bias=bias, keep=keep, backend="triton")
+    head = lm_head(hidden, weight, labels, bias=bias, support_size=keep, backend="triton")
     assert head.label_log_probs.isnan().all() and head.entropy.isnan().all()
     hidden[1] = torch.nan  # of one row only
-    head = lm_head(hidden, weight, labels, keep=keep, backend="triton")
+    head = lm_head(hidden, weight, labels, support_size=keep, backend="triton")
     assert head.label_log_probs.isnan().tolist() == [False, True, False]
 
 

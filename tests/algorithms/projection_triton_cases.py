@@ -410,7 +410,7 @@ def test_a_projection_alone_is_two_launches():
 
 def test_sparse_policies_on_equal_but_different_ids():
     new, old = log_probs_pair(5, 30, 2.0, 1.5)
-    theirs = sparsify(old, keep=6)
+    theirs = sparsify(old, support_size=6)
     ours = policy_cases.on_support(new, theirs.token_ids.clone())
     with CountOps() as count:
         result = project(ours, theirs, 0.05)

@@ -20,7 +20,7 @@ P = torch.tensor([[0.5, 0.02, 0.3, 0.1, 0.08]], dtype=torch.float64)
 
 
 def test_keeps_the_most_probable_tokens_until_the_mass_is_reached():
-    sparse = sparsify(P.log(), keep=4, dropped_mass=0.15, normalised=True)
+    sparse = sparsify(P.log(), support_size=4, dropped_mass=0.15, normalised=True)
     # 0.5, then 0.3 leave 0.2 > 0.15, so 0.1 is kept too; then only 0.1 is left.
     assert sparse.token_ids.tolist() == [[0, 2, 3, -1]]
     torch.testing.assert_close(
@@ -36,7 +36,7 @@ def test_a_token_is_kept_while_more_than_the_dropped_mass_is_left(dropped_mass, 
 
 
 def test_keep_is_a_limit():
-    sparse = sparsify(P.log(), keep=2, dropped_mass=0.0)
+    sparse = sparsify(P.log(), support_size=2, dropped_mass=0.0)
     assert sparse.token_ids.tolist() == [[0, 2]]
     assert float(sparse.tail_log_prob.exp()) == pytest.approx(0.2)
 
@@ -64,7 +64,7 @@ def test_the_tail_of_a_peaked_distribution_is_not_rounded_away():
     """1 - (sum of kept) would be zero in float32; the pooled sum is exact."""
     logits = torch.zeros(1, 1000)
     logits[0, 3] = 40.0
-    sparse = sparsify(logits, keep=2)
+    sparse = sparsify(logits, support_size=2)
     assert float(sparse.tail_log_prob) == pytest.approx(-40 + math.log(999), rel=1e-6)
 
 
@@ -89,15 +89,15 @@ def test_gradient_through_kept_tokens_and_tail():
 
 def test_nothing_left_for_the_tail_gives_finite_gradients():
     logits = torch.randn(2, 4, requires_grad=True)
-    sparse = sparsify(logits, keep=9, dropped_mass=0.0)
-    assert sparse.keep == 4 and (sparse.tail_log_prob == -torch.inf).all()
+    sparse = sparsify(logits, support_size=9, dropped_mass=0.0)
+    assert sparse.support_size == 4 and (sparse.tail_log_prob == -torch.inf).all()
     sparse.log_probs[:, 0].sum().backward()
     assert logits.grad.isfinite().all()
 
 
 def test_masked_vocabulary_entries_are_not_kept():
     logits = torch.tensor([[1.0, -math.inf, 0.5, -math.inf]])
-    sparse = sparsify(logits, keep=4, dropped_mass=0.0)
+    sparse = sparsify(logits, support_size=4, dropped_mass=0.0)
     assert sparse.token_ids.tolist() == [[0, 2, -1, -1]] and sparse.tail_log_prob.item() == -math.inf
 
 
@@ -130,8 +130,8 @@ def test_a_constant_tail_sums_to_one_and_hides_no_mass():
 
 def test_bad_arguments_are_refused():
     for arguments, message in (
-        ({"keep": 0}, "keep=0"),
-        ({"keep": 1, "always_keep": torch.tensor([[0, 1]])}, "always_keep"),
+        ({"support_size": 0}, "support_size=0"),
+        ({"support_size": 1, "always_keep": torch.tensor([[0, 1]])}, "always_keep"),
         ({"dropped_mass": -0.1}, r"dropped_mass is -0.1, must be a number in \[0, 1\)"),
         ({"dropped_mass": 1.0}, r"dropped_mass is 1.0, must be a number in \[0, 1\)"),
         ({"dropped_mass": math.nan}, "dropped_mass is nan"),

@@ -214,7 +214,7 @@ def test_autocast_changes_no_digit_on_a_cpu():
 def test_no_token_at_all(keep):
     hidden, weight = torch.zeros(0, 5, requires_grad=True), torch.randn(7, 5, requires_grad=True)
     labels = torch.zeros(0, dtype=torch.int64)
-    head = lm_head(hidden, weight, labels, keep=keep)
+    head = lm_head(hidden, weight, labels, support_size=keep)
     assert head.label_log_probs.shape == head.entropy.shape == (0,)
     if keep:
         assert head.distribution.token_ids.shape == (0, 3)
@@ -276,7 +276,7 @@ def test_no_tensor_exceeds_a_tile(dtype):
     with LargestTensor() as largest:
         leaves = case.leaves()
         chunks = {"chunk_tokens": chunk_tokens, "chunk_vocab": chunk_vocab}
-        old = lm_head(**case.arguments(leaves), keep=keep, dropped_mass=1e-3, **chunks)
+        old = lm_head(**case.arguments(leaves), support_size=keep, dropped_mass=1e-3, **chunks)
         new = lm_head(**case.arguments(leaves), support=old.distribution.token_ids, **chunks)
         torch.autograd.grad(sum(x[x > -torch.inf].sum() for x in outputs_of(new).values()), leaves)
     assert largest.elements <= chunk_tokens * chunk_vocab
@@ -305,9 +305,9 @@ def test_bad_arguments_are_named():
     refused("support .* with N = 4", hidden, weight, labels, support=torch.zeros(3, 2, dtype=torch.int64))
     twice = torch.tensor([[0, 1, -1], [2, 3, 5], [-1, -1, -1], [4, 0, 4]])
     refused("distinct ids in each row, found 4 twice in row 3", hidden, weight, labels, support=twice)
-    refused("not both", hidden, weight, labels, support=labels.unsqueeze(1), keep=2)
-    refused("keep is 0", hidden, weight, labels, keep=0)
-    refused("dropped_mass is 1", hidden, weight, labels, keep=2, dropped_mass=1.0)
+    refused("not both", hidden, weight, labels, support=labels.unsqueeze(1), support_size=2)
+    refused("support_size is 0", hidden, weight, labels, support_size=0)
+    refused("dropped_mass is 1", hidden, weight, labels, support_size=2, dropped_mass=1.0)
     refused("temperature is 0", hidden, weight, labels, temperature=0)
     refused("logit_softcap is 0", hidden, weight, labels, logit_softcap=0)
     refused("bias", hidden, weight, labels, bias=torch.zeros(4))

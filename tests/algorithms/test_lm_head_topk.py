@@ -58,7 +58,7 @@ def test_equals_torch_topk(keep, chunks):
     torch.manual_seed(keep)
     logits = 3 * torch.randn(12, 300, dtype=torch.float64)
     labels = logits.argmax(-1)  # the label is among the best, so that the plain top-K is the answer
-    head = head_of_logits(logits, labels, keep=keep, chunk_tokens=chunks[0], chunk_vocab=chunks[1])
+    head = head_of_logits(logits, labels, support_size=keep, chunk_tokens=chunks[0], chunk_vocab=chunks[1])
     values, ids = logits.log_softmax(-1).topk(keep)
     torch.testing.assert_close(head.distribution.log_probs, values, rtol=0, atol=1e-12)
     assert torch.equal(head.distribution.token_ids, ids)
@@ -77,7 +77,7 @@ def test_any_order_of_the_vocabulary(order):
     }[order].expand(6, vocab)
     labels = torch.tensor([0, 1, 63, 64, 498, 499])
     for chunk_vocab in (64, 100, 1000):
-        head = head_of_logits(logits, labels, keep=keep, chunk_tokens=4, chunk_vocab=chunk_vocab)
+        head = head_of_logits(logits, labels, support_size=keep, chunk_tokens=4, chunk_vocab=chunk_vocab)
         check(head, logits, labels, keep)
 
 
@@ -98,7 +98,7 @@ def test_keeps_what_the_rule_says(vocab, keep, chunk_vocab, chunk_tokens, droppe
     logits = (spread * torch.randn(5, vocab, generator=random, dtype=torch.float64)).round()
     labels = torch.randint(vocab, (5,), generator=random)
     options = {"chunk_tokens": chunk_tokens, "chunk_vocab": chunk_vocab}
-    head = head_of_logits(logits, labels, keep=keep, dropped_mass=dropped_mass, **options)
+    head = head_of_logits(logits, labels, support_size=keep, dropped_mass=dropped_mass, **options)
     check(head, logits, labels, keep, dropped_mass)
 
 
@@ -106,7 +106,7 @@ def test_keeps_what_the_rule_says(vocab, keep, chunk_vocab, chunk_tokens, droppe
 def test_small_dropped_mass_is_resolved_in_float32(dropped_mass):
     # Probabilities 1/2, 1/4, ...: after n tokens 2^-n remains, far below float32's resolution near 1.
     logits = -torch.arange(40, dtype=torch.float32).mul(torch.log(torch.tensor(2.0))).expand(2, 40)
-    head = head_of_logits(logits, torch.tensor([0, 0]), keep=40, dropped_mass=dropped_mass)
+    head = head_of_logits(logits, torch.tensor([0, 0]), support_size=40, dropped_mass=dropped_mass)
     needed = next(n for n in range(40) if 2.0**-n <= dropped_mass)
     assert (head.distribution.token_ids >= 0).sum(1).tolist() == [needed, needed]
 
@@ -114,7 +114,7 @@ def test_small_dropped_mass_is_resolved_in_float32(dropped_mass):
 def test_impossible_tokens_are_not_kept_but_an_impossible_label_is():
     logits = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf], [0.0, -torch.inf, 1.0, -torch.inf]])
     zero, labels = torch.zeros(2, 1), torch.tensor([2, 3])
-    head = lm_head(zero, torch.zeros(4, 1), labels, bias=logits[0], keep=4)
+    head = lm_head(zero, torch.zeros(4, 1), labels, bias=logits[0], support_size=4)
     assert head.distribution.token_ids.tolist() == [[2, 0, -1, -1], [2, 0, 3, -1]]
     assert head.label_log_probs[1] == -torch.inf
     assert (head.distribution.tail_log_prob == -torch.inf).all()
@@ -126,7 +126,7 @@ def test_old_and_new_policy_agree_when_the_weights_do(dtype, options):
     case = make_case(33, 47, 211, 9, options, dtype)
     arguments = case.arguments(case.leaves())
     chunks = {"chunk_tokens": 8, "chunk_vocab": 50}
-    old = lm_head(**arguments, keep=16, dropped_mass=1e-3, **chunks)
+    old = lm_head(**arguments, support_size=16, dropped_mass=1e-3, **chunks)
     new = lm_head(**arguments, support=old.distribution.token_ids, **chunks)
     assert not old.label_log_probs.requires_grad and not old.distribution.log_probs.requires_grad
     assert error(new.label_log_probs, old.label_log_probs) < 4e-6
@@ -152,7 +152,7 @@ def test_agrees_with_the_dense_reference_path(keep, dropped_mass):
     labels = torch.randint(200, (40,))
     want = sparsify(logits, keep, dropped_mass, labels)
     head = head_of_logits(
-        logits, labels, keep=keep, dropped_mass=dropped_mass, chunk_tokens=16, chunk_vocab=70
+        logits, labels, support_size=keep, dropped_mass=dropped_mass, chunk_tokens=16, chunk_vocab=70
     )
     assert torch.equal(head.distribution.token_ids, want.token_ids)
     assert error(head.distribution.log_probs, want.log_probs) < 1e-12

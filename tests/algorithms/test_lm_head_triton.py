@@ -56,7 +56,7 @@ def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_pa
     from troll.algorithms.lm_head import triton_topk as kernels
 
     width = kernels._block_width(vocab, keep)
-    types = dict.fromkeys(("stride", "vocab", "blocks", "keep"), "i32") | dict.fromkeys(
+    types = dict.fromkeys(("stride", "vocab", "blocks", "support_size"), "i32") | dict.fromkeys(
         ("scale", "cap"), "fp32"
     )
     types |= {"labels": "*i64", "ids": "*i32", "chosen": "*i32", "bias": "*bf16"}
@@ -74,7 +74,7 @@ def test_kernels_of_top_k_compile_without_spills(capability, keep, vocab, tmp_pa
         constants = own | {key: value for key, value in flags.items() if key in kernel.arg_names}
         signature = signature_of(kernel, types, constants)
         # What Triton sees in a call: aligned memory, and whether sizes are multiples of 16.
-        sizes = {"stride": vocab, "vocab": vocab, "keep": keep}
+        sizes = {"stride": vocab, "vocab": vocab, "support_size": keep}
         aligned = {
             (place,): [["tt.divisibility", 16]]
             for place, x in enumerate(kernel.arg_names)
@@ -183,7 +183,13 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
     bias[50_000:] = -torch.inf
     bias = bias if biased else None
     labels = torch.randint(50_000, (300,), device="cuda")
-    options = {"bias": bias, "keep": keep, "temperature": 0.8, "chunk_tokens": 128, "chunk_vocab": 50_003}
+    options = {
+        "bias": bias,
+        "support_size": keep,
+        "temperature": 0.8,
+        "chunk_tokens": 128,
+        "chunk_vocab": 50_003,
+    }
     lm_head(hidden, weight, labels, **options)  # compiles
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -353,7 +353,7 @@ def test_second_derivatives_are_refused_rather_than_wrong(power):
 
 def test_sparse_input_gives_sparse_output_on_the_same_tokens():
     logits, old_logits = log_probs_pair(10, 30, 2.0, 1.5)
-    old = sparsify(old_logits, keep=6)
+    old = sparsify(old_logits, support_size=6)
     new = on_support(logits, old.token_ids)
     result = project(new, old, 0.05)
     assert isinstance(result.log_probs, SparseLogProbs)
@@ -377,7 +377,7 @@ def test_the_tail_atom_stands_for_tokens_that_move_alike():
 def test_sparse_gradient_reaches_the_logits_through_the_tail():
     """The chain rule over kept tokens and tail equals finite differences of the whole sparse path."""
     logits, old_logits = log_probs_pair(3, 10, 1.0, 1.5)
-    old = sparsify(old_logits, keep=4)
+    old = sparsify(old_logits, support_size=4)
 
     def through(x: torch.Tensor) -> torch.Tensor:
         return project(on_support(x, old.token_ids), old, 0.02, tolerance=1e-14).log_probs.atoms()
@@ -417,7 +417,7 @@ KERNEL_TYPES = {
 }
 KERNEL_TYPES |= dict.fromkeys(("q_ids", "p_ids", "sampled"), "*i64") | {"state": "*fp64"}
 KERNEL_TYPES |= dict.fromkeys(("places", "good"), "*i32")
-KERNEL_TYPES |= dict.fromkeys(("keep", "loss_stride", "ratio_stride", "pull_stride"), "i32")
+KERNEL_TYPES |= dict.fromkeys(("support_size", "loss_stride", "ratio_stride", "pull_stride"), "i32")
 KERNEL_TYPES |= dict.fromkeys(("bound", "bound_rest", "weight", "weight_rest"), "fp32")
 KERNELS = ("_project_kernel", "_project_backward_kernel", "_kl_kernel", "_kl_backward_kernel")
 RULE_KERNELS = ("_rule_kernel", "_rule_backward_kernel")

@@ -93,7 +93,7 @@ def test_gradients_are_orthogonal_to_the_two_null_directions(pair, bound, seed):
 @given(pairs(min_atoms=4), BOUNDS, st.integers(0, 10**6))
 def test_sparse_equals_dense_when_every_token_is_kept(pair, bound, seed):
     new, old = pair
-    kept = sparsify(old, keep=old.shape[1], dropped_mass=0.0, normalised=True)
+    kept = sparsify(old, support_size=old.shape[1], dropped_mass=0.0, normalised=True)
     assert (kept.token_ids >= 0).all()
     dense_in, sparse_in = new.clone().requires_grad_(), new.clone().requires_grad_()
     dense = project(dense_in, old, bound).log_probs

@@ -44,7 +44,7 @@ def head_outputs(model, ids):
     mask = torch.ones(2, 8)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mask": mask, "sparse_lm_head": True}
     with torch.no_grad():
-        chosen = model(**inputs, keep=16, dropped_mass=0.0)
+        chosen = model(**inputs, support_size=16, dropped_mass=0.0)
     output = model(**inputs, support=SparseLogProbs.from_batch(chosen).token_ids)
     (output.log_probs.sum() + output.support_log_probs.exp().square().sum()).backward()
     return {

@@ -155,7 +155,7 @@ def test_the_sparse_head_gives_what_the_model_gives(family, tmp_path):
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             mask=mask,
-            keep=16,
+            support_size=16,
             dropped_mass=0.0,
             sparse_lm_head=True,
         )

@@ -78,7 +78,7 @@ class SparseLogProbs:
         return self.tail_log_prob.shape
 
     @property
-    def keep(self) -> int:
+    def support_size(self) -> int:
         """K, the number of slots."""
         return self.log_probs.shape[-1]
 
@@ -221,7 +221,7 @@ def on_support(values: Tensor, token_ids: Tensor, *, normalised: bool = False) -
 
 def sparsify(
     values: Tensor,
-    keep: int = 64,
+    support_size: int = 64,
     dropped_mass: float = 1e-5,
     always_keep: Tensor | None = None,
     *,
@@ -229,14 +229,14 @@ def sparsify(
     tail: Literal["pooled", "constant"] = "pooled",
     default_log_prob: float = DEFAULT_LOG_PROB,
 ) -> SparseLogProbs:
-    """Keep the most probable tokens until their mass reaches 1 - dropped_mass or there are `keep` of them.
+    """Keep the most probable tokens until their mass is 1 - dropped_mass or there are `support_size` of them.
 
     Source: TROLL, arXiv 2510.03817, and its configuration (K = 64, delta = 1e-5, sampled token always
     kept). The reference path, see `on_support`.
 
     Args:
         values: [..., V] logits, or log-probabilities with `normalised`. -inf allowed.
-        keep: K >= 1, slots per row; more than V are cut to V.
+        support_size: K >= 1, slots per row; more than V are cut to V.
         dropped_mass: delta in [0, 1): a token is kept while more than this mass is left from it on downwards.
         always_keep: [...] or [..., m] token ids that are kept whatever their probability; each takes a slot.
         normalised: whether `values` are log-probabilities already.
@@ -249,7 +249,7 @@ def sparsify(
         [..., K] with slots in descending probability, unused ones last.
 
     Raises:
-        UserError: keep or dropped_mass out of range, or an unknown tail.
+        UserError: support_size or dropped_mass out of range, or an unknown tail.
     """
     vocabulary = values.shape[-1]
     if tail not in ("pooled", "constant"):
@@ -259,13 +259,15 @@ def sparsify(
     forced = values.new_empty((*values.shape[:-1], 0), dtype=torch.int64)
     if always_keep is not None:
         forced = always_keep.unsqueeze(-1) if always_keep.dim() == values.dim() - 1 else always_keep
-    if not isinstance(keep, int) or keep < max(1, forced.shape[-1]):
-        raise UserError(f"sparsify: keep={keep!r} must be an integer >= 1 and hold all of always_keep")
+    if not isinstance(support_size, int) or support_size < max(1, forced.shape[-1]):
+        raise UserError(
+            f"sparsify: support_size={support_size!r} must be an integer >= 1 and hold all of always_keep"
+        )
     log_probs = values.detach().to(wide_dtype(values.device))
     if not normalised:
         log_probs = torch.log_softmax(log_probs, dim=-1)
     always = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, forced, True)
-    best = log_probs.masked_fill(always, torch.inf).topk(min(keep, vocabulary), dim=-1).indices
+    best = log_probs.masked_fill(always, torch.inf).topk(min(support_size, vocabulary), dim=-1).indices
     ranked = log_probs.gather(-1, best)
     ranked, order = ranked.sort(dim=-1, descending=True, stable=True)
     ids = best.gather(-1, order)

@@ -55,13 +55,13 @@ def _store(into, place, x):
 def _rule_kernel(
     q, q_tail, p, p_tail, q_ids, p_ids, sampled, mask, q_label, p_label, dropped, advantages,
     losses, log_ratio, pulls, metrics, log_pi, state, places, good,
-    bound, bound_rest, weight, weight_rest, rows, keep,
+    bound, bound_rest, weight, weight_rest, rows, support_size,
     TOLERANCE: tl.constexpr, FLOOR: tl.constexpr, LIMIT: tl.constexpr, LEAST: tl.constexpr,
     SAME_IDS: tl.constexpr, METRICS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per token.
 
-    `metrics` is [METRICS, rows]; `log_pi` [rows, keep + 1] is written in active rows alone. `state` [4, rows]
+    `metrics` is [METRICS, rows]; `log_pi` [rows, K + 1] is written in active rows alone. `state` [4, rows]
     gets what backward needs: step size, 1 / variance, whether the log-ratio is within its limits, and the
     derivative of the loss by it; `places` [rows] twice the slot of the sampled token plus 1 in active rows,
     or -1 where masked. `good` is 1, 1: the first becomes 0 where the policies keep different tokens, the
@@ -78,10 +78,10 @@ def _rule_kernel(
             _store(metrics, metric * rows + row, zero)
     else:
         atom = tl.arange(0, BLOCK)
-        kept = atom < keep
-        ids = tl.load(p_ids + row * keep + atom, mask=kept, other=-1).to(tl.int64)
+        kept = atom < support_size
+        ids = tl.load(p_ids + row * support_size + atom, mask=kept, other=-1).to(tl.int64)
         if SAME_IDS == 0:
-            others = tl.load(q_ids + row * keep + atom, mask=kept, other=-1).to(tl.int64)
+            others = tl.load(q_ids + row * support_size + atom, mask=kept, other=-1).to(tl.int64)
             if tl.sum((ids != others).to(tl.int32), axis=0) > 0:
                 tl.store(good, 0)
         here = kept & (ids == tl.load(sampled + row).to(tl.int64))
@@ -91,12 +91,12 @@ def _rule_kernel(
         slot = tl.where(slot < 0, 0, slot)
         radius = zero + bound + bound_rest  # in float64
         active, step, kl_after, inverse, residual, _, number, _, at_slot, pull = solve_row(
-            q, q_tail, p, p_tail, row, keep, radius, slot, log_pi, metrics,
+            q, q_tail, p, p_tail, row, support_size, radius, slot, log_pi, metrics,
             TOLERANCE, BLOCK, True, LEAST, FLOOR,
         )  # fmt: skip
         if active == 0:
-            at_slot = tl.load(q + row * keep + slot).to(tl.float64)
-        distance = at_slot - tl.load(p + row * keep + slot).to(tl.float64)
+            at_slot = tl.load(q + row * support_size + slot).to(tl.float64)
+        distance = at_slot - tl.load(p + row * support_size + slot).to(tl.float64)
         inside = (distance >= -LIMIT) & (distance <= LIMIT)
         distance = _clamped(distance, LIMIT)
         slope = -tl.load(advantages + row).to(tl.float64) * tl.exp(distance)
@@ -132,7 +132,7 @@ def _rule_kernel(
 @triton.jit
 def _rule_backward_kernel(
     q, q_tail, p, p_tail, log_pi, state, places, of_loss, of_ratio, of_pull,
-    loss_stride, ratio_stride, pull_stride, of_q, of_tail, weight, weight_rest, rows, keep,
+    loss_stride, ratio_stride, pull_stride, of_q, of_tail, weight, weight_rest, rows, support_size,
     FLOOR: tl.constexpr, LEAST: tl.constexpr,
     HAS_LOSS: tl.constexpr, HAS_RATIO: tl.constexpr, HAS_PULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -155,17 +155,18 @@ def _rule_backward_kernel(
             pulled += tl.load(of_pull + row * pull_stride).to(tl.float64)
         result = tl.where(atom == place // 2, of_slot, result)
         if place % 2 == 1:
-            new = atoms_of(q, q_tail, row, keep, atom, True, LEAST)
-            old = atoms_of(p, p_tail, row, keep, atom, True, LEAST)
-            real = atom <= keep
-            own = tl.load(log_pi + row * (keep + 1) + atom, mask=real, other=float("-inf")).to(tl.float64)
+            new = atoms_of(q, q_tail, row, support_size, atom, True, LEAST)
+            old = atoms_of(p, p_tail, row, support_size, atom, True, LEAST)
+            own_at = log_pi + row * (support_size + 1) + atom
+            own = tl.load(own_at, mask=atom <= support_size, other=float("-inf")).to(tl.float64)
             result = moved_back(new, old, own, result, tl.load(state + row), tl.load(state + rows + row))
             likely = tl.exp(new)
             apart = tl.where(likely == 0, 0.0, new - tl.where(own < FLOOR, FLOOR, own))
             result += pulled * likely * apart
-    tl.store(of_q + row * keep + atom, rounded_to(result, of_q.dtype.element_ty), mask=atom < keep)
+    rounded = rounded_to(result, of_q.dtype.element_ty)
+    tl.store(of_q + row * support_size + atom, rounded, mask=atom < support_size)
     free = tl.load(q_tail + row).to(tl.float64) >= LEAST
-    last = tl.where(free, tl.sum(tl.where(atom == keep, result, 0.0), axis=0), 0.0)
+    last = tl.where(free, tl.sum(tl.where(atom == support_size, result, 0.0), axis=0), 0.0)
     _store(of_tail, row, last)
 
 
@@ -213,7 +214,7 @@ class RuleRows(torch.autograd.Function):
             -A pi / p + weight KL(q || sg pi), the clamped log(pi / p) and the KL; each [N], 0 where masked.
         """
         old = tokens.old
-        rows, keep = kept.shape
+        rows, support_size = kept.shape
         policies = [x.contiguous() for x in (kept, tail, old.log_probs, old.tail_log_prob)]
         dropped = old.tail_log_prob if old.dropped_log_mass is None else old.dropped_log_mass
         dtype = result_dtype(*policies)
@@ -223,13 +224,13 @@ class RuleRows(torch.autograd.Function):
             (len(METRICS), rows),
             dtype=result_dtype(kept, tokens.new_log_probs, tokens.old_log_probs, dropped),
         )
-        log_pi = kept.new_empty((rows, keep + 1), dtype=dtype)
+        log_pi = kept.new_empty((rows, support_size + 1), dtype=dtype)
         state = kept.new_empty((_STATE, rows), dtype=torch.float64)
         places = kept.new_empty(rows, dtype=torch.int32)
         good = _good(kept.device)
         mask = tokens.mask.view(torch.uint8) if tokens.mask.dtype == torch.bool else tokens.mask
         per_token = (tokens.sampled, mask, tokens.new_log_probs, tokens.old_log_probs, dropped)
-        ctx.launch = {"FLOOR": settings.floor, "LEAST": DEFAULT_LOG_PROB, **_launch(keep + 1)}
+        ctx.launch = {"FLOOR": settings.floor, "LEAST": DEFAULT_LOG_PROB, **_launch(support_size + 1)}
         ctx.weight = in_two(settings.weight)
         if rows:
             with torch.cuda.device_of(kept):
@@ -237,7 +238,7 @@ class RuleRows(torch.autograd.Function):
                     *policies, tokens.new_ids.contiguous(), old.token_ids.contiguous(),
                     *(x.contiguous() for x in (*per_token, tokens.advantages)),
                     losses, log_ratio, pulls, metrics, log_pi, state, places, good,
-                    *in_two(settings.kl_bound), *ctx.weight, rows, keep,
+                    *in_two(settings.kl_bound), *ctx.weight, rows, support_size,
                     TOLERANCE=1e-10 if dtype == torch.float64 else 2e-5, LIMIT=settings.limit,
                     SAME_IDS=tokens.new_ids is old.token_ids, METRICS=len(METRICS), **ctx.launch,
                 )  # fmt: skip
@@ -253,14 +254,14 @@ class RuleRows(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """See `_rule_backward_kernel`."""
         kept, tail, *others = ctx.saved_tensors
-        (rows, keep), given = kept.shape, (of_loss, of_ratio, of_pull)
+        (rows, support_size), given = kept.shape, (of_loss, of_ratio, of_pull)
         of_kept, of_tail = torch.empty_like(kept), torch.empty_like(tail)
         if rows:
             with torch.cuda.device_of(kept):
                 _rule_backward_kernel[(rows,)](
                     kept, tail, *others, *(others[-2] if x is None else x for x in given),
                     *(0 if x is None else x.stride(0) for x in given),
-                    of_kept, of_tail, *ctx.weight, rows, keep,
+                    of_kept, of_tail, *ctx.weight, rows, support_size,
                     HAS_LOSS=of_loss is not None, HAS_RATIO=of_ratio is not None,
                     HAS_PULL=of_pull is not None, **ctx.launch,
                 )  # fmt: skip

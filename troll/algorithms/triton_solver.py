@@ -78,18 +78,19 @@ def _first_step(log_p, ratio, target):
 
 
 @triton.jit
-def atoms_of(kept, tail, row, keep, atom, SPARSE: tl.constexpr, LEAST: tl.constexpr):
-    """A row in float64: `keep` entries, and with SPARSE its tail, which is at least LEAST, behind them."""
-    x = tl.load(kept + row * keep + atom, mask=atom < keep, other=float("-inf")).to(tl.float64)
+def atoms_of(kept, tail, row, support_size, atom, SPARSE: tl.constexpr, LEAST: tl.constexpr):
+    """A row in float64: its entries, and with SPARSE its tail, which is at least LEAST, behind them."""
+    inside = atom < support_size
+    x = tl.load(kept + row * support_size + atom, mask=inside, other=float("-inf")).to(tl.float64)
     if SPARSE:
         last = tl.load(tail + row).to(tl.float64)
-        x = tl.where(atom == keep, tl.where(last < LEAST, LEAST, last), x)
+        x = tl.where(atom == support_size, tl.where(last < LEAST, LEAST, last), x)
     return x
 
 
 @triton.jit
 def solve_row(
-    q, q_tail, p, p_tail, row, keep, bound, slot, out, kl_out,
+    q, q_tail, p, p_tail, row, support_size, bound, slot, out, kl_out,
     TOLERANCE: tl.constexpr, BLOCK: tl.constexpr, SPARSE: tl.constexpr, LEAST: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
@@ -100,12 +101,12 @@ def solve_row(
     with pi at least exp(FLOOR). Of a row without a result all floats are NaN.
     """
     atom = tl.arange(0, BLOCK)
-    width = keep
+    width = support_size
     if SPARSE:
-        width = keep + 1
+        width = support_size + 1
     real = atom < width
-    new = atoms_of(q, q_tail, row, keep, atom, SPARSE, LEAST)
-    old = atoms_of(p, p_tail, row, keep, atom, SPARSE, LEAST)
+    new = atoms_of(q, q_tail, row, support_size, atom, SPARSE, LEAST)
+    old = atoms_of(p, p_tail, row, support_size, atom, SPARSE, LEAST)
     nothing = tl.full([], 0.0, tl.float64)
     one = tl.full([], 1.0, tl.float64)
     kl_before = tl.sum(kl_terms(new, old), axis=0)
@@ -187,18 +188,18 @@ def solve_row(
         tl.store(out + row * width + atom, rounded, mask=real)
         log_pi = rounded.to(tl.float64)
         # Read again: held in registers through the search, the rows would make them spill.
-        old = atoms_of(p, p_tail, row, keep, atom, SPARSE, LEAST)
+        old = atoms_of(p, p_tail, row, support_size, atom, SPARSE, LEAST)
         old = tl.where(old < LOG_ZERO, float("-inf"), old)
         old -= log_sum_exp(old)
         kl_after = tl.sum(kl_terms(log_pi, old), axis=0)
         if SPARSE:
-            new = atoms_of(q, q_tail, row, keep, atom, SPARSE, LEAST)
+            new = atoms_of(q, q_tail, row, support_size, atom, SPARSE, LEAST)
             terms = kl_terms(new, tl.where(log_pi < FLOOR, FLOOR, log_pi))
             pull = tl.sum(tl.where(real, terms, 0.0), axis=0)
             at_slot = tl.sum(tl.where(atom == slot, log_pi, 0.0), axis=0)
     elif SPARSE == 0:
-        given = tl.load(q + row * keep + atom, mask=real, other=0.0)
-        tl.store(out + row * keep + atom, given.to(out.dtype.element_ty), mask=real)
+        given = tl.load(q + row * support_size + atom, mask=real, other=0.0)
+        tl.store(out + row * support_size + atom, given.to(out.dtype.element_ty), mask=real)
     if status != 0:
         # Nobody reads the status now: NaN keeps such a row from passing for a result.
         bad = tl.full([], float("nan"), tl.float64)

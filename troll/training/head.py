@@ -69,7 +69,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     """Adds ``sparse_lm_head=True`` to ``model.forward``.
 
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
-    and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``keep`` and
+    and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``support_size`` and
     ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
     ``output_router_logits=True`` asks for the load-balancing loss of a mixture of experts.
 
@@ -106,7 +106,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
             attention, length = kwargs["attention_mask"], kwargs["mask"].shape[1]
             check_log_probs(self, original_forward, kwargs["input_ids"], attention, length, temperature)
         mask = kwargs.pop("mask").bool()
-        support, keep = kwargs.pop("support", None), kwargs.pop("keep", None)
+        support, support_size = kwargs.pop("support", None), kwargs.pop("support_size", None)
         dropped_mass = kwargs.pop("dropped_mass", 0.0)
         length = mask.shape[1]
         labels = kwargs["input_ids"][:, -length:]
@@ -134,11 +134,11 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         if support is not None:
             support = support.reshape(-1, support.shape[-1]).index_select(0, places)
         with torch.autocast(hidden.device.type, enabled=False) if fp32 else nullcontext():
-            if keep is not None and torch.is_grad_enabled():
-                chosen = reduce(keep=keep, dropped_mass=dropped_mass).distribution
+            if support_size is not None and torch.is_grad_enabled():
+                chosen = reduce(support_size=support_size, dropped_mass=dropped_mass).distribution
                 assert chosen is not None
-                support, keep = chosen.token_ids, None
-            output = reduce(support=support, keep=keep, dropped_mass=dropped_mass)
+                support, support_size = chosen.token_ids, None
+            output = reduce(support=support, support_size=support_size, dropped_mass=dropped_mass)
         result = SparseHeadOutput(
             log_probs=_scatter(output.label_log_probs, mask, places),
             entropy=_scatter(output.entropy, mask, places),
@@ -237,9 +237,9 @@ def check_log_probs(
     model.eval()  # dropout would differ
     try:
         found = model.forward(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
-        keep = {"logits_to_keep": tokens + 1}
+        last = {"logits_to_keep": tokens + 1}
         known = inspect.signature(own_forward).parameters
-        own = own_forward(input_ids=text, use_cache=False, **(keep if "logits_to_keep" in known else {}))
+        own = own_forward(input_ids=text, use_cache=False, **(last if "logits_to_keep" in known else {}))
     finally:
         for part in learning:
             part.training = True

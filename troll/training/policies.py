@@ -78,7 +78,7 @@ class OldPolicy:
                     input_ids=input_ids[rows],
                     attention_mask=attention_mask[rows],
                     mask=attention_mask[rows, -length:],
-                    keep=self._support_size,
+                    support_size=self._support_size,
                     dropped_mass=self._dropped_mass,
                     sparse_lm_head=True,
                 )
@@ -137,7 +137,7 @@ class NewPolicy:
         Its tail decides on which tokens: the given support [B, T, K] if pooled, else the policy's own.
         """
         mask, args = inputs["completion_mask"], self._args
-        own = {"keep": args.keep, "dropped_mass": args.dropped_mass}
+        own = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
         with self._accelerator.autocast():
             output = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),

@@ -146,7 +146,7 @@ class Data:
     def top_pass(self, keep: int, backend: str) -> Any:
         """The whole pass of the old policy."""
         return lm_head(
-            self.old_hidden, self.weight, self.labels, keep=keep, dropped_mass=1e-5, backend=backend
+            self.old_hidden, self.weight, self.labels, support_size=keep, dropped_mass=1e-5, backend=backend
         )
 
     @torch.no_grad()

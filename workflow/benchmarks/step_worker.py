@@ -123,7 +123,7 @@ class Learner:
             attention_mask=torch.ones_like(self.ids),
             mask=self.mask,
             sparse_lm_head=True,
-            keep=keep,
+            support_size=keep,
             support=support,
         )
         distribution = None if output.token_ids is None else SparseLogProbs.from_batch(output)

@@ -140,7 +140,7 @@ def troll_naive(batch: Batch) -> Tensor:
 
     The multiplier is frozen in the gradient, as in the third-party port (design notes: "prime").
     """
-    keep = batch.old.keep
+    keep = batch.old.support_size
     log_probs = _full_log_probs(batch)
     values, ids = log_probs.topk(keep, dim=-1)
     constant = torch.full_like(values[:, 0], -torch.inf)
@@ -215,7 +215,7 @@ def prepare(work: Work) -> float:
     """Writes the old policy; returns the share of tokens that the new one moved out of the trust region."""
     hidden, old_hidden, weight, random = _tensors(work)
     labels = torch.zeros(work.tokens, dtype=torch.int64, device=work.device)
-    old = lm_head(old_hidden, weight, labels, keep=work.keep, dropped_mass=1e-5).distribution
+    old = lm_head(old_hidden, weight, labels, support_size=work.keep, dropped_mass=1e-5).distribution
     assert old is not None
     slot = torch.multinomial(old.log_probs.exp(), 1, generator=random)
     labels = old.token_ids.gather(1, slot).squeeze(1)
@@ -255,7 +255,7 @@ def measure(work: Work) -> dict[str, float]:
 
 def _run(work: Work, batch: Batch) -> None:
     if work.variant in OLD_PASSES:
-        options = {"keep": work.keep, "dropped_mass": 1e-5} if OLD_PASSES[work.variant] else {}
+        options = {"support_size": work.keep, "dropped_mass": 1e-5} if OLD_PASSES[work.variant] else {}
         with torch.no_grad():
             lm_head(batch.hidden, batch.weight, batch.labels, **options)  # type: ignore[arg-type]
         return

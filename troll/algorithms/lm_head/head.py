@@ -40,7 +40,7 @@ class HeadOutput:
     entropy: Tensor
     """[N] entropy of the full distribution, in nats."""
     distribution: SparseLogProbs | None
-    """[N, K] log-probs at ``support`` or of the ``keep`` best tokens, and the tail; None if not asked."""
+    """[N, K] log-probs at ``support``, or of the ``support_size`` best tokens, and tail; None if neither."""
 
 
 def lm_head(
@@ -49,7 +49,7 @@ def lm_head(
     labels: Tensor,
     *,
     support: Tensor | None = None,
-    keep: int | None = None,
+    support_size: int | None = None,
     dropped_mass: float = 0.0,
     bias: Tensor | None = None,
     temperature: float = 1.0,
@@ -64,7 +64,7 @@ def lm_head(
     logits = softcap * tanh(logit_scale * (hidden @ weight.T + bias) / softcap) / temperature, as in TRL's
     head. Products are accumulated and everything else is computed in float32 (in float64 for float64
     inputs), under autocast too. Differentiable once in ``hidden``, ``weight`` and ``bias`` through every
-    output, unless ``keep`` is given.
+    output, unless ``support_size`` is given.
 
     Args:
         hidden: [N, D] last hidden states.
@@ -73,10 +73,10 @@ def lm_head(
         support: [N, K] distinct ids per token at which log-probs are wanted; -1 marks unused slots (log-prob
             -inf, no gradient). All other tokens are pooled into the tail, a log-sum-exp over them,
             not as 1 - sum; with nothing left over it is -inf and has no gradient.
-        keep: instead of ``support``: K, how many tokens to keep at most. The most likely ones are found here,
-            exactly, in descending order, and the label is always among them. No gradient at all (the pass of
-            the old policy).
-        dropped_mass: with ``keep``: stop once the kept tokens hold 1 - dropped_mass. In [0, 1).
+        support_size: instead of ``support``: K, how many tokens to keep at most. The most likely ones are
+            found here, exactly, in descending order, and the label is always among them. No gradient at all
+            (the pass of the old policy).
+        dropped_mass: with ``support_size``: stop once the kept tokens hold 1 - dropped_mass. In [0, 1).
         bias: [V].
         temperature: of sampling, > 0.
         logit_softcap: > 0, as Gemma 2's `final_logit_softcapping`; None for none.
@@ -84,13 +84,14 @@ def lm_head(
         chunk_tokens: tokens per tile; the default suits the device (measured, see `CHUNK_TOKENS`).
         chunk_vocab: columns per tile; likewise.
         backend: Triton kernels or plain torch for what happens inside a tile; "auto" takes Triton on CUDA
-            where it is installed. With ``keep`` (up to 1,024; plain torch above) the kernels take rows of the
-            whole vocabulary, as many as fit into two tiles, and the weight is converted once, if at all.
+            where it is installed. With ``support_size`` (up to 1,024; plain torch above) the kernels take
+            rows of the whole vocabulary, as many as fit into two tiles, and the weight is converted once, if
+            at all.
 
     Raises:
         UserError: shapes, ids or options that cannot be meant.
     """
-    _check(hidden, weight, labels, support, keep, dropped_mass, bias, temperature, logit_softcap)
+    _check(hidden, weight, labels, support, support_size, dropped_mass, bias, temperature, logit_softcap)
     device = hidden.device.type
     operands = operand_dtype(hidden, weight)
     plan = Plan(
@@ -101,10 +102,10 @@ def lm_head(
         kernels=kernels(backend, hidden.device, operands),
     )
     _check_ids(labels, support, weight.shape[0], plan.kernels)
-    if keep is not None:
+    if support_size is not None:
         with torch.no_grad():
             label_log_probs, entropy, distribution = top(
-                hidden.detach(), weight.detach(), bias, labels, keep, dropped_mass, plan
+                hidden.detach(), weight.detach(), bias, labels, support_size, dropped_mass, plan
             )
         return HeadOutput(label_log_probs, entropy, distribution)
     label_log_probs, entropy, log_probs, tail = Head.apply(  # type: ignore[no-untyped-call]
@@ -120,7 +121,7 @@ def _check(
     weight: Tensor,
     labels: Tensor,
     support: Tensor | None,
-    keep: int | None,
+    support_size: int | None,
     dropped_mass: float,
     bias: Tensor | None,
     temperature: float,
@@ -135,12 +136,12 @@ def _check(
         raise UserError(f"lm_head: labels {tuple(labels.shape)} must be [N] = [{tokens}]")
     if bias is not None and bias.shape != (vocab,):
         raise UserError(f"lm_head: bias {tuple(bias.shape)} must be [V] = [{vocab}]")
-    if support is not None and keep is not None:
-        raise UserError("lm_head: give support (new policy) or keep (old policy), not both")
+    if support is not None and support_size is not None:
+        raise UserError("lm_head: give support (new policy) or support_size (old policy), not both")
     if support is not None and (support.dim() != 2 or support.shape[0] != tokens):
         raise UserError(f"lm_head: support {tuple(support.shape)} must be [N, K] with N = {tokens}")
-    if keep is not None and keep < 1:
-        raise UserError(f"lm_head: keep is {keep}, must be at least 1")
+    if support_size is not None and support_size < 1:
+        raise UserError(f"lm_head: support_size is {support_size}, must be at least 1")
     if not 0 <= dropped_mass < 1:
         raise UserError(f"lm_head: dropped_mass is {dropped_mass}, must be in [0, 1)")
     if not temperature > 0:

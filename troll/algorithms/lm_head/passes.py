@@ -140,16 +140,16 @@ def top(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    keep: int,
+    support_size: int,
     dropped_mass: float,
     plan: Plan,
 ) -> tuple[Tensor, Tensor, SparseLogProbs]:
     """The pass of the old policy: label log-probs, entropy and the K most likely tokens."""
     with _without_autocast(hidden):
         hidden = hidden.to(plan.operands)
-        by_rows = plan.kernels is not tiles and _triton_topk().fits(weight.shape[0], keep)
+        by_rows = plan.kernels is not tiles and _triton_topk().fits(weight.shape[0], support_size)
         find = _triton_topk().top_by_rows if by_rows else _top_by_tiles
-        best, label_logits, rest = find(hidden, weight, bias, labels, keep, plan)
+        best, label_logits, rest = find(hidden, weight, bias, labels, support_size, plan)
     if by_rows:
         chosen: tuple[Tensor, Tensor, SparseLogProbs] = _rows().select(
             best, labels.contiguous(), label_logits, rest, dropped_mass
@@ -163,12 +163,12 @@ def _triton_topk() -> Any:
 
 
 def _top_by_tiles(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, keep: int, plan: Plan
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, support_size: int, plan: Plan
 ) -> tuple[TopK, Tensor, RunningSums]:
     tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
     workspace = plan.workspace(tokens, weight.shape[0], device)
     rest = RunningSums.empty(tokens, dtype, device)
-    best = RunningTopK(tokens, keep, dtype, device)
+    best = RunningTopK(tokens, support_size, dtype, device)
     label_logits = torch.zeros(tokens, dtype=dtype, device=device)
     for rows, columns, tile, _ in _raw_tiles(hidden, weight, bias, plan, workspace):
         plan.shape.apply_(tile)

@@ -32,15 +32,15 @@ class RunningTopK(TopK):
 
     Args:
         tokens: N.
-        keep: K.
+        support_size: K.
         dtype: of the logits.
         device: of the logits.
     """
 
-    def __init__(self, tokens: int, keep: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, tokens: int, support_size: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(
-            torch.full((tokens, keep), float("-inf"), dtype=dtype, device=device),
-            torch.full((tokens, keep), -1, dtype=torch.int64, device=device),
+            torch.full((tokens, support_size), float("-inf"), dtype=dtype, device=device),
+            torch.full((tokens, support_size), -1, dtype=torch.int64, device=device),
         )
 
     def update_(self, rows: slice, tile: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -73,10 +73,10 @@ class RunningTopK(TopK):
         return maxima.amax(-1), left
 
     def _merge_(self, rows: slice, values: Tensor, token_ids: Tensor) -> Tensor:
-        keep = self.values.shape[1]
+        support_size = self.values.shape[1]
         all_values = torch.cat([self.values[rows], values], -1)
         all_ids = torch.cat([self.token_ids[rows], token_ids], -1)
-        best, order = all_values.topk(keep, dim=-1, sorted=False)
+        best, order = all_values.topk(support_size, dim=-1, sorted=False)
         self.values[rows] = best
         self.token_ids[rows] = all_ids.gather(-1, order)
         return all_values.scatter_(-1, order, float("-inf"))
@@ -129,7 +129,7 @@ def select(
     Returns:
         label log-probs [N], entropy [N] and the sparse distribution [N, K].
     """
-    keep = best.values.shape[1]
+    support_size = best.values.shape[1]
     # The label first, so that it wins a tie.
     logits = torch.cat([label_logits.unsqueeze(1), best.values], -1)
     token_ids = torch.cat([labels.unsqueeze(1), best.token_ids], -1)
@@ -142,15 +142,15 @@ def select(
     log_probs = rest.log_probs(logits)
     tail = outside.log_share_in(rest)
     from_here = log_probs.double().exp().flip(-1).cumsum(-1).flip(-1) + tail.double().exp().unsqueeze(1)
-    wanted = (from_here > dropped_mass).sum(-1).clamp(1, keep).unsqueeze(1)
-    place = torch.arange(keep + 1, device=logits.device)
+    wanted = (from_here > dropped_mass).sum(-1).clamp(1, support_size).unsqueeze(1)
+    place = torch.arange(support_size + 1, device=logits.device)
     label_place = is_label.long().argmax(-1, keepdim=True)
-    wanted = torch.where(label_place < wanted, wanted, wanted.clamp(max=keep - 1))
+    wanted = torch.where(label_place < wanted, wanted, wanted.clamp(max=support_size - 1))
     kept = ((place < wanted) | is_label) & (log_probs > float("-inf"))
     kept |= is_label  # even where its probability underflows: the ratio needs it
     dropped = log_probs.masked_fill(kept, float("-inf"))
     tail = torch.logaddexp(tail, dropped.logsumexp(-1))
-    front = torch.argsort((~kept).long(), dim=-1, stable=True)[:, :keep]
+    front = torch.argsort((~kept).long(), dim=-1, stable=True)[:, :support_size]
     kept = kept.gather(-1, front)
     distribution = SparseLogProbs(
         token_ids=token_ids.gather(-1, front).masked_fill(~kept, -1),

@@ -176,12 +176,12 @@ def reduce_tile_(
     """As `troll.algorithms.lm_head.tiles.reduce_tile_`."""
     scale = _scale_(tile, shape)
     tokens, columns = tile.shape
-    keep = 0 if support is None else support.shape[1]
+    support_size = 0 if support is None else support.shape[1]
     own = labels[rows]
     _take_kernel[(tokens,)](
         tile, tile.stride(0), own, own if support is None else support[rows], start, columns, scale, MASKED,
         label_logits[rows], label_logits if support_logits is None else support_logits[rows],
-        K=keep, BLOCK_K=triton.next_power_of_2(max(keep, 1)),
+        K=support_size, BLOCK_K=triton.next_power_of_2(max(support_size, 1)),
     )  # fmt: skip
     _fold_kernel[(tokens,)](
         tile, tile.stride(0), columns, scale, MASKED,

@@ -210,10 +210,10 @@ def _keep_kernel(
     tl.store(token_ids + at + own_place, tl.load(labels + row))
 
 
-def _sizes(keep: int) -> dict[str, int]:
+def _sizes(support_size: int) -> dict[str, int]:
     """Of a program that holds a row of the support."""
-    block = max(triton.next_power_of_2(keep), 16)
-    return {"K": keep, "BLOCK_K": block, "num_warps": min(max(block // 128, 1), 8)}
+    block = max(triton.next_power_of_2(support_size), 16)
+    return {"K": support_size, "BLOCK_K": block, "num_warps": min(max(block // 128, 1), 8)}
 
 
 @functools.cache
@@ -226,9 +226,9 @@ def good_ids(labels: Tensor, support: Tensor | None, vocab: int) -> Tensor:
     """Whether labels [N] are in [0, V), and support [N, K] in [-1, V) and distinct in each row; [1] int32."""
     good, ids = _good(labels.device), labels.contiguous()
     if len(labels):
-        keep = 0 if support is None else support.shape[1]
+        support_size = 0 if support is None else support.shape[1]
         _check_kernel[(len(labels),)](
-            ids, ids if support is None else support.contiguous(), good, vocab, **_sizes(keep)
+            ids, ids if support is None else support.contiguous(), good, vocab, **_sizes(support_size)
         )
     return good
 
@@ -249,12 +249,12 @@ def finish(
     """
     label_log_probs, entropy, log_z, tail = (torch.empty_like(label_logits) for _ in range(4))
     log_probs = None if logits is None else torch.empty_like(logits)
-    keep = 0 if logits is None else logits.shape[1]
+    support_size = 0 if logits is None else logits.shape[1]
     if len(label_logits):
         _finish_kernel[(len(label_logits),)](
             label_logits, label_logits if logits is None else logits, sums.maximum, sums.total, sums.weighted,
             label_log_probs, entropy, log_z, log_z if log_probs is None else log_probs, tail,
-            HAS_SUPPORT=logits is not None, **_sizes(keep),
+            HAS_SUPPORT=logits is not None, **_sizes(support_size),
         )  # fmt: skip
     return label_log_probs, entropy, log_z, log_probs, None if logits is None else tail
 
@@ -272,7 +272,7 @@ def row_gradients(
     slope: float,
 ) -> RowGradients:
     """Per-token factors from upstream gradients; see `RowGradients` for the formulas."""
-    tokens, keep = len(log_z), 0 if log_probs is None else log_probs.shape[1]
+    tokens, support_size = len(log_z), 0 if log_probs is None else log_probs.shape[1]
     upstream = (label_gradient, entropy_gradient, support_gradient, tail_gradient)
     given = (log_z if x is None else x.contiguous() for x in upstream)
     shift, offset = torch.empty_like(log_z), torch.empty_like(log_z)
@@ -286,7 +286,7 @@ def row_gradients(
             *(shift if x is None else x for x in (slopes, at_label, at_support)), busy, slope,
             HAS_LABEL=label_gradient is not None, HAS_ENTROPY=entropy_gradient is not None,
             HAS_SUPPORT=log_probs is not None, HAS_OF_SUPPORT=support_gradient is not None,
-            HAS_TAIL=tail_gradient is not None, GROUP=GROUP, **_sizes(keep),
+            HAS_TAIL=tail_gradient is not None, GROUP=GROUP, **_sizes(support_size),
         )  # fmt: skip
     return RowGradients(shift, offset, slopes, at_label, at_support, busy)
 
@@ -295,13 +295,14 @@ def select(
     best: TopK, labels: Tensor, label_logits: Tensor, rest: RunningSums, dropped_mass: float
 ) -> tuple[Tensor, Tensor, SparseLogProbs]:
     """As `troll.algorithms.lm_head.topk.select`, but label logits are MASKED for -inf, and `rest` stays."""
-    tokens, keep = best.values.shape
+    tokens, support_size = best.values.shape
     label_log_probs, entropy, tail = (torch.empty_like(label_logits) for _ in range(3))
     log_probs = torch.empty_like(best.values)
     token_ids = torch.empty_like(best.values, dtype=torch.int64)
     if tokens:
         _keep_kernel[(tokens,)](
             best.values, best.token_ids, labels, label_logits, rest.maximum, rest.total, rest.weighted,
-            label_log_probs, entropy, token_ids, log_probs, tail, *in_two(dropped_mass), **_sizes(keep),
+            label_log_probs, entropy, token_ids, log_probs, tail, *in_two(dropped_mass),
+            **_sizes(support_size),
         )  # fmt: skip
     return label_log_probs, entropy, SparseLogProbs(token_ids, log_probs, tail)

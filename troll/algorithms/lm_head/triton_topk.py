@@ -63,18 +63,18 @@ def _keys(x):
 
 
 @triton.jit
-def _largest(keys, real, keep, floor):
-    """Marks the ``keep`` largest keys (all real ones if fewer), ties by place: bisection, no sort.
+def _largest(keys, real, wanted, floor):
+    """Marks the ``wanted`` largest keys (all real ones if fewer), ties by place: bisection, no sort.
 
-    At least ``keep`` keys must lie at ``floor`` or above, unless it is 0. Returns the marks, the place of
+    At least ``wanted`` keys must lie at ``floor`` or above, unless it is 0. Returns the marks, the place of
     each marked one among them, and how many there are.
     """
     least, most = floor, tl.max(keys, axis=0)
     count = tl.sum((keys >= least).to(tl.int32), axis=0)
-    while (least < most) & (count > keep):
+    while (least < most) & (count > wanted):
         middle = least + ((most - least) >> 1) + ((most - least) & 1)
         inside = tl.sum((keys >= middle).to(tl.int32), axis=0)
-        enough = inside >= keep
+        enough = inside >= wanted
         least = tl.where(enough, middle, least)
         most = tl.where(enough, most, middle - 1)
         count = tl.where(enough, inside, count)
@@ -83,7 +83,7 @@ def _largest(keys, real, keep, floor):
     # Both counts in one scan: at most 16,384 of each.
     kinds = above.to(tl.int32) + equal.to(tl.int32) * 65536
     total = tl.sum(kinds, axis=0)
-    spare = keep - (total & 65535)
+    spare = wanted - (total & 65535)
     seen = tl.cumsum(kinds, axis=0)
     rank = tl.minimum(seen >> 16, spare)
     marked = above | (equal & ((seen >> 16) <= spare))
@@ -146,10 +146,10 @@ def _product_kernel(
 
 @triton.jit
 def _choose_kernel(
-    maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, keep,
+    maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, support_size,
     BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: the ``keep`` blocks with the largest maxima, and the sums of all others."""
+    """One program per row: the ``support_size`` blocks with the largest maxima, and sums of all others."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     real = block < blocks
@@ -160,10 +160,10 @@ def _choose_kernel(
         BLOCKS > BLOCK_K
     ):  # the largest key of each of BLOCK_K groups: so many lie at the least of them or above
         floor = tl.min(tl.max(tl.reshape(keys, [BLOCKS // BLOCK_K, BLOCK_K]), axis=0), axis=0)
-    taken, place, count = _largest(keys, real, keep, floor)
-    tl.store(chosen + row * keep + place, block, mask=taken)
+    taken, place, count = _largest(keys, real, support_size, floor)
+    tl.store(chosen + row * support_size + place, block, mask=taken)
     slots = tl.arange(0, BLOCK_K)
-    tl.store(chosen + row * keep + slots, blocks, mask=(slots >= count) & (slots < keep))
+    tl.store(chosen + row * support_size + slots, blocks, mask=(slots >= count) & (slots < support_size))
     left = real & (taken == 0)
     s = tl.load(sums + row * blocks + block, mask=left, other=0.0)
     u = tl.load(weighted + row * blocks + block, mask=left, other=0.0)
@@ -178,16 +178,16 @@ def _choose_kernel(
 @triton.jit
 def _select_kernel(
     scores, stride, bias, labels, label_logits, chosen, values, ids, rest_maximum, rest_total, rest_weighted,
-    vocab, blocks, keep, scale, cap,
+    vocab, blocks, support_size, scale, cap,
     B: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: the ``keep`` largest logits of the chosen blocks; the others go to the sums."""
+    """One program per row: the ``support_size`` largest logits of its blocks; the others go to the sums."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     own = tl.load(scores + row * stride + label)
     tl.store(label_logits + row, _logits(own, bias, label, label >= 0, scale, cap, HAS_BIAS, HAS_CAP))
     slots = tl.arange(0, BLOCK_K)
-    block = tl.load(chosen + row * keep + slots, mask=slots < keep, other=blocks)
+    block = tl.load(chosen + row * support_size + slots, mask=slots < support_size, other=blocks)
     columns = block[:, None] * B + tl.arange(0, B)[None, :]
     real = columns < vocab
     x = tl.load(scores + row * stride + columns, mask=real, other=0.0)
@@ -195,11 +195,11 @@ def _select_kernel(
     x = tl.where(columns == label, _MASKED, x)
     keys = tl.where(real, _keys(x), 0)
     # Each of the blocks has a logit at the least of their maxima or above.
-    floor = tl.min(tl.where(slots < keep, tl.max(keys, axis=1), 4294967295), axis=0)
+    floor = tl.min(tl.where(slots < support_size, tl.max(keys, axis=1), 4294967295), axis=0)
     columns = tl.reshape(columns, [BLOCK_K * B])
     real = tl.reshape(real, [BLOCK_K * B])
     x = tl.reshape(x, [BLOCK_K * B])
-    taken, place, count = _largest(tl.reshape(keys, [BLOCK_K * B]), real, keep, floor)
+    taken, place, count = _largest(tl.reshape(keys, [BLOCK_K * B]), real, support_size, floor)
     left = real & (taken == 0)
     before = tl.load(rest_maximum + row)
     total = tl.load(rest_total + row)
@@ -211,39 +211,49 @@ def _select_kernel(
     tl.store(rest_total + row, total * decay + tl.sum(e, axis=0))
     u = tl.load(rest_weighted + row) + (top - before) * total
     tl.store(rest_weighted + row, u * decay - tl.sum(e * below, axis=0))
-    tl.store(values + row * keep + place, x, mask=taken)
-    tl.store(ids + row * keep + place, columns, mask=taken)
-    empty = (slots >= count) & (slots < keep)
-    tl.store(values + row * keep + slots, tl.full([BLOCK_K], float("-inf"), tl.float32), mask=empty)
-    tl.store(ids + row * keep + slots, tl.full([BLOCK_K], -1, tl.int32), mask=empty)
+    tl.store(values + row * support_size + place, x, mask=taken)
+    tl.store(ids + row * support_size + place, columns, mask=taken)
+    empty = (slots >= count) & (slots < support_size)
+    tl.store(values + row * support_size + slots, tl.full([BLOCK_K], float("-inf"), tl.float32), mask=empty)
+    tl.store(ids + row * support_size + slots, tl.full([BLOCK_K], -1, tl.int32), mask=empty)
 
 
 @triton.jit
 def _pick_kernel(
     scores, stride, bias, labels, label_logits, maxima, sums, weighted, chosen, values, ids,
-    rest_maximum, rest_total, rest_weighted, vocab, blocks, keep, scale, cap,
+    rest_maximum, rest_total, rest_weighted, vocab, blocks, support_size, scale, cap,
     B: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """One launch for both: a program reads what itself has written."""
     _choose_kernel(
-        maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, keep, BLOCKS, BLOCK_K
+        maxima,
+        sums,
+        weighted,
+        chosen,
+        rest_maximum,
+        rest_total,
+        rest_weighted,
+        blocks,
+        support_size,
+        BLOCKS,
+        BLOCK_K,
     )
     tl.debug_barrier()
     _select_kernel(
         scores, stride, bias, labels, label_logits, chosen, values, ids, rest_maximum, rest_total,
-        rest_weighted, vocab, blocks, keep, scale, cap, B, BLOCK_K, HAS_BIAS, HAS_CAP,
+        rest_weighted, vocab, blocks, support_size, scale, cap, B, BLOCK_K, HAS_BIAS, HAS_CAP,
     )  # fmt: skip
 
 
-def fits(vocab: int, keep: int) -> bool:
+def fits(vocab: int, support_size: int) -> bool:
     """Whether the kernels serve a vocabulary and K of this size."""
-    return keep <= MOST and _block_width(vocab, keep) is not None
+    return support_size <= MOST and _block_width(vocab, support_size) is not None
 
 
-def _block_width(vocab: int, keep: int) -> int | None:
+def _block_width(vocab: int, support_size: int) -> int | None:
     """B, a power of two that lets one program hold all maxima of a row, another K blocks; None: none does."""
-    padded = triton.next_power_of_2(keep)
+    padded = triton.next_power_of_2(support_size)
     sizes = {
         width: (triton.next_power_of_2(triton.cdiv(vocab, width)), padded * width)
         for width in (64, 32, 16, 8)
@@ -252,11 +262,13 @@ def _block_width(vocab: int, keep: int) -> int | None:
     return min(able, key=lambda width: sum(sizes[width]), default=None)
 
 
-def programs(vocab: int, keep: int, width: int | None = None) -> list[tuple[str, dict[str, int], int]]:
+def programs(
+    vocab: int, support_size: int, width: int | None = None
+) -> list[tuple[str, dict[str, int], int]]:
     """The kernels by name, each with the sizes and the number of warps of its programs."""
-    width = width or _block_width(vocab, keep)
+    width = width or _block_width(vocab, support_size)
     assert width is not None
-    padded, blocks = triton.next_power_of_2(keep), triton.next_power_of_2(triton.cdiv(vocab, width))
+    padded, blocks = triton.next_power_of_2(support_size), triton.next_power_of_2(triton.cdiv(vocab, width))
     at_once, elements = min(STATS_COLUMNS // width, blocks), padded * width
     stats = ("_stats_kernel", {"B": width, "BLOCKS": at_once}, STATS_WARPS)
     if max(blocks, elements) <= 4096:
@@ -294,7 +306,7 @@ def _rows_at_once(elements: int, vocab: int, width: int) -> int:
 
 
 def top_by_rows(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, keep: int, plan: Plan
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, support_size: int, plan: Plan
 ) -> tuple[TopK, Tensor, RunningSums]:
     """The K best tokens but the label of every row, the label's logits, and the sums over all others.
 
@@ -307,14 +319,14 @@ def top_by_rows(
         weight: [V, D].
         bias: [V], or None.
         labels: [N].
-        keep: K; see `fits`.
+        support_size: K; see `fits`.
         plan: of the call.
 
     Returns:
         what `troll.algorithms.lm_head.topk.select` takes; label logits [N], MASKED for -inf.
     """
     tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
-    width = _block_width(vocab, keep)
+    width = _block_width(vocab, support_size)
     assert width is not None
     rows = min(_rows_at_once(3 * plan.chunk_tokens * plan.chunk_vocab, vocab, width), max(tokens, 1))
     weight = weight.to(plan.operands)
@@ -322,9 +334,9 @@ def top_by_rows(
     hidden = triton_gemm._rows(hidden) if fused else hidden
     scores = torch.empty(rows, vocab, device=device)
     statistics = torch.empty(3, rows, triton.cdiv(vocab, width), device=device)
-    chosen = torch.empty(rows, keep, dtype=torch.int32, device=device)
-    values = torch.empty(tokens, keep, device=device)
-    token_ids = torch.empty(tokens, keep, dtype=torch.int32, device=device)
+    chosen = torch.empty(rows, support_size, dtype=torch.int32, device=device)
+    values = torch.empty(tokens, support_size, device=device)
+    token_ids = torch.empty(tokens, support_size, dtype=torch.int32, device=device)
     rest = RunningSums(*torch.empty(3, tokens, device=device))
     label_logits = torch.empty(tokens, device=device)
     labels = labels.contiguous()
@@ -360,14 +372,14 @@ def top_chunk_(
     With ``factors``, hidden states [n, D] and weight [V, D], the scores are their product, and made here.
     """
     tokens, vocab = scores.shape
-    keep, blocks = chosen.shape[1], statistics.shape[2]
+    support_size, blocks = chosen.shape[1], statistics.shape[2]
     maxima, sums, weighted = statistics
     scale, cap = shape.slope, 1.0
     if shape.softcap is not None:
         scale, cap = shape.logit_scale / shape.softcap, shape.softcap / shape.temperature
     inputs = (scores, scores.stride(0), scores if bias is None else bias, labels)
     options = {"HAS_BIAS": bias is not None, "HAS_CAP": shape.softcap is not None}
-    (_, stats, few), *others = programs(vocab, keep, width)
+    (_, stats, few), *others = programs(vocab, support_size, width)
     if factors is None:
         _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
             *inputs, maxima, sums, weighted, vocab, blocks, scale, cap, **stats, **options, num_warps=few
@@ -385,7 +397,7 @@ def top_chunk_(
         )  # fmt: skip
     blockwise = (maxima, sums, weighted)
     sums_of_rest = (rest.maximum, rest.total, rest.weighted)
-    results, numbers = (chosen, values, token_ids), (vocab, blocks, keep, scale, cap)
+    results, numbers = (chosen, values, token_ids), (vocab, blocks, support_size, scale, cap)
     if len(others) == 1:
         [(_, pick, warps)] = others
         _pick_kernel[(tokens,)](
@@ -394,7 +406,9 @@ def top_chunk_(
         )  # fmt: skip
         return
     (_, choose, some), (_, select, many) = others
-    _choose_kernel[(tokens,)](*blockwise, chosen, *sums_of_rest, blocks, keep, **choose, num_warps=some)
+    _choose_kernel[(tokens,)](
+        *blockwise, chosen, *sums_of_rest, blocks, support_size, **choose, num_warps=some
+    )
     _select_kernel[(tokens,)](
         *inputs, label_logits, *results, *sums_of_rest, *numbers, **select, **options, num_warps=many
     )

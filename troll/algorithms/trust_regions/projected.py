@@ -70,7 +70,7 @@ def _in_one_launch(
 ) -> _Projected | None:
     """Everything from one kernel, 0 where masked; None where no kernel runs, or rows are too wide for it."""
     q, p = new.distribution, old.distribution
-    if not takes_triton(mask.device) or q is None or p is None or q.keep >= MAX_ATOMS:
+    if not takes_triton(mask.device) or q is None or p is None or q.support_size >= MAX_ATOMS:
         return None
     values = (sampled_ids(new, old), mask, new.log_probs, old.log_probs, advantages)
     if any(x.shape != mask.shape for x in (*values, q.tail_log_prob, p.tail_log_prob)):
