@@ -91,11 +91,7 @@ def only_writer(directory: Path) -> Iterator[bool]:
 
 
 def unwritable(directory: Path) -> Path | None:
-    """The first place, down to two levels, that keeps a directory from being written; None if none does.
-
-    Args:
-        directory: it need not exist; then the nearest directory above it counts.
-    """
+    """The first place, down to two levels, that keeps a directory, or the one above, from being written."""
     inside = (path for depth in ("*", "*/*") for path in sorted(directory.glob(depth)))
     places = (nearest_existing(directory), *inside)
     # What has gone in the meantime is a temporary file of somebody who is writing.
@@ -108,12 +104,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def read_yaml(path: Traversable, kind: str = "file") -> Any:
-    """Reads a YAML file.
-
-    Args:
-        path: where it is; a file, or data of an installed package.
-        kind: what it should be, for the message when it is not there.
-    """
+    """Reads a YAML file, also one among the data of an installed package; ``kind`` names it in messages."""
     return _parsed(path, parse_yaml, "YAML", kind)
 
 

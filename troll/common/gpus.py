@@ -9,11 +9,7 @@ ALLOW_CPU = "TROLL_ALLOW_CPU"
 
 
 def require_gpus(asked: int, where: str) -> int:
-    """The number of GPUs that this machine shows.
-
-    Args:
-        asked: how many the work needs; 0 for none.
-    """
+    """The number of GPUs that this machine shows; refuses to go on with fewer than ``asked``."""
     if not asked:
         return 0
     from torch.cuda import device_count

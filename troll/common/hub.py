@@ -44,12 +44,7 @@ class Snapshot:
 
 
 def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
-    """The model's files, checked against the lock file, which the first download writes.
-
-    Args:
-        model_id: ``owner/name``.
-        weights: with its weights; without, only configuration and tokenizer.
-    """
+    """The model's files, checked against the lock file, which the first download writes."""
     directory = in_mirror(model_id)
     if directory is not None:
         revision = ""
@@ -94,13 +89,7 @@ def in_mirror(model_id: str) -> Path | None:
 
 
 def link(model: Snapshot, directory: Path, chat_template: str | None = None) -> None:
-    """Makes a directory of links to a model's files, which loads as the model does.
-
-    Args:
-        model: what to link.
-        directory: is there and empty.
-        chat_template: replaces the model's own.
-    """
+    """Fills an empty directory with links to a model's files; ``chat_template`` replaces the model's own."""
     for name, path in model.files.items():
         if chat_template is None or name != "chat_template.jinja":
             (directory / name).symlink_to(path)

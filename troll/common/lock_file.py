@@ -40,11 +40,7 @@ def pinned(repository: str) -> dict[str, Any]:
 
 
 def check(repository: str, revision: str, section: str, parts: Mapping[str, Found]) -> list[str]:
-    """Compares what was found with what the lock file says.
-
-    Args:
-        revision: that it was found at, for messages; empty for a mirror's copy.
-    """
+    """Compares what was found, at this revision (empty for a mirror's copy), with what the lock file says."""
     pinned_parts = pinned(repository).get(section, {})
     for name, facts in parts.items():
         if name in pinned_parts and pinned_parts[name] != facts:

@@ -34,12 +34,9 @@ NUMERICS: int = CHANGES[-1].numerics
 
 
 def last_change(rule: str) -> int:
-    """The version at which a run's numbers last changed; 0 where they never did.
+    """The version at which a run's numbers (a base model's without a rule) last changed; 0 for never.
 
     What has the same one comes out alike, whichever versions recorded it.
-
-    Args:
-        rule: of the run's trust region; empty for base models.
     """
     return max(
         (change.numerics for change in CHANGES if change.rules is None or rule in change.rules), default=0
@@ -47,12 +44,7 @@ def last_change(rule: str) -> int:
 
 
 def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool:
-    """Whether a run would come out differently at a later version.
-
-    Args:
-        rule: of the run's trust region; empty for base models.
-        until: the later version; None: the one that this source has.
-    """
+    """Whether a run (a base model without a rule) would come out differently at a later version, or now."""
     later = (
         change
         for change in CHANGES

@@ -82,11 +82,7 @@ def grade(
 
 
 def problems_of(task: str, path: Path | None, split: str | None = None) -> list[Problem]:
-    """The problems that a model is to be graded on: of a file, or of the public data set of that name.
-
-    Raises:
-        UserError: unknown task, or one that generates its problems, and no file.
-    """
+    """The problems that a model is to be graded on: of a file, or of the public data set of that name."""
     if path is not None:
         return get_task(task).load(path)
     if task not in DATA_SETS:

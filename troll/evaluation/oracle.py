@@ -7,13 +7,7 @@ from troll.tasks.types import Problem, Task
 
 
 def write_oracle(task: Task, problems: Path, out: Path) -> None:
-    """Writes one sample per problem: its reference solution, ended with a box where the set has none.
-
-    Args:
-        task: whose problems they are.
-        problems: JSON lines, as `troll job problems` writes them.
-        out: gets lines with ``task_id``, ``sample`` and ``completion``.
-    """
+    """Writes one sample per problem: its reference solution, ended with a box where the set has none."""
     rows = [
         {
             "task_id": problem.task_id,

@@ -5,17 +5,12 @@ from math import comb
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that at least one of k samples, drawn without replacement, is right.
+    """The chance that at least one of k of a problem's n samples, drawn without replacement, is right.
 
-    1 - C(n - c, k) / C(n, k), Chen et al. 2021 (arXiv:2107.03374), equation 1.
-
-    Args:
-        samples: n, samples of the problem.
-        correct: c, right ones among them.
-        k: number drawn, at most n.
+    1 - C(n - c, k) / C(n, k) with c right ones, Chen et al. 2021 (arXiv:2107.03374), equation 1.
 
     Raises:
-        ValueError: not 0 <= correct <= samples or not 1 <= k <= samples.
+        ValueError: not 0 <= c <= n or not 1 <= k <= n.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {correct} right among {samples} samples is not defined")

@@ -23,12 +23,7 @@ def sample_suites(
 ) -> None:
     """Samples every data set; what an interrupted call has finished is not sampled again.
 
-    Args:
-        checkpoint: directory with model and tokenizer, beside its manifest.json.
-        suites: how each data set is sampled, by its name.
-        data: directory with ``<name>/test.jsonl`` for each.
-        out: the directory ``suites/`` of the run.
-        **options: as `troll.evaluation.sampling.sample` takes them, the engine among them.
+    ``data`` has ``<name>/test.jsonl`` for each; options are those of `troll.evaluation.sampling.sample`.
     """
     model = sha256_of_file(_there(checkpoint.parent / "manifest.json"))
     for name, settings in suites.items():
@@ -54,13 +49,7 @@ def sample_suites(
 
 
 def grade_suites(data: Path, out: Path) -> None:
-    """Grades what `sample_suites` has sampled.
-
-    Args:
-        data: directory with ``<name>/test.jsonl`` for each data set.
-        out: the directory ``suites/`` of the run; gets graded.json with what
-            `troll.evaluation.grading.grade` says of each data set, by name.
-    """
+    """Grades what `sample_suites` has sampled; ``out`` gets graded.json with what `grade` says, by name."""
     found = {}
     for name in read_json(out / "sampled.json"):
         path = out / f"{name}.grades.json"

@@ -29,12 +29,7 @@ def _parse_shape(data: Any, source: str) -> Experiment:
 
 
 def parse_experiment(data: Any, source: str) -> Experiment:
-    """Checks the contents of an experiment file.
-
-    Args:
-        data: the parsed YAML.
-        source: what to call the file in messages.
-    """
+    """Checks the contents of an experiment file, which messages call ``source``."""
     experiment = _parse_shape(data, source)
     for problem in itertools.chain(problems(experiment), run_problems(experiment)):
         raise UserError(f"{source}: {problem}")

@@ -33,11 +33,7 @@ def read_looks(root: Path) -> dict[str, Any]:
 def write_looks(
     root: Path, further_seeds: Mapping[str, Sequence[int]], looks: Sequence[Mapping[str, Any]], ended: str
 ) -> None:
-    """Writes the file.
-
-    Args:
-        ended: why no further seeds were begun; empty while they are.
-    """
+    """Writes the file; ``ended`` says why no further seeds were begun, empty while they are."""
     seeds_by_setting = {name: sorted(seeds) for name, seeds in sorted(further_seeds.items())}
     write_json(root / NAME, {"looks": list(looks), "ended": ended, "further_seeds": seeds_by_setting})
 

@@ -38,11 +38,8 @@ def growth(attempt: int) -> float:
 def training_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Request:
     """Of a run: 4 bytes for each weight in every process, 12 where one of them gathers a checkpoint.
 
-    A run that needs longer resumes in another job: see workflow/profiles/slurm.
-
-    Args:
-        hub: the pretrained model, None for one made from scratch, which more than one thread would slow down.
-        attempt: from 1.
+    Without ``hub`` the model is one from scratch, which more than one thread would slow down. A run that
+    needs longer resumes in another job: see workflow/profiles/slurm. Attempts count from 1.
     """
     processes = max(1, gpus)
     size = 1000 * (hub.billions or _BILLIONS) * (4 * processes + 12) if hub else 0
@@ -51,13 +48,7 @@ def training_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Re
 
 
 def sampling_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Request:
-    """Of a job that samples: the weights pass through main memory.
-
-    Args:
-        hub: the pretrained model, None for one made from scratch.
-        gpus: that share one copy of it.
-        attempt: from 1.
-    """
+    """Of a job that samples on ``gpus`` that share one copy: the weights pass through main memory."""
     size = 2000 + (6000 * (hub.billions or _BILLIONS) if hub else 0)
     return Request(round(size * growth(attempt)), _DAY if hub else 30, 1, gpus)
 
@@ -65,12 +56,7 @@ def sampling_request(hub: Hub | Wheel | None, gpus: int, attempt: int = 1) -> Re
 def base_request(
     hub: Hub | Wheel | None, supervised: SupervisedSteps | None, gpus: int, attempt: int = 1
 ) -> Request:
-    """Of the job that fetches or links a pretrained model, and trains it where the file asks for it.
-
-    Args:
-        supervised: its supervised steps; None for none.
-        attempt: from 1.
-    """
+    """Of the job that fetches or links a pretrained model, and trains it where the file asks for it."""
     if supervised is not None:
         request = training_request(hub, min(1, gpus), attempt)
         return replace(request, memory_mb=request.memory_mb + round(_LOGITS_MB * growth(attempt)))

@@ -32,11 +32,7 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
 
 
 def context_problems(run: Run, training: Training, context: int) -> Iterator[str]:
-    """Prompts and responses of a run that are longer than its model's context: sampling would refuse them.
-
-    Args:
-        context: of its model, in tokens.
-    """
+    """Prompts and responses of a run that are longer than its model's context: sampling would refuse them."""
     response, prompt = training.max_response_tokens, training.max_prompt_tokens
     if response >= context:
         yield (

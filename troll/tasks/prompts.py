@@ -22,12 +22,10 @@ _END = re.compile(
 
 
 def wants_chat(tokenizer: Any, chat: str) -> bool:
-    """Whether prompts become chats.
+    """Whether prompts become chats: ``on``, ``off``, or ``auto`` for on where there is a chat template.
 
-    Args:
-        tokenizer: of transformers.
-        chat: ``on``, ``off``, or ``auto`` for on where the tokenizer has a chat template. Base models such as
-            Qwen3-Base have one too; a model that was trained on raw prompts is sampled with ``off``.
+    Base models such as Qwen3-Base have one too; a model that was trained on raw prompts is sampled with
+    ``off``.
     """
     if chat not in get_args(Chat):
         raise UserError(f"sampling: chat is {chat!r}; valid: {', '.join(get_args(Chat))}")
@@ -42,16 +40,11 @@ def wants_chat(tokenizer: Any, chat: str) -> bool:
 def encode(
     tokenizer: Any, prompts: Sequence[str], chat: str = "auto", *, thinking: bool = False
 ) -> list[list[int]]:
-    """Token ids of prompts.
+    """Token ids of prompts; in a chat (see `wants_chat`) a program is put into a fenced block.
 
-    Args:
-        tokenizer: of transformers.
-        prompts: texts; mathematics asks for a box already, and a program is put into a fenced block in a
-            chat.
-        chat: see `wants_chat`.
-        thinking: for templates that know ``enable_thinking`` (Qwen3). Off by default, though Qwen3's template
-            has it on: a thought is often longer than the 4,096 tokens that the paper allows a response, so
-            that the answer would be cut off, and models without such a mode could not be compared.
+    ``thinking`` is for templates that know ``enable_thinking`` (Qwen3). Off by default, though Qwen3's
+    template has it on: a thought is often longer than the 4,096 tokens that the paper allows a response, so
+    that the answer would be cut off, and models without such a mode could not be compared.
     """
     if not wants_chat(tokenizer, chat):
         return [list(ids) for ids in tokenizer(list(prompts)).input_ids]
@@ -90,12 +83,8 @@ def is_program(prompt: str) -> bool:
 def end_ids(tokenizer: Any, generation_config: Any) -> list[int]:
     """The tokens that end a text: in rollouts of training and in evaluation, by transformers and by vLLM.
 
-    Args:
-        tokenizer: of transformers.
-        generation_config: the model's, of transformers; chat models name the end of a turn there.
-
-    Returns:
-        Ids, sorted: the end of either. None if neither has one: then only the length ends a text.
+    Those of the tokenizer and of the model's ``generation_config``, where chat models name the end of a turn;
+    sorted. None if neither has one: then only the length ends a text.
     """
     named = [tokenizer.eos_token_id, generation_config.eos_token_id]
     return sorted({end for item in named for end in (item if isinstance(item, list) else [item])} - {None})
@@ -110,9 +99,7 @@ def until_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
 def text_until_end(text: str, prompt: str = "") -> str:
     """The text before an end that is written out, as `</s>`: in samples of servers that show special tokens.
 
-    Args:
-        text: a response.
-        prompt: what it answers; a mark that it speaks of may be part of the answer.
+    A mark of which the prompt speaks may be part of the answer.
     """
     found = next((match for match in _END.finditer(text) if match[0] not in prompt), None)
     return text if found is None else text[: found.start()]

@@ -43,12 +43,7 @@ _MADE_BY = ("git_commit", "numerics", "hardware")
 
 
 def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model with random weights.
-
-    Args:
-        tokenizer: gives the ids of end and padding.
-        seed: of the weights.
-    """
+    """A Qwen3 model with random weights from ``seed``; the tokenizer gives the ids of end and padding."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=settings.vocabulary,
@@ -72,14 +67,7 @@ def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: i
 
 
 def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
-    """Trains a base model and saves it with its manifest.
-
-    Args:
-        out: directory; gets checkpoint/ and, last, manifest.json.
-
-    Raises:
-        UserError: it is a model of the hub.
-    """
+    """Trains a base model into ``out``: checkpoint/ and, last, manifest.json; refuses a model of the hub."""
     task, seeds = get_task(config.task.name), config.seeds
     model = _from_scratch(config)
     supervised = model.supervised
@@ -109,13 +97,8 @@ def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> No
     """Puts a base model where runs look for it: taken from the shared place, or trained and kept there.
 
     A manifest says in ``made_by`` which training the weights were taken from; its ``wall_s``, ``peak_gib``
-    and ``final_loss`` are then those of that training. Rehearsals have base models of their own.
-
-    Args:
-        out: directory; gets checkpoint/ and, last, manifest.json.
-
-    Raises:
-        UserError: it is a model of the hub, or see `troll.training.shared_place.shared_place`.
+    and ``final_loss`` are then those of that training. Rehearsals have base models of their own. ``out`` gets
+    checkpoint/ and, last, manifest.json.
     """
 
     def make() -> dict[str, Any]:
@@ -138,13 +121,10 @@ def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> No
 
 
 def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
-    """Everything that can change a base model's weights, as JSON has it.
+    """Everything that can change a base model's weights, as JSON has it; refuses a model of the hub.
 
     The experiment's name is not among it, nor are the numbers of problems: demonstrations are drawn without
     them.
-
-    Raises:
-        UserError: it is a model of the hub.
     """
     return {
         "model": _from_scratch(config).model_dump(exclude=set(_NAMES)),
@@ -167,16 +147,10 @@ def _circumstances() -> dict[str, Any]:
 
 
 def link_base_model(config: BaseConfig, out: Path) -> None:
-    """Puts a pretrained model where runs look for their base model, with its manifest.
+    """Links a pretrained model, with its manifest, to ``out``, where runs look for their base model.
 
-    It is linked: to the hub's cache or a mirror, or to the shared place, where a package's model is kept.
-    Without a shared place, a package's model is made here.
-
-    Args:
-        out: directory; gets checkpoint/ and, last, manifest.json.
-
-    Raises:
-        UserError: the model cannot be had, or is not what the lock file says.
+    The link leads to the hub's cache, a mirror, or the shared place, where a package's model is kept.
+    Without a shared place, a package's model is made here. Refuses files that the lock file does not know.
     """
     with (
         pretrained(config, out) as (model, template, stays),
@@ -228,14 +202,7 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
     """Puts a pretrained model where runs look for it: linked, or trained on demonstrations first.
 
     What was trained is kept in the shared place, and taken from there where all that decides is the same: see
-    `shared_base_model`.
-
-    Args:
-        out: directory; gets checkpoint/ and, last, manifest.json.
-
-    Raises:
-        UserError: the model cannot be had, is not what the lock file says, or the task has no demonstrations;
-            see also `troll.training.shared_place.shared_place`.
+    `shared_base_model`. Refuses a task without demonstrations.
     """
     if isinstance(config.model, ScratchModelOfRun) or config.model.supervised is None:
         link_base_model(config, out)

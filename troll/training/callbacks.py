@@ -28,13 +28,7 @@ _DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
 
 
 class ProgressCallback(TrainerCallback):
-    """Prints a line now and then: what trains, its step, a measure, and the time left.
-
-    Args:
-        measure: key in the trainer's log that people want to see.
-        label: what to call it.
-        seconds: least time between two lines.
-    """
+    """Prints a line now and then, ``seconds`` apart: what trains, its step, a measure, and the time left."""
 
     def __init__(self, name: str, measure: str, label: str, seconds: float = 5.0) -> None:
         self._name, self._measure, self._label, self._seconds = name, measure, label, seconds

@@ -40,12 +40,9 @@ _MARK = TypeAdapter(_Mark)
 
 
 class CheckpointCallback(TrainerCallback):
-    """Marks a checkpoint as complete, with the metrics so far, and removes older ones.
+    """Marks a checkpoint as complete, with the metrics so far, and leaves the ``keep`` newest.
 
-    Args:
-        config_digest: of the run's configuration; a checkpoint of another configuration is not resumed.
-        metrics: the log to save and restore, if there is one; its callback must come first.
-        keep: newest checkpoints that stay.
+    A checkpoint of another ``config_digest`` is not resumed. The callback of ``metrics`` must come first.
     """
 
     def __init__(

@@ -29,9 +29,8 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 class ValueModel(nn.Module):
     """A transformers backbone, without its language-model head, and a scalar head.
 
-    Args:
-        policy: a transformers causal language model; its backbone is copied. Of one with adapters of PEFT the
-            copy has adapters of its own, and they alone learn.
+    The policy's backbone is copied. Of one with adapters of PEFT the copy has adapters of its own, and they
+    alone learn.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -60,18 +59,10 @@ class ValueModel(nn.Module):
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) for each token.
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) for each token, and where clipping takes the gradient.
 
-    Source: verl, core_algos.py (compute_value_loss), c = 0.5; PPO-max has c = 0.2.
-
-    Args:
-        values: [B, T] of the critic being trained.
-        old_values: [B, T] as they were at the rollout.
-        returns: [B, T] targets.
-        clip: c; none for the plain squared error.
-
-    Returns:
-        Losses [B, T], and [B, T] true where clipping takes the gradient away.
+    All are [B, T]; ``clip`` is c, none for the plain squared error. Source: verl, core_algos.py
+    (compute_value_loss), c = 0.5; PPO-max has c = 0.2.
     """
     plain = (values - returns).square()
     if clip is None:
@@ -95,10 +86,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 class Critic:
     """Values for a rollout batch, and training on its mini-batches.
 
-    Args:
-        policy: the policy before any wrapping (DDP, FSDP); its backbone is copied.
-        chunk: responses in one forward pass of `values`.
-        budget: tokens in one forward pass of `values`, padding included, instead of ``chunk``.
+    The policy's backbone is copied before any wrapping (DDP, FSDP). A forward pass of `values` has ``chunk``
+    responses or, where there is a ``budget``, so many tokens, padding included.
     """
 
     def __init__(
@@ -161,12 +150,8 @@ class Critic:
         """Learns from a micro-batch; takes the optimiser step with the ``last`` one of a mini-batch.
 
         Inputs are those of `values`, with ``values`` and ``returns`` [B, T] and the step's ``step_tokens``.
-
-        Returns:
-            After the last micro-batch: mean loss, part of clipped tokens, gradient norm. Else nothing.
-
-        Raises:
-            NotFinite: the loss is not finite.
+        After the last micro-batch: mean loss, part of clipped tokens, gradient norm; else nothing. Raises
+        `NotFinite`.
         """
         accelerator, mask = self._accelerator, mask.float()
         self.model.train()

@@ -44,13 +44,10 @@ class DynamicSampler:
         batch: int,
         step: int,
     ) -> dict[str, Any]:
-        """A rollout batch of as many responses as ``inputs`` has rows.
+        """Rollout batch number ``batch`` (from 0), of as many responses as ``inputs`` has rows.
 
-        Args:
-            inputs: prompts, each repeated for every response of its group.
-            sample: samples responses to such rows and scores them: a rollout batch with ``rewards`` [B].
-            batch: number of the rollout batch, from 0.
-            step: optimiser steps so far.
+        These are prompts, each repeated for every response of its group; ``sample`` responds to such rows and
+        scores them.
         """
         wanted = len(inputs)
         kept: list[dict[str, Any]] = []

@@ -212,19 +212,10 @@ def check_log_probs(
 ) -> None:
     """Compares the sparse head's log-probs of a response with those of the model's own logits.
 
-    The model's own are of the text alone, without padding, so that padding that counts is found, too. Of the
-    responses it is the one with the most padding before it.
-
-    Args:
-        model: with `add_sparse_lm_head`.
-        own_forward: as it was before.
-        ids: [B, L], prompts padded on the left, responses on the right.
-        attention: [B, L].
-        length: T, the longest response.
-        temperature: what logits are divided by.
-
-    Raises:
-        UserError: they differ by more than rounding does.
+    Token ids and attention are [B, L], prompts padded on the left, responses of at most T = ``length`` tokens
+    on the right. The model's own are of the text alone, without padding, so that padding that counts is
+    found, too. Of the responses it is the one with the most padding before it. Refuses a model whose
+    log-probs differ by more than rounding does.
     """
     start = ids.shape[1] - length
     padding = (attention[:, :start] == 0).sum(1)

@@ -29,16 +29,10 @@ def numbers_of_gpus() -> list[int]:
 def launch_command(
     gpus: int, arguments: Sequence[str], *, cuda: bool, mixed_precision: bool = True
 ) -> list[str]:
-    """The command that runs `troll` with these arguments in ``gpus`` processes.
+    """The command that runs `troll` with these arguments in ``gpus`` processes: see `numbers_of_gpus`.
 
-    Args:
-        gpus: see `numbers_of_gpus`.
-        arguments: of the command line, without the program's name.
-        cuda: whether this machine has GPUs; without any, the processes share its processors (gloo).
-        mixed_precision: of the run: the configurations' bfloat16 would win against the trainer's own option.
-
-    Raises:
-        UserError: there is no configuration for so many.
+    Without ``cuda`` the processes share the machine's processors (gloo). The configurations' bfloat16 would
+    win against the trainer's own option, so that ``mixed_precision`` is told here, too.
     """
     path = CONFIGS / f"gpus{gpus}.yaml"
     if not path.exists():
@@ -56,14 +50,9 @@ def launch_command(
 def run_in_processes(gpus: int, manifest: Path, *, mixed_precision: bool = True) -> None:
     """Runs this same command in several processes, and hands them the signals that come.
 
-    Args:
-        gpus: see `numbers_of_gpus`; more than one.
-        manifest: what the processes write last.
-        mixed_precision: of the run.
-
     Raises:
         UserError: there is no configuration for so many GPUs, or this machine has fewer.
-        Stopped: a signal ended them; their state is saved.
+        Stopped: a signal ended them before they wrote the ``manifest``; their state is saved.
         SystemExit: they failed, and have said why.
     """
     cuda = require_gpus(gpus, "training.gpus") > 0
@@ -101,9 +90,6 @@ def requeue(number: int) -> None:
     Only after SIGUSR1, the warning before a time limit: SIGTERM means that SLURM has decided already, be it
     to requeue a preempted job or to end a cancelled one. Outside of SLURM, or where the job may not be
     requeued, it returns: the status tells the workflow to try again.
-
-    Args:
-        number: of the signal that stopped the job.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if number != signal.SIGUSR1 or job is None:

@@ -141,13 +141,7 @@ def peak_gib() -> float:
 
 
 def manifest_of(config: RunConfig | BaseConfig, *, wall_s: float, data: Mapping[str, Path]) -> dict[str, Any]:
-    """A manifest.
-
-    Args:
-        config: the resolved configuration of the run.
-        wall_s: seconds of training.
-        data: files and directories that the run read, by role (``base_model`` gets a digest of its own).
-    """
+    """What a run was; of ``data``, which it read, by role, ``base_model`` gets a digest of its own."""
     environment = versions()
     read = {name: digest_of_path(path) for name, path in data.items()}
     base_model = read.pop("base_model", None)

@@ -14,14 +14,10 @@ from troll.training.policy_lag import PolicyLag
 
 
 class ResumableSampler(RepeatSampler):
-    """TRL's order of prompts, epoch by epoch, also for a process that begins in a later epoch.
+    """TRL's order of prompts, epoch by epoch, also for a process that begins in a later ``epoch`` (from 0).
 
     TRL 1.16 draws each epoch's order from one generator that goes on from epoch to epoch; a process that
     resumes has a new one, and would repeat the first epoch's order.
-
-    Args:
-        sampler: TRL's.
-        epoch: the epoch that is about to begin or to go on, from 0.
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:

@@ -26,14 +26,7 @@ def fresh_directory(path: Path) -> Iterator[Path]:
 
 
 def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Saves a model and its tokenizer, loadable by ``from_pretrained``.
-
-    Args:
-        model: a transformers model.
-        tokenizer: its tokenizer.
-        path: a directory.
-        state: the weights, where the model itself holds only a part of them.
-    """
+    """Saves both for ``from_pretrained``; ``state`` has the weights where the model holds a part of them."""
     with fresh_directory(path) as temporary:
         model.save_pretrained(temporary, state_dict=state)
         tokenizer.save_pretrained(temporary)

@@ -120,11 +120,7 @@ class OldPolicy:
 
 
 class NewPolicy:
-    """Reads the policy being trained at the response tokens.
-
-    Args:
-        experts: whether the load-balancing loss of a mixture of experts is asked for.
-    """
+    """Reads the policy being trained at the response tokens, and the loss of its experts if asked for."""
 
     def __init__(self, args: TrustRegionConfig, experts: bool, accelerator: Accelerator) -> None:
         self._args, self._experts, self._accelerator = args, experts, accelerator

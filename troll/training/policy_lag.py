@@ -33,15 +33,9 @@ _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 
 
 class PolicyLag:
-    """Keeps the weights from before the last rollout batches, in main memory, and samples with the oldest.
+    """Keeps the weights from before the last ``lag`` rollout batches in main memory; samples with the oldest.
 
-    Args:
-        lag: how many rollout batches old the sampler is; 0 samples with the policy as it is.
-        anchor: see the module.
-        old_policy: reports how far the policy that sampled is from it.
-
-    Raises:
-        UserError: a lag where each process has a part of the weights alone.
+    Refuses a lag where each process has a part of the weights alone.
     """
 
     def __init__(
@@ -74,12 +68,8 @@ class PolicyLag:
         """A rollout batch of the policy that lags behind, scored by what the anchor calls the old policy.
 
         With the anchor old, ``sampling_per_token_logps`` are those of the policy that sampled, as TRL has
-        them of other engines, and the distance between the two is reported.
-
-        Args:
-            model: gets the weights of the policy that samples, and then its own again.
-            now: samples such rows of prompts with the weights that the model has, and scores them.
-            score: the model as it is now, in the place of the old policy.
+        them of other engines, and the distance between the two is reported. ``now`` samples and scores rows
+        of prompts with the model's weights; ``score`` puts the model as it is in the place of the old policy.
         """
         if not self._lag:
             return now(inputs)

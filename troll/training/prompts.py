@@ -14,11 +14,7 @@ THINKING = {"enable_thinking": False}
 
 
 def load_policy_tokenizer(path: Path) -> Any:
-    """The tokenizer beside a saved model, padding on the left, with the end of text for padding if need be.
-
-    Raises:
-        UserError: there is none that can be loaded, or it has no end of text.
-    """
+    """The tokenizer beside a saved model, padding on the left, if need be with the end of text."""
     from transformers import AutoTokenizer
 
     try:
@@ -44,15 +40,9 @@ def without_place(tokenizer: Any) -> Any:
 def end_rollouts(trainer: Any, model: Any) -> None:
     """Lets rollouts by every engine end where evaluation ends a text: see `troll.tasks.prompts.end_ids`.
 
-    TRL's own ends are the same, but vLLM reads those that it is told of nowhere else from the files that
-    it has loaded, and the trainer's tokenizer and model may be others.
-
-    Args:
-        trainer: a `troll.training.trainer.TrustRegionTrainer`.
-        model: the one that it trains.
-
-    Raises:
-        UserError: ``generation_kwargs`` names an end that evaluation would not know.
+    TRL's own ends are the same, but vLLM reads those that it is told of nowhere else from the files that it
+    has loaded, and the trainer's tokenizer and model may be others. Refuses ``generation_kwargs`` with an end
+    that evaluation would not know.
     """
     ends = end_ids(trainer.processing_class, model.generation_config)
     for name in ("eos_token_id", "stop_token_ids"):
@@ -93,17 +83,9 @@ def within(problems: Sequence[Problem], tokenizer: Any, limit: int | None) -> li
 def read_problems(
     task: Task, data: Path, tokenizer: Any, limit: int | None
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
-    """The problems that a run trains and validates on.
+    """Train and validation problems, without prompts of more than ``limit`` tokens, chat template included.
 
-    Args:
-        task: that they belong to.
-        data: directory with train.jsonl and validation.jsonl.
-        tokenizer: of the policy.
-        limit: longest prompt in tokens, chat template included; none for no limit.
-
-    Returns:
-        Train and validation problems within the limit, and how many of each are left out for their length:
-        ``overlong_train``, ``overlong_validation``.
+    And how many of each are left out for their length: ``overlong_train``, ``overlong_validation``.
     """
     found, overlong = [], {}
     for split in ("train", "validation"):

@@ -31,15 +31,10 @@ class ReferenceKL:
         self._coefficient = self.controller.coefficient
 
     def measure(self, batch: dict[str, Any], mask: Tensor) -> Tensor | None:
-        """Reports the KL of a rollout batch, adapts the coefficient, and gives the KL as rewards.
+        """Reports the KL of a rollout batch, adapts the coefficient, and gives the KL as rewards [B, T].
 
-        Args:
-            batch: with the log-probs [B, T] of the policy that sampled and of the reference; gets
-                `COEFFICIENT`, so that its loss has the coefficient that its rewards have.
-            mask: [B, T].
-
-        Returns:
-            Rewards [B, T], or none where the KL belongs into the loss.
+        None where it belongs into the loss. The batch has the log-probs [B, T] of the policy that sampled and
+        of the reference; it gets `COEFFICIENT`, so that its loss has the coefficient that its rewards have.
         """
         estimate = kl_estimate(batch[LOG_PROBS], batch["ref_per_token_logps"], mask, self._settings.estimate)
         coefficient = self._coefficient = self.controller.coefficient

@@ -43,11 +43,7 @@ PRETRAINING_ROWS = 2000
 
 
 def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
-    """The trainer's configuration of a run.
-
-    Args:
-        out: directory of trainer checkpoints.
-    """
+    """The trainer's configuration of a run, with the trainer's checkpoints in ``out``."""
     training, seed = config.training, config.seeds.training
     rule, estimator = config.trust_region, config.estimator
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -110,11 +106,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
 
 
 def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
-    """TRL's options for rollouts by vLLM.
-
-    Raises:
-        UserError: vLLM is not installed, or there is no GPU.
-    """
+    """TRL's options for rollouts by vLLM; refuses a machine without vLLM or without a GPU."""
     if vllm is None:
         return {}
     if importlib.util.find_spec("vllm") is None:
@@ -142,13 +134,10 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
 
 
 def reward_function(task: Task, problems: Mapping[str, Problem], *, rehearsal: bool = False) -> Any:
-    """The task's verifier in the form that TRL calls.
+    """The task's verifier in the form that TRL calls; problems are by ``task_id``.
 
-    Args:
-        task: whose verifier judges.
-        problems: by ``task_id``.
-        rehearsal: the verifier is called, and a coin decides: random models never succeed, so that without
-            it every gradient of a rehearsal would be zero.
+    In a rehearsal the verifier is called, and a coin decides: random models never succeed, so that without
+    it every gradient would be zero.
     """
 
     def success(completions: Sequence[Any], task_id: Sequence[str], **_: Any) -> list[float]:

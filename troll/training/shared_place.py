@@ -55,11 +55,7 @@ class _DamagedError(Exception):
 
 
 def shared_place() -> Path | None:
-    """The place, which need not exist yet; None where there is none.
-
-    Raises:
-        UserError: something else than a directory is there.
-    """
+    """The place, which need not exist yet; None where there is none. Refuses what is no directory."""
     value = os.environ.get(VARIABLE)
     if value == _OFF:
         return None
@@ -74,18 +70,11 @@ def shared_place() -> Path | None:
 def take_or_make(
     name: str, identity: Mapping[str, Any], files: Path, make: Callable[[], Mapping[str, Any]]
 ) -> Taken | None:
-    """Puts files where they are wanted: copies from the place, or made now and then copied to it.
+    """Puts ``files`` where they are wanted: copies from the place, or made now and then kept there.
 
-    A place that cannot be written is a line, and no error.
-
-    Args:
-        name: what entries of this kind are called, for people.
-        identity: everything that can change the files, as JSON has it.
-        files: the directory that gets them, whole or not at all.
-        make: makes that directory; what it returns is kept beside the files, as JSON.
-
-    Returns:
-        What was taken; None where the files were made.
+    What was taken is returned. ``identity`` is everything that can change the files. ``make`` makes the
+    directory, and what it returns is kept beside the files, as JSON. A place that cannot be written is a
+    line, and no error.
     """
     place = shared_place()
     if place is None:
@@ -118,13 +107,7 @@ def take_or_make(
 def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
     """Files that stay in the place, for whoever reads or links them there; made now if they are not there.
 
-    Args:
-        name: what entries of this kind are called, for people.
-        identity: everything that can change the files, as JSON has it.
-        make: puts the files into the directory that it gets; what it returns is kept beside them, as JSON.
-
-    Returns:
-        Where they are; None where there is no place, or none that can be written.
+    Arguments are those of `take_or_make`. None where there is no place, or none that can be written.
     """
     place = shared_place()
     if place is None:

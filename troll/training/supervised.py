@@ -44,9 +44,6 @@ class SkipNonFiniteGradients(TrainerCallback):
     """Leaves out optimiser steps with a NaN or infinite gradient, which would make every weight NaN.
 
     verl's actor leaves such a step out, too. The schedule of the learning rate moves on.
-
-    Args:
-        run_id: for messages.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -62,11 +59,7 @@ class SkipNonFiniteGradients(TrainerCallback):
         model: Any = None,
         **_: Any,
     ) -> None:
-        """Drops gradients that are not finite.
-
-        Raises:
-            UserError: this is the third such step in a row.
-        """
+        """Drops gradients that are not finite; refuses the third such step in a row."""
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
             self._in_a_row = 0
@@ -111,10 +104,8 @@ def rows_of(
 ) -> list[Row]:
     """Token ids with labels on completion and end only; prompt and completion split as in sampling.
 
-    Args:
-        tokenizer: of transformers; with a chat template, prompts are chats as in rollouts and evaluation.
-        demonstrations: what to imitate.
-        generation_config: the model's, of transformers; chat models may name the end of a turn there.
+    With a chat template, prompts are chats as in rollouts and evaluation; the model's ``generation_config``
+    may name the end of a turn.
     """
     prompts = encode(tokenizer, [item.prompt for item in demonstrations])
     completions = tokenizer([item.completion for item in demonstrations], add_special_tokens=False).input_ids
@@ -130,10 +121,6 @@ def end_of_response(tokenizer: Any, generation_config: Any = None) -> int:
     """The token that ends a response: in a chat the one that its template writes, if sampling ends there.
 
     A base model's tokenizer may end texts at another token than the template of its chats ends a turn.
-
-    Args:
-        tokenizer: of transformers.
-        generation_config: see `rows_of`.
     """
     if not wants_chat(tokenizer, "auto"):
         return int(tokenizer.eos_token_id)
@@ -146,13 +133,7 @@ def end_of_response(tokenizer: Any, generation_config: Any = None) -> int:
 
 
 def micro_batches(rows: Sequence[Row], batch_size: int, tokens: int) -> int:
-    """Into how many equal parts a batch is cut, so that none has more tokens, padding included.
-
-    Args:
-        rows: all that batches are drawn from.
-        batch_size: rows of a batch.
-        tokens: the most that a part may have; a single longer row stands alone.
-    """
+    """Into how many equal parts a batch is cut, so that none has more than ``tokens``, padding included."""
     longest = max(len(row["input_ids"]) for row in rows)
     parts = (count for count in range(1, batch_size + 1) if batch_size % count == 0)
     return next((count for count in parts if batch_size // count * longest <= tokens), batch_size)
@@ -170,23 +151,12 @@ def train_supervised(
     pretrained: bool = False,
     identity: str = "",
 ) -> dict[str, float]:
-    """Trains a model in place.
+    """Trains a model with float32 weights in place, on `rows_of` demonstrations.
 
     A pretrained model learns as reinforcement learning does: in bfloat16 with checkpointed gradients on a
-    GPU, in float32 on a CPU; its batches are cut so that memory stays bounded.
-
-    Args:
-        model: a causal language model with float32 weights.
-        tokenizer: its tokenizer, which pads.
-        rows: see `rows_of`.
-        settings: steps, batch size and rates; the learning rate rises for a twentieth of the steps and then
-            falls as a cosine.
-        seed: of the order of the rows.
-        out: directory for the trainer's own files. An interrupted training of a pretrained model resumes from
-            the newest checkpoint there.
-        run_id: for lines of progress.
-        pretrained: whether it is a pretrained one.
-        identity: digest of all that decides the weights; checkpoints of another one are not used.
+    GPU, in float32 on a CPU; its batches are cut so that memory stays bounded, and its interrupted training
+    resumes from the newest checkpoint in ``out`` that has the same ``identity``, a digest of all that decides
+    the weights. The learning rate rises for a twentieth of the steps and then falls as a cosine.
 
     Returns:
         ``wall_s``: seconds; ``final_loss``: mean of all steps, nats per token; ``last_loss``: of the last 10

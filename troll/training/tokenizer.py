@@ -21,15 +21,10 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer; digits stay single tokens, as in Qwen's tokenizers.
+    """A byte-level BPE tokenizer; digits stay single tokens, as in Qwen's tokenizers.
 
-    Args:
-        texts: what to learn from.
-        vocabulary: number of entries, special tokens included.
-
-    Raises:
-        UserError: the vocabulary has no room for the 256 bytes and two special tokens, or the texts do not
-            give as many entries.
+    The vocabulary counts special tokens. Refuses one without room for 256 bytes and two special tokens, and
+    texts that do not give as many entries.
     """
     if vocabulary < LEAST_VOCABULARY:
         raise UserError(f"vocabulary {vocabulary} is too small; at least {LEAST_VOCABULARY} is needed")
@@ -73,18 +68,9 @@ def make_tokenizer(
     *,
     shared: bool = False,
 ) -> None:
-    """Trains the tokenizer that all models of an experiment share, and saves it to ``out``.
+    """Trains the tokenizer that all models of an experiment share on ``demonstrations`` of each task.
 
-    Args:
-        tasks: settings by task name.
-        vocabulary: number of entries.
-        demonstrations: how many demonstrations of each task it reads.
-        out: directory.
-        shared: take it from the shared place if it is there; else it is kept there.
-
-    Raises:
-        UserError: a task or a setting is unknown; see also `train_tokenizer` and, if shared,
-            `troll.training.shared_place.shared_place`.
+    If ``shared``, it is taken from the shared place if it is there, and else kept there.
     """
     settings = {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)}
 

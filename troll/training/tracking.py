@@ -21,11 +21,7 @@ DIRECTORY = "tensorboard"
 
 
 def check_tracking(name: str) -> None:
-    """Makes sure that a tracker can be used.
-
-    Raises:
-        UserError: it is unknown, or its package is not installed.
-    """
+    """Refuses a tracker that is unknown, or whose package is not installed."""
     if name not in TRACKERS:
         raise UserError(f"tracking: unknown name {name!r}; valid: {', '.join(TRACKERS)}")
     if name != "none" and importlib.util.find_spec(name) is None:
@@ -53,14 +49,7 @@ def _new_tracker(name: str, config: RunConfig, out: Path) -> Any:
 
 
 class TrackingCallback(TrainerCallback):
-    """Repeats what is new in metrics.jsonl to a tracker; it must come after the callback that writes them.
-
-    Args:
-        name: one of `TRACKERS`, not ``none``.
-
-    Raises:
-        UserError: the tracker's package is not installed.
-    """
+    """Repeats what is new in metrics.jsonl to a tracker; it must come after the callback that writes them."""
 
     def __init__(self, name: str, metrics: Path, config: RunConfig) -> None:
         check_tracking(name)

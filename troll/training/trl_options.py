@@ -148,12 +148,8 @@ def _cuts_the_distribution(args: Any, _: str) -> str | None:
 def check_model(args: Any, model: Any, given: Any) -> None:
     """Refuses a model that cannot learn, or whose ``generation_config`` changes what is sampled.
 
-    What is sampled must be what is scored.
-
-    Args:
-        model: a transformers causal language model.
-        given: the `transformers.GenerationConfig` that TRL samples with, which leaves to the model what it
-            does not set; none where another engine samples.
+    What is sampled must be what is scored. ``given`` is what TRL samples with, which leaves to the model what
+    it does not set; none where another engine samples.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(

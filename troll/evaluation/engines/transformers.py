@@ -23,15 +23,10 @@ def load_engine(
     device: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """Loads a model.
+    """One of `ENGINES` with a checkpoint: a directory with model and tokenizer, or a model of the hub.
 
-    Args:
-        name: one of `ENGINES`.
-        checkpoint: directory with model and tokenizer, or the name of a hub model.
-        max_new_tokens: longest response, in tokens, end of text included.
-        temperature: divides the logits; 0 is greedy.
-        device: for transformers; default CUDA if there is a device, else CPU.
-        options: arguments of ``vllm.LLM``.
+    ``max_new_tokens`` count the end of text. The device is CUDA if there is one, else CPU, unless it is
+    given; ``options`` are arguments of ``vllm.LLM``.
     """
     if name not in ENGINES:
         raise UserError(f"sampling: engine is {name!r}; valid: {', '.join(ENGINES)}")

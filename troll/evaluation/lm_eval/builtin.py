@@ -48,12 +48,9 @@ class Scorer:
 
 
 def scorers(task: str) -> list[Scorer]:
-    """The tasks of lm-eval for a mathematics task: the package's, then lm-eval's own.
+    """The tasks of lm-eval for a mathematics data set or ``chains``: the package's, then lm-eval's own.
 
     Of GSM8K, MATH, MATH-500 and AIME the official one is lm-eval's own, of the others the package's.
-
-    Args:
-        task: name of a mathematics data set, or ``chains``.
     """
     if task == "chains":
         return [Scorer("chains", TASKS / "chains.yaml", _own, own=True)]
@@ -130,18 +127,11 @@ _STOCK: Sequence[tuple[str, str, str, Columns, str | None, str | None]] = (
 
 
 def write_tasks(out: Path) -> list[str]:
-    """Writes all tasks, ready for lm-eval's ``--include_path``.
+    """Writes all tasks, ready for lm-eval's ``--include_path``, and gives their names and groups.
 
     The package's tasks read their problems when lm-eval runs, from the same source as this package; lm-eval's
-    own read files that are written here.
-
-    Args:
-        out: directory.
-
-    Returns:
-        Names of the tasks and groups: the package's, which start with ``troll_``; lm-eval's own with
-        ``local_`` before them; and with ``prompted_`` those that ask as the package does, and score as
-        lm-eval does.
+    own read files that are written here. Names of the package's start with ``troll_``; lm-eval's own have
+    ``local_`` before them; and ``prompted_`` have those that ask as the package does, and score as lm-eval.
     """
     for name in ("functions.py", _TEMPLATE.name, "troll_math_eval.yaml"):
         write_text(out / name, (TASKS / name).read_text(encoding="utf-8"))
@@ -171,11 +161,7 @@ def _template() -> dict[str, Any]:
 def write_builtin_tasks(out: Path) -> list[str]:
     """Writes YAML files that build on lm-eval's tasks and read local files, and those files.
 
-    Args:
-        out: directory; name it in lm-eval's ``--include_path``.
-
-    Returns:
-        Names of the tasks, lm-eval's with ``local_`` or ``prompted_`` before them.
+    Gives the names: lm-eval's with ``local_`` or ``prompted_`` before them.
     """
     root = task_root()
     names: dict[str, list[str]] = {"local": [], "prompted": []}

@@ -54,17 +54,9 @@ def scores(
     workers: int | None = None,
     cpu_s: int = _ANSWER_CPU_S,
 ) -> list[Score]:
-    """Scores responses with a task's ``process_results``.
+    """One score per pair of document and response by a task's ``process_results``.
 
-    Args:
-        task_file: YAML file of the task.
-        metrics: names of its metrics.
-        pairs: documents with responses.
-        workers: processes side by side; default the number of cores.
-        cpu_s: processor time for one response.
-
-    Returns:
-        One score per pair.
+    ``workers`` is by default the number of cores, ``cpu_s`` the processor time for one response.
     """
     number = max(1, min(workers or available_cores(), len(pairs) // _PAIRS_FOR_A_PROCESS))
     found: dict[int, Score] = {}

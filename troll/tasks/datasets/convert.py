@@ -165,9 +165,8 @@ def evalplus(row: Row, _: int) -> Problem:
 def humaneval(row: Row, plus: Row) -> Problem:
     """HumanEval: its own prompt and solution; its own tests as inputs, which HumanEval+ lists.
 
-    Args:
-        plus: the same problem of HumanEval+, whose ``base_input`` are the calls of HumanEval's tests and
-            whose reference gives the expected outputs.
+    ``plus`` is the same problem of HumanEval+, whose ``base_input`` are the calls of HumanEval's tests and
+    whose reference gives the expected outputs.
     """
     record = {**plus, "prompt": row["prompt"], "plus_input": []}
     return Problem(str(row["task_id"]), row["prompt"], row["canonical_solution"], 0, record)

@@ -47,12 +47,7 @@ class Loaded:
 
 
 def load(name: str, split: str = "test") -> Loaded:
-    """Loads a split.
-
-    Args:
-        name: of a data set in `troll.tasks.datasets.catalogue.DATA_SETS`.
-        split: ``train``, ``test``, for some ``validation``, or ``all``.
-    """
+    """Loads a split (``train``, ``test``, for some ``validation``, or ``all``) of one of `DATA_SETS`."""
     if name not in DATA_SETS:
         raise UserError(f"unknown data set {name!r}; valid: {', '.join(DATA_SETS)}")
     item = DATA_SETS[name]

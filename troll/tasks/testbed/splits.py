@@ -54,14 +54,9 @@ def draw_distinct(
     count: int,
     **coordinates: str | int,
 ) -> list[Item]:
-    """Draws ``count`` problems with distinct identities that belong to ``split``.
+    """``count`` problems of a split with distinct identities: what they ask, as text, whatever the wording.
 
-    Args:
-        draw: makes one random problem.
-        identity: what it asks, as text, whatever the wording.
-        split: the split wanted.
-        count: how many.
-        **coordinates: names the random stream (see `troll.common.seeding.derive_seed`).
+    ``draw`` makes one random problem; coordinates name the random stream (`derive_seed`).
     """
     generator = random.Random(derive_seed(**coordinates, split=split))
     drawn: dict[str, Item] = {}

@@ -16,11 +16,7 @@ _FLOAT_TOLERANCE = 1e-6
 
 
 def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
-    """Tells whether a candidate's output counts as the expected one.
-
-    Args:
-        tolerance: the problem's absolute tolerance (evalplus' ``atol``); 0 for exact problems.
-    """
+    """Whether an output counts as the expected one within evalplus' ``atol``; 0 for exact problems."""
     if output.kind != "value" or expected.kind != "value":
         return False
     if output.text == expected.text:

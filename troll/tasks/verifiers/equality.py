@@ -52,11 +52,10 @@ _NAME = re.compile(r"\s*(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?\s*")
 
 
 def equal_answers(reference: str, answer: str) -> bool:
-    """Whether an answer is the reference in other words.
+    """Whether an answer is the reference, the content of its box, in other words.
 
-    Args:
-        reference: the content of its box; where it cannot be parsed as mathematics, the answer must be
-            the same text, spaces and typesetting apart.
+    Where that cannot be parsed as mathematics, the answer must be the same text, spaces and typesetting
+    apart.
     """
     reference, answer = respelled(reference), respelled(answer)
     if contradicts(reference, answer):

@@ -55,11 +55,7 @@ def compare(
     arguments: Sequence[Any] | None = None,
     cpu_s: float = _LEAST_CPU_S,
 ) -> Comparison:
-    """Compares outputs of one program with the expected ones.
-
-    Args:
-        cpu_s: CPU seconds for all of them together, one at least.
-    """
+    """Compares outputs of one program with the expected ones, in ``cpu_s`` CPU seconds, one at least."""
     result = Comparison(
         [_same(output, reference) for output, reference in zip(outputs, expected, strict=False)]
     )

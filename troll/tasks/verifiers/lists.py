@@ -82,8 +82,7 @@ def _without(opened: str, closed: str, text: str) -> str | None:
 def same_list(reference: str, answer: str, same: Same) -> bool | None:
     """Whether two respelled answers are lists of the same values.
 
-    Returns:
-        None where `same` has to decide on the whole texts: neither is a list, or one is a set or tuple.
+    None where `same` has to decide on the whole texts: neither is a list, or one is a set or tuple.
     """
     ours, theirs = _items(reference), _items(answer)
     named, other_names = _by_name(ours), _by_name(theirs)

@@ -156,8 +156,7 @@ class Quantity(NamedTuple):
 def quantity(text: str, like: str = "") -> Quantity:
     """Splits a respelled answer into its value and its unit.
 
-    Args:
-        like: the unit of what it is compared with, of which single letters (``5 m``) may then be one, too.
+    ``like`` is the unit of what it is compared with, of which single letters (``5 m``) may then be one, too.
     """
     if sign := _CURRENCY.search(text):
         rest = text[: sign.start()] + (sign[1] or "") + text[sign.end() :]
@@ -186,10 +185,9 @@ def changes(text: str) -> bool:
 
 
 def conversion(unit: str, into: str) -> Any | None:
-    """What a value in one unit is multiplied by to be in another.
+    """What a value in one unit is multiplied by to be in another, a number of sympy.
 
-    Returns:
-        A number of sympy; 1 where a unit is missing or unknown; None if the units contradict each other.
+    1 where a unit is missing or unknown; None if the units contradict each other.
     """
     if not unit or not into or unit == into:
         return 1

@@ -14,11 +14,7 @@ NO_SAMPLE = "\0no sample\0"
 
 
 def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
-    """The test split from a file of problems as JSON lines.
-
-    Args:
-        data_file: the file; comes from lm-eval's ``--metadata`` or the TaskManager's ``metadata``.
-    """
+    """The test split from a file of problems as JSON lines, which lm-eval's metadata names."""
     from datasets import Dataset
 
     if data_file is None:
@@ -30,12 +26,7 @@ def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
 
 
 def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str, Any]:
-    """The test split of a public data set.
-
-    Args:
-        data_set: its name.
-        limit: how many problems to take; lm-eval's metadata may name it.
-    """
+    """The first ``limit`` problems, which lm-eval's metadata may name, of a public data set's test split."""
     from datasets import Dataset
 
     from troll.tasks.datasets.load import load
