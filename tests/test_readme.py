@@ -42,7 +42,7 @@ def test_the_rule_of_the_readme_is_a_rule(readme, tmp_path, monkeypatch):
     assert "my_rules.py:soft_wall" in readme
     assert make_trust_region("my_rules.py:soft_wall", coefficient=2.0).settings == {"coefficient": 2.0}
     args = TrustRegionConfig("out", bf16=False, trust_region="my_rules.py:soft_wall")
-    assert args.resolve().make_trust_region().settings == {"coefficient": 1.0}
+    assert args.resolve().rule_settings == {"coefficient": 1.0}
 
 
 def test_it_counts_the_rules(readme, repository):
@@ -61,7 +61,7 @@ def test_its_options_of_the_trainer_exist(readme):
     example = next(block for block in BLOCK.findall(readme) if "TrustRegionConfig(" in block)
     names = {"TrustRegionConfig": lambda **options: TrustRegionConfig(bf16=False, **options)}
     exec(example, names)
-    assert names["args"].resolve().make_trust_region().settings["kl_bound"] == 0.05
+    assert names["args"].resolve().rule_settings["kl_bound"] == 0.05
 
 
 def test_it_is_short_and_begins_with_the_answer_and_the_commands(readme):

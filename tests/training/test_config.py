@@ -24,7 +24,7 @@ def config(**options):
 
 
 def settings_of(**options):
-    return config(**options).resolve().make_trust_region().settings
+    return config(**options).resolve().rule_settings
 
 
 def refused(message, **options):
@@ -55,7 +55,7 @@ def test_trls_parser_reads_yaml_and_command_line(tmp_path):
     (found,) = parser.parse_args_and_config(
         ["--config", str(tmp_path / "run.yaml"), "--tail", "constant", "--overlong", '{"buffer": 8}']
     )
-    assert found.resolve().make_trust_region().settings["kl_bound"] == 0.03
+    assert found.resolve().rule_settings["kl_bound"] == 0.03
     assert found.tail == "constant" and found.resolve().overlong == Overlong(buffer=8)
     assert found.resolve().critic == Critic(learning_rate=1e-4)
     # Loggers and checkpoints of transformers write options as JSON.
@@ -70,7 +70,7 @@ def test_options_that_were_changed_are_resolved_as_they_are_now():
     changed.trust_region_settings = {"epsilon_low": 0.1}
     changed.aggregation = "seq-mean-token-sum"
     found = changed.resolve()
-    assert found.make_trust_region().settings["epsilon_low"] == 0.1
+    assert found.rule_settings["epsilon_low"] == 0.1
     assert found.aggregation == "seq-mean-token-sum"
     changed.estimator, changed.critic = "grpo", {}
     with pytest.raises(UserError, match="estimator 'grpo' has no use for a critic"):

@@ -1,5 +1,7 @@
 """The paper's tail: old and new policy keep their own tokens, and a dropped token has 1e-12."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,11 +24,14 @@ class Recording(TrustRegionTrainer):
             self.seen.append((new, old, inputs, logits[mask] / self.temperature))
             return rule(new, old, *rest, **seed)
 
-        self.policy_loss.trust_region = _Stand(rule, record)
+        loss, self.policy_loss = (
+            self.policy_loss,
+            replace(self.policy_loss, trust_region=_Stand(rule, record)),
+        )
         try:
             return super()._compute_loss(model, inputs)
         finally:
-            self.policy_loss.trust_region = rule
+            self.policy_loss = loss
 
 
 class _Stand:

@@ -17,20 +17,16 @@ class BatchNotFilledError(UserError):
     """The most batches allowed have not filled a rollout batch."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DynamicSampler:
     """Samples until a batch is full of groups whose rewards differ; surplus groups are dropped, as in verl.
 
     Log-probs of the groups that are dropped are computed too: TRL samples and scores in one call.
-
-    Attributes:
-        max_batches: rollout batches sampled to fill one, at most.
-        group_size: G, responses to a prompt.
     """
 
-    max_batches: int
+    max_batches: int  # rollout batches sampled to fill one, at most
     dataset: Any
-    group_size: int
+    group_size: int  # G, responses to a prompt
     accelerator: Accelerator
     pad_token_id: int
     seed: int

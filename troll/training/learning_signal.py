@@ -16,25 +16,17 @@ from troll.training.diagnostics import Report
 from troll.training.reference_kl import ReferenceKL
 
 
-@dataclass
+@dataclass(frozen=True)
 class LearningSignal:
-    """Turns rewards [B] into advantages [B, T], and adds what rules and critic learn from.
+    """Turns rewards [B] into advantages [B, T], and adds what rules and critic learn from."""
 
-    Attributes:
-        estimator: none keeps TRL's advantages.
-        critic: none for none, as with the next two.
-        limit: longest response in tokens.
-        needs_group_rewards: whether the trust region compares the rewards of a group.
-        accelerator: groups span all processes.
-    """
-
-    estimator: Estimator | None
+    estimator: Estimator | None  # none keeps TRL's advantages
     critic: Critic | None
     reference_kl: ReferenceKL | None
     overlong: Overlong | None
-    limit: int
-    needs_group_rewards: bool
-    accelerator: Accelerator
+    limit: int  # longest response in tokens
+    needs_group_rewards: bool  # whether the trust region compares the rewards of a group
+    accelerator: Accelerator  # groups span all processes
     report: Report
 
     def penalty(self, lengths: Tensor) -> Tensor:

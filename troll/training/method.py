@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from torch.utils.data import IterableDataset
 
-from troll.algorithms.advantages import ESTIMATORS, Estimator, EstimatorInfo
+from troll.algorithms.advantages import ESTIMATORS, EstimatorInfo
 from troll.algorithms.aggregation import check_aggregation
-from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo, TrustRegion
+from troll.algorithms.trust_regions import TRUST_REGIONS, RuleInfo
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
 from troll.experiment.settings import Critic, DynamicSampling, Overlong, Pretraining, Regulariser
@@ -37,36 +37,18 @@ Block = TypeVar("Block", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Method:
-    """What to learn and how, with nothing left open.
-
-    Attributes:
-        rule: the trust region's entry in its registry.
-        rule_settings: all of them.
-        estimator: likewise; none for TRL's advantages.
-        estimator_settings: likewise.
-        aggregation: how losses of tokens become one number.
-        critic: none for none, as with the other blocks.
-        regulariser: the KL to the reference; without one it is TRL's ``beta``.
-    """
+    """What to learn and how, with nothing left open: settings are complete, and none of a block is none."""
 
     rule: RuleInfo
     rule_settings: Mapping[str, Any]
-    estimator: EstimatorInfo | None
+    estimator: EstimatorInfo | None  # none for TRL's advantages
     estimator_settings: Mapping[str, Any]
-    aggregation: str
+    aggregation: str  # how losses of tokens become one number
     critic: Critic | None
-    regulariser: Regulariser | None
+    regulariser: Regulariser | None  # the KL to the reference; without one it is TRL's ``beta``
     dynamic_sampling: DynamicSampling | None
     overlong: Overlong | None
     pretraining: Pretraining | None
-
-    def make_trust_region(self) -> TrustRegion:
-        """The rule with its settings; those that adapt are at their start."""
-        return TrustRegion(self.rule, self.rule_settings)
-
-    def make_estimator(self) -> Estimator | None:
-        """The estimator with its settings and moments; none for TRL's advantages."""
-        return None if self.estimator is None else Estimator(self.estimator, self.estimator_settings)
 
     @property
     def needs_greedy(self) -> bool:

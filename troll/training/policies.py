@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -119,11 +119,13 @@ class OldPolicy:
         return {f"{name}/mean": total / max(tokens, 1), f"{name}/max": largest}
 
 
+@dataclass(frozen=True)
 class NewPolicy:
     """Reads the policy being trained at the response tokens, and the loss of its experts if asked for."""
 
-    def __init__(self, args: TrustRegionConfig, experts: bool, accelerator: Accelerator) -> None:
-        self._args, self._experts, self._accelerator = args, experts, accelerator
+    args: TrustRegionConfig
+    accelerator: Accelerator
+    experts: bool
 
     def read(
         self, model: Any, inputs: Mapping[str, Any], support: Tensor
@@ -132,16 +134,16 @@ class NewPolicy:
 
         Its tail decides on which tokens: the given support [B, T, K] if pooled, else the policy's own.
         """
-        mask, args = inputs["completion_mask"], self._args
+        mask, args = inputs["completion_mask"], self.args
         own = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
-        with self._accelerator.autocast():
+        with self.accelerator.autocast():
             output = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
                 mask=mask,
                 sparse_lm_head=True,
                 **({"support": support} if args.tail == "pooled" else own),
-                **({"output_router_logits": True} if self._experts else {}),
+                **({"output_router_logits": True} if self.experts else {}),
             )
         distribution = SparseLogProbs.from_batch(output)
         policy = TokenPolicy(output.log_probs, distribution, output.entropy, inputs["completion_ids"])
@@ -153,10 +155,10 @@ class NewPolicy:
         With the constant tail these are the tokens that one of them keeps, and others have the paper's
         constant.
         """
-        if self._args.tail == "pooled":
+        if self.args.tail == "pooled":
             return new, old
         assert new.distribution is not None and old.distribution is not None
-        vocabulary = self._accelerator.unwrap_model(model).get_output_embeddings().weight.shape[0]
+        vocabulary = self.accelerator.unwrap_model(model).get_output_embeddings().weight.shape[0]
         ours, theirs = align(
             constant_tail(new.distribution, vocabulary),
             constant_tail(old.distribution, vocabulary),

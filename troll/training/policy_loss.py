@@ -43,34 +43,19 @@ class _Part:
         return self.new.entropy
 
 
-@dataclass
+@dataclass(frozen=True)
 class PolicyLoss:
-    """What the policy is trained on.
-
-    Attributes:
-        args: the trainer's.
-        trust_region: gives the losses of tokens.
-        aggregation: how they become one number.
-        old_policy: reads the policy that sampled from a rollout batch.
-        new_policy: reads the policy being trained.
-        reference_kl: the regulariser; without one the KL is TRL's, weighted by ``args.beta``.
-        entropy_bonus: TRL's.
-        auxiliary_weight: of the load-balancing loss of a mixture of experts.
-        high_entropy: TRL's filter: entropies [B, T], mask and quantile to a mask.
-        diagnostics: what every optimiser step reports.
-        accelerator: the trainer's.
-        report: puts a number into the log of the next optimiser step.
-    """
+    """What the policy is trained on."""
 
     args: TrustRegionConfig
     trust_region: TrustRegion
     aggregation: str
     old_policy: OldPolicy
     new_policy: NewPolicy
-    reference_kl: ReferenceKL | None
+    reference_kl: ReferenceKL | None  # without one the KL is TRL's, weighted by ``args.beta``
     entropy_bonus: EntropyBonus
-    auxiliary_weight: float
-    high_entropy: Callable[[Tensor, Tensor, float], Tensor]
+    auxiliary_weight: float  # of the load-balancing loss of a mixture of experts
+    high_entropy: Callable[[Tensor, Tensor, float], Tensor]  # TRL's: entropies [B, T], mask, quantile to mask
     diagnostics: Diagnostics
     accelerator: Accelerator
     report: Report
@@ -184,8 +169,8 @@ class PolicyLoss:
 
     def check_finite(self, step: int) -> None:
         """Refuses an optimiser step, counted from 1, before its update if a part's loss is not finite."""
-        losses, self._unread = self._unread, []
-        wrong = [value for value in losses if not torch.isfinite(value)]
+        wrong = [value for value in self._unread if not torch.isfinite(value)]
+        self._unread.clear()
         if wrong:
             raise NotFinite(
                 f"loss is {wrong[0].item()} at optimiser step {step}; training stopped, "

@@ -24,7 +24,8 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from troll.algorithms.trust_regions import ConstraintCheck, StepTokens
+from troll.algorithms.advantages import Estimator
+from troll.algorithms.trust_regions import ConstraintCheck, StepTokens, TrustRegion
 from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 from troll.training.batches import loss_mask, parts_within
@@ -78,15 +79,16 @@ class TrustRegionTrainer(ResumableTrainer):
         self.entropy_bonus = EntropyBonus(args)
         super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
         base = self._prepare_model()
-        self.trust_region, self.estimator = self.method.make_trust_region(), self.method.make_estimator()
         self._check_rollouts()
+        self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
+        self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
         self.old_policy = OldPolicy(self.args, base.config.get_text_config().vocab_size, self.accelerator)
-        self.policy_lag = PolicyLag(
-            args.policy_lag, args.trust_region_anchor, self.old_policy, self.accelerator, self._report
-        )
-        self.critic, self.reference_kl = self._make_critic(), self._make_reference_kl()
-        self.dynamic_sampler, self.signal = self._make_dynamic_sampler(), self._make_signal()
+        self.policy_lag = self._make_policy_lag()
+        self.critic = self._make_critic()
+        self.reference_kl = self._make_reference_kl()
+        self.dynamic_sampler = self._make_dynamic_sampler()
+        self.signal = self._make_signal()
         self.pretraining = self._make_pretraining(pretraining_rows)
         self.policy_loss = self._make_policy_loss()
         self.whole_step = WholeStep(self._within_budget, self._step_tokens, self.accelerator)
@@ -117,6 +119,14 @@ class TrustRegionTrainer(ResumableTrainer):
         if self.method.needs_greedy:
             check_greedy(self)
 
+    def _make_estimator(self) -> Estimator | None:
+        info = self.method.estimator
+        return None if info is None else Estimator(info, self.method.estimator_settings)
+
+    def _make_policy_lag(self) -> PolicyLag:
+        lag, anchor = self.args.policy_lag, self.args.trust_region_anchor
+        return PolicyLag(lag, anchor, self.old_policy, self.accelerator, self._report)
+
     def _make_critic(self) -> Critic | None:
         if self.method.critic is None:
             return None
@@ -131,25 +141,25 @@ class TrustRegionTrainer(ResumableTrainer):
         if self.method.dynamic_sampling is None:
             return None
         return DynamicSampler(
-            self.method.dynamic_sampling.max_batches,
-            self.train_dataset,
-            self.num_generations,
-            self.accelerator,
-            self.processing_class.pad_token_id,
-            self.args.seed,
-            self._report,
+            max_batches=self.method.dynamic_sampling.max_batches,
+            dataset=self.train_dataset,
+            group_size=self.num_generations,
+            accelerator=self.accelerator,
+            pad_token_id=self.processing_class.pad_token_id,
+            seed=self.args.seed,
+            report=self._report,
         )
 
     def _make_signal(self) -> LearningSignal:
         return LearningSignal(
-            self.estimator,
-            self.critic,
-            self.reference_kl,
-            self.method.overlong,
-            self.max_completion_length,
-            self.trust_region.needs_group_rewards,
-            self.accelerator,
-            self._report,
+            estimator=self.estimator,
+            critic=self.critic,
+            reference_kl=self.reference_kl,
+            overlong=self.method.overlong,
+            limit=self.max_completion_length,
+            needs_group_rewards=self.trust_region.needs_group_rewards,
+            accelerator=self.accelerator,
+            report=self._report,
         )
 
     def _make_pretraining(self, rows: Sequence[Mapping[str, Sequence[int]]] | None) -> PretrainingLoss | None:
@@ -163,7 +173,7 @@ class TrustRegionTrainer(ResumableTrainer):
             trust_region=self.trust_region,
             aggregation=self.method.aggregation,
             old_policy=self.old_policy,
-            new_policy=NewPolicy(self.args, bool(auxiliary_weight), self.accelerator),
+            new_policy=NewPolicy(self.args, self.accelerator, experts=bool(auxiliary_weight)),
             reference_kl=self.reference_kl,
             entropy_bonus=self.entropy_bonus,
             auxiliary_weight=auxiliary_weight,
