@@ -208,19 +208,19 @@ def test_tables_that_were_made_without_a_plan_need_none(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("expected", 3, "a list, found 3"),
-        ("expected", [3], "a list of objects, one for each planned run"),
-        ("skipped", [], r"an object, found \[\]"),
-        ("skipped", None, "an object, found None"),
-        ("mixed", {}, r"a list, found \{\}"),
-        ("rehearsal", "no", "true or false, found 'no'"),
-        ("looks", [3], r"an object, found \[3\]"),
-        ("claims", "x", "a list, found 'x'"),
+        ("expected", 3, " is 3, must be a list of mappings, or none"),
+        ("expected", [3], r"\.0 is 3, must be a mapping"),
+        ("skipped", [], r" is \[\], must be text by name"),
+        ("skipped", None, " is None, must be text by name"),
+        ("mixed", {}, r" is \{\}, must be a list of text"),
+        ("rehearsal", "maybe", " is 'maybe', must be true or false"),
+        ("looks", [3], r": expected first and most \(found \[3\]\)"),
+        ("claims", "x", " is 'x', must be a list of text"),
     ],
 )
 def test_a_plan_of_another_kind_is_named(copy: Path, name: str, value: object, said: str) -> None:
     write_json(copy / "plan.json", read_json(copy / "plan.json") | {name: value})
-    with pytest.raises(UserError, match=rf"plan\.json: {name}: expected {said}$"):
+    with pytest.raises(UserError, match=rf"plan\.json: {name}{said}$"):
         read_results(copy)
 
 
@@ -259,7 +259,7 @@ def test_tables_by_hand_are_refused(copy: Path) -> None:
 def test_empty_directories_and_broken_plans_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "plan.json").write_text('{"plan": 1}')
     with pytest.raises(
-        UserError, match=r"plan\.json: expected an object with expected, skipped, substitutes"
+        UserError, match=r"plan\.json: plan: unknown key 'plan'; valid: expected, skipped, looks"
     ):
         check_results(copy)
     (copy / "plan.json").unlink()

@@ -14,9 +14,10 @@ from troll.analysis.claims.ledger import to_html, to_markdown
 from troll.analysis.claims.looks import LookState, look_again
 from troll.analysis.claims.rule import PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
-from troll.analysis.data.results import looks_of, write_plan
+from troll.analysis.data.results import Plan, write_plan
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
+from troll.common.explain import validated
 
 LOOKS = Looks(first=3, most=6)
 HIGHER = Side("higher", 0.0)
@@ -134,10 +135,10 @@ def test_a_look_that_does_not_fit_is_left_out_whole() -> None:
 def test_the_plan_keeps_the_looks(tmp_path: Path) -> None:
     write_plan(tmp_path, [], {}, looks=LOOKS)
     assert json.loads((tmp_path / "plan.json").read_text())["looks"] == {"first": 3, "most": 6}
-    assert looks_of({"first": 3, "most": 6}, "x") == LOOKS
-    for wrong in ({"first": 3}, {"first": 7, "most": 6}, [3, 6]):
+    assert Plan(looks={"first": 3, "most": 6}).looks == LOOKS
+    for wrong in ({"first": 3}, {"first": 7, "most": 6}, {"first": None, "most": 6}, [3, 6]):
         with pytest.raises(UserError, match=r"^plan\.json: looks: "):
-            looks_of(wrong, "plan.json: looks")
+            validated(Plan, {"looks": wrong}, "plan.json")
 
 
 TRIALS = 2000

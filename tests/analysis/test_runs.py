@@ -302,12 +302,12 @@ def test_the_mean_of_math_eval_is_official_only_where_every_set_is(run_dir: Path
     [
         ("{", "not JSON"),
         ("[]", "must be a mapping of settings (found list)"),
-        ('{"expected": 3}', "expected: expected a list of objects, one for each planned run"),
-        ('{"expected": [3]}', "expected: expected a list of objects, one for each planned run"),
-        ('{"skipped": 3}', "skipped: expected an object, found 3"),
-        ('{"keys": ["k"]}', "keys: expected an object, found ['k']"),
+        ('{"expected": 3}', "expected is 3, must be a list of "),
+        ('{"expected": [3]}', "expected.0 is 3, must be a mapping"),
+        ('{"skipped": 3}', "skipped is 3, must be text by name"),
+        ('{"keys": ["k"]}', "keys is ['k'], must be text by name"),
         ('{"looks": 3}', "looks: expected first and most"),
-        ('{"seeds": 3}', "seeds: unknown; a plan has expected, "),
+        ('{"seeds": 3}', "seeds: unknown key 'seeds'; valid: expected, "),
     ],
 )
 def test_a_wrong_plan_is_one_line_before_anything_is_written(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from troll.cli.options import Formats, Ledger, Results, Stem, read_mapping
+from troll.cli.options import Formats, Ledger, Results, Stem, read_settings
 
 app = typer.Typer()
 
@@ -36,11 +36,11 @@ def collect(
     results/testbed/base/tiny/chains results/testbed/base/tiny/functions \
     --out tables
     """
-    from troll.analysis.data.results import Plan, plan_of
+    from troll.analysis.data.results import Plan
     from troll.analysis.data.tidy import TIDY
     from troll.operations.collect import collect as gather
 
-    planned = plan_of(read_mapping(plan), str(plan)) if plan else Plan()
+    planned = read_settings(plan, Plan) if plan else Plan()
     count = gather(directories or (), out, planned, archive, ledger or (), allow_mixed=allow_mixed)
     typer.echo(f"{out / TIDY}: {count} runs and base models", err=True)
 

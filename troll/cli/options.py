@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from troll.common.errors import UserError
-from troll.common.explain import explain
+from troll.common.explain import validated
 from troll.common.files import read_json, read_yaml
 
 _ADDED = (".csv", ".md", ".tex", ".json", ".png", ".svg", ".pdf")
@@ -55,10 +55,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def read_settings(path: Path, model: type[_Model]) -> _Model:
     """As `read_mapping`, with every key and value checked."""
-    try:
-        return model.model_validate(read_mapping(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: {explain(error, model)}") from None
+    return validated(model, read_mapping(path), path)
 
 
 def seed_list(text: str) -> list[int]:

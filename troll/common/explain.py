@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
 
-from troll.common.errors import unknown
+from troll.common.errors import UserError, unknown
 
 _SHOWN = 100  # characters of a value that a message quotes
 # Errors of pydantic's that the words of `takes` answer.
@@ -27,7 +27,7 @@ def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
         words = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
         return f"{words}, or none" if None in arguments else words
     if origin is list:
-        return "a list of " + re.sub(r"^an? (integer|number)", r"\1s", takes(arguments[0]))
+        return "a list of " + re.sub(r"^an? (integer|number|mapping)", r"\1s", takes(arguments[0]))
     if origin is dict:
         return "a mapping" if arguments[1] is Any else f"{takes(arguments[1])} by name"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -59,6 +59,17 @@ def _range(noun: str, bounds: Sequence[Any]) -> str:
     elif high is not None:
         noun = f"{noun} {'<' if 'lt' in found else '<='} {high:g}"
     return f"{noun} or infinity" if found.get("allow_inf_nan") else noun
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validated(model: type[_Model], value: object, where: object) -> _Model:
+    """The model of a value, or a UserError that begins with where the value stands."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error, model)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from troll.algorithms.ranges import NotNegative
 from troll.analysis.claims.across import Across, across_differences, seed_values
@@ -29,7 +29,7 @@ from troll.analysis.data.summaries import Cell, cells, difference, paired_scores
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
 from troll.common.errors import UserError
-from troll.common.explain import explain
+from troll.common.explain import validated
 from troll.common.files import read_yaml
 from troll.common.settings import StrictModel
 
@@ -144,10 +144,7 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise UserError(f"{path}: claim {index}: expected a block of keys (found {entry!r})")
-            try:
-                claim = Claim.model_validate(entry)
-            except ValidationError as error:
-                raise UserError(f"{path}: claim {entry.get('id', index)}: {explain(error, Claim)}") from None
+            claim = validated(Claim, entry, f"{path}: claim {entry.get('id', index)}")
             for name in (claim.id, *claim.aliases):
                 if name in claims:
                     raise UserError(f"{path}: claim {name} comes twice; give it another id")

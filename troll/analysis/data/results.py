@@ -1,32 +1,52 @@
 """The results of one experiment as everything else reads them: its tidy tables, and what it had planned."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import BeforeValidator, Field
 
 from troll.analysis.data.runs import marked
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, Tidy, concatenated, read_tidy
 from troll.analysis.sequential import Looks
-from troll.common.errors import UserError
+from troll.common.explain import validated
 from troll.common.files import read_json, write_json
+from troll.common.settings import StrictModel
 
 PLAN = "plan.json"
 """Beside the tidy table: what was planned, for cells that say "not run" or "skipped", and substitute data."""
 
-_KINDS: Mapping[str, type] = {
-    "expected": list,
-    "skipped": dict,
-    "substitutes": dict,
-    "mixed": list,
-    "rehearsal": bool,
-    "looks": dict,
-    "claims": list,
-    "summary": str,
-}
-_WORDS = {list: "a list", dict: "an object", bool: "true or false", str: "text"}
+
+def looks_of(value: object) -> Looks:
+    """The plan of the looks from its JSON."""
+    if not isinstance(value, dict) or set(value) != {"first", "most"}:
+        raise ValueError("expected first and most")
+    try:
+        return Looks(int(value["first"]), int(value["most"]))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+class _Planned(StrictModel):
+    expected: list[dict[str, Any]] | None = None
+    skipped: dict[str, str] = Field({})
+    looks: Annotated[Looks, BeforeValidator(looks_of)] | None = None
+    summary: str = ""
+
+
+class Plan(_Planned):
+    """What the workflow hands to the job that collects; of what is in both, see `Results`."""
+
+    keys: dict[str, str] = Field({})  # what makes each run the planned one, by run id, base models included
+
+
+class _PlanFile(_Planned):
+    substitutes: dict[str, str] = Field({})
+    mixed: list[str] = Field([])
+    rehearsal: bool = False
+    claims: list[str] = Field([])
 
 
 @dataclass(frozen=True)
@@ -85,23 +105,12 @@ def read_results(directory: Path) -> Results:
     Tables may hold runs that are not planned, of a board that grows rule by rule: these are left out.
     """
     path = directory / PLAN
-    plan = read_json(path) if path.exists() else {}
-    keys = [*_KINDS]
-    if not isinstance(plan, dict) or set(plan) - {*keys}:
-        raise UserError(f"{path}: expected an object with {', '.join(keys[:-1])} and {keys[-1]}")
-    for name, value in plan.items():
-        kind = _KINDS[name]
-        if not isinstance(value, kind) and not (value is None and name in ("expected", "looks")):
-            raise UserError(f"{path}: {name}: expected {_WORDS[kind]}, found {value!r}")
-    if plan.get("expected") is not None:
-        plan["expected"] = planned_of(plan["expected"], f"{path}: expected")
-    if plan.get("looks"):
-        plan["looks"] = looks_of(plan["looks"], f"{path}: looks")
+    plan = validated(_PlanFile, read_json(path) if path.exists() else {}, path)
     tidy = read_tidy(directory)
-    if plan.get("expected") is not None:
-        tidy = _planned(tidy, plan["expected"])
-    tidy = marked(tidy, plan.get("mixed", ()))
-    return Results(tidy.runs, tidy.items, **plan)
+    if plan.expected is not None:
+        tidy = _planned(tidy, plan.expected)
+    tidy = marked(tidy, plan.mixed)
+    return Results(tidy.runs, tidy.items, **dict(plan))
 
 
 _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
@@ -117,53 +126,6 @@ def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
     rows = zip(*(table[name] for name in ("run_id", "trust_region", *names)), strict=True)
     kept = [run_id for run_id, region, *row in rows if region == BASE or tuple(row) in planned]
     return tidy if len(kept) == len(table) else tidy.of_runs(kept)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the workflow hands to the job that collects; what is not explained here is as for `Results`."""
-
-    expected: Sequence[Mapping[str, object]] | None = None
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    looks: Looks | None = None
-    summary: str = ""
-    # what makes each run the planned one, by run id, base models included
-    keys: Mapping[str, str] = field(default_factory=dict)
-
-
-def plan_of(value: Mapping[str, Any], where: str) -> Plan:
-    """The plan from its JSON."""
-    names = {item.name for item in fields(Plan)}
-    if unknown := set(value) - names:
-        raise UserError(f"{where}: {min(unknown)}: unknown; a plan has {', '.join(sorted(names))}")
-    for name in ("skipped", "keys"):
-        if not isinstance(value.get(name, {}), dict):
-            raise UserError(f"{where}: {name}: expected an object, found {value[name]!r}")
-    expected, looks = value.get("expected"), value.get("looks")
-    return Plan(
-        None if expected is None else planned_of(expected, f"{where}: expected"),
-        value.get("skipped", {}),
-        None if looks is None else looks_of(looks, f"{where}: looks"),
-        str(value.get("summary", "")),
-        value.get("keys", {}),
-    )
-
-
-def planned_of(value: object, where: str) -> list[Mapping[str, object]]:
-    """The coordinates of the planned runs from their JSON."""
-    if not isinstance(value, list) or not all(isinstance(run, dict) for run in value):
-        raise UserError(f"{where}: expected a list of objects, one for each planned run")
-    return value
-
-
-def looks_of(value: object, where: str) -> Looks:
-    """The plan of the looks from its JSON."""
-    try:
-        if not isinstance(value, dict) or set(value) != {"first", "most"}:
-            raise ValueError("expected first and most")
-        return Looks(int(value["first"]), int(value["most"]))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def tables_of(every: Sequence[Results]) -> tuple[pd.DataFrame, pd.DataFrame]:

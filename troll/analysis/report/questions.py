@@ -26,23 +26,15 @@ STEP = "time of TROLL's step over clip's, K = 64"
 
 @dataclass(frozen=True)
 class Question:
-    """What a released experiment was asked.
-
-    Attributes:
-        text: the question.
-        command: makes its runs, in Markdown.
-        claim: id of the claim whose verdict is the answer; none: the experiment is a part of another answer.
-        difference: what is subtracted from what in the answer.
-        figure: the figure that shows the answer.
-        part_of: the directory, of `OTHERS`, whose answer these runs are behind.
-    """
+    """What a released experiment was asked."""
 
     text: str
-    command: str
+    command: str  # makes its runs, in Markdown
+    # id of the claim whose verdict is the answer; none: the experiment is a part of another answer
     claim: str = ""
-    difference: str = "TROLL minus clip"
-    figure: str = "forest"
-    part_of: str = ""
+    difference: str = "TROLL minus clip"  # what is subtracted from what in the answer
+    figure: str = "forest"  # the figure that shows the answer
+    part_of: str = ""  # the directory, of `OTHERS`, whose answer these runs are behind
 
 
 def _experiment(name: str) -> str:
@@ -141,11 +133,7 @@ BELOW = ("on average over seeds it ends below its own base model", "its mean is 
 
 
 def answer(name: str, claims: Iterable[Mapping[str, Any]]) -> str:
-    """The answer of an experiment in Markdown; empty where no single claim has it.
-
-    Args:
-        claims: its claims as ``claims.json`` has them.
-    """
+    """The answer of an experiment from its ``claims.json``; empty where no single claim has it."""
     asked = QUESTIONS.get(name)
     for record in claims:
         if asked and record["id"] == asked.claim:
@@ -221,19 +209,12 @@ def _step(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Other:
-    """Released results that are not the runs of one experiment.
+    """Released results that are not the runs of one experiment."""
 
-    Attributes:
-        question: what they answer.
-        file: the one to begin with.
-        command: makes them, in Markdown.
-        answer: the answer in Markdown, from the directory.
-    """
-
-    question: str
-    file: str
-    command: str
-    answer: Callable[[Path], str]
+    question: str  # what they answer
+    file: str  # the one to begin with
+    command: str  # makes them, in Markdown
+    answer: Callable[[Path], str]  # the answer in Markdown, from the directory
 
 
 OTHERS: Mapping[str, Other] = {

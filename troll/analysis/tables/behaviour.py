@@ -8,6 +8,7 @@ import pandas as pd
 from troll.analysis.data.reduction import FINAL_SHARE
 from troll.analysis.data.summaries import (
     BASELINE,
+    COLLAPSED,
     Cell,
     cells,
     curve,
@@ -32,8 +33,6 @@ from troll.analysis.statistics import (
 
 TARGET_STEP = 0.05
 """Targets of success are multiples of this: a given success, not one fitted to a run."""
-COLLAPSED = 0.5
-"""A run has collapsed when it ends below this share of its base model's success."""
 POINTS = (0.01, 0.02, 0.05)
 """Differences in pass@1 that the power table asks about."""
 POWER = 0.8

@@ -1,15 +1,14 @@
 """What training took, by method: time of a rollout batch and memory, against GRPO with clip."""
 
-import math
-
 import pandas as pd
 
-from troll.analysis.data.summaries import BASELINE, Cell, cells, per_run, require_one, spread
+from troll.analysis.data.summaries import BASELINE, Cell, cells, per_run, require_one, spreads
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style
 
 REFERENCE = "grpo"
 """The estimator without a critic that others are compared with."""
+_RATIOS = {"batch_cpu_s": "cpu_ratio", "peak_gib": "memory_ratio"}
 
 
 def training_cost_table(
@@ -28,15 +27,11 @@ def training_cost_table(
     for cell in cells(runs[runs["source"] == "train"]):
         if cell.trust_region == BASE:
             continue
-        costs = _costs(summary, cell)
-        other = _costs(summary, Cell(cell.model, cell.task, cell.condition, reference, baseline))
-        row = cell.coordinates
-        row["seeds"] = len(cell.rows(summary))
-        for name, (mean, deviation) in costs.items():
-            row[name], row[f"{name}_sd"] = mean, deviation
-        row["cpu_ratio"] = costs["batch_cpu_s"][0] / other["batch_cpu_s"][0]
-        row["memory_ratio"] = costs["peak_gib"][0] / other["peak_gib"][0]
-        rows.append(row)
+        lines = cell.rows(summary)
+        row = cell.coordinates | {"seeds": len(lines)} | spreads(lines, "batch_s", *_RATIOS)
+        other = Cell(cell.model, cell.task, cell.condition, reference, baseline)
+        beside = spreads(other.rows(summary), *_RATIOS)
+        rows.append(row | {ratio: row[name] / beside[name] for name, ratio in _RATIOS.items()})
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
         "batch_s": Style("Seconds per batch"),
@@ -52,10 +47,3 @@ def training_cost_table(
         "whole process, of which the libraries are most on the testbed; the cost of a step is measured apart."
     ]
     return frame
-
-
-def _costs(summary: pd.DataFrame, cell: Cell) -> dict[str, tuple[float, float]]:
-    lines = cell.rows(summary)
-    none = (math.nan, math.nan)
-    names = ("batch_s", "batch_cpu_s", "peak_gib")
-    return {name: spread(lines[name]) if name in lines and len(lines) else none for name in names}

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,12 @@ TERMINAL = "TROLL_TERMINAL"
 """Names the file that takes the terminal's place for what a job says (``troll.common.progress``)."""
 
 
+@dataclass(frozen=True)
 class ProgressHandle:
-    """The handler in place, and Snakemake's log file; or none, and then nothing happens."""
+    """What takes the line from the terminal, so that others can write there, and Snakemake's log file."""
 
-    def __init__(self, end: Callable[[], None] | None = None, log: Path | None = None) -> None:
-        self._end = end
-        self.log = log
-
-    def end(self) -> None:
-        """Removes the line from the terminal, so that others can write there."""
-        if self._end is not None:
-            self._end()
+    end: Callable[[], None] = lambda: None
+    log: Path | None = None
 
 
 def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle:
