@@ -302,17 +302,6 @@ def test_a_checkpoint_of_trl_and_one_of_another_rule_can_be_gone_on_from(make, t
 
 
 @pytest.mark.slow
-def test_the_state_of_troll_train_before_it_had_a_file_is_taken_up(make, tmp_path, capsys):
-    whole = trained(make, "kl-penalty, grpo")
-    checkpoint = tmp_path / "TrustRegionTrainer" / "checkpoint-3"
-    state = json.loads((checkpoint / STATE).read_text())
-    (checkpoint / STATE).unlink()
-    (checkpoint / "complete.json").write_text(json.dumps({"config": "a", "method": state, "files": {}}))
-    assert learnt(trained(make, "kl-penalty, grpo", str(checkpoint))) == learnt(whole)
-    assert "warning" not in capsys.readouterr().err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{", "[]", '{"trust_region": {}, "estimator": {}}'])
 def test_a_state_that_is_none_is_refused_in_one_line(make, tmp_path, text):
     trained(make, "kl-penalty, grpo")

@@ -25,7 +25,6 @@ from troll.algorithms.trust_regions import ConstraintCheck
 from troll.common.errors import UserError
 from troll.common.files import atomic_path, read_json, write_json
 from troll.common.progress import say
-from troll.training.checkpoints import COMPLETE
 from troll.training.critic import Critic
 from troll.training.dynamic_sampling import BatchNotFilledError
 from troll.training.reference_kl import ReferenceKL
@@ -217,11 +216,8 @@ class ResumableTrainer(RewardedTrainer):
 
 def _read_state(directory: Path) -> Any:
     """The state in a checkpoint, empty where it has none; or what is wrong with it, for all processes."""
-    old = directory / COMPLETE  # where `troll job train` had it until 0.2
     try:
-        if (directory / STATE).exists():
-            return read_json(directory / STATE)
-        return read_json(old).get("method", {}) if old.exists() else {}
+        return read_json(directory / STATE) if (directory / STATE).exists() else {}
     except UserError as error:
         return error
 

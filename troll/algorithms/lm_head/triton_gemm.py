@@ -222,13 +222,14 @@ def _aligned(matrix: Tensor, step: int) -> bool:
     return matrix.stride(1) == 1 and matrix.stride(0) % step == 0 and matrix.data_ptr() % 16 == 0
 
 
-def _rows(matrix: Tensor) -> Tensor:
+def readable(matrix: Tensor) -> Tensor:
     """The same in memory that descriptors take."""
     good = _aligned(matrix, 16 // matrix.element_size())
     return matrix if good else matrix.clone(memory_format=torch.contiguous_format)
 
 
-def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What reads a `readable` matrix in blocks of rows and columns."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
@@ -245,7 +246,7 @@ def forward(
 ) -> None:
     """Fills the logits at labels [N] and support [N, K]; adds all outside the support to ``sums``."""
     (tokens, depth), vocab, scale = operand.shape, weight.shape[0], plan.shape.slope
-    operand, device = _rows(operand), operand.device
+    operand, device = readable(operand), operand.device
     support = support if support is not None and support.shape[1] else None
     whole = weight.dtype == operand.dtype
     step = vocab if whole else min(vocab, plan.chunk_vocab)
@@ -269,8 +270,8 @@ def forward(
                     K=support.shape[1], BLOCK_K=triton.next_power_of_2(support.shape[1]),
                 )  # fmt: skip
             fold_gemm[(programs,)](
-                _descriptor(operand[rows], FOLD["BM"], FOLD["BK"]),
-                _descriptor(block, FOLD["BN"], FOLD["BK"]),
+                descriptor(operand[rows], FOLD["BM"], FOLD["BK"]),
+                descriptor(block, FOLD["BN"], FOLD["BK"]),
                 sums.total if bias is None else bias[columns], labels[rows], bits, words, label_logits[rows],
                 *buffers, count, width, columns.start, scale, MASKED, FLOOR,
                 D=depth, HAS_BIAS=bias is not None, HAS_BITS=support is not None, PROGRAMS=programs, **FOLD,
@@ -323,9 +324,9 @@ def gradient_blocks(
             tile = buffer[: tokens * stride].view(tokens, stride)[:, :width]
             grid = (triton.cdiv(tokens, GRADIENT["BM"]) * triton.cdiv(width, GRADIENT["BN"]),)
             gradient_gemm[grid](
-                _descriptor(operand, GRADIENT["BM"], GRADIENT["BK"]),
-                _descriptor(block, GRADIENT["BN"], GRADIENT["BK"]), shift if own is None else own,
-                _descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), gradients.busy, labels, shift, *factors,
+                descriptor(operand, GRADIENT["BM"], GRADIENT["BK"]),
+                descriptor(block, GRADIENT["BN"], GRADIENT["BK"]), shift if own is None else own,
+                descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), gradients.busy, labels, shift, *factors,
                 tokens, width, columns.start, scale, MASKED, D=depth, **flags, **GRADIENT,
             )  # fmt: skip
             yield columns, tile, block
@@ -367,7 +368,7 @@ def backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias, as `troll.algorithms.lm_head.passes` makes them tile by tile."""
-    operand, dtype, fused = _rows(operand), plan.accumulator, fits(operand, weight)
+    operand, dtype, fused = readable(operand), plan.accumulator, fits(operand, weight)
     grad_hidden = torch.zeros_like(hidden, dtype=dtype) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     grad_bias = torch.empty_like(bias, dtype=dtype) if wanted[2] and bias is not None else None

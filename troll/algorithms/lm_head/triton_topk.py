@@ -331,7 +331,7 @@ def top_by_rows(
     rows = min(_rows_at_once(3 * plan.chunk_tokens * plan.chunk_vocab, vocab, width), max(tokens, 1))
     weight = weight.to(plan.operands)
     fused = _makes_products(hidden, weight, width)
-    hidden = triton_gemm._rows(hidden) if fused else hidden
+    hidden = triton_gemm.readable(hidden) if fused else hidden
     scores = torch.empty(rows, vocab, device=device)
     statistics = torch.empty(3, rows, triton.cdiv(vocab, width), device=device)
     chosen = torch.empty(rows, support_size, dtype=torch.int32, device=device)
@@ -390,8 +390,8 @@ def top_chunk_(
         count = torch.cuda.get_device_properties(hidden.device).multi_processor_count if on_cuda else 3
         size = product_tile(not any(options.values()), vocab)
         _product_kernel[(count,)](
-            triton_gemm._descriptor(hidden, size["BM"], size["BK"]),
-            triton_gemm._descriptor(weight, size["BN"], size["BK"]),
+            triton_gemm.descriptor(hidden, size["BM"], size["BK"]),
+            triton_gemm.descriptor(weight, size["BN"], size["BK"]),
             *inputs, maxima, sums, weighted, tokens, vocab, blocks, scale, cap,
             D=hidden.shape[1], B=width, PROGRAMS=count, **options, **size,
         )  # fmt: skip
