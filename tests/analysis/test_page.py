@@ -14,7 +14,7 @@ from troll.analysis.data.runs import read_directories
 from troll.analysis.registry import ENTRIES
 from troll.analysis.report.make import make_figure
 from troll.analysis.report.overview import index
-from troll.analysis.report.page import make_page, markdown_table
+from troll.analysis.report.page import make_page, markdown_table, spans
 from troll.analysis.report.questions import QUESTIONS, answer, behind, heading, opening_figure
 from troll.common.errors import UserError
 from troll.common.files import read_json, write_json
@@ -228,3 +228,11 @@ def test_every_released_directory_has_a_question_that_one_of_its_claims_answers(
             assert answer(name, read_json(released / name / "claims.json")["claims"]), name
         figures = [path.stem for path in (released / name / "figures").glob("*.png")]
         assert not figures or QUESTIONS[name].figure in figures, name
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([3], "3"), ([0, 1], "0, 1"), ([0, 1, 2, 7, 9, 10, 11, 12], "0 to 2, 7, 9 to 12"), ([], "")],
+)
+def test_seeds_that_follow_each_other_are_a_span(numbers: list[int], text: str) -> None:
+    assert spans(numbers) == text

@@ -106,14 +106,27 @@ def size(results: Results) -> str:
     seconds = float(runs.loc[runs["metric"] == "wall_s", "value"].sum())
     text = f"{finished} of {planned} planned runs" if planned != finished else f"{finished} runs"
     return (
-        f"{text} of {_list(runs, 'trust_region')} on {_list(runs, 'task')}; "
+        f"{text} of {_list(runs, 'trust_region', ' trust regions')} on {_list(runs, 'task')}; "
         f"conditions: {_list(runs, 'condition')}; estimators: {_list(runs, 'estimator')}; "
-        f"seeds: {_list(runs, 'seed')}; {seconds / 3600:.1f} hours of training in all."
+        f"seeds: {spans(sorted(set(runs['seed'])))}; {seconds / 3600:.1f} hours of training in all."
     )
 
 
-def _list(runs: pd.DataFrame, name: str) -> str:
-    return html.escape(", ".join(map(str, sorted(set(runs[name].dropna())))))
+def _list(runs: pd.DataFrame, name: str, noun: str = "") -> str:
+    """The names of a column; only how many, where nobody would read them all."""
+    names = sorted(set(runs[name].dropna()))
+    return f"{len(names)}{noun}" if len(names) > 8 else html.escape(", ".join(names))
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Whole numbers in rising order, those that follow each other as a span: "0 to 4, 7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _tables(results: Results) -> Iterator[Section]:
