@@ -4,7 +4,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -39,10 +39,6 @@ class Finding:
     fix: str = ""  # what to do about it, as a command where there is one; empty if nothing is to be done
 
 
-def _python(_: Needs) -> Finding:
-    return Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
-
-
 def unmet_requirements() -> list[str]:
     """Requirements of this package, of its extras too, that are not installed in a right version."""
     from packaging.requirements import Requirement
@@ -65,7 +61,7 @@ def unmet_requirements() -> list[str]:
     return unmet
 
 
-def _packages(_: Needs) -> Finding:
+def _packages() -> Finding:
     unmet = unmet_requirements()
     if unmet:
         return Finding("packages", "missing", "; ".join(unmet), "make -B env")
@@ -138,11 +134,6 @@ def _sandbox(needs: Needs) -> Finding:
     return Finding("bubblewrap", "note", f"{reason}{effect}", fix)
 
 
-def _slurm(_: Needs) -> Finding:
-    sbatch = tool(("sbatch", "--version"))
-    return Finding("SLURM", "ok" if sbatch else "note", sbatch or "none; jobs run on this machine")
-
-
 def _disk(needs: Needs, results: Path) -> Finding:
     free = shutil.disk_usage(nearest_existing(results)).free / GIB
     words = f"{free:.1f} GiB free, about {max(needs.disk_gib, 0.1):.1f} GiB needed for results"
@@ -167,10 +158,6 @@ def _memory(needs: Needs) -> Finding:
     if at_once < cores:
         return Finding("memory", "note", words, f"fewer jobs at a time: snakemake --cores {at_once}")
     return Finding("memory", "ok", words)
-
-
-def _cores(_: Needs) -> Finding:
-    return Finding("cores", "ok", f"{available_cores()}; one run uses one")
 
 
 def _not_mirrored(needs: Needs) -> list[str]:
@@ -274,25 +261,17 @@ def _tracker(needs: Needs) -> Finding | None:
 def examine(experiment: Experiment | None, results: Path, *, ask_hub: bool = True) -> Iterator[Finding]:
     """Looks at everything, quick things first; without an experiment it only lists what there is."""
     needs = needs_of(experiment) if experiment else Needs()
-    checks: tuple[Callable[[Needs], Finding | None], ...] = (
-        _python,
-        _packages,
-        _cores,
-        _memory,
-        lambda given: _disk(given, results),
-        _gpu,
-        _vllm,
-        _sandbox,
-        _slurm,
-        _tracker,
-    )
-    for look in checks:
-        finding = look(needs)
-        if finding is not None:
-            yield finding
-    mirrored = _mirror(needs)
-    if mirrored is not None:
-        yield mirrored
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
+    yield _packages()
+    yield Finding("cores", "ok", f"{available_cores()}; one run uses one")
+    yield _memory(needs)
+    yield _disk(needs, results)
+    yield _gpu(needs)
+    yield _vllm(needs)
+    yield _sandbox(needs)
+    sbatch = tool(("sbatch", "--version"))
+    yield Finding("SLURM", "ok" if sbatch else "note", sbatch or "none; jobs run on this machine")
+    yield from filter(None, (_tracker(needs), _mirror(needs)))
     yield from _wheels(needs)
     if experiment is not None and (needs.hub_models or needs.wheels):
         yield Finding("rehearsal", *last_rehearsal(experiment, results))

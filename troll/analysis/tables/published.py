@@ -15,7 +15,7 @@ import pandas as pd
 
 from troll.analysis.data.summaries import Cell, cells, difference, per_run, spread
 from troll.analysis.data.tidy import BASE
-from troll.analysis.render.formats import Style, percent, points, significant
+from troll.analysis.render.formats import MINUS, Style, percent, points, significant
 from troll.experiment.published import read_published
 
 _ALIASES = {
@@ -164,6 +164,10 @@ class _Section:
     note: str = ""
 
 
+def _gained(value: float) -> str:
+    return f"{value:+.3g}".replace("-", MINUS)
+
+
 _READ = "Numbers read off a smoothed curve by eye, with an error of 0.5 to 1.5 points. "
 SECTIONS: Mapping[str, _Section] = {
     "families": _Section(
@@ -176,7 +180,7 @@ SECTIONS: Mapping[str, _Section] = {
     "cost": _Section(
         _cost,
         significant,
-        lambda value: f"{value:+.3g}".replace("-", "\N{MINUS SIGN}"),
+        _gained,
         "",
         "",
         "Numbers printed on the paper's figure; data set and estimator are not printed there and assumed. ",
@@ -184,7 +188,7 @@ SECTIONS: Mapping[str, _Section] = {
     "entropy": _Section(
         lambda: _pairs(_numbers("page_cost", "policy_entropy*"), measure="entropy", quantity="at 95 h"),
         significant,
-        lambda value: f"{value:+.3g}".replace("-", "\N{MINUS SIGN}"),
+        _gained,
         " (nats)",
         " (nats)",
         "Read off the curve at 95 hours, from a start of 0.38; ours is the mean of the last tenth. ",
