@@ -1,7 +1,6 @@
 """The first table of the README: what people ask, TROLL minus clip, the answer, and the command behind it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -9,11 +8,9 @@ import pandas as pd
 from troll.analysis.claims.findings import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, label, short
-from troll.analysis.leaderboard.contrasts import sentence
 from troll.analysis.leaderboard.protocol import read_protocol
 from troll.analysis.render.formats import points, significant
-from troll.analysis.report.questions import BELOW, STEP
-from troll.common.files import read_json
+from troll.analysis.report.questions import BELOW, Question, contrast, step_ratio
 
 _ANSWERS: Mapping[str, str] = {
     "supported everywhere": "**yes**, in every setting",
@@ -31,15 +28,6 @@ _OUTCOMES: Mapping[str, str] = {
 """Of a contrast that a protocol fixed."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question that a claim answers."""
-
-    claim: str  # its id
-    text: str
-    command: str  # what makes the runs behind it
-
-
 _TESTBED = (
     "`make results`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` and "
     "`testbed-ablations.yaml`"
@@ -47,25 +35,25 @@ _TESTBED = (
 
 QUESTIONS = (
     Question(
-        "testbed-gentle-not-worse",
         "Fresh rollouts (one pass over each batch, small steps): is its final pass@1 within 5 points of "
         "clip's?",
         _TESTBED,
+        "testbed-gentle-not-worse",
     ),
     Question(
-        "testbed-stale-better",
         "Stale rollouts (three passes, large steps): is it above clip's?",
         _TESTBED,
+        "testbed-stale-better",
     ),
     Question(
-        "smollm2-stale-better",
         "Stale rollouts, a pretrained model of 135M parameters: is it above clip's?",
         "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
+        "smollm2-stale-better",
     ),
     Question(
-        "benchmark-wider-range-of-rates",
         "Is the range of learning rates that work wider by at least 0.2 decades?",
         "`make results EXPERIMENT=workflow/config/benchmark-map.yaml`",
+        "benchmark-wider-range-of-rates",
     ),
 )
 
@@ -80,10 +68,11 @@ def front(judged: Sequence[ClaimVerdict], results: Path) -> str:
     rows = [_claim(item, known[item.claim]) for item in QUESTIONS if item.claim in known]
     # Below the testbed's: what is asked next.
     rows[2:2] = _duel(results / "duel/contrasts.csv")
-    rows += _step(results / "gpu/gpu_check.json")
+    rows += _step(results / "gpu")
     header = ["| Question | TROLL against clip | Answer | Command |", "| --- | ---: | --- | --- |"]
     tally = f"{findings(judged, 0)[-1]} [Each of them](docs/findings.md#verdicts)."
-    said = [line for line in _said(results / "duel/contrasts.csv") for line in (line, "")]
+    duel, every = results / "duel", "[Every contrast](results/duel/contrasts.md)."
+    said = [f"The duel: {contrast(duel)}. {every}", ""] if (duel / "contrasts.csv").exists() else []
     return "\n".join([*header, *rows, "", *said, tally]) + "\n"
 
 
@@ -110,19 +99,9 @@ def _duel(path: Path) -> Iterator[str]:
     )
 
 
-def _said(path: Path) -> Iterator[str]:
-    """The sentence that the duel's protocol fixed for its outcome."""
-    if path.exists():
-        outcome = sentence(pd.read_csv(path), read_protocol(path.with_name("protocol.yaml")))
-        yield f"The duel: {outcome} [Every contrast](results/duel/contrasts.md)."
-
-
-def _step(path: Path) -> Iterator[str]:
+def _step(directory: Path) -> Iterator[str]:
     """What a whole step of TROLL takes on a GPU."""
-    if not path.exists():
-        return
-    goals = {goal["goal"]: goal["value"] for goal in read_json(path)["goals"]}
-    if (value := goals.get(STEP)) is not None:
+    if (directory / "gpu_check.json").exists() and (value := step_ratio(directory)) is not None:
         yield _row(
             "How long is an optimiser step (random weights of 0.6B parameters, 10 % of the tokens projected, "
             "[one GPU](results/gpu/README.md))?",

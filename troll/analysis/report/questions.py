@@ -20,7 +20,7 @@ from troll.analysis.render.formats import listed, significant
 from troll.analysis.statistics import Interval
 from troll.common.files import read_json
 
-STEP = "time of TROLL's step over clip's, K = 64"
+_STEP = "time of TROLL's step over clip's, K = 64"
 """The goal of the measurements on a GPU that people ask for."""
 
 
@@ -183,7 +183,7 @@ def _leaders(directory: Path) -> str:
     return listed([f"`{row.trust_region}` on {row.task}" for row in best.itertuples()])
 
 
-def _contrast(directory: Path) -> str:
+def contrast(directory: Path) -> str:
     """The sentence that the protocol fixed for its outcome."""
     contrasts, protocol = pd.read_csv(directory / "contrasts.csv"), read_protocol(directory / "protocol.yaml")
     return sentence(contrasts, protocol).removesuffix(".")
@@ -201,9 +201,14 @@ def _audit(directory: Path) -> str:
     return "**Yes**: the audit passed" if passed else "**No**: the audit failed"
 
 
-def _step(directory: Path) -> str:
+def step_ratio(directory: Path) -> float | None:
+    """How many times clip's step TROLL's takes, as a GPU measured it; None where it was not measured."""
     goals = {goal["goal"]: goal["value"] for goal in read_json(directory / "gpu_check.json")["goals"]}
-    value = goals.get(STEP)
+    return goals.get(_STEP)
+
+
+def _step(directory: Path) -> str:
+    value = step_ratio(directory)
     return "" if value is None else f"{significant(value)} times clip's, on one GPU"
 
 
@@ -225,7 +230,7 @@ OTHERS: Mapping[str, Other] = {
         "Does TROLL end above clip or GSPO's clipping when all are tuned well?",
         "contrasts.md",
         _DUEL,
-        _contrast,
+        contrast,
     ),
     "statistics": Other(
         "Which differences of the testbed are clear, and how reliable are the intervals?",
