@@ -29,17 +29,12 @@ _BIG = 2**30
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model on this machine.
+    """A model on this machine."""
 
-    Attributes:
-        id: ``owner/name``.
-        files: path of each file, by its name in the repository.
-        provenance: ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes
-            and SHA-256 of each.
-    """
-
-    id: str
-    files: Mapping[str, Path]
+    id: str  # ``owner/name``
+    files: Mapping[str, Path]  # path of each file, by its name in the repository
+    # ``source`` (hub or mirror), ``id``, ``revision`` (none in a mirror) and ``files``: bytes and SHA-256 of
+    # each
     provenance: Mapping[str, Any]
 
 

@@ -10,17 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """One raise of the version.
+    """One raise of the version."""
 
-    Attributes:
-        numerics: the version from then on.
-        what: what is computed otherwise.
-        rules: trust regions with changed runs; None: all, base models too.
-    """
-
-    numerics: int
-    what: str
-    rules: tuple[str, ...] | None = None
+    numerics: int  # the version from then on
+    what: str  # what is computed otherwise
+    rules: tuple[str, ...] | None = None  # trust regions with changed runs; None: all, base models too
 
 
 CHANGES = (

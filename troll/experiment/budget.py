@@ -22,19 +22,12 @@ _DOWNLOAD, _WEIGHTS, _CHECKPOINT = 2, 4, 12
 
 @dataclass(frozen=True)
 class Budget:
-    """What some runs together need.
-
-    Attributes:
-        runs: how many.
-        unknown: how many of them are of models of unknown size; they count as nothing.
-        gpu_hours: of training.
-        disk_gb: of final checkpoints, in 10^9 bytes.
-    """
+    """What some runs together need."""
 
     runs: int
-    unknown: int
-    gpu_hours: float
-    disk_gb: float
+    unknown: int  # how many of them are of models of unknown size; they count as nothing
+    gpu_hours: float  # of training
+    disk_gb: float  # of final checkpoints, in 10^9 bytes
 
 
 def billions_of(hub: Hub | Wheel | None) -> float | None:

@@ -15,19 +15,12 @@ _LOGITS_MB = 2000
 
 @dataclass(frozen=True)
 class Request:
-    """What one job asks for.
-
-    Attributes:
-        memory_mb: main memory.
-        minutes: of run time.
-        threads: processors.
-        gpus: of one node.
-    """
+    """What one job asks for."""
 
     memory_mb: int
     minutes: int
     threads: int = 1
-    gpus: int = 0
+    gpus: int = 0  # of one node
 
 
 def growth(attempt: int) -> float:

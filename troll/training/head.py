@@ -27,21 +27,14 @@ class SparseHeadOutput(ModelOutput):
     """What ``model(..., sparse_lm_head=True)`` returns, at the positions that ``mask`` marks; zero elsewhere.
 
     The last three are those of `SparseLogProbs.to_batch`, which `SparseLogProbs.from_batch` reads.
-
-    Attributes:
-        log_probs: [B, T] of the labels.
-        entropy: [B, T].
-        aux_loss: load-balancing loss of a mixture of experts, where it is asked for.
-        token_ids: [B, T, K] the support; -1 in unused slots and where the mask is off.
-        support_log_probs: [B, T, K]; -inf in unused slots and where the mask is off.
-        tail_log_prob: [B, T]; zero where the mask is off, so that every row is a distribution.
     """
 
-    log_probs: Tensor | None = None
-    entropy: Tensor | None = None
-    aux_loss: Tensor | None = None
-    token_ids: Tensor | None = None
-    support_log_probs: Tensor | None = None
+    log_probs: Tensor | None = None  # [B, T] of the labels
+    entropy: Tensor | None = None  # [B, T]
+    aux_loss: Tensor | None = None  # load-balancing loss of a mixture of experts, where it is asked for
+    token_ids: Tensor | None = None  # [B, T, K] the support; -1 in unused slots and where the mask is off
+    support_log_probs: Tensor | None = None  # [B, T, K]; -inf in unused slots and where the mask is off
+    # [B, T]; zero where the mask is off, so that every row is a distribution
     tail_log_prob: Tensor | None = None
 
 

@@ -34,15 +34,10 @@ _FILES, _RECORD, _DIGEST = "files", "record.json", "sha256"
 
 @dataclass(frozen=True)
 class Taken:
-    """What was taken from the place.
+    """What was taken from the place."""
 
-    Attributes:
-        entry: the directory that it was taken from.
-        made: what its maker said of it, as JSON has it.
-    """
-
-    entry: Path
-    made: Any
+    entry: Path  # the directory that it was taken from
+    made: Any  # what its maker said of it, as JSON has it
 
     @property
     def files(self) -> Path:

@@ -28,23 +28,15 @@ Columns = Callable[[Row], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Scorer:
-    """A task of lm-eval that scores a data set.
+    """A task of lm-eval that scores a data set."""
 
-    Attributes:
-        name: lm-eval's name of the task.
-        file: its YAML file.
-        columns: a problem as a document of the task.
-        subject: which problems it scores, by their ``type``; None for all.
-        official: the metric that tables show first, as ``metric,filter``; None for a further opinion.
-        own: whether it is the package's, which scores all samples of a problem at once.
-    """
-
-    name: str
+    name: str  # lm-eval's name of the task
     file: Path
-    columns: Columns
-    subject: str | None = None
+    columns: Columns  # a problem as a document of the task
+    subject: str | None = None  # which problems it scores, by their ``type``; None for all
+    # the metric that tables show first, as ``metric,filter``; None for a further opinion
     official: str | None = None
-    own: bool = False
+    own: bool = False  # whether it is the package's, which scores all samples of a problem at once
 
 
 def scorers(task: str) -> list[Scorer]:

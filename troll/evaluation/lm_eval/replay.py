@@ -28,19 +28,16 @@ _TAKE_FIRST = "take_first"
 
 @dataclass(frozen=True)
 class Scored:
-    """What lm-eval says of recorded samples.
+    """What lm-eval says of recorded samples."""
 
-    Attributes:
-        results: by task: ``version``, ``n`` (problems), ``hash`` of documents, prompts and targets (where
-            files were written) and ``metrics``: by ``metric,filter`` its ``value``
-            and ``stderr`` (over problems; None for a single one).
-        samples: by task and ``metric,filter``: the metric of each sample of each problem, by task_id. The
-            package's tasks that score all samples at once, as ``chains``, have none.
-        failures: by task, how many samples lm-eval's function failed on; they count as wrong.
-    """
-
+    # by task: ``version``, ``n`` (problems), ``hash`` of documents, prompts and targets (where files were
+    # written) and ``metrics``: by ``metric,filter`` its ``value`` and ``stderr`` (over problems; None for a
+    # single one)
     results: dict[str, dict[str, Any]]
+    # by task and ``metric,filter``: the metric of each sample of each problem, by task_id. The package's
+    # tasks that score all samples at once, as ``chains``, have none
     samples: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    # by task, how many samples lm-eval's function failed on; they count as wrong
     failures: dict[str, int] = field(default_factory=dict)
 
 

@@ -35,14 +35,10 @@ Pair = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True)
 class Score:
-    """What lm-eval says of one response.
+    """What lm-eval says of one response."""
 
-    Attributes:
-        metrics: by name; all are 0 where the function failed.
-        failure: why it failed: ``timeout``, ``crash`` (of its process) or the exception; empty otherwise.
-    """
-
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # by name; all are 0 where the function failed
+    # why it failed: ``timeout``, ``crash`` (of its process) or the exception; empty otherwise
     failure: str = ""
 
 

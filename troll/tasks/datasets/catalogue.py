@@ -19,44 +19,28 @@ def _all(_: Row) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """One split of a data set.
+    """One split of a data set."""
 
-    Attributes:
-        file: path inside a mirror; None if mirrors have none.
-        hub: parts on the hub, read in order; empty if the hub has none.
-        keep: which rows belong to it.
-        rows: how many problems it must have; None where nobody has counted.
-    """
-
-    file: str | None
-    hub: tuple[HubPart, ...] = ()
-    keep: Callable[[Row], bool] = _all
-    rows: int | None = None
+    file: str | None  # path inside a mirror; None if mirrors have none
+    hub: tuple[HubPart, ...] = ()  # parts on the hub, read in order; empty if the hub has none
+    keep: Callable[[Row], bool] = _all  # which rows belong to it
+    rows: int | None = None  # how many problems it must have; None where nobody has counted
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A public data set.
-
-    Attributes:
-        name: the task name.
-        summary: one line for people.
-        kind: ``math`` or ``code``.
-        convert: (row, number) to a problem.
-        parts: by split.
-        evalplus: which release of evalplus holds it, if it comes from there instead of the hub.
-        substitute: what the mirror has in place of the paper's own set; None where it is the same.
-        solutions: whether its training problems have solutions that a model can imitate.
-    """
+    """A public data set."""
 
     name: str
-    summary: str
+    summary: str  # one line for people
     kind: Literal["math", "code"]
-    convert: convert.Convert
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    convert: convert.Convert  # (row, number) to a problem
+    parts: Mapping[str, Part] = field(default_factory=dict)  # by split
+    # which release of evalplus holds it, if it comes from there instead of the hub
     evalplus: str | None = None
+    # what the mirror has in place of the paper's own set; None where it is the same
     substitute: str | None = None
-    solutions: bool = False
+    solutions: bool = False  # whether its training problems have solutions that a model can imitate
 
 
 _SUBJECTS = (

@@ -12,19 +12,12 @@ from troll.common.errors import UserError
 
 @dataclass(frozen=True)
 class HubPart:
-    """One split of one configuration of a data set on the hub.
+    """One split of one configuration of a data set on the hub."""
 
-    Attributes:
-        repository: ``owner/name``.
-        split: of the data set there.
-        config: name of the configuration, if it has several.
-        rows: how many rows it must have; None where nobody has counted.
-    """
-
-    repository: str
-    split: str
-    config: str | None = None
-    rows: int | None = None
+    repository: str  # ``owner/name``
+    split: str  # of the data set there
+    config: str | None = None  # name of the configuration, if it has several
+    rows: int | None = None  # how many rows it must have; None where nobody has counted
 
     @property
     def key(self) -> str:

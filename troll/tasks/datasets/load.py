@@ -28,22 +28,15 @@ STAND_INS = "TROLL_REHEARSAL_ROWS"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A split of a data set.
-
-    Attributes:
-        name: of the data set.
-        split: of the data set.
-        problems: in the order of the source.
-        provenance: ``source`` (mirror, hub, evalplus or rehearsal), what it was read from with digests,
-            ``substitute`` (whether it replaces the set that the paper used) and ``note``.
-        sha256: of the problems as canonical JSON lines.
-    """
+    """A split of a data set."""
 
     name: str
     split: str
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # in the order of the source
+    # ``source`` (mirror, hub, evalplus or rehearsal), what it was read from with digests, ``substitute``
+    # (whether it replaces the set that the paper used) and ``note``
     provenance: Mapping[str, Any]
-    sha256: str
+    sha256: str  # of the problems as canonical JSON lines
 
 
 def load(name: str, split: str = "test") -> Loaded:

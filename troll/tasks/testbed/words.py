@@ -50,14 +50,10 @@ class ZipfWords:
 
     Source: Zipf's law; a is near 1 in natural text (Piantadosi 2014, "Zipf's word frequency law in natural
     language").
-
-    Attributes:
-        count: how many words.
-        exponent: a; 0 makes all alike.
     """
 
-    count: int
-    exponent: float
+    count: int  # how many words
+    exponent: float  # a; 0 makes all alike
 
     def draw(self, generator: random.Random, number: int) -> str:
         """Words drawn one by one, with a space between; some may be there twice."""

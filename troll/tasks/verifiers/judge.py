@@ -35,14 +35,10 @@ _WALL_FACTOR, _WALL_S = 20.0, 10.0  # a loaded machine must not turn a slow comp
 
 @dataclass
 class Comparison:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        matched: whether each output counts as the expected one.
-        reasons: why outputs could not be compared, by their number; they count as not matched.
-    """
-
-    matched: list[bool]
+    matched: list[bool]  # whether each output counts as the expected one
+    # why outputs could not be compared, by their number; they count as not matched
     reasons: dict[int, str] = field(default_factory=dict)
 
 

@@ -35,51 +35,31 @@ _DISK_CPU_S = 0.25
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """A problem made ready for the sandbox.
+    """A problem made ready for the sandbox."""
 
-    Attributes:
-        name: its task_id.
-        dataset: whose special rules hold, evalplus' ``humaneval`` or ``mbpp``.
-        digest: of everything that decides expected outputs and verdicts.
-        prompt: what a program starts with.
-        entry_point: the function that is called.
-        reference: the reference solution, after the prompt.
-        arguments: of each call, base before plus.
-        inputs: the same, encoded.
-        base_count: how many belong to base.
-        tolerance: evalplus' ``atol``.
-        oracle: (data set, entry point) if evalplus has a special rule for this problem.
-    """
-
-    name: str
-    dataset: Dataset
-    digest: str
-    prompt: str
+    name: str  # its task_id
+    dataset: Dataset  # whose special rules hold, evalplus' ``humaneval`` or ``mbpp``
+    digest: str  # of everything that decides expected outputs and verdicts
+    prompt: str  # what a program starts with
     entry_point: str
-    reference: str
-    arguments: list[list[Any]]
-    inputs: str
-    base_count: int
-    tolerance: float
-    oracle: tuple[str, str] | None
+    reference: str  # the reference solution, after the prompt
+    arguments: list[list[Any]]  # of each call, base before plus
+    inputs: str  # the same, encoded
+    base_count: int  # how many belong to base
+    tolerance: float  # evalplus' ``atol``
+    oracle: tuple[str, str] | None  # (data set, entry point) if evalplus has a special rule for this problem
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a reference solution returned.
+    """What a reference solution returned."""
 
-    Attributes:
-        problem: the problem as it is judged: without calls whose outputs are too large to cross the wall (one
-            call of MBPP+ returns 128 million items).
-        outputs: expected ones of those calls, base before plus.
-        cpu_s: CPU seconds that all calls took together.
-        skipped: numbers of the calls left out.
-    """
-
+    # the problem as it is judged: without calls whose outputs are too large to cross the wall (one call of
+    # MBPP+ returns 128 million items)
     problem: CodeProblem
-    outputs: tuple[Output, ...]
-    cpu_s: float
-    skipped: tuple[int, ...] = ()
+    outputs: tuple[Output, ...]  # expected ones of those calls, base before plus
+    cpu_s: float  # CPU seconds that all calls took together
+    skipped: tuple[int, ...] = ()  # numbers of the calls left out
 
 
 # Problems come again and again in training.

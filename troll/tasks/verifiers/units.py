@@ -139,17 +139,11 @@ def with_powers(text: str) -> str:
 
 
 class Quantity(NamedTuple):
-    r"""An answer and its unit.
+    r"""An answer and its unit."""
 
-    Attributes:
-        value: the answer without its unit.
-        unit: as it is written, of ``30^\circ`` "degree"; empty if it has none.
-        bare: the unit is in italics and might be a product of variables.
-    """
-
-    value: str
-    unit: str
-    bare: bool = False
+    value: str  # the answer without its unit
+    unit: str  # as it is written, of ``30^\circ`` "degree"; empty if it has none
+    bare: bool = False  # the unit is in italics and might be a product of variables
 
 
 @functools.lru_cache(maxsize=8192)

@@ -12,20 +12,14 @@ Status = Literal[
 
 @dataclass(frozen=True)
 class CodeVerdict:
-    """What became of one completion.
+    """What became of one completion."""
 
-    Attributes:
-        base: all base inputs gave the expected outputs.
-        plus: all plus inputs did.
-        status: ``passed`` when both; otherwise what went wrong first, in input order. ``incomparable``: an
-            output could not be compared with the expected one within the program's limits.
-        detail: a few words more.
-    """
-
-    base: bool
-    plus: bool
+    base: bool  # all base inputs gave the expected outputs
+    plus: bool  # all plus inputs did
+    # ``passed`` when both; otherwise what went wrong first, in input order. ``incomparable``: an output could
+    # not be compared with the expected one within the program's limits
     status: Status
-    detail: str = ""
+    detail: str = ""  # a few words more
 
     @property
     def passed(self) -> bool:
