@@ -365,16 +365,6 @@ def test_a_slow_base_model_does_not_make_the_rest_look_done():
     assert state.share() == pytest.approx(0.1)
 
 
-def test_a_table_is_like_another():
-    now = [0.0]
-    state = State(clock=lambda: now[0])
-    state.plan({"table_main": 1, "table_speed": 1, "figure_main": 1})
-    state.start(0, "table_main", "")
-    now[0] += 20
-    state.finish(0)
-    assert state.seconds("table_speed") == 20 and state.seconds("figure_main") is None
-
-
 def test_a_long_last_job_is_what_is_left():
     now = [0.0]
     state = State(clock=lambda: now[0], expected={"train": 100.0, "sample": 1.0})

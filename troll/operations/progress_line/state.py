@@ -99,11 +99,8 @@ class State:
         """What a job of a rule takes: the mean of this run's jobs, an earlier run counted as one of them.
 
         Where none is done and no earlier run is known, running jobs tell it by the pace of their steps.
-        Of a rule without any, the mean of those that begin with the same word: one table is like another.
         """
-        alike = [rule] if self.done[rule] or rule in self.expected else self._family(rule)
-        count = sum(self.done[one] for one in alike)
-        total = sum(self._spent.get(one, 0.0) for one in alike)
+        count, total = self.done[rule], self._spent.get(rule, 0.0)
         if rule in self.expected:
             count, total = count + 1, total + self.expected[rule]
         if count:
@@ -112,10 +109,6 @@ class State:
         paces = [job.seconds(now) for job in self.running.values() if job.rule == rule]
         measured = [seconds for seconds in paces if seconds is not None]
         return sum(measured) / len(measured) if measured else None
-
-    def _family(self, rule: str) -> list[str]:
-        word = rule.split("_")[0]
-        return [other for other in self.done if other.split("_")[0] == word]
 
     def _weight(self, rule: str) -> float:
         seconds = self.seconds(rule)
