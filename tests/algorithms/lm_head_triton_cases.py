@@ -21,13 +21,14 @@ from head_oracle import (
 )
 from ops_count import CountOps
 
+from troll.algorithms.backends import default_backend
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import default_backend
 from troll.algorithms.lm_head import head as head_module
 from troll.algorithms.lm_head import triton as triton_kernels
 from troll.algorithms.lm_head import triton_gemm, triton_rows, triton_topk
 from troll.algorithms.lm_head.head import lm_head
-from troll.algorithms.lm_head.passes import Head, Plan
+from troll.algorithms.lm_head.passes import Head
+from troll.algorithms.lm_head.plan import Plan
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums, Shape
 from troll.algorithms.lm_head.topk import TopK, select
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region

@@ -27,8 +27,9 @@ from test_projection_properties import (  # noqa: F401 - likewise, the shorter o
     test_sparse_equals_dense_when_every_token_is_kept,
 )
 
+from troll.algorithms.backends import default_backend
 from troll.algorithms.distributions import SparseLogProbs, sparsify
-from troll.algorithms.divergences import default_backend, kl_divergence, kl_terms
+from troll.algorithms.divergences import kl_divergence, kl_terms
 from troll.algorithms.projection import project
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 from troll.algorithms.trust_regions.projected import troll

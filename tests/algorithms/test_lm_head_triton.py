@@ -96,7 +96,8 @@ def test_top_k_of_a_large_vocabulary_never_waits_for_the_device(keep):
     from troll.algorithms.lm_head import tiles
     from troll.algorithms.lm_head import triton as kernels
     from troll.algorithms.lm_head.head import CHUNK_TOKENS, CHUNK_VOCAB
-    from troll.algorithms.lm_head.passes import Plan, top
+    from troll.algorithms.lm_head.passes import top
+    from troll.algorithms.lm_head.plan import Plan
 
     tokens, width, vocab = 8192, 1024, 151_936
     with FakeTensorMode():  # shapes without memory; a look at a value is an error of its own
@@ -174,7 +175,7 @@ def test_on_cuda_top_k_is_exact_and_never_waits(dtype, biased, keep):
     from head_oracle import error, outputs_of
 
     from troll.algorithms.lm_head.head import lm_head
-    from troll.algorithms.lm_head.passes import matmul_
+    from troll.algorithms.lm_head.plan import matmul_
 
     torch.manual_seed(keep)
     hidden = torch.randn(300, 64, device="cuda", dtype=dtype)

@@ -15,7 +15,7 @@ import torch
 from policy_cases import log_probs_pair, make_case, reference_projection
 
 import troll
-from troll.algorithms import divergences
+from troll.algorithms import backends, divergences
 from troll.algorithms.distributions import SparseLogProbs, on_support, sparsify
 from troll.algorithms.projection import Projection, project
 from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
@@ -308,7 +308,7 @@ def test_working_in_pieces_changes_nothing(monkeypatch):
     whole = new.clone().requires_grad_()
     expected = project(whole, old, 0.05)
     expected.log_probs.square().sum().backward()
-    monkeypatch.setattr(divergences, "CHUNK_ELEMENTS", 35)
+    monkeypatch.setattr(backends, "CHUNK_ELEMENTS", 35)
     pieces = new.clone().requires_grad_()
     result = project(pieces, old, 0.05)
     result.log_probs.square().sum().backward()

@@ -27,7 +27,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence, result_dtype, wide_dtype
+from troll.algorithms.backends import result_dtype, wide_dtype
+from troll.algorithms.divergences import kl_divergence
 from troll.common.errors import UserError
 
 # log 1e-12: log-probability of each dropped token in the paper's variant (configuration of its code), and the

@@ -63,17 +63,17 @@ import torch
 from torch import Tensor
 
 from troll.algorithms.autograd import differentiable_once
-from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import (
+from troll.algorithms.backends import (
     MAX_ATOMS,
     Backend,
-    kl_terms,
     require_equal,
     result_dtype,
     row_chunks,
     takes_triton,
     wide_dtype,
 )
+from troll.algorithms.distributions import SparseLogProbs
+from troll.algorithms.divergences import kl_terms
 from troll.algorithms.path_solver import solve_steps
 from troll.common.errors import UserError
 

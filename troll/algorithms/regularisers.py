@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import result_dtype
+from troll.algorithms.backends import result_dtype
 from troll.common.errors import UserError, unknown
 
 REGULARISERS = ("k1", "k2", "k3", "k1+", "k3+")

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troll.algorithms.autograd import differentiable_once
-from troll.algorithms.divergences import MAX_ATOMS, result_dtype
+from troll.algorithms.backends import MAX_ATOMS, result_dtype
 from troll.algorithms.triton_solver import atoms_of, kl_terms, moved_back, rounded_to, solve_row
 
 _KL_BLOCK = 1024

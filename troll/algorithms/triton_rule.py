@@ -24,8 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from troll.algorithms.autograd import differentiable_once
+from troll.algorithms.backends import require, result_dtype
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
-from troll.algorithms.divergences import require, result_dtype
 from troll.algorithms.triton_projection import _launch
 from troll.algorithms.triton_solver import atoms_of, in_two, moved_back, rounded_to, solve_row
 from troll.common.errors import UserError
@@ -282,7 +282,7 @@ def refuse(good: Tensor, messages: Sequence[str | None]) -> None:
         messages: one for each; None checks nothing.
 
     Raises:
-        UserError: see `troll.algorithms.divergences.require`.
+        UserError: see `troll.algorithms.backends.require`.
     """
     try:
         for found, message in zip(good, messages, strict=True):

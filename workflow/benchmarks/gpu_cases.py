@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from troll.algorithms.backends import default_backend
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import default_backend
 from troll.algorithms.lm_head import lm_head
 from troll.algorithms.trust_regions import TokenPolicy
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from troll.algorithms.advantages.critic import RunningMoments
 from troll.algorithms.advantages.types import Advantages, RewardBatch
-from troll.algorithms.divergences import wide_dtype
+from troll.algorithms.backends import wide_dtype
 from troll.algorithms.registry import Entry, Registry
 from troll.common.errors import UserError
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.lm_head import tiles
-from troll.algorithms.lm_head.passes import Head, Kernels, Plan, kernels, operand_dtype, top
+from troll.algorithms.lm_head.passes import Head, kernels, operand_dtype, top
+from troll.algorithms.lm_head.plan import Kernels, Plan
 from troll.algorithms.lm_head.tiles import Shape
 from troll.common.errors import UserError
 

@@ -2,10 +2,9 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,51 +12,17 @@ from torch import Tensor
 from troll.algorithms.autograd import differentiable_once
 from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.lm_head import tiles
+from troll.algorithms.lm_head.plan import Kernels, Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import (
     FLOOR,
     MASKED,
     RowGradients,
     RunningSums,
-    Shape,
     Workspace,
     take_support_,
 )
 from troll.algorithms.lm_head.topk import RunningTopK, TopK, select
 from troll.common.errors import UserError
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings of one call, and how its tiles are laid out."""
-
-    shape: Shape
-    chunk_tokens: int
-    chunk_vocab: int
-    operands: torch.dtype
-    kernels: "Kernels"
-
-    @property
-    def accumulator(self) -> torch.dtype:
-        """What logits, sums and gradients are computed in."""
-        return torch.float64 if self.operands == torch.float64 else torch.float32
-
-    @property
-    def narrow(self) -> bool:
-        """Whether gradients of logits are kept in 16 bits: `troll.algorithms.lm_head.triton_gemm`."""
-        half = self.operands in (torch.bfloat16, torch.float16)
-        return half and self.kernels is not tiles and self.shape.softcap is None
-
-    def workspace(self, tokens: int, vocab: int, device: torch.device) -> Workspace:
-        """Memory for one tile of this call."""
-        elements = min(self.chunk_tokens, tokens) * min(self.chunk_vocab, vocab)
-        return Workspace(elements, self.accumulator, device)
-
-
-class Kernels(Protocol):
-    """What a backend offers: the module `tiles`, or `triton`."""
-
-    reduce_tile_: Callable[..., None]
-    gradient_tile_: Callable[..., Tensor]
 
 
 def kernels(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -91,27 +56,6 @@ def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     else:
         dtype = torch.promote_types(hidden.dtype, weight.dtype)
     return dtype if device == "cuda" or dtype == torch.float64 else torch.float32
-
-
-def slices(length: int, chunk: int) -> Iterator[slice]:
-    """0 to ``length`` in steps of ``chunk``."""
-    for start in range(0, length, chunk):
-        yield slice(start, min(start + chunk, length))
-
-
-def matmul_(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool = False) -> None:
-    """Writes left @ right (+ out) to out, not rounding to the operands' precision on the way."""
-    if out.device.type != "cuda":
-        left, right = left.to(out.dtype), right.to(out.dtype)  # such products are for CUDA only
-    if left.dtype == out.dtype:
-        if accumulate:
-            out.addmm_(left, right)
-        else:
-            torch.mm(left, right, out=out)
-    elif accumulate:
-        torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
-    else:
-        torch.mm(left, right, out_dtype=out.dtype, out=out)
 
 
 def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from troll.algorithms.lm_head.passes import Plan, matmul_, slices
+from troll.algorithms.lm_head.plan import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningSums
 from troll.algorithms.lm_head.triton import centred_gradient_, scatter_support_
 from troll.algorithms.lm_head.triton_rows import GROUP

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troll.algorithms.lm_head import triton_gemm
-from troll.algorithms.lm_head.passes import Plan, matmul_, slices
+from troll.algorithms.lm_head.plan import Plan, matmul_, slices
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RunningSums, Shape
 from troll.algorithms.lm_head.topk import TopK
 from troll.algorithms.lm_head.triton import tanh

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence, wide_dtype
+from troll.algorithms.backends import wide_dtype
+from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.ranges import Limit
 from troll.algorithms.trust_regions.types import (
     Rule,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from troll.algorithms.backends import MAX_ATOMS, result_dtype, takes_triton
 from troll.algorithms.distributions import SparseLogProbs
-from troll.algorithms.divergences import MAX_ATOMS, kl_divergence, result_dtype, takes_triton
+from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.projection import Projection, project
 from troll.algorithms.ranges import Limit, NotNegative
 from troll.algorithms.trust_regions.ratio import sequence_weight

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import wide_dtype
+from troll.algorithms.backends import wide_dtype
 from troll.algorithms.projection import project
 from troll.algorithms.ranges import Positive
 from troll.algorithms.trust_regions.types import (

@@ -20,7 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from troll.algorithms.divergences import kl_divergence, takes_triton
+from troll.algorithms.backends import takes_triton
+from troll.algorithms.divergences import kl_divergence
 from troll.algorithms.registry import Entry, Registry
 from troll.algorithms.trust_regions.metrics import check_metrics
 from troll.algorithms.trust_regions.rule_files import load_rule, names_a_file

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from troll.algorithms.backends import require, result_dtype, takes_triton
 from troll.algorithms.distributions import DEFAULT_LOG_PROB, SparseLogProbs
-from troll.algorithms.divergences import require, result_dtype, takes_triton
 from troll.common.errors import UserError
 
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
