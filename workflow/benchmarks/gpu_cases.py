@@ -50,7 +50,7 @@ class Sizes:
         return 2.0 * self.tokens * self.width * self.vocab
 
 
-DRY = Sizes(20, 32, 300, (8, 16), 24, 10, 128, 30, 2, "tiny", (1, 4, 20), "cpu", torch.float32, "triton")
+DRY = Sizes(10, 32, 300, (8, 16), 24, 5, 128, 20, 2, "tiny", (1, 4, 10), "cpu", torch.float32, "triton")
 
 
 class Value(NamedTuple):
