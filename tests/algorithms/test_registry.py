@@ -103,6 +103,8 @@ def test_no_setting_takes_nan_text_or_a_flag(kind, name, key):
 
 
 def test_bounds_of_a_moving_bound_agree():
+    with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in"):
+        TRUST_REGIONS.complete("troll-adaptive", {"kl_bound": 2.0})  # so that `troll check` refuses it too
     with pytest.raises(UserError, match=r"kl_bound_min is 0.1, must be <= kl_bound_max = 0.01"):
         make_trust_region("troll-adaptive", kl_bound_min=0.1, kl_bound_max=0.01)
     with pytest.raises(UserError, match=r"kl_bound .* is 2.0, must be a number in \[0.001, 1\]"):

@@ -120,6 +120,19 @@ class _TrustRegions(Registry[RuleInfo]):
             known = self._in_files[name] = self._entries.pop(name)
         return known
 
+    def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """As of any registry; a controller refuses settings that do not go together."""
+        completed = super().complete(name, settings)
+        _controller(self.find(name), completed)
+        return completed
+
+
+def _controller(info: RuleInfo, settings: Mapping[str, Any]) -> Controller | None:
+    """What moves settings of a rule between steps; None where nothing does."""
+    if info.controller is None:
+        return None
+    return info.controller(**{key: settings[key] for key in keyword_settings(info.controller)})
+
 
 TRUST_REGIONS: Registry[RuleInfo] = _TrustRegions("trust region")
 
@@ -175,10 +188,7 @@ class TrustRegion:
     def __init__(self, info: RuleInfo, settings: Mapping[str, Any]) -> None:
         self.info, self.name, self.settings = info, info.name, settings
         self._of_rule = {key: settings[key] for key in keyword_settings(info.function)}
-        self._controller: Controller | None = None
-        if info.controller is not None:
-            of_controller = {key: settings[key] for key in keyword_settings(info.controller)}
-            self._controller = info.controller(**of_controller)
+        self._controller = _controller(info, settings)
 
     @property
     def needs_distribution(self) -> bool:
