@@ -200,7 +200,11 @@ def test_runs_behind_an_answer_link_to_it_where_it_is_there(tmp_path: Path) -> N
     assert behind("duel-locks", tmp_path / "duel-locks") == behind("testbed", tmp_path / "testbed") == ""
     (tmp_path / "duel").mkdir()
     (tmp_path / "duel/contrasts.md").touch()
+    assert behind("duel-locks", tmp_path / "duel-locks", picture=True).endswith("](../duel/contrasts.md)")
+    (tmp_path / "duel/contrasts.png").touch()
     assert behind("duel-locks", tmp_path / "duel-locks").endswith("](../duel/contrasts.md)")
+    shown = behind("duel-locks", tmp_path / "duel-locks", picture=True)
+    assert shown.endswith("tuned well?](../duel/contrasts.png)")
 
 
 def test_the_list_of_results_asks_answers_and_says_how_to_make_them(tmp_path: Path) -> None:

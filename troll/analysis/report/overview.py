@@ -39,7 +39,7 @@ def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> s
     about = f"`{name}`: {results.summary}. " if results.summary else ""
     parts = [
         f"# {heading(name, results.summary)}",
-        f"{said}." if said else behind(name, directory),
+        f"{said}." if said else behind(name, directory, picture=not first),
         *(_figure(first, *drawn[first]) if first else ()),
         about + _size(runs),
         _verdicts(judged),

@@ -220,17 +220,23 @@ class Other:
     file: str  # the one to begin with
     command: str  # makes them, in Markdown
     answer: Callable[[Path], str]  # the answer in Markdown, from the directory
+    picture: str = ""  # what pages of the runs behind it begin with, where they have no figure of their own
 
 
 OTHERS: Mapping[str, Other] = {
     "leaderboard": Other(
-        "Which rule ends highest when all are tuned with the same budget?", "board.md", _BOARD, _leaders
+        "Which rule ends highest when all are tuned with the same budget?",
+        "board.md",
+        _BOARD,
+        _leaders,
+        "budget.png",
     ),
     "duel": Other(
         "Does TROLL end above clip or GSPO's clipping when all are tuned well?",
         "contrasts.md",
         _DUEL,
         contrast,
+        "contrasts.png",
     ),
     "statistics": Other(
         "Which differences of the testbed are clear, and how reliable are the intervals?",
@@ -255,11 +261,19 @@ OTHERS: Mapping[str, Other] = {
 """By the name of the directory."""
 
 
-def behind(name: str, directory: Path) -> str:
-    """Which answer the runs of an experiment are behind, as a link from its page; empty where none is."""
+def behind(name: str, directory: Path, *, picture: bool = False) -> str:
+    """Which answer the runs of an experiment are behind, as a link from its page; empty where none is.
+
+    Args:
+        name: of the experiment.
+        directory: its results.
+        picture: whether the answer's picture follows.
+    """
     other = OTHERS.get(QUESTIONS[name].part_of) if name in QUESTIONS else None
-    if other is None:
+    above = directory.parent / QUESTIONS[name].part_of if other else directory
+    if other is None or not (above / other.file).exists():
         return ""
-    place = f"{QUESTIONS[name].part_of}/{other.file}"
-    there = (directory.parent / place).exists()
-    return f"These runs are behind the answer to [{other.question}](../{place})" if there else ""
+    link = f"These runs are behind the answer to [{other.question}](../{above.name}/{other.file})"
+    if not (picture and other.picture and (above / other.picture).exists()):
+        return link
+    return f"{link}\n\n![{other.question}](../{above.name}/{other.picture})"
