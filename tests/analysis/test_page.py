@@ -121,7 +121,7 @@ def test_verdicts_and_sizes_are_told(text: str) -> None:
     top = text[: text.index("<h2>Tables</h2>")]
     assert "<strong>Replicates: 1 of 2 settings.</strong>" in top and "outside: &lt;x&gt;" in top
     assert top.index("Replicates") < top.index("✓ 1 supported everywhere")
-    assert "✓ 1 supported everywhere" in top and "– 1 not run" in top
+    assert "✓ 1 supported everywhere" in top and "1 claim that these runs cannot judge" in top
     assert "<strong>TROLL wins.</strong>" in top
     assert top.index("TROLL wins") < top.index("GSPO wins")
     assert "6 of 9 planned runs of clip, troll on chains; conditions: stale;" in top
@@ -193,6 +193,7 @@ def test_an_experiment_without_a_question_is_introduced_by_its_summary() -> None
     assert heading("mine", "clip, with a wall") == "Clip, with a wall"
     assert heading("mine", "") == "Trust regions on mine"
     assert opening_figure("benchmark-map", ["forest", "heat_map"]) == "heat_map"
+    assert opening_figure("first-look", ["final", "forest", "main"]) == "main"  # one seed: its curves
     assert opening_figure("mine", ["main", "final"]) == "final" and opening_figure("mine", []) == ""
 
 

@@ -24,7 +24,6 @@ _MARKS = {
     "the contrary holds": "✗",
     "not shown": "✗",
     "inconclusive": "?",
-    "not run": "–",
 }
 
 
@@ -126,13 +125,14 @@ def _seeds(setting: PairedDifferences) -> str:
 
 def to_html(judged: Sequence[ClaimVerdict]) -> str:
     """The ledger for the report: counts as tiles, judged claims as a table, the others folded away."""
-    tiles = "".join(
-        f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
-        for name, text in _tallies(judged).items()
-    )
     with_runs, rest = _split(judged)
-    text = f'<p class="tiles">{tiles}</p>\n'
+    text = ""
     if with_runs:
+        tiles = "".join(
+            f'<span class="verdict {_css(name)}">{_MARKS[name]} {text}</span>\n'
+            for name, text in _tallies(with_runs).items()
+        )
+        text = f'<p class="tiles">{tiles}</p>\n'
         body = "".join(_row(entry) for entry in with_runs)
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
     if rest:

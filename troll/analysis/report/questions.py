@@ -89,7 +89,9 @@ QUESTIONS: Mapping[str, Question] = {
         figure="final",
     ),
     "first-look": Question(
-        "A first look at one seed: is TROLL above clip when rollouts are stale?", "`make results`"
+        "A first look at one seed: is TROLL above clip when rollouts are stale?",
+        "`make results`",
+        figure="main",  # the curves
     ),
     "leaderboard-locks": Question(
         "Which rule ends highest on locks when all are tuned alike?",
