@@ -355,11 +355,12 @@ def test_what_failed_takes_no_time_until_it_is_tried_again():
     assert state.left() == pytest.approx(3 * 30)
 
 
-def test_a_slow_base_model_does_not_make_the_rest_look_done():
+@pytest.mark.parametrize("rule", ["base_model", "hub_model"])
+def test_a_slow_base_model_does_not_make_the_rest_look_done(rule):
     now = [0.0]
     state = State(clock=lambda: now[0])
-    state.plan({"base_model": 1, "train": 9})
-    state.start(0, "base_model", "")
+    state.plan({rule: 1, "train": 9})
+    state.start(0, rule, "")
     now[0] += 900
     state.finish(0)
     assert state.share() == pytest.approx(0.1)
