@@ -116,8 +116,8 @@ class State:
             return max(seconds, 0.01)
         if rule not in _LONG_S:
             return _USUAL_S
-        # On a slow machine, and for a large model, all are slow: supervised steps of hours are followed by runs
-        # that are no shorter. Too much is better than too little: the share never falls.
+        # On a slow machine, and for a large model, all are slow: runs that follow supervised steps of hours
+        # are no shorter. Too much is better than too little: the share never falls.
         return max(_LONG_S[rule], *(self.seconds(other) or 0.0 for other in (*_LONG_S, *self.jobs)))
 
     def share(self) -> float:
