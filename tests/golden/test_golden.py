@@ -105,11 +105,15 @@ def test_the_records_of_both_makers_are_of_one_source_where_they_are_of_one_vers
     assert [amd["made_with"]["maker"], intel["made_with"]["maker"]] == [*PATHS]
     if amd["numerics"] != intel["numerics"]:
         pytest.skip("one of them is of an older version of the numbers")
+    alike = 0
     for name in entries(amd).keys() & entries(intel).keys():
         run, other = entries(amd)[name], entries(intel)[name]
         if (run["configuration"], run.get("logged")) != (other["configuration"], other.get("logged")):
             continue  # a default or a metric was changed on one machine: the other's own test says so there
+        alike += 1
         assert far(name, run, other) is None and difference(name, run, other) is not None
+    if not alike:
+        pytest.skip("what is logged was changed on one machine: `make golden` on one of the other maker")
 
 
 def test_an_outdated_record_gives_way_to_one_of_this_version():
