@@ -73,9 +73,9 @@ class ReferenceKL:
         return self.controller.state_dict() | {"batch_coefficient": self._coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up a saved state."""
+        """Takes up a saved state; of one without the batch's coefficient no batch has begun."""
         self.controller.load_state_dict(state)
-        self._coefficient = float(state["batch_coefficient"])
+        self._coefficient = float(state.get("batch_coefficient", self.controller.coefficient))
 
 
 def trl_reference_kl(
