@@ -79,7 +79,6 @@ class TrustRegionTrainer(ResumableTrainer):
         self.entropy_bonus = EntropyBonus(args)
         super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
         base = self._prepare_model()
-        self._check_rollouts()
         self.trust_region = TrustRegion(self.method.rule, self.method.rule_settings)
         self.estimator = self._make_estimator()
         self.diagnostics, self.constraint_check = Diagnostics(self.accelerator), ConstraintCheck()
@@ -100,7 +99,7 @@ class TrustRegionTrainer(ResumableTrainer):
     # Parts
 
     def _prepare_model(self) -> Any:
-        """The model below any adapters, checked, and told what TRL leaves out."""
+        """The model below any adapters, told what TRL leaves out; checks it and how responses are sampled."""
         if isinstance(self.processing_class, ProcessorMixin):
             raise UserError(
                 f"processing_class is a {type(self.processing_class).__name__}, and this trainer trains on "
@@ -112,12 +111,10 @@ class TrustRegionTrainer(ResumableTrainer):
         tell_positions(base)
         if self.ref_model is not None:
             tell_positions(self.accelerator.unwrap_model(self.ref_model))
-        return base
-
-    def _check_rollouts(self) -> None:
         check_rollouts(self.args, self.method, self.train_dataset)
         if self.method.needs_greedy:
             check_greedy(self)
+        return base
 
     def _make_estimator(self) -> Estimator | None:
         info = self.method.estimator

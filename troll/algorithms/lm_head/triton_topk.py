@@ -156,9 +156,7 @@ def _choose_kernel(
     m = tl.load(maxima + row * blocks + block, mask=real, other=_MASKED)
     keys = tl.where(real, _keys(m), 0)
     floor = tl.zeros([], tl.uint32)
-    if (
-        BLOCKS > BLOCK_K
-    ):  # the largest key of each of BLOCK_K groups: so many lie at the least of them or above
+    if BLOCKS > BLOCK_K:  # of each of BLOCK_K groups the largest key: so many lie at their least or above
         floor = tl.min(tl.max(tl.reshape(keys, [BLOCKS // BLOCK_K, BLOCK_K]), axis=0), axis=0)
     taken, place, count = _largest(keys, real, support_size, floor)
     tl.store(chosen + row * support_size + place, block, mask=taken)
@@ -227,18 +225,9 @@ def _pick_kernel(
 ):  # fmt: skip
     """One launch for both: a program reads what itself has written."""
     _choose_kernel(
-        maxima,
-        sums,
-        weighted,
-        chosen,
-        rest_maximum,
-        rest_total,
-        rest_weighted,
-        blocks,
-        support_size,
-        BLOCKS,
-        BLOCK_K,
-    )
+        maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, support_size,
+        BLOCKS, BLOCK_K,
+    )  # fmt: skip
     tl.debug_barrier()
     _select_kernel(
         scores, stride, bias, labels, label_logits, chosen, values, ids, rest_maximum, rest_total,
@@ -254,18 +243,18 @@ def fits(vocab: int, support_size: int) -> bool:
 def _block_width(vocab: int, support_size: int) -> int | None:
     """B, a power of two that lets one program hold all maxima of a row, another K blocks; None: none does."""
     padded = triton.next_power_of_2(support_size)
-    sizes = {
-        width: (triton.next_power_of_2(triton.cdiv(vocab, width)), padded * width)
-        for width in (64, 32, 16, 8)
-    }
+    blocks = {width: triton.next_power_of_2(triton.cdiv(vocab, width)) for width in (64, 32, 16, 8)}
+    sizes = {width: (count, padded * width) for width, count in blocks.items()}
     able = [width for width, size in sizes.items() if max(size) <= _WIDEST]
     return min(able, key=lambda width: sum(sizes[width]), default=None)
 
 
-def programs(
-    vocab: int, support_size: int, width: int | None = None
-) -> list[tuple[str, dict[str, int], int]]:
-    """The kernels by name, each with the sizes and the number of warps of its programs."""
+Program = tuple[str, dict[str, int], int]
+"""A kernel by name, with the sizes and the number of warps of its programs."""
+
+
+def programs(vocab: int, support_size: int, width: int | None = None) -> list[Program]:
+    """The kernels that are launched, in their order."""
     width = width or _block_width(vocab, support_size)
     assert width is not None
     padded, blocks = triton.next_power_of_2(support_size), triton.next_power_of_2(triton.cdiv(vocab, width))
@@ -373,16 +362,16 @@ def top_chunk_(
     """
     tokens, vocab = scores.shape
     support_size, blocks = chosen.shape[1], statistics.shape[2]
-    maxima, sums, weighted = statistics
     scale, cap = shape.slope, 1.0
     if shape.softcap is not None:
         scale, cap = shape.logit_scale / shape.softcap, shape.softcap / shape.temperature
     inputs = (scores, scores.stride(0), scores if bias is None else bias, labels)
+    blockwise = tuple(statistics)
     options = {"HAS_BIAS": bias is not None, "HAS_CAP": shape.softcap is not None}
     (_, stats, few), *others = programs(vocab, support_size, width)
     if factors is None:
         _stats_kernel[(tokens, triton.cdiv(blocks, stats["BLOCKS"]))](
-            *inputs, maxima, sums, weighted, vocab, blocks, scale, cap, **stats, **options, num_warps=few
+            *inputs, *blockwise, vocab, blocks, scale, cap, **stats, **options, num_warps=few
         )  # fmt: skip
     else:
         hidden, weight = factors
@@ -392,23 +381,20 @@ def top_chunk_(
         _product_kernel[(count,)](
             triton_gemm.descriptor(hidden, size["BM"], size["BK"]),
             triton_gemm.descriptor(weight, size["BN"], size["BK"]),
-            *inputs, maxima, sums, weighted, tokens, vocab, blocks, scale, cap,
+            *inputs, *blockwise, tokens, vocab, blocks, scale, cap,
             D=hidden.shape[1], B=width, PROGRAMS=count, **options, **size,
         )  # fmt: skip
-    blockwise = (maxima, sums, weighted)
     sums_of_rest = (rest.maximum, rest.total, rest.weighted)
     results, numbers = (chosen, values, token_ids), (vocab, blocks, support_size, scale, cap)
     if len(others) == 1:
-        [(_, pick, warps)] = others
+        _, pick, warps = others[0]
         _pick_kernel[(tokens,)](
             *inputs, label_logits, *blockwise, *results, *sums_of_rest, *numbers,
             **pick, **options, num_warps=warps,
         )  # fmt: skip
         return
     (_, choose, some), (_, select, many) = others
-    _choose_kernel[(tokens,)](
-        *blockwise, chosen, *sums_of_rest, blocks, support_size, **choose, num_warps=some
-    )
+    _choose_kernel[(tokens,)](*blockwise, chosen, *sums_of_rest, *numbers[1:3], **choose, num_warps=some)
     _select_kernel[(tokens,)](
         *inputs, label_logits, *results, *sums_of_rest, *numbers, **select, **options, num_warps=many
     )
