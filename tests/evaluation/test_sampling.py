@@ -147,6 +147,26 @@ RECURRENT = {
 }
 
 
+WITH_CACHE = [*sorted({*RECURRENT} - {"minimax", "rwkv", "xlstm"}), "llama", "qwen3", "gpt2"]
+
+
+@pytest.mark.parametrize("family", WITH_CACHE)
+def test_a_model_with_a_cache_reads_each_token_once(family):
+    """Whatever transformers calls its cache: without it the time grows with the square of the length."""
+    plain = {
+        "llama": ("LlamaConfig", ATTENTION),
+        "qwen3": ("Qwen3Config", ATTENTION),
+        "gpt2": ("GPT2Config", {"num_attention_heads": 2}),
+    }
+    kind, settings = (RECURRENT | plain)[family]
+    model = AutoModelForCausalLM.from_config(getattr(transformers, kind)(**SIZES | settings)).eval()
+    read = []
+    model.get_input_embeddings().register_forward_hook(lambda _, ids, __: read.append(tuple(ids[0].shape)))
+    prompts, owners = [[5, 6, 7], [9] * 11], [0, 1, 1]
+    decode_batch(model, prompts, owners, np.zeros((3, 6)), temperature=0, stop_ids=set())
+    assert read == [(2, 11)] + [(3, 1)] * 5
+
+
 @pytest.mark.parametrize("family", RECURRENT)
 def test_recurrent_models_give_in_a_batch_what_they_give_alone(family):
     """Prompts of several lengths, shared by rows that end at different steps and are dropped."""

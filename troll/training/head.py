@@ -182,7 +182,7 @@ def _leaves(nested: Any) -> Iterator[tuple[str, Any]]:
 
 def _add_positions(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     attention = kwargs.get("attention_mask")
-    told = any(kwargs.get(name) is not None for name in ("position_ids", "past_key_values"))
+    told = any(kwargs.get(name) is not None for name in ("position_ids", "cache", "past_key_values"))
     if not told and isinstance(attention, Tensor) and attention.dim() == 2:
         # As `generate` has them (transformers, _prepare_position_ids_for_generation).
         positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 0)

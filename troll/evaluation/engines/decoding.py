@@ -117,7 +117,8 @@ def _cache_name(model: Any) -> str | None:
     if not model._supports_default_dynamic_cache():
         return None
     names = inspect.signature(model.forward).parameters
-    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+    # From transformers 5.24 on it is ``cache`` for all models; before, one of the others.
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), None)
 
 
 class _Reader:
