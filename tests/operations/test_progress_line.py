@@ -366,6 +366,16 @@ def test_a_slow_base_model_does_not_make_the_rest_look_done(rule):
     assert state.share() == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("rule", ["base_model", "hub_model"])
+def test_the_time_of_a_lone_base_model_is_not_guessed(rule):
+    now = [0.0]
+    state = State(clock=lambda: now[0])
+    state.plan({rule: 1})
+    state.start(0, rule, "")
+    now[0] += 30
+    assert state.left() is None and state.share() < 0.3
+
+
 def test_a_long_last_job_is_what_is_left():
     now = [0.0]
     state = State(clock=lambda: now[0], expected={"train": 100.0, "sample": 1.0})

@@ -9,7 +9,7 @@ from troll.operations.progress_line.steps import Steps
 
 _USUAL_S = 3.0
 """A job's time where neither this run nor an earlier one tells it: tables, figures, files."""
-_LONG_S = {"train": 60.0, "base_model": 120.0}
+_LONG_S = {"train": 60.0, "base_model": 120.0, "hub_model": 120.0}
 """The same for the rules that take most of the time; while one of them is unknown, so is the time left."""
 _MEASURED_S = 20.0
 """After this long the pace of this run counts; before, as many jobs at a time as run just now."""
