@@ -1,13 +1,15 @@
 """What may stand in one table, and what may be released."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import synthetic
 
-from troll.analysis.data.provenance import Made, check_clean, check_digests
+from troll.analysis.data.provenance import DIGESTS, check_clean
+from troll.analysis.data.provenance import check_digests as check_table
 from troll.analysis.data.results import Results
 from troll.analysis.data.runs import checked, read_directories
 from troll.analysis.data.tidy import Tidy
@@ -28,9 +30,17 @@ def run(
     rule: str = "clip",
     experiment: str = "e",
     **digests: str,
-) -> Made:
-    coordinates = {"experiment": experiment, "model": model, "task": task, "run_id": name, "place": place}
-    return Made(coordinates, rule, version, digests)
+) -> dict[str, object]:
+    made = {"experiment": experiment, "model": model, "task": task, "run_id": name, "place": place}
+    return (
+        made
+        | {"rule": rule, "numerics": version}
+        | {f"digest_{key}": digests.get(key, "") for key in DIGESTS}
+    )
+
+
+def check_digests(runs: Sequence[dict[str, object]], *, allow_mixed: bool = False) -> list[bool]:
+    return list(check_table(pd.DataFrame(runs), allow_mixed=allow_mixed))
 
 
 def test_each_digest_is_compared_within_its_own_scope() -> None:

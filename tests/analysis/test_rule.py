@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import synthetic
 
-from troll.analysis.claims.findings import findings
+from troll.analysis.claims.ledger import findings
 from troll.analysis.claims.rule import Decision, PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.claims.wording import label, why

@@ -10,10 +10,9 @@ import synthetic
 import yaml
 
 from troll.analysis.data.reduction import by_batch, digest_of_log
-from troll.analysis.data.run_files import read_run_files
+from troll.analysis.data.run_files import read_run_files, read_suites
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.settings import flat_settings
-from troll.analysis.data.suites import read_suites
 from troll.analysis.data.tidy import BASE, ITEM_COLUMNS, RUN_COLUMNS, read_tidy
 from troll.common.errors import UserError
 from troll.common.numerics import NUMERICS

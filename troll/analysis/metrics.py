@@ -119,9 +119,7 @@ METRICS = _by_name(
         worst="mean",
         in_points=True,
     ),
-    Metric(
-        *("clipped_up", SHARE, "of rules that clip: tokens of positive advantage whose gradient is cut off"),
-    ),
+    Metric("clipped_up", SHARE, "of rules that clip: tokens of positive advantage whose gradient is cut off"),
     Metric("clipped_down", SHARE, "the same of negative advantage"),
     Metric("kept_tokens", "tokens", "kept of the old distribution, mean"),
     Metric(
@@ -156,9 +154,7 @@ METRICS = _by_name(
     Metric("kl_violation_max", NATS, "the same, largest", heading="Worst bound violation", worst="max"),
     Metric("step_size", "", "TROLL: 1 / (η + 1), 1 inside the ball", label="mean step β"),
     Metric("regression", NATS, "TROLL: second term of the loss before its weight"),
-    Metric(
-        *("solver_residual", "", "TROLL: of projected tokens |KL − bound| / bound, mean"),
-    ),
+    Metric("solver_residual", "", "TROLL: of projected tokens |KL − bound| / bound, mean"),
     Metric("solver_residual_max", "", "the same, largest", heading="Worst solver residual", worst="max"),
     Metric(
         "solver_evaluations",
@@ -177,19 +173,13 @@ METRICS = _by_name(
         "`quatro-recon-*`: A − λ (log w + log Z), which takes the place of the advantage",
     ),
     Metric("update_skipped", "0 or 1", "`kl-stop`: whether the step made no update"),
-    Metric(
-        *(
-            "kl_to_reference",
-            NATS,
-            "with a `regulariser`: estimated KL of the rollout batch to the base",
-        ),
-    ),
+    Metric("kl_to_reference", NATS, "with a `regulariser`: estimated KL of the rollout batch to the base"),
     Metric("kl_coefficient", "", "with a `regulariser`: the weight of that KL"),
     Metric("critic/loss", "", "with a critic: its loss"),
     Metric("critic/clipped", SHARE, "with a critic: tokens whose gradient the value clip cuts off"),
     Metric("critic/grad_norm", "", "with a critic: norm of its gradient"),
     Metric(
-        *("critic/explained_variance", SHARE, "1 − Var(return − value) / Var(return) over the rollout batch"),
+        "critic/explained_variance", SHARE, "1 − Var(return − value) / Var(return) over the rollout batch"
     ),
     Metric(
         "sampling/sampling_logp_difference/mean",

@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from troll.analysis.statistics import LEVEL, Array
+from troll.analysis.statistics import LEVEL, Array, least_enough
 
 PREDICTION = "95 % prediction interval for a new setting"
 LEAST_SETTINGS = 3
@@ -176,13 +176,7 @@ def seeds_to_decide(
         df = y.size - 1 if y.size > 1 else seeds - 1
         return decides(float(weight @ y), math.sqrt(weight @ whole @ weight), df) >= 0.8
 
-    if not enough(most):
-        return None
-    few, many = least, most
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if enough(middle) else (middle, many)
-    return many
+    return least_enough(enough, least, most)
 
 
 def clears(distance: float, error: float, df: int, level: float = LEVEL) -> float:

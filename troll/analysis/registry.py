@@ -40,12 +40,8 @@ def _table(name: str, title: str, function: str, when: When = "always") -> Entry
     return Entry("table", name, title, f"tables.{function}", when=when)
 
 
-def _figure(name: str, title: str, function: str, when: When = "always") -> Entry:
-    return Entry("figure", name, title, f"figures.{function}", when=when)
-
-
-def _task_figure(name: str, title: str, function: str) -> Entry:
-    return Entry("figure", name, title, f"figures.{function}", per_task=True)
+def _figure(name: str, title: str, function: str, when: When = "always", *, per_task: bool = False) -> Entry:
+    return Entry("figure", name, title, f"figures.{function}", when=when, per_task=per_task)
 
 
 def _published(section: str, title: str, *groups: str) -> Entry:
@@ -81,8 +77,8 @@ ENTRIES = (
     _figure("heat_map", "Success by learning rate and staleness", "heat_map:heat_map_figure", "crossed"),
     _figure("base_models", "Differences by base model", "base_models:base_models_figure", "base models"),
     _figure("ablation", "Learning curves of variants", "results:ablation_figure", "variants"),
-    _task_figure("learning", "Learning", "results:task_figure"),
-    _task_figure("projection", "What the trust regions did", "results:projection_figure"),
+    _figure("learning", "Learning", "results:task_figure", per_task=True),
+    _figure("projection", "What the trust regions did", "results:projection_figure", per_task=True),
     _published("families", "Model families", "paper_families"),
     _published("sizes", "Qwen3 sizes", "paper_sizes"),
     _published("estimators", "Advantage estimators on Qwen3-8B", "paper_estimators"),
@@ -143,9 +139,5 @@ def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
 
 def stems(chosen: Iterable[Entry], tasks: Iterable[str]) -> list[str]:
     """Names of the entries' files, without their endings: ``learning_chains`` for a figure of one task."""
-    names = list(tasks)
-    return [
-        stem
-        for entry in chosen
-        for stem in ([f"{entry.name}_{task}" for task in names] if entry.per_task else [entry.name])
-    ]
+    endings = [f"_{task}" for task in tasks]
+    return [f"{entry.name}{ending}" for entry in chosen for ending in (endings if entry.per_task else [""])]

@@ -6,6 +6,7 @@ test split gives. Nothing here knows of files or of metric names.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,17 +118,13 @@ def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = 
     return seed_interval(first - second, level=level)
 
 
-def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> float:
+def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
     """Chance that a random seed of the method beats a random seed of the baseline, ties counted half.
 
-    P = mean over pairs (s, b) of [x_s > y_b] + 0.5 [x_s = y_b], the Mann-Whitney U over S_x * S_y. Source:
-    Agarwal et al. 2021; rliable's ``probability_of_improvement`` for one task.
+    P = mean over pairs (s, b) of [x_s > y_b] + 0.5 [x_s = y_b], the Mann-Whitney U over S_x * S_y. Seeds are
+    the last axis, ``[..., S]``; the others are samples that are each compared with its like. Source: Agarwal
+    et al. 2021; rliable's ``probability_of_improvement`` for one task.
     """
-    return float(probabilities_of_improvement(scores, baseline))
-
-
-def probabilities_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
-    """``probability_of_improvement`` of many samples at once: seeds are the last dimension of each."""
     first, second = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if not first.size or not second.size:
         return np.full(first.shape[:-1], math.nan)
@@ -237,9 +234,13 @@ def seeds_needed(
     def enough(seeds: int) -> bool:
         return paired_power(spread, difference, seeds, level=level) >= power
 
-    if not enough(most):
+    return least_enough(enough, 1, most)
+
+
+def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | None:
+    """The least number above ``few`` that is enough, as all larger ones are; None where ``many`` is not."""
+    if not enough(many):
         return None
-    few, many = 1, most  # power grows with the seeds: too few, enough
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if enough(middle) else (middle, many)

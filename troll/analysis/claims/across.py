@@ -32,9 +32,7 @@ class Across(StrictModel):
 
     @property
     def unit(self) -> str:
-        """What the statistic is per, behind the metric's own unit; "decades" stands alone."""
-        if self.statistic == "usable":
-            return "decades"
+        """What a slope is per, behind the metric's own unit."""
         return f"per {'doubling' if self.doubling else 'batch behind'}"
 
     @property
@@ -93,15 +91,11 @@ def across_differences(
     Empty where a point has no runs of one of the two, or where the base model, which usable decades are
     measured from, has no samples.
     """
-    both = []
-    for method in (None, baseline):
-        points = [cell if method is None else cell.with_trust_region(method) for cell in line.values()]
-        both.append(
-            pd.DataFrame(
-                {x: seed_values(metric, summary, items, c) for x, c in zip(line, points, strict=True)}
-            )
-        )
-    of_method, other = (table.dropna() for table in both)
+    of_baseline = {x: cell.with_trust_region(baseline) for x, cell in line.items()}
+    of_method, other = (
+        pd.DataFrame({x: seed_values(metric, summary, items, cell) for x, cell in points.items()}).dropna()
+        for points in (line, of_baseline)
+    )
     seeds = of_method.index.intersection(other.index)
     if of_method.shape[1] != len(line) or seeds.empty:
         return {}

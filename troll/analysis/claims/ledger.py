@@ -1,7 +1,7 @@
-"""The ledger: all verdicts as Markdown, as HTML and as a file of every number."""
+"""The ledger: all verdicts as Markdown, HTML and a file of every number, and the first of them as a list."""
 
-import hashlib
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,11 +10,25 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.claims.rule import VERDICTS, PairedDifferences
+from troll.analysis.claims.rule import VERDICTS
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
-from troll.analysis.claims.wording import average, label, looks_of, measure, show_difference, why
+from troll.analysis.claims.wording import (
+    average,
+    both_below,
+    collapsed,
+    label,
+    levels,
+    looks_of,
+    measure,
+    on_average,
+    show_difference,
+    span,
+    why,
+)
 from troll.analysis.data.provenance import DIGESTS
+from troll.analysis.render.formats import counted
 from troll.analysis.statistics import LEVEL
+from troll.common.digests import sha256_of_file
 from troll.common.files import atomic_path, write_json
 
 _MARKS = {
@@ -25,27 +39,57 @@ _MARKS = {
     "not shown": "✗",
     "inconclusive": "?",
 }
+_KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
-def counts(judged: Sequence[ClaimVerdict]) -> str:
-    """How many claims got which verdict, as one sentence."""
-    return f"{_count(judged)}: {', '.join(_tallies(judged).values())}."
+def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[ClaimVerdict] = ()) -> list[str]:
+    """The first decided claims as a Markdown list, then how many claims have which verdict.
+
+    They are taken by rule, whatever they say: of the claims that are supported, whose contrary holds, that
+    are not shown, and that depend on something, in turn the first one, then the second, each in the order of
+    the ledger. So none of these kinds is left out for another.
+    """
+    with_runs, _ = _split(judged)
+    kinds = [[entry for entry in with_runs if entry.verdict.startswith(kind)] for kind in _KINDS]
+    chosen = [entry for turn in itertools.zip_longest(*kinds) for entry in turn if entry is not None]
+    lines = [f"- {entry.claim.sentence}: **{label(entry)}** ({_evidence(entry)})." for entry in chosen[:most]]
+    return [*lines, *([""] if lines else []), _closing([*judged, *also])]
+
+
+def _evidence(entry: ClaimVerdict) -> str:
+    """The average with its interval, or the span where there is no average; and of how many settings.
+
+    Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
+    """
+    count, wrong = len(entry.decision.settings), sum(entry.decision.wrong)
+    told = on_average(entry) or span(entry)
+    told = levels(entry, most=3) if entry.verdict == "depends" else told
+    settings = counted(count, "setting")
+    base = f"; {both_below(entry)}" if both_below(entry) else ""
+    if not wrong or entry.verdict != "not shown":
+        return f"{told}, {settings}{base}"
+    held, fallen = sum(entry.decision.held), f", {collapsed(entry)}" if collapsed(entry) else ""
+    return (
+        f"the contrary is shown in {wrong} of {settings}{fallen}, the claim in {held or 'none'}; {told}{base}"
+    )
+
+
+def _closing(judged: Sequence[ClaimVerdict]) -> str:
+    with_runs, rest = _split(judged)
+    if not with_runs:
+        return f"None of {counted(len(judged), 'claim')} has runs."
+    told = [text + " on the setting" * (name == "depends") for name, text in _tallies(with_runs).items()]
+    further = counted(len(rest), "further claim")
+    more = f" {further} {'has' if len(rest) == 1 else 'have'} no runs yet." if rest else ""
+    return f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(told)}.{more}"
 
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
     """How many claims got each verdict that was given, in words."""
     counts = {name: sum(entry.verdict == name for entry in judged) for name in VERDICTS}
-    return {name: f"{number} {_told(name, number)}" for name, number in counts.items() if number}
-
-
-def _told(verdict: str, number: int) -> str:
-    if verdict == "the contrary holds":
-        return "where the contrary holds"
-    return "depend" if verdict == "depends" and number != 1 else verdict
-
-
-def _count(judged: Sequence[ClaimVerdict]) -> str:
-    return f"{len(judged)} claim{'' if len(judged) == 1 else 's'}"
+    words = {"the contrary holds": "where the contrary holds"}
+    words |= {} if counts["depends"] == 1 else {"depends": "depend"}
+    return {name: f"{number} {words.get(name, name)}" for name, number in counts.items() if number}
 
 
 def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[ClaimVerdict]]:
@@ -58,7 +102,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     looked = any(entry.seen is not None for entry in judged)
     with_runs, rest = _split(judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
-    lines = [counts(judged)]
+    lines = [f"{counted(len(judged), 'claim')}: {', '.join(_tallies(judged).values())}."]
     lines += ["", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"] if with_runs else []
     for entry in with_runs:
         claim = entry.claim
@@ -74,7 +118,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
             if claim.note:
                 lines += ["", claim.note]
     if rest:
-        lines += ["", f"{_count(rest)} that these runs cannot judge, and what is missing:", ""]
+        lines += ["", f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing:", ""]
         lines += [f"- {entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
     return "\n".join(lines) + "\n"
 
@@ -87,16 +131,13 @@ def _cell(text: str) -> str:
 def _numbers(entry: ClaimVerdict) -> list[str]:
     """A line for each setting, and one for the average."""
     lines = [
-        f"{setting.name}: {show_difference(entry.claim, setting.interval())}, {_seeds(setting)}"
-        f"{_level(setting.level)}"
+        f"{setting.name}: {show_difference(entry.claim, setting.interval())}, "
+        f"{counted(setting.seeds, 'seed')}{_level(setting.level)}"
         for setting in entry.decision.settings
     ]
-    return lines + ([average(entry) + _level(_pooled_level(entry))] if entry.decision.pooled else [])
-
-
-def _pooled_level(entry: ClaimVerdict) -> float:
-    looked = entry.looks is not None and entry.seen is not None and entry.seen.seeds
-    return entry.looks.level_at(entry.seen.seeds) if looked and entry.looks and entry.seen else LEVEL
+    seeds = entry.seen.seeds if entry.seen else 0
+    level = entry.looks.level_at(seeds) if entry.looks and seeds else LEVEL
+    return lines + ([average(entry) + _level(level)] if entry.decision.pooled else [])
 
 
 def _level(level: float) -> str:
@@ -115,12 +156,8 @@ def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     lines += [
         f"| {_cell(entry.claim.sentence)} | **{label(entry)}** | {_cell(why(entry))} |" for entry in with_runs
     ]
-    others = f"{len(rest)} further claim{'' if len(rest) == 1 else 's'}: **not run**."
+    others = f"{counted(len(rest), 'further claim')}: **not run**."
     return "\n".join([*lines, "", *([others] if rest else [])] if with_runs else [others]) + "\n"
-
-
-def _seeds(setting: PairedDifferences) -> str:
-    return f"{setting.seeds} seed{'' if setting.seeds == 1 else 's'}"
 
 
 def to_html(judged: Sequence[ClaimVerdict]) -> str:
@@ -136,11 +173,12 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
         body = "".join(_row(entry) for entry in with_runs)
         text += f'<table class="ledger">\n<tbody>\n{body}</tbody>\n</table>\n'
     if rest:
-        told = [(entry.claim.sentence, _sentence(_missing(entry))) for entry in rest]
         items = "".join(
-            f"<li>{html.escape(claimed)}. <em>{html.escape(missing)}</em></li>\n" for claimed, missing in told
+            f"<li>{html.escape(entry.claim.sentence)}. "
+            f"<em>{html.escape(_sentence(_missing(entry)))}</em></li>\n"
+            for entry in rest
         )
-        summary = f"{_count(rest)} that these runs cannot judge, and what is missing"
+        summary = f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing"
         text += f"<details><summary>{summary}</summary>\n<ul>\n{items}</ul></details>\n"
     return text
 
@@ -211,7 +249,7 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
     digests: dict[str, str] = {}
     for path in paths:
         name = f"{path.parent.name}/{path.name}" if path.name in digests else path.name
-        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        digests[name] = sha256_of_file(path)
     return digests
 
 

@@ -26,7 +26,7 @@ is not a coordinate of the first test: claims say which conditions they speak of
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -173,8 +173,8 @@ def decide(
     if not settings:
         return Decision("not run")
     present = tuple(settings)
-    held = tuple(_shown(side, setting, setting.level) for setting in present)
-    wrong = tuple(_refuted(side, setting, setting.strict(len(present))) for setting in present)
+    held = tuple(_reads(side.shown, setting, setting.level) for setting in present)
+    wrong = tuple(_reads(side.refuted, setting, setting.strict(len(present))) for setting in present)
     if any(setting.seeds < least_seeds for setting in present):
         return Decision("inconclusive", present, held, wrong, seeds=least_seeds)
     pooled = pool(*_effects(present), level=level) if len(present) >= LEAST_SETTINGS else None
@@ -188,7 +188,7 @@ def decide(
         return Decision("supported on average", *evidence)
     if pooled and side.refuted(pooled.low, pooled.high):
         return Decision("the contrary holds", *evidence)
-    holds = tuple(_shown(side, setting, setting.strict(len(present))) for setting in present)
+    holds = tuple(_reads(side.shown, setting, setting.strict(len(present))) for setting in present)
     if any(wrong) and any(holds):
         name = _separates(present, holds, wrong)
         return Decision("depends", *evidence, name, _levels(present, name))
@@ -197,14 +197,10 @@ def decide(
     return Decision("inconclusive", *evidence, seeds=_seeds(side, present))
 
 
-def _shown(side: Side, setting: PairedDifferences, level: float) -> bool:
+def _reads(reading: Callable[[float, float], bool], setting: PairedDifferences, level: float) -> bool:
+    """Whether a setting's interval, of two seeds or more, shows or refutes a claim."""
     interval = setting.interval(level)
-    return setting.seeds > 1 and side.shown(interval.low, interval.high)
-
-
-def _refuted(side: Side, setting: PairedDifferences, level: float) -> bool:
-    interval = setting.interval(level)
-    return setting.seeds > 1 and side.refuted(interval.low, interval.high)
+    return setting.seeds > 1 and reading(interval.low, interval.high)
 
 
 def _effects(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
@@ -219,15 +215,10 @@ def _errors(settings: Sequence[PairedDifferences]) -> tuple[Array, Array]:
 
 
 def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float]:
-    values = [setting.coordinates.get(name, setting.name) for setting in settings]
-    return {
-        level: float(
-            np.mean(
-                [setting.effect for setting, value in zip(settings, values, strict=True) if value == level]
-            )
-        )
-        for level in dict.fromkeys(values)
-    }
+    effects: dict[str, list[float]] = {}
+    for setting in settings:
+        effects.setdefault(setting.coordinates.get(name, setting.name), []).append(setting.effect)
+    return {level: float(np.mean(of_level)) for level, of_level in effects.items()}
 
 
 def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
@@ -297,9 +288,5 @@ def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: 
 
 
 def _all_shown(side: Side, effects: Array, spreads: Array, seeds: int) -> float:
-    errors = spreads / math.sqrt(seeds)
-    return float(
-        np.prod(
-            [side.chance(effect, error, seeds - 1) for effect, error in zip(effects, errors, strict=True)]
-        )
-    )
+    pairs = zip(effects, spreads / math.sqrt(seeds), strict=True)
+    return float(np.prod([side.chance(effect, error, seeds - 1) for effect, error in pairs]))

@@ -91,11 +91,15 @@ class Claim(StrictModel):
         default=[], description="when it was asked, and what changed after results had been seen"
     )
 
+    @property
+    def of_two(self) -> bool:
+        """Whether it compares two trust regions."""
+        return isinstance(self.baseline, str) and self.baseline != BASE
+
     @model_validator(mode="after")
     def _two_methods(self) -> "Claim":
-        of_two = isinstance(self.baseline, str) and self.baseline != BASE
         for name, used in (("at_equal_kl", self.at_equal_kl), ("across", self.across is not None)):
-            if used and not of_two:
+            if used and not self.of_two:
                 raise ValueError(
                     f"baseline {self.baseline}: {name} compares two trust regions; name one, not "
                     f"{'the base model' if self.baseline == BASE else 'a number'}"
@@ -161,24 +165,23 @@ def judge(
     tables = {
         name: runs if len(experiments) == 1 else runs[runs["experiment"] == name] for name in experiments
     }
-    summaries = {name: per_run(table) for name, table in tables.items()}
-    parts = {name: items[items["experiment"] == name] for name in experiments}
+    evidence = {
+        name: (table, per_run(table), items[items["experiment"] == name]) for name, table in tables.items()
+    }
     first = first_experiments(runs) if experiments else {}
-    return [_judge(claim, tables, summaries, parts, first, looks) for claim in claims]
+    return [_judge(claim, evidence, first, looks) for claim in claims]
 
 
 def _judge(
     claim: Claim,
-    tables: Mapping[str, pd.DataFrame],
-    summaries: Mapping[str, pd.DataFrame],
-    parts: Mapping[str, pd.DataFrame],
+    evidence: Mapping[str, tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]],
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
 ) -> ClaimVerdict:
+    """``evidence`` is by experiment: the runs' table, its `per_run` and the test problems."""
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
     reasons: list[str] = []
-    for experiment, summary in summaries.items():
-        runs, items = tables[experiment], parts[experiment]
+    for experiment, (runs, summary, items) in evidence.items():
         for line, baselines, differences in _compared(claim, experiment, runs, summary, items):
             if not differences:
                 reasons.append(_no_data_reason(claim, summary, items, line, baselines))
@@ -196,37 +199,32 @@ def _judge(
             shared = tuple(trained) or None
             before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
-    settings = [_setting(claim, *evidence) for evidence in measured.values()]
-    side = Side(claim.direction, claim.margin)
+    settings = [_setting(claim, *compared) for compared in measured.values()]
+    side, seen = Side(claim.direction, claim.margin), None
     why = next(filter(None, reasons), "") if not settings else ""
     below: tuple[bool, ...] = ()
     fallen: tuple[bool, ...] = ()
-    if claim.metric == "pass@1" and isinstance(claim.baseline, str) and claim.baseline != BASE:
-        compared = measured.values()
-        below = tuple(_falls(parts[experiment], line) for experiment, line, *_ in compared)
-        fallen = tuple(_falls(parts[experiment], others) for experiment, _, others, *_ in compared)
+    if claim.metric == "pass@1" and claim.of_two:
+        below = tuple(_falls(evidence[name][2], line) for name, line, *_ in measured.values())
+        fallen = tuple(_falls(evidence[name][2], others) for name, _, others, *_ in measured.values())
     if looks is None:
-        return ClaimVerdict(claim, decide(side, settings, claim.least_seeds), None, None, why, below, fallen)
-    return ClaimVerdict(
-        claim, *look_again(side, settings, claim.least_seeds, looks), looks, why, below, fallen
-    )
+        decision = decide(side, settings, claim.least_seeds)
+    else:
+        decision, seen = look_again(side, settings, claim.least_seeds, looks)
+    return ClaimVerdict(claim, decision, seen, looks, why, below, fallen)
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
     """Whether all of these cells end below their base models, by the mean over seeds."""
     differences = [difference(items, cell, cell.base_model()) for cell in line]
-    return bool(differences) and all(
-        difference_to_base is not None and difference_to_base.estimate < 0
-        for difference_to_base in differences
-    )
+    return bool(differences) and all(change is not None and change.estimate < 0 for change in differences)
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
     """Whether every run of these has a GPU to itself; processors are shared with whatever else runs there."""
     gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
-    run_ids = [set(cell.rows(runs)["run_id"]) for cell in compared]
     alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
-    return all(ids <= alone for ids in run_ids)
+    return all(alone.issuperset(cell.rows(runs)["run_id"]) for cell in compared)
 
 
 def _no_data_reason(
@@ -278,13 +276,12 @@ def _pairs(
     """Every cell of the method with that of the baseline; None where the baseline is a number."""
     if not claim.at_equal_kl:
         for cell in methods:
-            if isinstance(claim.baseline, str):
-                yield (
-                    cell,
-                    cell.base_model() if claim.baseline == BASE else cell.with_trust_region(claim.baseline),
-                )
-            else:
+            if not isinstance(claim.baseline, str):
                 yield cell, None
+            elif claim.baseline == BASE:
+                yield cell, cell.base_model()
+            else:
+                yield cell, cell.with_trust_region(claim.baseline)
         return
     late = late_divergences(summary)
     baselines = [cell for cell in late if fnmatchcase(cell.trust_region, str(claim.baseline))]
@@ -331,9 +328,7 @@ def _differences(
     k = own_k(claim.metric)
     if baseline is not None and k is not None and not claim.relative:
         pair = paired_scores(items, cell, baseline, k)
-        if pair is None:
-            return {}
-        return _by_seed((pair[0] - pair[1]).mean(axis=1))
+        return {} if pair is None else _by_seed((pair[0] - pair[1]).mean(axis=1))
     values = _values(claim.metric, summary, items, cell)
     before: pd.Series | float = float(claim.baseline) if baseline is None else math.nan
     if baseline is not None:

@@ -8,7 +8,7 @@ from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
 from troll.analysis.pooling import PREDICTION
-from troll.analysis.render.formats import MINUS, points, probability, significant
+from troll.analysis.render.formats import MINUS, counted, points, probability, significant
 from troll.analysis.statistics import Interval
 
 _IN_POINTS = {name for name, summary in SUMMARIES.items() if summary.unit == SHARE} | {
@@ -21,18 +21,20 @@ _NAMED = 4
 
 def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
     """How a claim's differences are written, and their unit."""
-    if claim.across is not None:
-        shares = claim.across.statistic == "slope" and _is_share(claim.metric)
-        return points if shares else _signed, _unit(claim)
-    return (points if claim.relative or _is_share(claim.metric) else _signed), _unit(claim)
+    return points if _times_100(claim) else _signed, _unit(claim)
 
 
-def _suffix(metric: str) -> str:
-    return SUMMARIES[metric].suffix if metric in SUMMARIES else ""
+def _times_100(claim: Claim) -> bool:
+    """Whether differences are in percent or percentage points."""
+    return claim.relative or (_is_share(claim.metric) and not _in_decades(claim))
 
 
 def _is_share(metric: str) -> bool:
     return metric in _IN_POINTS or metric.rpartition("/")[2].startswith("pass@")
+
+
+def _in_decades(claim: Claim) -> bool:
+    return claim.across is not None and claim.across.statistic == "usable"
 
 
 def span(entry: ClaimVerdict) -> str:
@@ -71,7 +73,7 @@ def why(entry: ClaimVerdict) -> str:
     if few:
         least = min(setting.seeds for setting in few)
         where = f"{_of(len(few), len(decision.settings))}, the claim asks for {claim.least_seeds}"
-        return f"{least} seed{'' if least == 1 else 's'} in {where}; {span(entry)}"
+        return f"{counted(least, 'seed')} in {where}; {span(entry)}"
     parts = [average(entry), levels(entry)] if decision.verdict == "depends" else [average(entry)]
     parts += [_holding(entry), both_below(entry)]
     alone = decision.pooled is None and decision.verdict != "depends"
@@ -113,20 +115,12 @@ def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
     show, unit = _shown(entry.claim)
     means_by_level = entry.decision.levels or {}
     if most is not None and len(means_by_level) > most:
-        means_by_level = {
-            name: means_by_level[name]
-            for name in (
-                min(means_by_level, key=means_by_level.__getitem__),
-                max(means_by_level, key=means_by_level.__getitem__),
-            )
-        }
+        ends = (choose(means_by_level, key=means_by_level.__getitem__) for choose in (min, max))
+        means_by_level = {name: means_by_level[name] for name in ends}
     means = [f"{name} {show(mean)}" for name, mean in means_by_level.items()]
-    chance = "" if math.isnan(entry.decision.p) else f" (p {_below(probability(entry.decision.p))})"
+    p = probability(entry.decision.p)
+    chance = "" if math.isnan(entry.decision.p) else f" (p {p.replace('<', '< ') if '<' in p else f'= {p}'})"
     return f"{', '.join(means)}{unit}{chance}"
-
-
-def _below(text: str) -> str:
-    return text.replace("<", "< ") if text.startswith("<") else f"= {text}"
 
 
 def _holding(entry: ClaimVerdict) -> str:
@@ -221,10 +215,8 @@ def _missing(entry: ClaimVerdict) -> str:
     settings, seeds = entry.decision.settings, entry.decision.seeds
     if seeds is not None:
         lacking = seeds - min(setting.seeds for setting in settings)
-        return (
-            f"about {lacking} more seed{'' if lacking == 1 else 's'} in each setting would decide, "
-            "if differences stay as they are"
-        )
+        more = counted(lacking, "more seed")
+        return f"about {more} in each setting would decide, if differences stay as they are"
     more = "; more settings might" if len(settings) > 1 else ""
     return f"even {MOST_SEEDS:,} seeds in each setting might not decide{more}"
 
@@ -234,9 +226,8 @@ def _of(held: int, settings: int, where: str = "") -> str:
         return f"all {settings} settings{where}"
     if where:
         return f"the one setting{where}" if settings == 1 else f"{held} of {settings} settings{where}"
-    if held == settings:
-        return f"{settings} setting{'' if settings == 1 else 's'}"
-    return f"{held or 'none'} of {settings} setting{'' if settings == 1 else 's'}"
+    every = counted(settings, "setting")
+    return every if held == settings else f"{held or 'none'} of {every}"
 
 
 def _name(claim: Claim) -> str:
@@ -259,17 +250,12 @@ def _signed(value: float) -> str:
 def measure(claim: Claim) -> str:
     """What a claim's intervals are of, and which side it claims."""
     how = "relative to" if claim.relative else "minus"
-    usable = claim.across is not None and claim.across.statistic == "usable"
-    shares = _is_share(claim.metric) and not usable
-    margin = f", margin {(100 if claim.relative or shares else 1) * claim.margin:g}{_unit(claim)}"
-    what = claim.metric
-    if claim.across is not None:
-        what = f"{what} across {claim.across.setting},{_unit(claim)}"
-    if claim.across is not None and usable:
-        what = (
-            f"decades of {claim.across.setting} with {100 * claim.across.share:g} % "
-            f"of the best gain in {claim.metric}"
-        )
+    margin = f", margin {(100 if _times_100(claim) else 1) * claim.margin:g}{_unit(claim)}"
+    what, across = claim.metric, claim.across
+    if across is not None and _in_decades(claim):
+        what = f"decades of {across.setting} with {100 * across.share:g} % of the best gain in {what}"
+    elif across is not None:
+        what = f"{what} across {across.setting},{_unit(claim)}"
     equal = (
         f", where the larger late KL is at most {1 + WITHIN:g} times the smaller" if claim.at_equal_kl else ""
     )
@@ -281,10 +267,11 @@ def _unit(claim: Claim) -> str:
     """The unit of a claim's differences, with the space before it."""
     if claim.relative:
         return " %"
-    unit = " points" if _is_share(claim.metric) else _suffix(claim.metric)
-    if claim.across is None:
-        return unit
-    return " decades" if claim.across.statistic == "usable" else f"{unit} {claim.across.unit}"
+    if _in_decades(claim):
+        return " decades"
+    suffix = SUMMARIES[claim.metric].suffix if claim.metric in SUMMARIES else ""
+    unit = " points" if _is_share(claim.metric) else suffix
+    return unit if claim.across is None else f"{unit} {claim.across.unit}"
 
 
 def looks_of(entry: ClaimVerdict) -> str:

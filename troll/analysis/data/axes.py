@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.frame_cache import cached_per_frame
 from troll.analysis.data.identity import WATCHING
 from troll.analysis.data.settings import settings_by
-from troll.analysis.data.summaries import Cell, cells, variants
-from troll.analysis.data.tidy import BASE, GROUP
+from troll.analysis.data.summaries import Cell, cached_per_frame, trained_cells, variants
+from troll.analysis.data.tidy import GROUP
 
 _TRAINING, _RULE = "training/", "trust_region/settings/"
 _NEVER = (*WATCHING, "micro_batches")
@@ -52,8 +51,6 @@ AXES = (
     Axis("learning_rate", "learning rate", (f"{_TRAINING}learning_rate",)),
     Axis("policy_lag", "policy lag (batches of rollouts)", (f"{_TRAINING}policy_lag",)),
 )
-_Key = tuple[str, ...]
-_Rest = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -84,39 +81,34 @@ def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
 
 
 def _grouped(
-    runs: pd.DataFrame, axis: Axis, name: Callable[[Cell], str]
-) -> dict[tuple[_Key, _Rest], dict[float, Cell]]:
-    """Cells by model, task, estimator and a name, and by all settings that the axis leaves alone."""
-    groups: dict[tuple[_Key, _Rest], dict[float, Cell]] = {}
+    runs: pd.DataFrame, axis: Axis, method: Callable[[str], str]
+) -> list[tuple[str, dict[float, Cell]]]:
+    """Cells that differ in the axis alone, by its value; two or more, with what their methods are called."""
+    groups: dict[tuple[Any, ...], dict[float, Cell]] = {}
     free = {*axis.parts, *axis.along}
-    for cell in cells(runs):
-        if cell.trust_region == BASE:
-            continue
+    for cell in trained_cells(runs):
         settings = recorded(runs, cell)
         x = axis.value(settings)
         if x is not None:
             rest = tuple(sorted((name, value) for name, value in settings.items() if name not in free))
-            key = (cell.model, cell.task, cell.estimator, name(cell))
+            key = (method(cell.trust_region), cell.model, cell.task, cell.estimator, rest)
             # The condition is a name for settings that are compared here one by one.
-            groups.setdefault((key, rest), {}).setdefault(x, cell)
-    return {key: dict(sorted(by_value.items())) for key, by_value in groups.items() if len(by_value) > 1}
+            groups.setdefault(key, {}).setdefault(x, cell)
+    return [(key[0], dict(sorted(group.items()))) for key, group in groups.items() if len(group) > 1]
 
 
 def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Line]]:
     """The lines along a setting, by model, task and estimator; only those with two values or more."""
     by_setting: dict[tuple[str, str, str], list[Line]] = {}
     defaults = variants(runs)
-    grouped = _grouped(runs, axis, lambda cell: defaults.get(cell.trust_region, cell.trust_region))
-    for (key, _), by_value in grouped.items():
-        model, task, estimator, family = key
-        conditions = sorted({cell.condition for cell in by_value.values()})
-        label = conditions[0] if len(conditions) == 1 else ""
-        by_setting.setdefault((model, task, estimator), []).append(
-            Line(family, label, tuple(by_value.items()))
-        )
+    for family, by_value in _grouped(runs, axis, lambda name: defaults.get(name, name)):
+        cell = next(iter(by_value.values()))
+        alike = all(other.condition == cell.condition for other in by_value.values())
+        line = Line(family, cell.condition if alike else "", tuple(by_value.items()))
+        by_setting.setdefault((cell.model, cell.task, cell.estimator), []).append(line)
     return by_setting
 
 
 def by_condition(runs: pd.DataFrame, axis: Axis) -> list[dict[float, Cell]]:
     """Cells of one method whose conditions differ in one setting, by its value; two values or more."""
-    return list(_grouped(runs, axis, lambda cell: cell.trust_region).values())
+    return [by_value for _, by_value in _grouped(runs, axis, str)]

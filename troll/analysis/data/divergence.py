@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from troll.analysis.data.summaries import Cell, cells, method_order
-from troll.analysis.data.tidy import BASE
+from troll.analysis.data.summaries import Cell, method_order, trained_cells
 
 WITHIN = 0.2
 """Two late divergences are equal that differ by at most this share of the smaller one."""
@@ -20,11 +19,7 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
     """The late KL of every cell that has one above zero: mean over seeds, nats per token."""
     if "late_kl" not in summary:
         return {}
-    late = {
-        cell: float(cell.rows(summary)["late_kl"].mean())
-        for cell in cells(summary)
-        if cell.trust_region != BASE
-    }
+    late = {cell: float(cell.rows(summary)["late_kl"].mean()) for cell in trained_cells(summary)}
     return {cell: value for cell, value in late.items() if value > 0}
 
 
@@ -34,11 +29,8 @@ def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> C
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)
 
-    here = [
-        other
-        for other in others
-        if other in late and other.with_trust_region("") == cell.with_trust_region("")
-    ]
+    setting = cell.with_trust_region("")
+    here = [other for other in others if other in late and other.with_trust_region("") == setting]
     return min(here, key=distance) if cell in late and here else None
 
 

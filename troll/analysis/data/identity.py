@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.data.settings import settings_by
+from troll.analysis.data.settings import differing, settings_by
 
 WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
 """Settings of training that change no number of it."""
@@ -22,25 +22,20 @@ _DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     """Where each run is first."""
     watching = {f"training/{name}" for name in WATCHING}
-    by_run: dict[tuple[str, str], dict[str, Any]] = {}
-    for (experiment, run_id), settings in settings_by(runs, ["experiment", "run_id"]):
-        kept = {name: value for name, value in settings.items() if name not in watching}
-        by_run[str(experiment), str(run_id)] = kept
+    settings = dict(settings_by(runs, ["experiment", "run_id"]))
     digests = runs.drop_duplicates(["experiment", "run_id"])[["experiment", "run_id", *_DIGESTS]]
     owners: dict[tuple[str, str], str] = {}
-    seen: dict[str, list[tuple[str, dict[str, Any], dict[str, str]]]] = {}
+    seen: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for experiment, run_id, *values in digests.astype(str).itertuples(index=False):
-        settings = by_run.get((experiment, run_id), {})
-        made_of = {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
-        if _trained_here(settings):
+        recorded = settings.get((experiment, run_id), {})
+        made_of = {name: value for name, value in recorded.items() if name not in watching}
+        made_of |= {name: value for name, value in zip(_DIGESTS, values, strict=True) if value}
+        if _trained_here(recorded):
             made_of.pop("digest_base_model", None)
         earlier = seen.setdefault(run_id, [])
-        first = next(
-            (name for name, before, data in earlier if _agree(settings, before) and _agree(made_of, data)),
-            None,
-        )
+        first = next((name for name, before in earlier if not differing(made_of, before)), None)
         if first is None:
-            earlier.append((experiment, settings, made_of))
+            earlier.append((experiment, made_of))
         owners[experiment, run_id] = first or experiment
     return owners
 
@@ -54,8 +49,3 @@ def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str
 def _trained_here(settings: Mapping[str, Any]) -> bool:
     """Whether a run's base model was trained from settings that it records, and comes from no hub."""
     return any(name.startswith("model/supervised") for name in settings) and not settings.get("model/hub")
-
-
-def _agree(first: Mapping[str, object], second: Mapping[str, object]) -> bool:
-    """Whether two runs agree in all that both record; a version that records more makes no other run."""
-    return all(first[name] == second[name] for name in first.keys() & second.keys())

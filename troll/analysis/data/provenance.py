@@ -1,10 +1,8 @@
 """The gate before every comparison: rows of one comparison must come from one program and one set of data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,82 +26,57 @@ other libraries, the same base model has other bits. In others it is empty: thei
 _NAMED_RUNS = 3
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a run was made from."""
-
-    coordinates: Mapping[str, Any]  # of the run, ``run_id`` among them, and ``place``
-    rule: str  # of its trust region; empty for a base model
-    numerics: int  # the version of the numbers that it recorded
-    digests: Mapping[str, str]  # by the names of `DIGESTS`; one that it does not have is not compared
-
-
-def check_digests(runs: Sequence[Made], *, allow_mixed: bool = False) -> list[bool]:
+def check_digests(runs: pd.DataFrame, *, allow_mixed: bool = False) -> "pd.Series[bool]":
     """Checks that runs which will be compared were made alike; returns for each whether it differs.
 
-    With ``allow_mixed`` runs that differ from the most frequent digest, and those from an older version of
-    the numbers, are marked instead of refused. Equally frequent digests are ordered by their text, so that
-    the marks do not depend on the order of the runs.
+    Runs are rows with their coordinates, ``place``, ``rule``, ``numerics`` and the columns of `DIGESTS`, of
+    which empty ones are not compared. With ``allow_mixed`` runs that differ from the most frequent digest,
+    and those from an older version of the numbers, are marked instead of refused. Equally frequent digests
+    are ordered by their text, so that the marks do not depend on the order of the runs.
     """
     mixed = _outdated(runs, allow_mixed=allow_mixed)
     for name in DIGESTS:
-        scopes: dict[tuple[Any, ...], list[int]] = {}
-        for index, run in enumerate(runs):
-            if run.digests.get(name):
-                scope = tuple(run.coordinates.get(key, "") for key in _SCOPE[name])
-                scopes.setdefault(scope, []).append(index)
-        for scope, indices in scopes.items():
-            counts = Counter(runs[index].digests[name] for index in indices)
-            if len(counts) == 1:
-                continue
-            if not allow_mixed:
-                raise UserError(_message(name, scope, runs, indices, counts))
-            majority = min(counts, key=lambda digest: (-counts[digest], digest))
-            for index in indices:
-                mixed[index] |= runs[index].digests[name] != majority
+        digests = runs[f"digest_{name}"]
+        for scope, of_scope in digests[digests != ""].groupby(
+            [runs[key] for key in _SCOPE[name]], sort=False
+        ):
+            counts = Counter(of_scope)
+            ordered = sorted(counts, key=lambda digest: (-counts[digest], digest))
+            if len(ordered) > 1 and not allow_mixed:
+                having = {digest: runs["run_id"][of_scope[of_scope == digest].index] for digest in ordered}
+                raise UserError(_message(name, dict(zip(_SCOPE[name], map(str, scope), strict=True)), having))
+            mixed[of_scope.index] |= of_scope != ordered[0]
     return mixed
 
 
-def _outdated(runs: Sequence[Made], *, allow_mixed: bool) -> list[bool]:
+def _outdated(runs: pd.DataFrame, *, allow_mixed: bool) -> "pd.Series[bool]":
     """Which runs would come out differently at the newest version of the numbers in their experiment."""
-    newest: dict[str, int] = {}
-    for run in runs:
-        experiment = str(run.coordinates.get("experiment", ""))
-        newest[experiment] = max(run.numerics, newest.get(experiment, 0))
-    ends = [newest[str(run.coordinates.get("experiment", ""))] for run in runs]
-    outdated = [changed_since(run.numerics, run.rule, until=end) for run, end in zip(runs, ends, strict=True)]
-    if any(outdated) and not allow_mixed:
-        first = outdated.index(True)
-        older = [run for run, old in zip(runs, outdated, strict=True) if old]
-        names = _named([str(run.coordinates["run_id"]) for run in older])
+    newest = runs.groupby("experiment")["numerics"].transform("max")
+    versions = zip(runs["numerics"], runs["rule"], newest, strict=True)
+    outdated = pd.Series([changed_since(old, rule, until=new) for old, rule, new in versions], runs.index)
+    if outdated.any() and not allow_mixed:
+        first = runs.assign(newest=newest)[outdated].iloc[0]
         raise UserError(
-            f"numerics of experiment {runs[first].coordinates.get('experiment', '')} disagree: "
-            f"{runs[first].numerics} in {names}, and {ends[first]} in others, which changed these. "
+            f"numerics of experiment {first['experiment']} disagree: {first['numerics']} in "
+            f"{_named(runs['run_id'][outdated])}, and {first['newest']} in others, which changed these. "
             "Run the older ones again, or allow mixed rows (they are then marked)"
         )
     return outdated
 
 
-def _named(run_ids: Sequence[str]) -> str:
+def _named(run_ids: Iterable[str]) -> str:
     names = sorted(run_ids)
     more = f" and {len(names) - _NAMED_RUNS} more" if len(names) > _NAMED_RUNS else ""
     return f"{', '.join(names[:_NAMED_RUNS])}{more}"
 
 
-def _message(
-    name: str, scope: tuple[Any, ...], runs: Sequence[Made], indices: Sequence[int], counts: Counter[str]
-) -> str:
-    having = {
-        digest: [str(runs[i].coordinates["run_id"]) for i in indices if runs[i].digests[name] == digest]
-        for digest in sorted(counts, key=lambda text: (-counts[text], text))
-    }
+def _message(name: str, scope: Mapping[str, str], having: Mapping[str, Iterable[str]]) -> str:
     # That of further data sets stands behind that of a run's own test problems.
     said = [
         f"{'+'.join(digest[start : start + 12] for start in range(0, len(digest), 64))} in {_named(names)}"
         for digest, names in having.items()
     ]
-    told = zip(_SCOPE[name], scope, strict=True)
-    where = ", ".join(f"{key} {value}" for key, value in told if value and key != "place")
+    where = ", ".join(f"{key} {value}" for key, value in scope.items() if value and key != "place")
     return (
         f"digests.{name} of {where} disagree: {'; '.join(said)}. "
         "Run the odd ones again, or allow mixed rows (they are then marked)"

@@ -20,7 +20,7 @@ from troll.analysis.data.reproduction import compare_runs, equality, released
 from troll.analysis.data.settings import differing, settings_by
 from troll.analysis.data.summaries import BASELINE, Cell, cell_order
 from troll.analysis.data.tidy import BASE, GROUP, read_tidy
-from troll.analysis.render.formats import points
+from troll.analysis.render.formats import counted, points
 from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
 
@@ -90,13 +90,9 @@ def _line(prediction: Predicted, *, named: bool) -> str:
     names += [prediction.cell.trust_region] if named else []
     ends = f"[{points(prediction.low)}, {points(prediction.high)}]"
     return (
-        f"{' / '.join(names)}: {points(prediction.difference)} points ({_seeds(prediction.seeds)}), "
-        f"predicted {ends} ({_seeds(prediction.reference_seeds)})"
+        f"{' / '.join(names)}: {points(prediction.difference)} points ({counted(prediction.seeds, 'seed')}), "
+        f"predicted {ends} ({counted(prediction.reference_seeds, 'seed')})"
     )
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seed{'' if number == 1 else 's'}"
 
 
 def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:

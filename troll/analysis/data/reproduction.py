@@ -95,11 +95,8 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
 
 def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, int]]:
     """How many test problems of each run were compared, and how many were graded otherwise."""
-    pairs = [
-        frame.assign(**{name: frame[name].astype(str) for name in _ITEM})[[*_ITEM, "n", "c"]]
-        for frame in (ours, theirs)
-    ]
-    both = pairs[0].merge(pairs[1], on=_ITEM, suffixes=("", "_there"))
+    first, second = (frame[[*_ITEM, "n", "c"]].astype(dict.fromkeys(_ITEM, str)) for frame in (ours, theirs))
+    both = first.merge(second, on=_ITEM, suffixes=("", "_there"))
     both["wrong"] = (both["n"] != both["n_there"]) | (both["c"] != both["c_there"])
     by_run = both.groupby("run_id", sort=False)["wrong"]
     return {str(run_id): (len(wrong), int(wrong.sum())) for run_id, wrong in by_run}
@@ -131,13 +128,11 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
 
 def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
     """Names of processors by maker and instructions, which decide how they round."""
-    hardware = [json.loads(text) for text in runs["hardware"].astype(str).unique() if text]
-    return {
-        (str(record.get("vendor", record.get("processor"))), str(record.get("capability"))): str(
-            record.get("processor")
-        )
-        for record in hardware
-    }
+    names = {}
+    for record in (json.loads(text) for text in runs["hardware"].astype(str).unique() if text):
+        name = str(record.get("processor"))
+        names[str(record.get("vendor", name)), str(record.get("capability"))] = name
+    return names
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
@@ -192,11 +187,8 @@ def _mean(values: pd.Series) -> str:
 
 
 def _first(row: pd.DataFrame) -> dict[str, object]:
-    if row.empty:
-        return {"step": None, "metric": None, "here": None, "there": None}
-    first = row.iloc[0]
     names = {"step": "step", "metric": "metric", "here": "value", "there": "value_there"}
-    return {name: first[column] for name, column in names.items()}
+    return {name: None if row.empty else row.iloc[0][column] for name, column in names.items()}
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:

@@ -82,20 +82,23 @@ def write_plan(
     rehearsal: bool = False,
 ) -> None:
     """Records what an experiment planned beside its results."""
-    plan: dict[str, Any] = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
-    plan |= {"substitutes": dict(substitutes)} if substitutes else {}
-    plan |= {"mixed": sorted(mixed)} if mixed else {}
-    plan |= {"looks": {"first": looks.first, "most": looks.most}} if looks else {}
-    plan |= {"claims": list(claims)} if claims else {}
-    plan |= {"summary": summary} if summary else {}
-    write_json(directory / PLAN, plan | ({"rehearsal": True} if rehearsal else {}))
+    plan = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
+    further = {
+        "substitutes": dict(substitutes or {}),
+        "mixed": sorted(mixed),
+        "looks": looks and {"first": looks.first, "most": looks.most},
+        "claims": list(claims),
+        "summary": summary,
+        "rehearsal": rehearsal,
+    }
+    write_json(directory / PLAN, plan | {name: value for name, value in further.items() if value})
 
 
 def rehearsed(directories: Sequence[Path]) -> bool:
     """Whether one of these runs or base models was made by `troll rehearse`, as its manifest says."""
-    manifests = [path / "manifest.json" for path in directories]
-    manifest_contents = [read_json(path) for path in manifests if path.exists()]
-    configs = [manifest.get("config") for manifest in manifest_contents if isinstance(manifest, dict)]
+    paths = [path / "manifest.json" for path in directories]
+    manifests = [read_json(path) for path in paths if path.exists()]
+    configs = [manifest.get("config") for manifest in manifests if isinstance(manifest, dict)]
     return any(config.get("rehearsal", False) for config in configs if isinstance(config, dict))
 
 

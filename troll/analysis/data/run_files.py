@@ -1,14 +1,16 @@
 """The files of a finished run or a graded base model, read and checked: what tables are made from."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from troll.analysis.data.suites import read_suites
 from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl, read_yaml
+from troll.tasks.datasets.catalogue import MATH_EVAL
 
 COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
 _NOT_A_METRIC = {"step", "rollout_batch", "time"}
@@ -44,7 +46,7 @@ def read_run_files(path: Path) -> RunFiles:
     """Reads the directory of a finished run."""
     settings = _read_mapping(path / "run.yaml")
     coordinates = _coordinates(path / "run.yaml", settings)
-    manifest, digests = _read_manifest(path / "manifest.json", required=True)
+    manifest, numerics, digests = _read_manifest(path / "manifest.json", required=True)
     if manifest.get("run_id") != coordinates["run_id"]:
         raise UserError(
             f"{path / 'manifest.json'}: run_id: {manifest.get('run_id')!r} is not the "
@@ -61,15 +63,13 @@ def read_run_files(path: Path) -> RunFiles:
     metrics = list(_metric_rows(path / "metrics.jsonl"))
     last_step = metrics[-1]["step"]
     grades = _read_grades(path / "grades.json", last_step)
-    numerics = _numerics(path / "manifest.json", manifest, required=True)
     return RunFiles(manifest, numerics, digests, grades, settings, coordinates, metrics, last_step)
 
 
 def read_base_files(path: Path) -> RunFiles:
     """Reads the directory of a graded base model."""
-    manifest, digests = _read_manifest(path / "manifest.json", required=False)
-    numerics = _numerics(path / "manifest.json", manifest, required=False)
-    return RunFiles(manifest, numerics, digests, _read_grades(path / "grades.json", 0))
+    made = _read_manifest(path / "manifest.json", required=False)
+    return RunFiles(*made, _read_grades(path / "grades.json", 0))
 
 
 def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """A manifest, its version of the numbers and its digests; they have to be there if they are required."""
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("digests", {}), dict):
         raise UserError(f"{path}: expected a JSON object with an object `digests`")
@@ -107,16 +108,12 @@ def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], dict[
             digests[name] = value
         elif required or value is not None:
             raise UserError(f"{path}: digests.{name}: {value!r} must be a digest (text)")
-    return manifest, digests
-
-
-def _numerics(path: Path, manifest: Mapping[str, Any], *, required: bool) -> int:
-    value = manifest.get("numerics")
-    if value is None and not required:
-        return 0
-    if not _is_count(value):
-        raise UserError(f"{path}: numerics: {_shown(value)} must be an integer of 0 or more")
-    return value
+    numerics = manifest.get("numerics")
+    if numerics is None and not required:
+        numerics = 0
+    if not _is_count(numerics):
+        raise UserError(f"{path}: numerics: {_shown(numerics)} must be an integer of 0 or more")
+    return manifest, numerics, digests
 
 
 def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -198,12 +195,55 @@ def _read_grades(path: Path, step: int) -> Grades:
         raise UserError(f"{path}: problems: empty, expected at least one problem")
     _check_pass_at_1(path, metrics, items, complete="infrastructure" not in statuses)
     shares = {f"status/{name}": statuses.count(name) / len(statuses) for name in sorted(set(statuses))}
-    rows = [
-        {"step": step, "metric": name, "value": value, "n_items": len(items), "source": "test"}
-        for name, value in (metrics | shares).items()
-    ]
+    rows = [_test_row(name, value, step, len(items)) for name, value in (metrics | shares).items()]
     suites, others = read_suites(path.parent, step)
     return Grades(rows + suites, items, f"{data}{others}")
+
+
+def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
+    """Metrics of the data sets beside a run's own test problems, and a digest of their problems.
+
+    A row per data set and metric, named ``<data set>/pass@1``; and ``math-eval/pass@1``, the mean of the
+    paper's seven mathematics sets, where all of them are there, likewise ``math-eval/official/pass@1``.
+    """
+    path = directory / "suites" / "graded.json"
+    if not path.exists():
+        return [], ""
+    grades = read_json(path)
+    try:
+        sizes = {name: len(entry["problems"]) for name, entry in grades.items()}
+        metrics = {
+            name: {key: float(value) for key, value in entry["metrics"].items()}
+            for name, entry in grades.items()
+        }
+        data = {name: str(entry["data_sha256"]) for name, entry in grades.items()}
+        mean = _math_eval(metrics, sizes, step)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{path}: not a file of grades ({type(error).__name__}: {error})") from None
+    rows = [
+        _test_row(f"{name}/{key}", value, step, sizes[name])
+        for name, values in metrics.items()
+        for key, value in values.items()
+    ]
+    return rows + mean, hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _math_eval(
+    metrics: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int], step: int
+) -> list[dict[str, Any]]:
+    """The mean over the sets, each of which counts alike whatever its size."""
+    if not set(MATH_EVAL) <= set(metrics):
+        return []
+    rows = []
+    for metric in ("pass@1", "official/pass@1"):
+        if metric == "pass@1" or all(metric in metrics[name] for name in MATH_EVAL):
+            mean = sum(metrics[name][metric] for name in MATH_EVAL) / len(MATH_EVAL)
+            rows.append(_test_row(f"math-eval/{metric}", mean, step, sum(sizes[name] for name in MATH_EVAL)))
+    return rows
+
+
+def _test_row(metric: str, value: float, step: int, items: int) -> dict[str, Any]:
+    return {"step": step, "metric": metric, "value": value, "n_items": items, "source": "test"}
 
 
 def _check_pass_at_1(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.provenance import DIGESTS, Made, check_digests
+from troll.analysis.data.provenance import DIGESTS, check_digests
 from troll.analysis.data.reduction import by_batch, digest_of_log
 from troll.analysis.data.run_files import COORDINATES, RunFiles, read_base_files, read_run_files
 from troll.analysis.data.tidy import (
@@ -59,19 +59,8 @@ def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) ->
     """The tables with ``mixed`` as it is, once it is sure that their runs may share a table."""
     columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
     runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
-    made = []
-    for row in runs.to_dict("records"):
-        place = f"{row['hardware']} {row['digest_environment']}" if by_place else ""
-        made.append(
-            Made(
-                {**{name: row[name] for name in COORDINATES}, "place": place},
-                str(row["rule"]),
-                int(row["numerics"]),
-                {name: str(row[f"digest_{name}"]) for name in DIGESTS},
-            )
-        )
-    flags = check_digests(made, allow_mixed=allow_mixed)
-    return marked(tidy, [run for run, flag in zip(runs["run_id"], flags, strict=True) if flag])
+    runs["place"] = runs["hardware"] + " " + runs["digest_environment"] if by_place else ""
+    return marked(tidy, list(runs.loc[check_digests(runs, allow_mixed=allow_mixed), "run_id"]))
 
 
 def marked(tidy: Tidy, mixed: Sequence[str]) -> Tidy:

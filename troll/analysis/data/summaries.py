@@ -1,25 +1,22 @@
 """One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.frame_cache import cached_per_frame
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.metrics import PRESENT_NAMES
 from troll.analysis.registry import variants_of
-from troll.analysis.statistics import (
-    Array,
-    Interval,
-    paired_difference,
-    pass_at_k,
-    seed_interval,
-)
+from troll.analysis.statistics import Array, Interval, paired_difference, pass_at_k, sd, seed_interval
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.seeding import derive_seed
 
@@ -29,6 +26,23 @@ COLLAPSED = 0.5
 
 _LEADING = (BASE, BASELINE, "troll")
 _LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
+_Result = TypeVar("_Result")
+
+
+def cached_per_frame(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
+    """Remembers what was computed from a table, which nobody changes in place, as long as the table lives."""
+    cache: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
+
+    @wraps(compute)
+    def remembered(frame: pd.DataFrame) -> _Result:
+        key = id(frame)
+        entry = cache.get(key)
+        if entry is None or entry[0]() is not frame:
+            gone = weakref.ref(frame, lambda _: cache.pop(key, None) and None)
+            entry = cache[key] = (gone, compute(frame))
+        return entry[1]
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -66,10 +80,12 @@ class Cell:
 def cells(frame: pd.DataFrame) -> list[Cell]:
     """The cells present in a tidy table, in the order of tables and legends."""
     present = frame.loc[:, list(GROUP)].drop_duplicates()
-    return sorted(
-        (Cell(*map(str, row)) for row in present.itertuples(index=False)),
-        key=cell_order,
-    )
+    return sorted((Cell(*map(str, row)) for row in present.itertuples(index=False)), key=cell_order)
+
+
+def trained_cells(frame: pd.DataFrame) -> list[Cell]:
+    """`cells` without those of base models."""
+    return [cell for cell in cells(frame) if cell.trust_region != BASE]
 
 
 def cell_order(cell: Cell) -> tuple[object, ...]:
@@ -198,26 +214,20 @@ def _scores(items: pd.DataFrame, cell: Cell, k: int) -> pd.DataFrame:
     return table.sort_index().dropna(axis="columns")
 
 
-def interval(items: pd.DataFrame, cell: Cell, k: int = 1) -> Interval | None:
-    """Interval over seeds of a cell's pass@k, cut to [0, 1]; None without runs."""
-    table = scores(items, cell, k)
-    if table.empty:
-        return None
-    return _cut(seed_interval(table.to_numpy()), 0.0, 1.0)
+def interval(items: pd.DataFrame, cell: Cell) -> Interval | None:
+    """Interval over seeds of a cell's pass@1, cut to [0, 1]; None without runs."""
+    table = scores(items, cell)
+    return None if table.empty else _cut(seed_interval(table.to_numpy()), 0.0, 1.0)
 
 
-def difference(
-    items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1, level: float = 0.95
-) -> Interval | None:
-    """Paired interval of pass@k of ``cell`` minus ``baseline``, cut to [-1, 1].
+def difference(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Interval | None:
+    """Paired interval of pass@1 of ``cell`` minus ``baseline``, cut to [-1, 1].
 
     None where they share no seed or no problem. Against the base model, which has one set of samples, every
     seed is paired with those samples.
     """
-    pair = paired_scores(items, cell, baseline, k)
-    if pair is None:
-        return None
-    return _cut(paired_difference(*pair, level=level), -1.0, 1.0)
+    pair = paired_scores(items, cell, baseline)
+    return None if pair is None else _cut(paired_difference(*pair), -1.0, 1.0)
 
 
 def paired_scores(
@@ -238,9 +248,9 @@ def paired_scores(
     return first.loc[seeds, problems], other[problems].set_axis(seeds)
 
 
-def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1) -> Array:
-    """The paired difference in pass@k of every seed that both have [S]; empty when they share none."""
-    pair = paired_scores(items, cell, baseline, k)
+def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Array:
+    """The paired difference in pass@1 of every seed that both have [S]; empty when they share none."""
+    pair = paired_scores(items, cell, baseline)
     return np.empty(0) if pair is None else np.asarray((pair[0] - pair[1]).mean(axis=1))
 
 
@@ -264,9 +274,7 @@ def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
 def spread(values: Iterable[float]) -> tuple[float, float]:
     """Mean and sample standard deviation over seeds, ignoring missing values; NaN where undefined."""
     array: Array = np.asarray([value for value in values if value == value], dtype=np.float64)
-    if not array.size:
-        return float("nan"), float("nan")
-    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan")
+    return float(array.mean()) if array.size else math.nan, sd(array)
 
 
 def spreads(lines: pd.DataFrame, *names: str) -> dict[str, float]:
@@ -279,11 +287,7 @@ def spreads(lines: pd.DataFrame, *names: str) -> dict[str, float]:
 
 def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
     """Number of planned runs per cell."""
-    planned: dict[Cell, int] = {}
-    for run in expected:
-        cell = Cell(*(str(run[name]) for name in GROUP))
-        planned[cell] = planned.get(cell, 0) + 1
-    return planned
+    return dict(Counter(Cell(*(str(run[name]) for name in GROUP)) for run in expected))
 
 
 def stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:

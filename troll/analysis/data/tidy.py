@@ -88,13 +88,8 @@ class Tidy:
 
     def of_runs(self, run_ids: Collection[str]) -> "Tidy":
         """The rows of some runs."""
-        selected = list(run_ids)
-        return Tidy(
-            *(
-                frame[frame["run_id"].isin(selected)].reset_index(drop=True)
-                for frame in (self.runs, self.items)
-            )
-        )
+        selected, both = list(run_ids), (self.runs, self.items)
+        return Tidy(*(frame[frame["run_id"].isin(selected)].reset_index(drop=True) for frame in both))
 
 
 def parts(directory: Path) -> dict[str, Path]:
@@ -210,7 +205,7 @@ def on_disk(tidy: Tidy) -> pd.DataFrame:
     for name in _OF_ROWS:
         if name not in items:
             items[name] = np.nan if _ON_DISK[name] == _FLOAT else pd.NA
-    return concatenated([tidy.runs[list(_ON_DISK)], _typed(items)], _ON_DISK)
+    return concatenated([tidy.runs[list(_ON_DISK)], items[list(_ON_DISK)].astype(_ON_DISK)], _ON_DISK)
 
 
 _OF_ROWS = ("step", "rollout_batch", "wall_s", "metric", "value", "n_items", "source")
@@ -238,10 +233,6 @@ def _sorted(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """All rows in the order of tables: by run, and within a run by source, metric and step."""
     frame = concatenated(frames, _ON_DISK)
     return frame.sort_values([*COORDINATES, "source", "metric", "step"], kind="stable", ignore_index=True)
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[list(_ON_DISK)].astype(_ON_DISK)
 
 
 def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:

@@ -5,7 +5,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from troll.analysis.data.summaries import BASELINE, Cell, difference, require_one
 from troll.analysis.render.formats import points_tick
@@ -33,13 +32,9 @@ def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str
         styles = MethodStyles({cell.trust_region for cell in compared} | {baseline})
         for row, place in enumerate(places):
             for column, task in enumerate(tasks):
-                axes = panels[row, column]
-                here = [
-                    cell for cell in compared if (cell.condition, cell.estimator, cell.task) == (*place, task)
-                ]
-                _panel(
-                    axes, items, here, {name: names.index(name) for name in names}, kinds, styles, baseline
-                )
+                axes, wanted = panels[row, column], (*place, task)
+                here = [cell for cell in compared if (cell.condition, cell.estimator, cell.task) == wanted]
+                _panel(axes, items, here, names, kinds, styles, baseline)
                 axes.set_title(" · ".join([task, *(place if several else place[:1])]))
             panels[row, 0].set_ylabel(f"difference from {baseline} (points)")
         _legend(figure, styles, baseline)
@@ -50,13 +45,13 @@ def _panel(
     axes: Axes,
     items: pd.DataFrame,
     here: list[Cell],
-    position: dict[str, int],
+    names: list[str],
     kinds: dict[str, str],
     styles: MethodStyles,
     baseline: str,
 ) -> None:
     axes.axhline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
-    for name, centre in position.items():
+    for centre, name in enumerate(names):
         members = [cell for cell in here if kinds[cell.model] == name]
         places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(members) + 2)[1:-1] + centre
         means: dict[str, list[float]] = {}
@@ -64,30 +59,23 @@ def _panel(
             gap = difference(items, cell, cell.with_trust_region(baseline))
             if gap is None:
                 continue
-            colour = styles.colour(cell.trust_region)
+            colour, marker = styles.colour(cell.trust_region), styles.marker(cell.trust_region)
             means.setdefault(cell.trust_region, []).append(gap.estimate)
             axes.plot([x, x], [gap.low, gap.high], color=colour, linewidth=1.2, zorder=2)
-            axes.plot(
-                x, gap.estimate, styles.marker(cell.trust_region), color=colour, markersize=4.5, zorder=3
-            )
+            axes.plot(x, gap.estimate, marker, color=colour, markersize=4.5, zorder=3)
         for method, values in means.items():
-            ends = [centre - _SPREAD / 2, centre + _SPREAD / 2]
-            axes.plot(
-                ends, [np.mean(values)] * 2, color=styles.colour(method), linewidth=2.4, alpha=0.45, zorder=2
-            )
-    axes.set_xticks(list(position.values()), list(position))
-    axes.set_xlim(-0.6, len(position) - 0.4)
+            ends, height = [centre - _SPREAD / 2, centre + _SPREAD / 2], np.mean(values)
+            axes.plot(ends, [height] * 2, color=styles.colour(method), linewidth=2.4, alpha=0.45, zorder=2)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.6, len(names) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="x", visible=False)
-    axes.yaxis.set_major_formatter(FuncFormatter(points_tick))
+    axes.yaxis.set_major_formatter(points_tick)
 
 
 def _legend(figure: Figure, styles: MethodStyles, baseline: str) -> None:
     shown = [name for name in styles.methods if name != baseline]
-    handles = [
-        Line2D([], [], color=styles.colour(name), marker=styles.marker(name), markersize=4.5, linewidth=1.2)
-        for name in shown
-    ]
+    handles = [styles.mark(name, 1.2) for name in shown]
     handles.append(Line2D([], [], color="#6b6b6b", linewidth=2.4, alpha=0.45))
     labels = [*(f"{name}, one base model" for name in shown), "mean of the base models"]
     figure.legend(handles, labels, loc="outside upper center", ncols=len(handles), handlelength=2.2)

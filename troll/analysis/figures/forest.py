@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Polygon
-from matplotlib.ticker import FuncFormatter
+from matplotlib.patches import Polygon
 
 from troll.analysis.data.summaries import (
     BASELINE,
@@ -97,15 +97,10 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "tro
         several = {name for name in GROUP if len({getattr(line.cell, name) for line in lines}) > 1}
         for axes, column in zip(panels, columns, strict=True):
             members = [line for line in lines if line.cell.condition in column]
-            _draw(
-                axes,
-                members,
-                {name: mean for name, mean in pooled.items() if name in column},
-                styles,
-                several,
-            )
+            means = {name: mean for name, mean in pooled.items() if name in column}
+            _draw(axes, members, means, styles, several)
             axes.set_ylim(rows - 0.4, -0.6)
-        _legend(figure, styles, {line.cell.trust_region for line in lines}, bool(pooled))
+        _legend(figure, styles, averaged=bool(pooled))
     return figure
 
 
@@ -130,43 +125,30 @@ def _draw(
     styles: MethodStyles,
     several: Collection[str],
 ) -> None:
-    names: list[str] = []
-    numbers: list[str] = []
-    heads: list[int] = []
+    rows: list[tuple[str, str, bool]] = []  # to the left, to the right, whether it is a heading
     axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
+    coordinates = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
     for condition in _conditions(lines):
-        heads.append(len(names))
-        names.append(condition)
-        numbers.append("")
+        rows.append((condition, "", True))
         for line in (line for line in lines if line.cell.condition == condition):
-            _line(axes, len(names), line, styles)
-            coordinates = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
-            names.append(" · ".join(str(getattr(line.cell, name)) for name in coordinates) or line.cell.task)
-            numbers.append(_told(line.difference, line.low, line.high))
+            _line(axes, len(rows), line, styles)
+            name = " · ".join(getattr(line.cell, part) for part in coordinates) or line.cell.task
+            rows.append((name, _told(line.difference, line.low, line.high), False))
         if condition in pooled:
-            _diamond(axes, len(names), pooled[condition])
-            names.append("average")
-            numbers.append(_told(*_ends(pooled[condition])))
+            rows.append(("average", _diamond(axes, len(rows), pooled[condition]), False))
     if "" in pooled:
-        heads.append(len(names))
-        _diamond(axes, len(names), pooled[""])
-        names.append("average of all settings")
-        numbers.append(_told(*_ends(pooled[""])))
-    axes.set_yticks(range(len(names)), names)
-    for row, label in enumerate(axes.get_yticklabels()):
-        label.set_fontweight("bold" if row in heads else "normal")
+        rows.append(("average of all settings", _diamond(axes, len(rows), pooled[""]), True))
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    for label, (_, _, heading) in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if heading else "normal")
     axes.tick_params(axis="y", length=0)
     right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(names)), numbers)
+    right.set_yticks(range(len(rows)), [number for _, number, _ in rows])
     right.tick_params(length=0)
     right.spines["right"].set_visible(False)
     axes.grid(axis="y", visible=False)
-    axes.xaxis.set_major_formatter(FuncFormatter(points_tick))
+    axes.xaxis.set_major_formatter(points_tick)
     axes.set_xlabel(f"test pass@1, difference from {BASELINE} (points)")
-
-
-def _ends(pooled: Pooled) -> tuple[float, float, float]:
-    return pooled.estimate, pooled.low, pooled.high
 
 
 def _told(middle: float, low: float, high: float) -> str:
@@ -176,43 +158,36 @@ def _told(middle: float, low: float, high: float) -> str:
 
 
 def _line(axes: Axes, row: int, line: Line, styles: MethodStyles) -> None:
-    name = line.cell.trust_region
+    colour, marker = styles.colour(line.cell.trust_region), styles.marker(line.cell.trust_region)
     single = line.seeds < 2  # the interval is over problems then
     if not single:
-        axes.plot([line.low, line.high], [row] * 2, color=styles.colour(name), linewidth=1.6, zorder=2)
-    fill = "white" if single else styles.colour(name)
-    axes.plot(
-        line.difference,
-        row,
-        styles.marker(name),
-        color=styles.colour(name),
-        markersize=4.5,
-        markerfacecolor=fill,
-        zorder=3,
-    )
+        axes.plot([line.low, line.high], [row] * 2, color=colour, linewidth=1.6, zorder=2)
+    style: dict[str, Any] = {
+        "color": colour,
+        "markersize": 4.5,
+        "markerfacecolor": "white" if single else colour,
+    }
+    axes.plot(line.difference, row, marker, zorder=3, **style)
 
 
-def _diamond(axes: Axes, row: int, pooled: Pooled) -> None:
-    """The average: its interval from tip to tip; the line is the prediction interval for a new setting."""
+def _diamond(axes: Axes, row: int, pooled: Pooled) -> str:
+    """The average: its interval from tip to tip; the line is the prediction interval for a new setting.
+
+    Returns:
+        The average in words.
+    """
     if not np.isnan(pooled.predicted_low):
         ends = [pooled.predicted_low, pooled.predicted_high]
         axes.plot(ends, [row] * 2, color=_PREDICTED, linewidth=3, zorder=2, solid_capstyle="butt")
-    corners = [
-        (pooled.low, row),
-        (pooled.estimate, row - 0.33),
-        (pooled.high, row),
-        (pooled.estimate, row + 0.33),
-    ]
+    x = (pooled.low, pooled.estimate, pooled.high, pooled.estimate)
+    corners = list(zip(x, (row, row - 0.33, row, row + 0.33), strict=True))
     axes.add_patch(Polygon(corners, closed=True, facecolor=_DIAMOND, edgecolor=_DIAMOND, zorder=4))
+    return _told(pooled.estimate, pooled.low, pooled.high)
 
 
-def _legend(figure: Figure, styles: MethodStyles, shown: set[str], averaged: bool) -> None:
-    handles: list[Line2D | Patch] = [
-        Line2D([], [], color=styles.colour(name), marker=styles.marker(name), markersize=4.5, linewidth=1.6)
-        for name in styles.methods
-        if name in shown
-    ]
-    labels = [name for name in styles.methods if name in shown]
+def _legend(figure: Figure, styles: MethodStyles, *, averaged: bool) -> None:
+    labels = [name for name in styles.methods if name != BASELINE]
+    handles = [styles.mark(name, 1.6) for name in labels]
     if averaged:
         handles += [
             Line2D([], [], linestyle="", marker="D", color=_DIAMOND, markersize=5),

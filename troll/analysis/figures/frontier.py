@@ -1,19 +1,21 @@
 """Success against divergence: how far each method and its variants drift, and where they end."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from troll.analysis.data.divergence import late_divergences
 from troll.analysis.data.summaries import Cell, cell_order, interval, per_run, require_one, variants
 from troll.analysis.data.tidy import BASE
 from troll.analysis.figures.sensitivity import measured
 from troll.analysis.metrics import SUMMARIES
+from troll.analysis.render.formats import percent_tick
 from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
 from troll.analysis.render.style import MethodStyles, empty, legend, styled
 
@@ -42,21 +44,15 @@ def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
         if not settings:
             empty(panels[0, 0], "no variants were run")
             return figure
-        families = {cell: defaults.get(cell.trust_region, cell.trust_region) for cell in late}
-        shown = [cell for cell in late if cell.with_trust_region("") in varied]
-        styles = MethodStyles({families[cell] for cell in shown})
+        members: dict[tuple[Cell, str], list[Cell]] = {}
+        for cell in sorted(late, key=late.__getitem__):
+            family = defaults.get(cell.trust_region, cell.trust_region)
+            members.setdefault((cell.with_trust_region(""), family), []).append(cell)
+        styles = MethodStyles({family for setting, family in members if setting in varied})
         for row, line in enumerate(wrapped(settings, _COLUMNS)):
             for axes, setting in zip(panels[row], line, strict=False):
                 for family in styles.methods:
-                    members = sorted(
-                        (
-                            cell
-                            for cell in shown
-                            if cell.with_trust_region("") == setting and families[cell] == family
-                        ),
-                        key=late.__getitem__,
-                    )
-                    _draw(axes, family, members, summary, items, styles)
+                    _draw(axes, family, members.get((setting, family), ()), summary, items, styles)
                 _finish(axes, setting, settings, items, styles)
             limits([axes for axes in panels[row] if axes.lines], SUCCESS)
         for axes in panels.flat[len(settings) :]:
@@ -87,14 +83,12 @@ def _draw(
         axes.add_artist(Line2D([least_kl, most_kl], [success] * 2, linewidth=0.6, color=colour, alpha=0.5))
         axes.vlines(kl, low, high, linewidth=0.9, color=colour, alpha=0.7)
         if cell.trust_region != family:
-            label = cell.trust_region.removeprefix(f"{family}-")
-            axes.annotate(
-                label, (kl, success), offset, textcoords="offset points", ha=side, fontsize=5.5, color=colour
-            )
+            label, place = cell.trust_region.removeprefix(f"{family}-"), (kl, success)
+            text: dict[str, Any] = {"ha": side, "fontsize": 5.5, "color": colour}
+            axes.annotate(label, place, offset, textcoords="offset points", **text)
     x, y = [drift[0] for _, drift, _ in points], [ended[0] for _, _, ended in points]
-    axes.plot(
-        x, y, linewidth=1.2, marker=styles.marker(family), markersize=4, zorder=3, **styles.line(family)
-    )
+    style = styles.line(family) | {"marker": styles.marker(family), "markersize": 4}
+    axes.plot(x, y, linewidth=1.2, zorder=3, **style)
 
 
 def _finish(
@@ -113,4 +107,4 @@ def _finish(
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(KL.label)
     axes.set_ylabel(SUCCESS.label)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    axes.yaxis.set_major_formatter(percent_tick)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,14 +13,12 @@ from troll.analysis.data.axes import AXES, recorded
 from troll.analysis.data.summaries import (
     BASELINE,
     Cell,
-    cell_order,
-    cells,
     difference,
     interval,
     method_order,
     require_one,
+    trained_cells,
 )
-from troll.analysis.data.tidy import BASE
 from troll.analysis.registry import crossed
 from troll.analysis.render.formats import MINUS, points
 from troll.analysis.render.panels import grid
@@ -50,10 +49,10 @@ class Grid:
 def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
     """By model, task and estimator, the methods that were run at every combination of two rates and more."""
     by_place: dict[_Place, dict[tuple[str, float, _Stale], Cell]] = {}
-    for cell in sorted(cells(runs), key=cell_order):
+    for cell in trained_cells(runs):
         settings = recorded(runs, cell)
         rate, steps = _RATE.value(settings), _STEPS.value(settings)
-        if cell.trust_region != BASE and rate is not None and steps is not None:
+        if rate is not None and steps is not None:
             key = (cell.trust_region, rate, (steps, _LAG.value(settings) or 0.0))
             by_place.setdefault((cell.model, cell.task, cell.estimator), {}).setdefault(key, cell)
     by_setting = {}
@@ -78,9 +77,8 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     """
     require_one(runs)
     all_grids = grids(runs)
-    columns = max((len(panel_grid.methods) for panel_grid in all_grids.values()), default=1)
-    wide = max((len(panel_grid.rates) for panel_grid in all_grids.values()), default=1)
-    high = max((len(panel_grid.stale) for panel_grid in all_grids.values()), default=1)
+    sizes = [(len(one.methods), len(one.rates), len(one.stale)) for one in all_grids.values()] or [(1, 1, 1)]
+    columns, wide, high = map(max, zip(*sizes, strict=True))
     with styled():
         figure, panels = grid(2 * len(all_grids), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
         if not all_grids:
@@ -93,20 +91,14 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
             base = interval(items, next(iter(panel_grid.cells.values())).base_model())
             tables = {name: _table(panel_grid, name, items) for name in panel_grid.methods}
             span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
-            gaps = {
-                name: _gaps(panel_grid, name, baseline, items)
-                for name in panel_grid.methods
-                if name != baseline
-            }
-            widest = max(
-                (float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values() if _some(gap)), default=0.0
-            )
-            widest = max(widest, _LEAST_SPAN)
+            every = {name: _gaps(panel_grid, name, baseline, items) for name in panel_grid.methods}
+            gaps = {name: both for name, both in every.items() if not np.isnan(both[0]).all()}
+            widest = max([_LEAST_SPAN, *(float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values())])
             for axes, (name, table) in zip(upper, tables.items(), strict=False):
                 _draw(axes, panel_grid, table, "viridis_r", span, signed=False)
                 axes.set_title(name)
             for axes, name in zip(lower, tables, strict=False):
-                if name in gaps and _some(gaps[name][0]):
+                if name in gaps:
                     gap, sure = gaps[name]
                     _draw(axes, panel_grid, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
                     axes.set_title(f"{name} {MINUS} {baseline}")
@@ -118,10 +110,6 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
             said = f" (base model {100 * base.estimate:.0f})" if base else ""
             upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
         return figure
-
-
-def _some(table: Array) -> bool:
-    return not bool(np.isnan(table).all())
 
 
 def _span(tables: Sequence[Array]) -> tuple[float, float]:
@@ -144,7 +132,10 @@ def _gaps(grid: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Ar
     table = np.full((len(grid.stale), len(grid.rates)), np.nan)
     sure = np.zeros_like(table)
     for (method, rate, stale), cell in grid.cells.items():
-        if method == name and (gap := difference(items, cell, cell.with_trust_region(baseline))) is not None:
+        if (
+            method == name != baseline
+            and (gap := difference(items, cell, cell.with_trust_region(baseline))) is not None
+        ):
             place = grid.stale.index(stale), grid.rates.index(rate)
             table[place], sure[place] = gap.estimate, float(gap.reading() in ("higher", "lower"))
     return table, sure
@@ -170,9 +161,8 @@ def _draw(
         dark = abs(2 * share - 1) > _DARK if signed else share > _DARK
         weight = "bold" if bold is not None and bold[row, column] else "normal"
         text = points(value, 0) if signed else f"{100 * value:.0f}"
-        axes.text(
-            column, row, text, ha="center", va="center", fontsize=7, weight=weight, color="w" if dark else "k"
-        )
+        style: dict[str, Any] = {"fontsize": 7, "weight": weight, "color": "w" if dark else "k"}
+        axes.text(column, row, text, ha="center", va="center", **style)
     axes.set_xticks(range(len(grid.rates)), [_rate(rate) for rate in grid.rates], fontsize=6)
     axes.set_yticks(range(len(grid.stale)), [_said(stale) for stale in grid.stale], fontsize=6)
 

@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from troll.analysis.data.summaries import Cell, cells
+from troll.analysis.render.formats import percent_tick
 from troll.analysis.render.panels import STEPS, Across, Quantity, grid, limits, panel, rows_of, time_axis
 from troll.analysis.render.style import MethodStyles, legend, styled
 from troll.analysis.tables.published import QWEN3, SECTIONS, Comparison, published_table
@@ -84,19 +84,12 @@ def _comparison(
     drawn = panel(axes, rows_of(runs, quantity), setting, shown, styles, quantity, across, missing="not run")
     for name, value in zip(shown, row.published, strict=True):
         if not math.isnan(value):
-            style = styles.line(name) | {"linestyle": "-"}
-            axes.plot(
-                [0.9, 1.0],
-                [value] * 2,
-                transform=axes.get_yaxis_transform(),
-                linewidth=3,
-                clip_on=False,
-                **style,
-            )
+            style = styles.line(name) | {"linestyle": "-", "linewidth": 3, "clip_on": False}
+            axes.plot([0.9, 1.0], [value] * 2, transform=axes.get_yaxis_transform(), **style)
     if not drawn:
         axes.set_ylim(0, 1)
         axes.tick_params(labelleft=True, left=True)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+        axes.yaxis.set_major_formatter(percent_tick)
 
 
 def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
@@ -112,12 +105,8 @@ def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
             _dots(axes, table, percent=section == "ablations")
             axes.set_title(label)
         markers = [("published", "none"), ("ours", "#0b4f8a")]
-        handles = [
-            Line2D(
-                [], [], linestyle="", marker="s", markeredgecolor="#0b4f8a", markerfacecolor=fill, label=text
-            )
-            for text, fill in markers
-        ]
+        square: dict[str, Any] = {"linestyle": "", "marker": "s", "markeredgecolor": "#0b4f8a"}
+        handles = [Line2D([], [], markerfacecolor=fill, label=text, **square) for text, fill in markers]
         figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 
@@ -131,18 +120,14 @@ def _dots(axes: Axes, table: pd.DataFrame, *, percent: bool) -> None:
             entries.setdefault(name, (float(row[f"published_{role}"]), float(row[role])))
     styles = MethodStyles(entries)
     for height, (name, (published, ours)) in enumerate(entries.items()):
-        style: dict[str, Any] = {
-            "marker": "s",
-            "markeredgecolor": styles.colour(name),
-            "linestyle": "",
-            "markersize": 5,
-        }
+        style: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 5}
+        style["markeredgecolor"] = styles.colour(name)
         axes.plot([published], [height], markerfacecolor="none", **style)
         axes.plot([ours], [height], markerfacecolor=styles.colour(name), **style)
     axes.set_yticks(range(len(entries)), list(entries))
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.margins(x=0.25)
     if percent:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
-    if not any(not math.isnan(ours) for _, ours in entries.values()):
+        axes.xaxis.set_major_formatter(percent_tick)
+    if all(math.isnan(ours) for _, ours in entries.values()):
         axes.text(0.98, 0.03, "not run", transform=axes.transAxes, ha="right", color="#777777", fontsize=7)

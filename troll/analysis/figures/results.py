@@ -1,13 +1,14 @@
 """The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from troll.analysis.data.summaries import (
     Cell,
@@ -19,6 +20,7 @@ from troll.analysis.data.summaries import (
     method_order,
     require_one,
     scores,
+    trained_cells,
     variants,
 )
 from troll.analysis.data.tidy import BASE
@@ -57,18 +59,16 @@ _Condition = tuple[str, str]
 """Condition and estimator."""
 
 
-def main_figure(
-    runs: pd.DataFrame, *, trust_regions: Sequence[str] | None = None, across: Across = STEPS
-) -> Figure:
+def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
     More than six such columns are cut into several rows for each model and task, where the estimators of one
     condition stay together, and many rows are in blocks side by side. Where some settings have no run, those
     that have one follow each other line by line. Panels of a model and task share their vertical range.
-    Variants of other trust regions are left out unless they are named.
+    Variants of other trust regions are left out.
     """
     require_one(runs)
-    shown, bases = _methods(runs, trust_regions), _bases(runs)
+    shown, bases = _methods(runs), _bases(runs)
     lines, complete = _lines(runs, bases)
     success = rows_of(runs, SUCCESS)
     together: dict[Cell, list[Axes]] = {}
@@ -146,42 +146,28 @@ def time_figure(runs: pd.DataFrame) -> Figure:
     return main_figure(runs, across=time_axis(runs, clock))
 
 
-def task_figure(
-    runs: pd.DataFrame,
-    task: str,
-    *,
-    quantities: Sequence[Quantity] = LEARNING,
-    trust_regions: Sequence[str] | None = None,
-) -> Figure:
+def task_figure(runs: pd.DataFrame, task: str, *, quantities: Sequence[Quantity] = LEARNING) -> Figure:
     """Everything that was logged about learning one task: a row per condition and estimator.
 
     Columns are the ``quantities`` that any run has; a column's panels share their vertical axis.
     """
     rows = runs[runs["task"] == task]
-    shown = _methods(rows, trust_regions)
-    settings = sorted(
-        {
-            cell.with_condition(cell.condition, cell.estimator)
-            for cell in cells(rows)
-            if cell.trust_region != BASE
-        },
-        key=cell_order,
-    )
+    shown = _methods(rows)
+    settings = sorted({cell.with_trust_region("") for cell in trained_cells(rows)}, key=cell_order)
     several = len({cell.model for cell in settings}) > 1
-    labels = [
-        (f"{cell.model}\n" if several else "") + f"{cell.condition} · {cell.estimator}" for cell in settings
+    places = [
+        (cell, (f"{cell.model}\n" if several else "") + f"{cell.condition} · {cell.estimator}", shown)
+        for cell in settings
     ]
-    return _rows_figure(
-        rows, [(cell, label, shown) for cell, label in zip(settings, labels, strict=True)], quantities
-    )
+    return _rows_figure(rows, places, quantities)
 
 
-def projection_figure(runs: pd.DataFrame, task: str, *, trust_regions: Sequence[str] | None = None) -> Figure:
+def projection_figure(runs: pd.DataFrame, task: str) -> Figure:
     """How the trust regions acted: tokens outside, KL before and after (bound dotted), step, kept mass."""
-    return task_figure(runs, task, quantities=PROJECTION, trust_regions=trust_regions)
+    return task_figure(runs, task, quantities=PROJECTION)
 
 
-def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEARNING) -> Figure:
+def ablation_figure(runs: pd.DataFrame) -> Figure:
     """The variants of each rule beside its default: a row for each setting that was varied, by its doses.
 
     Means alone: ten bands would hide each other, and ``sensitivity_figure`` has the intervals.
@@ -198,7 +184,7 @@ def ablation_figure(runs: pd.DataFrame, *, quantities: Sequence[Quantity] = LEAR
             for cell in sorted(varied_settings, key=cell_order):
                 label = f"{cell.task}\n{cell.condition} · {cell.estimator}"
                 places.append((cell, label, [default, *shown]))
-    return _rows_figure(runs, places, quantities, apart=True)
+    return _rows_figure(runs, places, LEARNING, apart=True)
 
 
 def _rows_figure(
@@ -254,27 +240,16 @@ def _worth_drawing(runs: pd.DataFrame, quantity: Quantity) -> bool:
     return int(rows.groupby("run_id", observed=True)["step"].nunique().max()) >= _LEAST_OF_CURVE
 
 
-def final_figure(
-    runs: pd.DataFrame, items: pd.DataFrame, *, trust_regions: Sequence[str] | None = None
-) -> Figure:
+def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
     require_one(runs)
-    shown, bases = _methods(runs, trust_regions), _bases(runs)
+    shown, bases = _methods(runs), _bases(runs)
     cells_present = set(cells(runs))
-    methods = {
-        base: {
-            setting: present
-            for setting in _settings(runs)
-            if (
-                present := [
-                    name
-                    for name in shown
-                    if base.with_condition(*setting).with_trust_region(name) in cells_present
-                ]
-            )
-        }
-        for base in bases
-    }
+    methods: dict[Cell, dict[_Condition, list[str]]] = {base: {} for base in bases}
+    for base, setting in itertools.product(bases, _settings(runs)):
+        cell = base.with_condition(*setting)
+        if present := [name for name in shown if cell.with_trust_region(name) in cells_present]:
+            methods[base][setting] = present
     alike = all(names == methods[bases[0]] for names in methods.values())
     lines = wrapped(bases, _MOST_BASES)
     heights = [
@@ -295,7 +270,7 @@ def final_figure(
             axes.set_title(_label(base, bases))
             if row == len(lines) - 1 or column >= len(lines[row + 1]):
                 axes.set_xlabel("test pass@1 (%)")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}"))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
         legend(figure, styles, base=True, marked=True)
     return figure
 
@@ -319,18 +294,11 @@ def _points(
             colour = styles.colour(name)
             each = scores(items, cell).mean(axis=1).to_numpy()
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
-            single, few = each.size == 1, each.size < 3  # one seed: the choice of problems only
-            axes.plot(
-                [success.low, success.high], [height, height], linewidth=0.8 if few else 1.8, color=colour
-            )
-            axes.plot(
-                success.estimate,
-                height,
-                styles.marker(name),
-                color=colour,
-                markersize=4.5,
-                markerfacecolor="white" if single else colour,
-            )
+            width = 0.8 if each.size < 3 else 1.8
+            axes.plot([success.low, success.high], [height] * 2, linewidth=width, color=colour)
+            fill = "white" if each.size == 1 else colour  # one seed: the choice of problems only
+            style: dict[str, Any] = {"color": colour, "markersize": 4.5, "markerfacecolor": fill}
+            axes.plot(success.estimate, height, styles.marker(name), **style)
         line += len(names) + 1
     base = interval(items, base_cell)
     if base is not None:
@@ -342,7 +310,7 @@ def _points(
 
 def _bases(runs: pd.DataFrame) -> list[Cell]:
     """The base models of all runs, whether or not they were graded."""
-    return sorted({cell.base_model() for cell in cells(runs) if cell.trust_region != BASE}, key=cell_order)
+    return sorted({cell.base_model() for cell in trained_cells(runs)}, key=cell_order)
 
 
 def _label(base: Cell, bases: Sequence[Cell]) -> str:
@@ -350,12 +318,10 @@ def _label(base: Cell, bases: Sequence[Cell]) -> str:
 
 
 def _settings(runs: pd.DataFrame) -> list[_Condition]:
-    trained = {(cell.condition, cell.estimator) for cell in cells(runs) if cell.trust_region != BASE}
+    trained = {(cell.condition, cell.estimator) for cell in trained_cells(runs)}
     return sorted(trained, key=lambda setting: (condition_order(setting[0]), estimator_order(setting[1])))
 
 
-def _methods(runs: pd.DataFrame, trust_regions: Sequence[str] | None) -> list[str]:
-    present = {cell.trust_region for cell in cells(runs)} - {BASE}
-    if trust_regions is not None:
-        return [name for name in trust_regions if name in present]
+def _methods(runs: pd.DataFrame) -> list[str]:
+    present = {cell.trust_region for cell in trained_cells(runs)}
     return MethodStyles(present - set(variants(runs))).methods

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from troll.analysis.data.axes import AXES, Axis, Line, lines
 from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run, require_one
 from troll.analysis.data.tidy import BASE
 from troll.analysis.metrics import SUMMARIES
+from troll.analysis.render.formats import percent_tick
 from troll.analysis.render.panels import Quantity, grid, limits, quantity
 from troll.analysis.render.style import MethodStyles, empty, legend, styled
 from troll.analysis.statistics import seed_interval
@@ -27,31 +29,24 @@ MEASURES = (
 )
 
 
-def sensitivity_figure(
-    runs: pd.DataFrame, items: pd.DataFrame, *, measures: Sequence[Quantity] = MEASURES
-) -> Figure:
+def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Every setting that was varied: a row per model, task, estimator and setting, a column per measure.
 
     Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line is the base model.
     """
     require_one(runs)
-    rows = [
-        (setting, axis, members)
-        for axis in AXES
-        for setting, members in sorted(
-            lines(runs, axis).items(), key=lambda entry: (*entry[0][:2], estimator_order(entry[0][2]))
-        )
-    ]
+    rows = [(setting, axis, members) for axis in AXES for setting, members in lines(runs, axis).items()]
+    rows.sort(key=lambda row: (AXES.index(row[1]), *row[0][:2], estimator_order(row[0][2])))
     summary = per_run(runs)
     with styled():
-        figure, panels = grid(len(rows), len(measures) if rows else 1, width=2.25, height=1.75)
+        figure, panels = grid(len(rows), len(MEASURES) if rows else 1, width=2.25, height=1.75)
         if not rows:
             empty(panels[0, 0], "no setting was varied")
             return figure
         styles = MethodStyles({line.family for _, _, members in rows for line in members})
         several = len({setting for setting, _, _ in rows}) > 1
         for row, (setting, axis, members) in enumerate(rows):
-            for column, measure in enumerate(measures):
+            for column, measure in enumerate(MEASURES):
                 axes = panels[row, column]
                 for line in members:
                     _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
@@ -62,7 +57,7 @@ def sensitivity_figure(
                     axes.set_title(measure.label)
                 if column == 0 and several:
                     axes.set_ylabel(" · ".join(setting[1:]))
-        for column, measure in enumerate(measures):
+        for column, measure in enumerate(MEASURES):
             limits(list(panels[:, column]), measure)
         legend(figure, styles, base=True, marked=True)
     return figure
@@ -84,13 +79,12 @@ def _draw(
     if np.isnan(mean).all():
         return
     style = styles.line(line.family)
+    bar: dict[str, Any] = {"linewidth": 1.2, "color": style["color"], "zorder": 2}
     axes.plot(x, mean, linewidth=1.6, marker=styles.marker(line.family), markersize=4, zorder=3, **style)
-    axes.vlines(x, mean, high, linewidth=1.2, color=style["color"], zorder=2)
+    axes.vlines(x, mean, high, **bar)
     for position, least, middle in zip(x, low, mean, strict=True):
         # As an artist of its own it does not widen the axis: a bar that reaches zero ends at the edge.
-        axes.add_artist(
-            Line2D([position] * 2, [least, middle], linewidth=1.2, color=style["color"], zorder=2)
-        )
+        axes.add_artist(Line2D([position] * 2, [least, middle], **bar))
     if name_it and line.label:
         where = (float(x[-1]), float(mean[-1]))
         axes.annotate(line.label, where, (4, 0), textcoords="offset points", fontsize=6, va="center")
@@ -123,12 +117,12 @@ def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) 
             axes.tick_params(axis="x", labelrotation=45)
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
     axes.set_xlabel(axis.label)
     if measure.scale == "log":
         axes.set_yscale("log")
     if measure.scale == "share":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+        axes.yaxis.set_major_formatter(percent_tick)
 
 
 def _base(axes: Axes, items: pd.DataFrame, members: Sequence[Line], styles: MethodStyles) -> None:

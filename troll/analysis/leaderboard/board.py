@@ -241,7 +241,7 @@ def _row(
     if against is not None:
         first, second = (scores(items, part).mean(axis=1).to_numpy() for part in (cell, baseline))
         row["p"] = paired_p_value(seed_differences(items, cell, baseline))
-        row["improvement"] = probability_of_improvement(first, second)
+        row["improvement"] = float(probability_of_improvement(first, second))
     row["auc"], row["late_kl"] = spread(line["auc"])[0], spread(line["late_kl"])[0]
     row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())

@@ -42,6 +42,11 @@ def points_tick(value: float, _: object) -> str:
     return f"{100 * value:+g}".replace("-", MINUS) if value else "0"
 
 
+def percent_tick(value: float, _: object) -> str:
+    """A share at a tick of an axis, in percent."""
+    return f"{100 * value:g}"
+
+
 def significant(value: float) -> str:
     """Three significant digits; powers of ten below 0.001."""
     if math.isinf(value):
@@ -67,6 +72,11 @@ def whole(value: float) -> str:
 def listed(items: Sequence[str]) -> str:
     """Some words as a list in a sentence: a, b and c."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 seed, 2 seeds."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _signed(text: str) -> str:

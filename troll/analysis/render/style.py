@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
 
@@ -133,6 +134,11 @@ class MethodStyles:
     def marker(self, trust_region: str) -> str:
         """The marker of a method."""
         return str(self._of[trust_region]["marker"])
+
+    def mark(self, trust_region: str, linewidth: float) -> Line2D:
+        """A legend's handle of a marker with its interval."""
+        colour, marker = self.colour(trust_region), self.marker(trust_region)
+        return Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=linewidth)
 
 
 def legend(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from troll.analysis.claims.findings import findings
+from troll.analysis.claims.ledger import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, label, short
 from troll.analysis.leaderboard.protocol import read_protocol

@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from troll.analysis.claims.findings import findings
-from troll.analysis.claims.ledger import to_short_markdown
+from troll.analysis.claims.ledger import findings, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference

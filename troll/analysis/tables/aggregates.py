@@ -27,7 +27,7 @@ from troll.analysis.data.summaries import (
 )
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, percent, whole
-from troll.analysis.statistics import LEVEL, Array, iqm, probabilities_of_improvement
+from troll.analysis.statistics import LEVEL, Array, iqm, probability_of_improvement
 
 REPLICATES = 2000
 
@@ -52,15 +52,15 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         if is_method and {cell.with_trust_region(baseline), cell.base_model()} <= present:
             by_place.setdefault((cell.model, cell.condition, cell.trust_region), []).append(cell)
     rows = []
-    for setting, group in sorted(
-        by_place.items(),
-        key=lambda entry: (entry[0][0], condition_order(entry[0][1]), method_order(entry[0][2])),
-    ):
-        model, condition, method = setting
+    places = sorted(by_place, key=lambda place: (place[0], condition_order(place[1]), method_order(place[2])))
+    for model, condition, method in places:
+        group = by_place[model, condition, method]
         method_scores = [_normalised(items, cell) for cell in group]
         other = [_normalised(items, cell.with_trust_region(baseline)) for cell in group]
-        row: dict[str, Any] = {"model": model, "condition": condition, "trust_region": method}
-        row |= {
+        row: dict[str, Any] = {
+            "model": model,
+            "condition": condition,
+            "trust_region": method,
             "settings": len(group),
             "runs": sum(map(len, method_scores)),
             "mean": float(np.mean(np.concatenate(method_scores))),
@@ -71,7 +71,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         first = [np.array(draw) for draw in zip(method_scores, *(drawn for drawn, _ in draws), strict=True)]
         second = [np.array(draw) for draw in zip(other, *(drawn for _, drawn in draws), strict=True)]
         pairs = zip(first, second, strict=True)
-        improvement = np.stack([probabilities_of_improvement(*pair) for pair in pairs], axis=-1)
+        improvement = np.stack([probability_of_improvement(*pair) for pair in pairs], axis=-1)
         for name, values in (
             ("iqm", iqm(np.concatenate(first, axis=1))),
             ("iqm_baseline", iqm(np.concatenate(second, axis=1))),

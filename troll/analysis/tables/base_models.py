@@ -129,43 +129,36 @@ def _row(
     summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell], baseline: str
 ) -> dict[str, Any] | None:
     """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
-    pairs = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
-    pairs_present = {cell: pair for cell, pair in pairs.items() if pair is not None}
-    if not pairs_present:
+    every = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
+    pairs = {cell: pair for cell, pair in every.items() if pair is not None}
+    if not pairs:
         return None
-    differences = [
-        (method_scores - other).mean(axis="columns") for method_scores, other in pairs_present.values()
-    ]
-    by_seed = [
-        dict(zip(map(float, difference.index), difference.tolist(), strict=True))
-        for difference in differences
-    ]
+    differences = [(method_scores - other).mean(axis="columns") for method_scores, other in pairs.values()]
     effects = np.asarray([difference.mean() for difference in differences])
-    bases = [
-        table.to_numpy().mean() for cell in pairs_present if len(table := scores(items, cell.base_model()))
-    ]
-    least = min(map(len, by_seed))
+    bases = [table for cell in pairs if len(table := scores(items, cell.base_model()))]
+    least = min(map(len, differences))
     row: dict[str, Any] = {
-        "base_models": len({cell.model for cell in pairs_present}),
-        "settings": len(pairs_present),
+        "base_models": len({cell.model for cell in pairs}),
+        "settings": len(pairs),
         "seeds": least,
-        **_official(summary, list(pairs_present), baseline),
-        "base": float(np.mean(bases)) if bases else np.nan,
-        "baseline": float(np.mean([other.to_numpy().mean() for _, other in pairs_present.values()])),
-        "method": float(
-            np.mean([method_scores.to_numpy().mean() for method_scores, _ in pairs_present.values()])
-        ),
+        **_official(summary, list(pairs), baseline),
+        "base": _mean(bases) if bases else np.nan,
+        "baseline": _mean([other for _, other in pairs.values()]),
+        "method": _mean([method_scores for method_scores, _ in pairs.values()]),
         "difference": float(effects.mean()),
     }
     row |= dict.fromkeys(("difference_low", "difference_high", "further_low", "further_high"), np.nan)
-    if len(pairs_present) >= LEAST_SETTINGS and least > 1:
+    if len(pairs) >= LEAST_SETTINGS and least > 1:
+        by_seed = [dict(zip(map(float, change.index), change, strict=True)) for change in differences]
         pooled = pool(effects, error_covariance(by_seed, [None] * len(by_seed))[1])
         row |= {"difference": pooled.estimate, "difference_low": pooled.low, "difference_high": pooled.high}
-        row |= {
-            "further_low": max(pooled.predicted_low, -1.0),
-            "further_high": min(pooled.predicted_high, 1.0),
-        }
+        row["further_low"] = max(pooled.predicted_low, -1.0)
+        row["further_high"] = min(pooled.predicted_high, 1.0)
     return row | {"lowest": float(effects.min()), "highest": float(effects.max())}
+
+
+def _mean(tables: Sequence[pd.DataFrame]) -> float:
+    return float(np.mean([table.to_numpy().mean() for table in tables]))
 
 
 def _official(summary: pd.DataFrame, compared: Sequence[Cell], baseline: str) -> dict[str, float]:
@@ -177,8 +170,7 @@ def _official(summary: pd.DataFrame, compared: Sequence[Cell], baseline: str) ->
         "baseline": [cell.with_trust_region(baseline) for cell in compared],
         "method": compared,
     }
-    means = {
-        name: [spread(cell.rows(summary)[OFFICIAL_METRIC])[0] for cell in cells]
+    return {
+        f"official_{name}": spread(spread(cell.rows(summary)[OFFICIAL_METRIC])[0] for cell in cells)[0]
         for name, cells in asked.items()
     }
-    return {f"official_{name}": spread(values)[0] for name, values in means.items()}

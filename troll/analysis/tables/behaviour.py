@@ -17,9 +17,9 @@ from troll.analysis.data.summaries import (
     seed_differences,
     spread,
     spreads,
+    trained_cells,
     variants,
 )
-from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import Style, percent, points, significant, whole
 from troll.analysis.statistics import (
     LEVEL,
@@ -58,7 +58,7 @@ def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: st
     success = runs[(runs["metric"] == "success") & (runs["source"] == "train")]
     summary = per_run(runs)
     rows = []
-    for cell in _trained(runs):
+    for cell in trained_cells(success):
         goal = target if target is not None else _target(success, summary, cell)
         lines, firsts = cell.rows(summary), _reached(cell.rows(success), goal)
         reached = sum(math.isfinite(step) for step, _ in firsts)
@@ -89,19 +89,14 @@ def _reach(value: float) -> str:
     return "never" if math.isinf(value) else significant(value)
 
 
-def _trained(runs: pd.DataFrame) -> list[Cell]:
-    return [cell for cell in cells(runs[runs["metric"] == "success"]) if cell.trust_region != BASE]
-
-
 def _target(success: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> float:
     """Half-way from the start to the best end on this model and task."""
-    here = (success["model"] == cell.model) & (success["task"] == cell.task)
-    rows = success[here]
-    start = float(rows.loc[rows["step"] == rows["step"].min(), "value"].mean())
-    ends = summary[(summary["model"] == cell.model) & (summary["task"] == cell.task)]
-    best = float(
-        ends.groupby(["condition", "estimator", "trust_region"], observed=True)["final"].mean().max()
+    rows, ends = (
+        frame[(frame["model"] == cell.model) & (frame["task"] == cell.task)] for frame in (success, summary)
     )
+    start = float(rows.loc[rows["step"] == rows["step"].min(), "value"].mean())
+    methods = ends.groupby(["condition", "estimator", "trust_region"], observed=True)
+    best = float(methods["final"].mean().max())
     return max(1, round((start + best) / 2 / TARGET_STEP)) * TARGET_STEP
 
 
@@ -139,7 +134,7 @@ def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
     require_one(runs)
     summary = per_run(runs)
     rows = []
-    for cell in _trained(runs):
+    for cell in trained_cells(runs[runs["metric"] == "success"]):
         lines = cell.rows(summary)
         row = cell.coordinates | {"seeds": len(lines), "collapsed": _collapsed(runs, summary, cell)}
         row |= spreads(lines, "max_drawdown")

@@ -16,6 +16,7 @@ import pandas as pd
 from troll.analysis.data.summaries import Cell, cells, difference, per_run, spread
 from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import MINUS, Style, percent, points, significant
+from troll.analysis.statistics import interval_columns
 from troll.experiment.published import read_published
 
 _ALIASES = {
@@ -225,21 +226,20 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
         here = [cell for cell in present if row.holds(cell)]
         matching = [cell for cell in here if fnmatchcase(cell.trust_region, row.method)]
         if not row.method.startswith(row.baseline):  # a baseline alone is shown, but for a variant's default
-            settings = {cell.with_condition(cell.condition, cell.estimator) for cell in matching}
+            settings = {cell.with_trust_region("") for cell in matching}
             lone = [cell for cell in here if cell.trust_region == row.baseline]
             matching += [
                 cell.with_trust_region(row.method)
                 for cell in lone
-                if cell.with_condition(cell.condition, cell.estimator) not in settings
+                if cell.with_trust_region("") not in settings
             ]
         rows += [_row(row, cell, summary, items) for cell in matching or (None,)]
     frame = pd.DataFrame(rows)
     frame = frame.drop(columns=[name for name in ("condition", "quantity") if not frame[name].any()])
-    names = {}
-    for role in ("baseline", "method"):
-        single = frame[f"{role}_name"].nunique() == 1
-        names[role] = str(frame[f"{role}_name"].iloc[0]) if single else role
-        frame = frame.drop(columns=f"{role}_name") if single else frame
+    names = {role: role for role in ("baseline", "method")}
+    for role in names:
+        if frame[f"{role}_name"].nunique() == 1:
+            names[role] = str(frame.pop(f"{role}_name").iloc[0])
     frame.attrs["styles"] = _styles(chosen, names)
     frame.attrs["quoted"] = ["published_baseline", "published_method", "published_gain"]
     frame.attrs["notes"] = _notes(chosen, frame, runs)
@@ -266,14 +266,13 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
         "model": row.model,
         "data": row.data.replace("_", " "),
         "estimator": row.estimator,
+        "condition": cell.condition if cell else row.condition.strip("*"),
+        "quantity": row.quantity,
+        "baseline_name": row.baseline,
+        "method_name": cell.trust_region if cell else row.method,
     }
-    shown |= {"condition": cell.condition if cell else row.condition.strip("*"), "quantity": row.quantity}
-    shown |= {"baseline_name": row.baseline, "method_name": cell.trust_region if cell else row.method}
-    lines = (
-        [part.rows(summary) for part in (cell.with_trust_region(row.baseline), cell)]
-        if cell
-        else [pd.DataFrame()] * 2
-    )
+    pair = (cell.with_trust_region(row.baseline), cell) if cell else ()
+    lines = [part.rows(summary) for part in pair] or [pd.DataFrame()] * 2
     ours = [spread(part.get(row.measure, ())) for part in lines]
     measured = not all(math.isnan(mean) for mean, _ in ours)
     shown |= {"seeds": max(map(len, lines)), "status": "run" if measured else "not run"}
@@ -284,13 +283,12 @@ def _row(row: Comparison, cell: Cell | None, summary: pd.DataFrame, items: pd.Da
             f"{name}_sd": deviation,
             f"{name}_off": mean - published,
         }
-    gain, gain_low, gain_high = ours[1][0] - ours[0][0], math.nan, math.nan
+    shown |= {"published_gain": row.published[1] - row.published[0]}
     if cell is not None and row.measure == "pass@1":
         interval = difference(items, cell, cell.with_trust_region(row.baseline))
         if interval is not None:
-            gain, gain_low, gain_high = interval.estimate, interval.low, interval.high
-    shown |= {"published_gain": row.published[1] - row.published[0], "gain": gain}
-    return shown | {"gain_low": gain_low, "gain_high": gain_high}
+            return shown | interval.columns("gain")
+    return shown | interval_columns("gain", None) | {"gain": ours[1][0] - ours[0][0]}
 
 
 def _notes(section: _Section, frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:

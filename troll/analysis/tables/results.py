@@ -25,6 +25,7 @@ from troll.analysis.data.summaries import (
     seed_differences,
     spread,
     spreads,
+    trained_cells,
     variants,
 )
 from troll.analysis.data.tidy import BASE, GROUP
@@ -49,15 +50,12 @@ def main_table(
     expected: Sequence[Mapping[str, object]] | None = None,
     skipped: Mapping[str, str] | None = None,
     baseline: str = BASELINE,
-    trust_regions: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Test scores and training behaviour of every method in every setting.
+    """Test scores and training behaviour of every method in every setting, variants of another one left out.
 
     Args:
         expected: coordinates of the planned runs; by default every method is expected in every setting
             that is present.
-        trust_regions: which methods; by default all that are not variants of another one (those are in
-            ``ablation_table``).
 
     Returns:
         The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k (on public data
@@ -68,7 +66,7 @@ def main_table(
     """
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
-    chosen = set(trust_regions or names - set(variants(runs, expected))) | {BASE}
+    chosen = (names - set(variants(runs, expected))) | {BASE}
     metrics = (*_of_test(runs, *_pass_metrics(runs)), *MAIN_METRICS)
     frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
@@ -140,21 +138,11 @@ def ablation_table(
         varied = {cell for cell in present if defaults.get(cell.trust_region) == default}
         chosen = {cell.trust_region for cell in varied} | {default}
         settings = {cell.with_trust_region(default) for cell in varied}
-        columns = (
-            chosen,
-            (*_of_test(runs, "pass@1"), *ABLATION_METRICS),
-            default,
-            expected,
-            skipped or {},
-            settings,
-        )
-        parts.append(_table(runs, items, *columns))
-    if not parts:
-        frame = pd.DataFrame()
-        frame.attrs["notes"] = ["No variants were run."]
-        return frame
-    frame = pd.concat(parts, ignore_index=True)
-    frame.attrs["notes"] = _notes(frame, runs, "the rule's default", skipped or {})
+        metrics = (*_of_test(runs, "pass@1"), *ABLATION_METRICS)
+        parts.append(_table(runs, items, chosen, metrics, default, expected, skipped or {}, settings))
+    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    told = _notes(frame, runs, "the rule's default", skipped or {}) if parts else ["No variants were run."]
+    frame.attrs["notes"] = told
     return frame
 
 
@@ -172,8 +160,7 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
         train = train[train["source"] == "train"]
         if train.empty:
             continue
-        row = cell.coordinates
-        row["seeds"] = train["seed"].nunique()
+        row = cell.coordinates | {"seeds": train["seed"].nunique()}
         lines = cell.rows(summary)
         for metric, how in _CONSTRAINT_CHECK.items():
             if how == "mean":
@@ -279,7 +266,7 @@ def _table(
 
 def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
     """Every chosen method in every setting present, so that holes show."""
-    trained = [cell for cell in cells(runs) if cell.trust_region != BASE]
+    trained = trained_cells(runs)
     axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
     methods = sorted(chosen & {cell.trust_region for cell in trained})
     planned = {Cell(*names) for names in itertools.product(*axes, methods)}

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from troll.analysis.data.summaries import BASELINE, Cell, cells, per_run, require_one, spreads
-from troll.analysis.data.tidy import BASE
+from troll.analysis.data.summaries import BASELINE, Cell, per_run, require_one, spreads, trained_cells
 from troll.analysis.render.formats import Style
 
 REFERENCE = "grpo"
@@ -11,9 +10,7 @@ REFERENCE = "grpo"
 _RATIOS = {"batch_cpu_s": "cpu_ratio", "peak_gib": "memory_ratio"}
 
 
-def training_cost_table(
-    runs: pd.DataFrame, *, baseline: str = BASELINE, reference: str = REFERENCE
-) -> pd.DataFrame:
+def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Time and memory of whole training runs.
 
     Returns:
@@ -24,21 +21,19 @@ def training_cost_table(
     require_one(runs)
     summary = per_run(runs)
     rows = []
-    for cell in cells(runs[runs["source"] == "train"]):
-        if cell.trust_region == BASE:
-            continue
+    for cell in trained_cells(runs[runs["source"] == "train"]):
         lines = cell.rows(summary)
         row = cell.coordinates | {"seeds": len(lines)} | spreads(lines, "batch_s", *_RATIOS)
-        other = Cell(cell.model, cell.task, cell.condition, reference, baseline)
+        other = Cell(cell.model, cell.task, cell.condition, REFERENCE, BASELINE)
         beside = spreads(other.rows(summary), *_RATIOS)
         rows.append(row | {ratio: row[name] / beside[name] for name, ratio in _RATIOS.items()})
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
         "batch_s": Style("Seconds per batch"),
         "batch_cpu_s": Style("Processor seconds per batch"),
-        "cpu_ratio": Style(f"Times {baseline} with {reference}"),
+        "cpu_ratio": Style(f"Times {BASELINE} with {REFERENCE}"),
         "peak_gib": Style("Peak memory (GiB)"),
-        "memory_ratio": Style(f"Memory, times {baseline} with {reference}"),
+        "memory_ratio": Style(f"Memory, times {BASELINE} with {REFERENCE}"),
     }
     frame.attrs["notes"] = [
         "A batch: sampling, rewards, old policy and values, and all optimiser steps on it; mean ± standard "
