@@ -8,7 +8,7 @@ from scipy import stats
 from troll.analysis.data.tidy import GROUP
 from troll.analysis.render.formats import to_markdown
 from troll.analysis.tables.aggregates import aggregate_table
-from troll.analysis.tables.training_cost import training_cost_table
+from troll.analysis.tables.behaviour import training_cost_table
 
 
 def items_of(by_method: dict[str, dict[str, list[float]]], problems: int = 20) -> pd.DataFrame:

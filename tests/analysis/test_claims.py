@@ -13,8 +13,8 @@ from troll.analysis.claims.packaged import claims_file
 from troll.analysis.claims.rule import PairedDifferences, Side, decide
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge, read_claims
 from troll.analysis.claims.wording import span, why
-from troll.analysis.data.identity import first_experiments
 from troll.analysis.data.runs import read_directories
+from troll.analysis.data.settings import first_experiments
 from troll.analysis.data.tidy import Tidy
 from troll.common.errors import UserError
 from troll.common.numerics import NUMERICS

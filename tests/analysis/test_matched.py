@@ -14,7 +14,7 @@ from troll.analysis.claims.verdicts import Claim, ClaimVerdict, judge
 from troll.analysis.claims.wording import why
 from troll.analysis.data.runs import read_directories
 from troll.analysis.data.tidy import Tidy
-from troll.analysis.tables.matched import matched_table
+from troll.analysis.tables.comparisons import matched_table
 
 KL = {"clip": 0.040, "clip-eps0.1": 0.0105, "troll": 0.010, "troll-kl0.25": 0.020}
 SOLVED = {"clip": 20, "clip-eps0.1": 24, "troll": 30, "troll-kl0.25": 33}

@@ -64,10 +64,10 @@ ENTRIES = (
     _table("test", "Test success by task", "results:test_table"),
     _table("constraint_check", "What the trust regions did", "results:constraint_check_table"),
     _table("ablation", "Variants of each rule", "results:ablation_table", "variants"),
-    _table("matched", "Methods at equal divergence", "matched:matched_table", "variants"),
+    _table("matched", "Methods at equal divergence", "comparisons:matched_table", "variants"),
     _table("base_models", "Differences over base models", "base_models:base_models_table", "base models"),
     _table("power", "Seeds needed to see a difference", "behaviour:power_table"),
-    _table("training_cost", "What training took", "training_cost:training_cost_table"),
+    _table("training_cost", "What training took", "behaviour:training_cost_table"),
     _figure("forest", "Differences from PPO-clip", "forest:forest_figure"),
     _figure("main", "Success over training", "results:main_figure"),
     _figure("final", "Success after training", "results:final_figure"),
@@ -101,18 +101,8 @@ def entries(kind: Kind) -> dict[str, Entry]:
     return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
 
 
-def requested(
-    kind: Kind,
-    *,
-    variants: bool,
-    crossed: bool,
-    base_models: bool,
-    published: bool,
-    group: str | None = None,
-) -> list[Entry]:
+def requested(kind: Kind, applies: Mapping[When, bool], group: str | None = None) -> list[Entry]:
     """The tables or figures of an experiment, or of a group of its runs."""
-    applies: dict[When, bool] = {"always": True, "variants": variants, "crossed": crossed}
-    applies |= {"base models": base_models, "published": published}
     return [
         entry
         for entry in entries(kind).values()

@@ -196,13 +196,11 @@ def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tu
     array, limits = np.asarray(values, dtype=np.float64), (share, share)
     kept = array.size - 2 * int(share * array.size)
     estimate = float(stats.trim_mean(array, share)) if array.size else math.nan
-    if kept < 2:
-        return Interval(estimate, math.nan, math.nan, level, array.size, 1), math.nan
-    error = float(stats.mstats.trimmed_stde(array, limits))
-    low, high = (float(end) for end in stats.mstats.trimmed_mean_ci(array, limits, alpha=1 - level))
-    if error == 0:
-        return Interval(estimate, low, high, level, array.size, 1), float(estimate == 0)
-    p_value = float(2 * stats.t.sf(abs(estimate) / error, kept - 1))
+    low, high, p_value = math.nan, math.nan, math.nan
+    if kept >= 2:
+        error = float(stats.mstats.trimmed_stde(array, limits))
+        low, high = map(float, stats.mstats.trimmed_mean_ci(array, limits, alpha=1 - level))
+        p_value = float(2 * stats.t.sf(abs(estimate) / error, kept - 1) if error else estimate == 0)
     return Interval(estimate, low, high, level, array.size, 1), p_value
 
 

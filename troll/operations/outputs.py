@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from troll.analysis.registry import Entry, Kind, crossed, requested, variants_of
+from troll.analysis.registry import Entry, Kind, When, crossed, requested, variants_of
 from troll.experiment.base_seeds import kind_name
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.keys import planned_keys
@@ -19,14 +19,14 @@ def entries_of(
     """The tables or figures of an experiment, or of a group of its runs."""
     by_setting = {run.group_id: run for run in runs}
     rules = {run.trust_region: rule_of(experiment, run) for run in by_setting.values()}
-    return requested(
-        kind,
-        variants=bool(variants_of(rules)),
-        crossed=_varies_both(experiment, by_setting.values()),
-        base_models=_varies_base_seed(experiment, by_setting.values()),
-        published=experiment.published,
-        group=group,
-    )
+    applies: dict[When, bool] = {
+        "always": True,
+        "variants": bool(variants_of(rules)),
+        "crossed": _varies_both(experiment, by_setting.values()),
+        "base models": _varies_base_seed(experiment, by_setting.values()),
+        "published": experiment.published,
+    }
+    return requested(kind, applies, group)
 
 
 def rule_of(experiment: Experiment, run: Run) -> str:

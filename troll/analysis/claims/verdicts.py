@@ -24,7 +24,7 @@ from troll.analysis.claims.looks import LookState, look_again
 from troll.analysis.claims.rule import Decision, Direction, PairedDifferences, Side, decide
 from troll.analysis.data.axes import by_condition
 from troll.analysis.data.divergence import equally_near, late_divergences, nearest
-from troll.analysis.data.identity import first_experiments, made_first
+from troll.analysis.data.settings import first_experiments, made_first
 from troll.analysis.data.summaries import Cell, cells, difference, paired_scores, per_run, values_by_seed
 from troll.analysis.data.tidy import BASE
 from troll.analysis.sequential import Looks
@@ -47,11 +47,8 @@ class Where(StrictModel):
 
     def holds(self, experiment: str, cell: Cell) -> bool:
         """Whether a setting is one that the claim speaks of."""
-        names = {"experiment": experiment, "model": cell.model, "task": cell.task}
-        names |= {"condition": cell.condition, "estimator": cell.estimator}
-        return all(
-            any(fnmatchcase(name, pattern) for pattern in getattr(self, key)) for key, name in names.items()
-        )
+        names = cell.coordinates | {"experiment": experiment}
+        return all(any(fnmatchcase(names[key], pattern) for pattern in patterns) for key, patterns in self)
 
 
 class Claim(StrictModel):

@@ -182,16 +182,14 @@ def _without(entry: ClaimVerdict) -> str:
         for name, every in _by_condition(settings).items()
         if len(every) > 1 and every == _by_condition(left).get(name)
     ]
-    names = [_all_of(name, len(_by_condition(left)[name])) for name in whole]
+    names = [
+        f"any of {len(_by_condition(left)[name])} {f'from {name}' if ' to ' in name else f'{name} ones'}"
+        for name in whole
+    ]
     rest = [setting for setting in left if setting.coordinates["condition"] not in whole]
     names += [_short(setting, settings) for setting in rest[:_NAMED]]
     names += [f"{len(rest) - _NAMED} more"] if len(rest) > _NAMED else []
     return ", ".join(names)
-
-
-def _all_of(condition: str, settings: int) -> str:
-    """All settings of a condition, or all lines between two conditions."""
-    return f"any of {settings} {f'from {condition}' if ' to ' in condition else f'{condition} ones'}"
 
 
 def _by_condition(settings: Sequence[PairedDifferences]) -> dict[str, list[str]]:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from troll.analysis.data.identity import WATCHING
-from troll.analysis.data.settings import settings_by
+from troll.analysis.data.settings import WATCHING, settings_by
 from troll.analysis.data.summaries import Cell, cached_per_frame, trained_cells, variants
 from troll.analysis.data.tidy import GROUP
 

@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
 from troll.analysis.data.divergence import late_divergences
-from troll.analysis.data.summaries import Cell, cell_order, interval, per_run, require_one, variants
-from troll.analysis.data.tidy import BASE
-from troll.analysis.figures.sensitivity import measured
+from troll.analysis.data.summaries import Cell, cell_order, per_run, require_one, variants
+from troll.analysis.figures.sensitivity import base_line, measured
 from troll.analysis.metrics import SUMMARIES
 from troll.analysis.render.formats import percent_tick
 from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
@@ -94,9 +93,7 @@ def _draw(
 def _finish(
     axes: Axes, setting: Cell, settings: Sequence[Cell], items: pd.DataFrame, styles: MethodStyles
 ) -> None:
-    base = interval(items, setting.base_model())
-    if base is not None:
-        axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))
+    base_line(axes, items, setting, styles)
     parts = ("model", "task", "condition", "estimator")
     told = [part for part in parts if len({getattr(cell, part) for cell in settings}) > 1]
     axes.set_title(" · ".join(getattr(setting, part) for part in told or ("task",)))

@@ -1,7 +1,8 @@
 """Success by learning rate and staleness, a panel for each method, and its difference from the baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from troll.analysis.registry import crossed
 from troll.analysis.render.formats import MINUS, points
 from troll.analysis.render.panels import grid
 from troll.analysis.render.style import empty, styled
-from troll.analysis.statistics import Array
+from troll.analysis.statistics import Array, Interval
 
 _Place = tuple[str, str, str]
 _Stale = tuple[float, float]
@@ -75,6 +76,10 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
     Numbers are means over seeds, in percent and in points. A bold difference has a 95 % interval that leaves
     out zero.
     """
+
+    def against_baseline(cell: Cell) -> Interval | None:
+        return difference(items, cell, cell.with_trust_region(baseline))
+
     require_one(runs)
     all_grids = grids(runs)
     sizes = [(len(one.methods), len(one.rates), len(one.stale)) for one in all_grids.values()] or [(1, 1, 1)]
@@ -86,21 +91,21 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
             return figure
         for axes in panels.flat:
             axes.set_visible(False)
-        for row, (place, panel_grid) in enumerate(all_grids.items()):
+        for row, (place, one) in enumerate(all_grids.items()):
             upper, lower = panels[2 * row], panels[2 * row + 1]
-            base = interval(items, next(iter(panel_grid.cells.values())).base_model())
-            tables = {name: _table(panel_grid, name, items) for name in panel_grid.methods}
+            base = interval(items, next(iter(one.cells.values())).base_model())
+            tables = {name: _table(one, name, partial(interval, items))[0] for name in one.methods}
             span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
-            every = {name: _gaps(panel_grid, name, baseline, items) for name in panel_grid.methods}
+            every = {name: _table(one, name, against_baseline) for name in one.methods if name != baseline}
             gaps = {name: both for name, both in every.items() if not np.isnan(both[0]).all()}
             widest = max([_LEAST_SPAN, *(float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values())])
             for axes, (name, table) in zip(upper, tables.items(), strict=False):
-                _draw(axes, panel_grid, table, "viridis_r", span, signed=False)
+                _draw(axes, one, table, "viridis_r", span, signed=False)
                 axes.set_title(name)
             for axes, name in zip(lower, tables, strict=False):
                 if name in gaps:
                     gap, sure = gaps[name]
-                    _draw(axes, panel_grid, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
+                    _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
                     axes.set_title(f"{name} {MINUS} {baseline}")
             for above, below in zip(upper, lower, strict=True):
                 (below if below.get_visible() else above).set_xlabel(_RATE.label)
@@ -118,26 +123,14 @@ def _span(tables: Sequence[Array]) -> tuple[float, float]:
     return low, max(high, low + _LEAST_SPAN)
 
 
-def _table(grid: Grid, name: str, items: pd.DataFrame) -> Array:
-    """Means over seeds, ``[staleness, rate]``; NaN where there are no runs."""
-    table = np.full((len(grid.stale), len(grid.rates)), np.nan)
-    for (method, rate, stale), cell in grid.cells.items():
-        if method == name and (measured := interval(items, cell)) is not None:
-            table[grid.stale.index(stale), grid.rates.index(rate)] = measured.estimate
-    return table
-
-
-def _gaps(grid: Grid, name: str, baseline: str, items: pd.DataFrame) -> tuple[Array, Array]:
-    """Mean differences from the baseline, and where their intervals over seeds leave out zero."""
+def _table(grid: Grid, name: str, measure: Callable[[Cell], Interval | None]) -> tuple[Array, Array]:
+    """Means over seeds ``[staleness, rate]``, NaN without runs, and where their intervals leave out zero."""
     table = np.full((len(grid.stale), len(grid.rates)), np.nan)
     sure = np.zeros_like(table)
     for (method, rate, stale), cell in grid.cells.items():
-        if (
-            method == name != baseline
-            and (gap := difference(items, cell, cell.with_trust_region(baseline))) is not None
-        ):
+        if method == name and (measured := measure(cell)) is not None:
             place = grid.stale.index(stale), grid.rates.index(rate)
-            table[place], sure[place] = gap.estimate, float(gap.reading() in ("higher", "lower"))
+            table[place], sure[place] = measured.estimate, float(measured.reading() in ("higher", "lower"))
     return table, sure
 
 

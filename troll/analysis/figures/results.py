@@ -1,6 +1,5 @@
 """The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -244,12 +243,10 @@ def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
     require_one(runs)
     shown, bases = _methods(runs), _bases(runs)
-    cells_present = set(cells(runs))
     methods: dict[Cell, dict[_Condition, list[str]]] = {base: {} for base in bases}
-    for base, setting in itertools.product(bases, _settings(runs)):
-        cell = base.with_condition(*setting)
-        if present := [name for name in shown if cell.with_trust_region(name) in cells_present]:
-            methods[base][setting] = present
+    for cell in trained_cells(runs):
+        if (name := cell.trust_region) in shown:
+            methods[cell.base_model()].setdefault((cell.condition, cell.estimator), []).append(name)
     alike = all(names == methods[bases[0]] for names in methods.values())
     lines = wrapped(bases, _MOST_BASES)
     heights = [

@@ -52,7 +52,7 @@ def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
                     _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
                 _finish(axes, axis, members, measure)
                 if measure.metric == "pass@1":
-                    _base(axes, items, members, styles)
+                    base_line(axes, items, members[0].points[0][1], styles)
                 if row == 0:
                     axes.set_title(measure.label)
                 if column == 0 and several:
@@ -125,7 +125,8 @@ def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) 
         axes.yaxis.set_major_formatter(percent_tick)
 
 
-def _base(axes: Axes, items: pd.DataFrame, members: Sequence[Line], styles: MethodStyles) -> None:
-    base = interval(items, members[0].points[0][1].base_model())
+def base_line(axes: Axes, items: pd.DataFrame, cell: Cell, styles: MethodStyles) -> None:
+    """A line at the success of a cell's base model, where it was graded."""
+    base = interval(items, cell.base_model())
     if base is not None:
         axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))

@@ -13,6 +13,7 @@ from scipy import stats
 
 from troll.analysis.render.formats import Style, percent, whole
 from troll.analysis.render.substitutes import marked, substitute_note, substitutes_of
+from troll.analysis.statistics import LEVEL
 from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl
 
@@ -23,7 +24,6 @@ _COLUMNS = (
     *("pass@1", "pass@1_low", "pass@1_high", "base/pass@1", "disagreements", "list"),
     *("cut", "data", "sha256"),
 )
-_LEVEL = 0.95
 
 
 def benchmark_table(
@@ -148,12 +148,12 @@ def _left_out(skipped: Mapping[str, str]) -> list[str]:
 def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
     """95 % interval of the mean over problems."""
     if samples == 1:
-        ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(_LEVEL, method="wilson")
+        ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(LEVEL, method="wilson")
         return float(ends.low), float(ends.high)
     if len(set(shares)) == 1:  # no spread to go by
         return math.nan, math.nan
     mean, error = sum(shares) / len(shares), stats.sem(shares)
-    low, high = stats.t.interval(_LEVEL, len(shares) - 1, loc=mean, scale=error)
+    low, high = stats.t.interval(LEVEL, len(shares) - 1, loc=mean, scale=error)
     return max(0.0, float(low)), min(1.0, float(high))
 
 

@@ -1,14 +1,28 @@
-"""Every comparison of several experiments as one family: each once, corrected for how many there are."""
+"""Comparisons of test pass@1: those of several experiments as one family, and methods at equal divergence.
 
+In a family each comparison stands once, corrected for how many there are.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from troll.analysis.data.identity import first_experiments, made_first
-from troll.analysis.data.summaries import BASELINE, Cell, cells, difference, seed_differences, variants
+from troll.analysis.data.divergence import WITHIN, equally_near, late_divergences, nearest
+from troll.analysis.data.settings import first_experiments, made_first
+from troll.analysis.data.summaries import (
+    BASELINE,
+    Cell,
+    cells,
+    difference,
+    per_run,
+    require_one,
+    seed_differences,
+    variants,
+)
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.render.formats import Style
-from troll.analysis.statistics import LEVEL, Interval, holm, paired_p_value
+from troll.analysis.statistics import LEVEL, Interval, holm, interval_columns, paired_p_value
 
 ALONE = "Reading: higher or lower where the interval excludes zero, so that p is below 0.05, each by itself."
 """What a reading means in a table of one experiment; comparisons.md corrects for how many there are."""
@@ -22,7 +36,7 @@ READING = (
 def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
     """Test pass@1 of every method against its baseline, over the unique comparisons of all experiments.
 
-    A comparison that is in several experiments counts once (`troll.analysis.data.identity`), with the
+    A comparison that is in several experiments counts once (`troll.analysis.data.settings`), with the
     runs of the first of them.
 
     Returns:
@@ -88,3 +102,45 @@ def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
         "notes": [note.replace(ALONE, READING) for note in main.attrs.get("notes", [])]
     }
     return corrected
+
+
+def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
+    """Every method beside the variant of the baseline whose late divergence is nearest to its own.
+
+    Returns:
+        One row per method and setting: ``against`` (the baseline's variant with the nearest late KL),
+        ``late_kl`` and ``late_kl_against`` (nats, means over seeds), ``ratio`` of the two and, where they
+        agree within `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
+    """
+    require_one(runs)
+    families, late = variants(runs), late_divergences(per_run(runs))
+    baselines = [cell for cell in late if families.get(cell.trust_region, cell.trust_region) == baseline]
+    rows = [
+        _matched_row(items, cell, other, late)
+        for cell in late
+        if cell not in baselines and (other := nearest(cell, baselines, late)) is not None
+    ]
+    columns = [*GROUP, "against", "seeds", "late_kl", "late_kl_against", "ratio"]
+    columns += interval_columns("difference", None)
+    frame = pd.DataFrame(rows, columns=columns)
+    frame.attrs["styles"] = {
+        "against": Style("Against"),
+        "late_kl_against": Style("Late KL of baseline (nats)"),
+        "ratio": Style("Ratio"),
+    }
+    frame.attrs["notes"] = [
+        f"Each method beside the variant of {baseline} whose late KL to the old policy (mean of the "
+        "last third of a run, nats per token) is nearest. Δ is given where the larger of the two is at most "
+        f"{1 + WITHIN:g} times the smaller: test pass@1, paired by seed and problem, with Student's 95 % "
+        "interval over seeds.",
+        *([ONE_SEED] if (frame["seeds"] == 1).any() else []),
+    ]
+    return frame
+
+
+def _matched_row(items: pd.DataFrame, cell: Cell, other: Cell, late: Mapping[Cell, float]) -> dict[str, Any]:
+    row = cell.coordinates | {"against": other.trust_region}
+    row |= {"late_kl": late[cell], "late_kl_against": late[other]}
+    gap = difference(items, cell, other) if equally_near(late[cell], late[other]) else None
+    seeds = len(seed_differences(items, cell, other)) if gap else 0
+    return row | {"ratio": late[cell] / late[other], "seeds": seeds} | interval_columns("difference", gap)

@@ -81,7 +81,7 @@ def _numbers(source: str, metric: str = "final_success*") -> list[Mapping[str, A
     return [row for row in read_published() if row["source"] == source and fnmatchcase(row["metric"], metric)]
 
 
-def _pairs(rows: Sequence[Mapping[str, Any]], **settings: Any) -> list[Comparison]:
+def _pairs(rows: Sequence[Mapping[str, Any]], *, measure: str = "", quantity: str = "") -> list[Comparison]:
     """Clip and TROLL of the same model, data and estimator as one row, in the order of the file."""
     by_setting: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:
@@ -94,9 +94,9 @@ def _pairs(rows: Sequence[Mapping[str, Any]], **settings: Any) -> list[Compariso
             estimator,
             "gspo-clip" if estimator == "GSPO" else "clip",
             "troll-seq" if estimator == "GSPO" else "troll",
-            settings.get("measure") or _MEASURES.get(data, "pass@1"),
+            measure or _MEASURES.get(data, "pass@1"),
             (values.get("Clip", math.nan), values.get("TROLL", math.nan)),
-            settings.get("quantity", ""),
+            quantity,
         )
         for (model, data, estimator), values in by_setting.items()
     ]
@@ -107,14 +107,17 @@ def _ablations() -> list[Comparison]:
     default = next(float(row["value"]) for row in rows if row["note"].startswith("default"))
     comparisons = []
     for row in rows:
-        bound, keep = re.search(r"eps=([\d.]+)$", row["note"]), re.search(r"^K=(\d+)", row["note"])
-        if bound is None and keep is None:
-            continue
-        name = f"troll-kl{bound[1]}" if bound else f"troll-k{keep[1]}" if keep else ""
-        setting = (row["model"], row["dataset"], row["estimator"])
-        comparisons.append(
-            Comparison(*setting, "troll", name, _MEASURES[row["dataset"]], (default, float(row["value"])))
-        )
+        for sign, pattern in (("kl", r"eps=([\d.]+)$"), ("k", r"^K=(\d+)")):
+            if changed := re.search(pattern, row["note"]):
+                setting = (
+                    row["model"],
+                    row["dataset"],
+                    row["estimator"],
+                    "troll",
+                    f"troll-{sign}{changed[1]}",
+                )
+                values = (default, float(row["value"]))
+                comparisons.append(Comparison(*setting, _MEASURES[row["dataset"]], values))
     return comparisons
 
 
