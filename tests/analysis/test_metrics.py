@@ -10,7 +10,6 @@ from troll.analysis.claims.verdicts import Claim
 from troll.analysis.data.reduction import Curve, summary_of
 from troll.analysis.metrics import DIAGNOSTICS, METRICS, SHARE, SUMMARIES, markdown
 from troll.analysis.render.formats import STYLES
-from troll.analysis.render.panels import quantity
 
 
 def test_what_runs_log_is_described_but_for_names_of_a_rule_alone():
@@ -41,7 +40,7 @@ def test_what_is_shown_has_a_heading_and_a_unit():
     for name, entry in [*METRICS.items(), *SUMMARIES.items()]:
         assert entry.name == name and entry.meaning
         if entry.scale == "share":
-            assert entry.unit == SHARE and quantity(entry).label.endswith(("(%)", "(points)"))
+            assert entry.unit == SHARE and entry.label.endswith(("(%)", "(points)"))
     for name in SUMMARIES:
         claim = {"id": "a", "sentence": "A.", "source": "here", "trust_region": "troll", "baseline": "clip"}
         assert Claim.model_validate(claim | {"metric": name, "direction": "higher"}).metric == name

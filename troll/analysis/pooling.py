@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from troll.analysis.statistics import LEVEL, Array, least_enough
+from troll.analysis.statistics import LEVEL, POWER, Array, least_enough
 
 PREDICTION = "95 % prediction interval for a new setting"
 LEAST_SETTINGS = 3
@@ -174,7 +174,7 @@ def seeds_to_decide(
         weight = 1 / whole.diagonal()
         weight /= weight.sum()
         df = y.size - 1 if y.size > 1 else seeds - 1
-        return decides(float(weight @ y), math.sqrt(weight @ whole @ weight), df) >= 0.8
+        return decides(float(weight @ y), math.sqrt(weight @ whole @ weight), df) >= POWER
 
     return least_enough(enough, least, most)
 

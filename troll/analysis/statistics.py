@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
 Array = NDArray[np.float64]
-LEVEL = 0.95
+LEVEL, POWER = 0.95, 0.8
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def holm(p_values: ArrayLike) -> Array:
 
 
 def seeds_needed(
-    spread: float, difference: float, *, power: float = 0.8, level: float = LEVEL, most: int = 1000
+    spread: float, difference: float, *, power: float = POWER, level: float = LEVEL, most: int = 1000
 ) -> int | None:
     """Least number of seeds, at least 2, at which Student's paired test finds a difference with this power.
 

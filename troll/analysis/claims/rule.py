@@ -43,7 +43,7 @@ from troll.analysis.pooling import (
     pool,
     seeds_to_decide,
 )
-from troll.analysis.statistics import LEVEL, Array, Interval, holm, seed_interval
+from troll.analysis.statistics import LEVEL, POWER, Array, Interval, holm, seed_interval
 
 Direction = Literal["higher", "lower", "equivalent"]
 Verdict = Literal[
@@ -57,7 +57,6 @@ Verdict = Literal[
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MODERATORS = ("task", "estimator", "model", "method")
-_POWER = 0.8
 MOST_SEEDS = 1000
 """More than this are not asked for."""
 
@@ -264,7 +263,7 @@ def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
     if all(side.shown(effect, effect) for effect in effects):
         chances.append(partial(_all_shown, side, effects, spreads))
     singles = np.unique(np.geomspace(least + 1, MOST_SEEDS, 200).astype(int))  # to a few percent
-    counts += [next((int(n) for n in singles if chance(int(n)) >= _POWER), None) for chance in chances]
+    counts += [next((int(n) for n in singles if chance(int(n)) >= POWER), None) for chance in chances]
     return min((count for count in counts if count is not None), default=None)
 
 

@@ -7,7 +7,7 @@ from troll.analysis.claims.rule import MOST_SEEDS, PairedDifferences
 from troll.analysis.claims.verdicts import Claim, ClaimVerdict
 from troll.analysis.data.divergence import WITHIN
 from troll.analysis.metrics import METRICS, SHARE, SUMMARIES
-from troll.analysis.pooling import PREDICTION
+from troll.analysis.pooling import PREDICTION, Pooled
 from troll.analysis.render.formats import MINUS, counted, points, probability, significant
 from troll.analysis.statistics import Interval
 
@@ -87,8 +87,7 @@ def on_average(entry: ClaimVerdict) -> str:
     pooled = entry.decision.pooled
     if pooled is None:
         return ""
-    show, unit = _shown(entry.claim)
-    return f"{show(pooled.estimate)} [{show(pooled.low)}, {show(pooled.high)}]{unit} on average"
+    return f"{show_difference(entry.claim, pooled)} on average"
 
 
 def average(entry: ClaimVerdict) -> str:
@@ -177,14 +176,11 @@ def _without(entry: ClaimVerdict) -> str:
     """The settings that do not show the claim, by whole conditions where all of one do not."""
     settings, held = entry.decision.settings, entry.decision.held
     left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
-    whole = [
-        name
-        for name, every in _by_condition(settings).items()
-        if len(every) > 1 and every == _by_condition(left).get(name)
-    ]
+    every, without = _by_condition(settings), _by_condition(left)
+    whole = {name: len(of) for name, of in every.items() if len(of) > 1 and of == without.get(name)}
     names = [
-        f"any of {len(_by_condition(left)[name])} {f'from {name}' if ' to ' in name else f'{name} ones'}"
-        for name in whole
+        f"any of {count} {f'from {name}' if ' to ' in name else f'{name} ones'}"
+        for name, count in whole.items()
     ]
     rest = [setting for setting in left if setting.coordinates["condition"] not in whole]
     names += [_short(setting, settings) for setting in rest[:_NAMED]]
@@ -232,7 +228,7 @@ def _name(claim: Claim) -> str:
     return claim.baseline if isinstance(claim.baseline, str) else f"{claim.baseline:g}"
 
 
-def show_difference(claim: Claim, interval: Interval) -> str:
+def show_difference(claim: Claim, interval: Interval | Pooled) -> str:
     """One interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
     show, unit = _shown(claim)
     if math.isnan(interval.low):

@@ -118,20 +118,16 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path}: empty, expected one line per optimiser step")
     previous, has_values = -1, False
     for number, line in enumerate(lines, start=1):
-        step, batch = line.get("step"), line.get("rollout_batch")
+        where, step, batch = f"{path}:{number}", line.get("step"), line.get("rollout_batch")
         if not _is_count(step) or step <= previous:
-            raise UserError(
-                f"{path}:{number}: step: {_shown(step)} must be an integer above {max(previous, 0)}"
-            )
+            raise UserError(f"{where}: step: {_shown(step)} must be an integer above {max(previous, 0)}")
         if batch is not None and not _is_count(batch):
-            raise UserError(
-                f"{path}:{number}: rollout_batch: {_shown(batch)} must be an integer of 0 or more"
-            )
+            raise UserError(f"{where}: rollout_batch: {_shown(batch)} must be an integer of 0 or more")
         previous = step
         time = line.get("time", {})
         if not isinstance(time, dict):
-            raise UserError(f"{path}:{number}: time: {time!r} must be an object")
-        wall_s = _number(time.get("wall_s", math.nan), f"{path}:{number}: time.wall_s")
+            raise UserError(f"{where}: time: {time!r} must be an object")
+        wall_s = _number(time.get("wall_s", math.nan), f"{where}: time.wall_s")
         common = {"step": step, "rollout_batch": batch, "wall_s": wall_s}
         values = {name: value for name, value in line.items() if name not in _NOT_A_METRIC}
         values |= {f"time/{name}": value for name, value in time.items() if name != "wall_s"}
@@ -139,7 +135,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
             if value is None:
                 continue
             source = "validation" if name.startswith("validation_") else "train"
-            value = _number(value, f"{path}:{number}: {name}")
+            value = _number(value, f"{where}: {name}")
             yield common | {"metric": name, "value": value, "source": source}
             has_values = True
     if not has_values:

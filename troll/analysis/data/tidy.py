@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -201,11 +200,8 @@ def on_disk(tidy: Tidy) -> pd.DataFrame:
     )
     per_run = ["run_id", *(name for name in _ON_DISK if name not in (*items.columns, *_OF_ROWS))]
     runs = tidy.runs[per_run].drop_duplicates("run_id")
-    items = items.merge(runs, on="run_id", how="left")
-    for name in _OF_ROWS:
-        if name not in items:
-            items[name] = np.nan if _ON_DISK[name] == _FLOAT else pd.NA
-    return concatenated([tidy.runs[list(_ON_DISK)], items[list(_ON_DISK)].astype(_ON_DISK)], _ON_DISK)
+    items = items.merge(runs, on="run_id", how="left").reindex(columns=list(_ON_DISK)).astype(_ON_DISK)
+    return concatenated([tidy.runs[list(_ON_DISK)], items], _ON_DISK)
 
 
 _OF_ROWS = ("step", "rollout_batch", "wall_s", "metric", "value", "n_items", "source")

@@ -13,13 +13,13 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from troll.analysis.data.divergence import late_divergences
 from troll.analysis.data.summaries import Cell, cell_order, per_run, require_one, variants
 from troll.analysis.figures.sensitivity import base_line, measured
-from troll.analysis.metrics import SUMMARIES
+from troll.analysis.metrics import SHARE, SUMMARIES, Summary
 from troll.analysis.render.formats import percent_tick
-from troll.analysis.render.panels import Quantity, grid, limits, quantity, wrapped
+from troll.analysis.render.panels import grid, limits, wrapped
 from troll.analysis.render.style import MethodStyles, empty, legend, styled
 
-KL = quantity(SUMMARIES["late_kl"])
-SUCCESS = Quantity("pass@1", "test pass@1 (%)")
+KL = SUMMARIES["late_kl"]
+SUCCESS = Summary("pass@1", SHARE, "test pass@1", label="test pass@1 (%)")
 _COLUMNS = 3
 _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
 """Where labels are, in points from the marker, and the side that they are aligned to: by family in turn."""
@@ -70,7 +70,7 @@ def _draw(
 ) -> None:
     points = []
     for cell in members:
-        drift, ended = (measured(cell, quantity, summary, items) for quantity in (KL, SUCCESS))
+        drift, ended = (measured(cell, measure, summary, items) for measure in (KL, SUCCESS))
         if not np.isnan(ended[0]):
             points.append((cell, drift, ended))
     if not points:

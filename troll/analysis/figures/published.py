@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,14 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from troll.analysis.data.summaries import Cell, cells
+from troll.analysis.metrics import METRICS, SHARE, Metric
 from troll.analysis.render.formats import percent_tick
-from troll.analysis.render.panels import STEPS, Across, Quantity, grid, limits, panel, rows_of, time_axis
+from troll.analysis.render.panels import STEPS, Across, grid, limits, panel, rows_of, time_axis
 from troll.analysis.render.style import MethodStyles, legend, styled
 from troll.analysis.tables.published import QWEN3, SECTIONS, Comparison, published_table
 
-_TRAIN = Quantity("success", "training success (%)", "share")
-_HELD_OUT = Quantity("validation_success", "held-out success (%)", "share")
-_QUANTITIES = {"DAPO_Train": _TRAIN, "MATH_Eval": Quantity("math-eval/pass@1", "success (%)", "share")}
+_TRAIN = METRICS["success"]
+_HELD_OUT = replace(METRICS["validation_success"], label="held-out success (%)")
+_MATH_EVAL = Metric("math-eval/pass@1", SHARE, "mean of MATH Eval", label="success (%)", scale="share")
+_METRICS = {"DAPO_Train": _TRAIN, "MATH_Eval": _MATH_EVAL}
 
 
 def sizes_figure(runs: pd.DataFrame) -> Figure:
@@ -61,14 +64,14 @@ def _curves(
         styles = MethodStyles(name for row in rows for name in (row.baseline, row.method))
         for row in rows:
             index = datasets.index(row.data), names.index(column_of(row))
-            axes, quantity = panels[index], _QUANTITIES.get(row.data, _HELD_OUT)
-            _comparison(axes, runs, row, quantity, styles, across)
+            axes, metric = panels[index], _METRICS.get(row.data, _HELD_OUT)
+            _comparison(axes, runs, row, metric, styles, across)
             if index[0] == 0:
                 axes.set_title(column_of(row))
             if index[0] == len(datasets) - 1:
                 axes.set_xlabel(across.label)
             if index[1] == 0:
-                axes.set_ylabel(f"{row.data.replace('_', ' ')}\n{quantity.label}")
+                axes.set_ylabel(f"{row.data.replace('_', ' ')}\n{metric.label}")
         for line in panels:
             limits(list(line), _TRAIN)
         legend(figure, styles, published=True)
@@ -76,12 +79,12 @@ def _curves(
 
 
 def _comparison(
-    axes: Axes, runs: pd.DataFrame, row: Comparison, quantity: Quantity, styles: MethodStyles, across: Across
+    axes: Axes, runs: pd.DataFrame, row: Comparison, metric: Metric, styles: MethodStyles, across: Across
 ) -> None:
     shown = (row.baseline, row.method)
     matching = [cell for cell in cells(runs) if cell.trust_region == row.method and row.holds(cell)]
     setting = matching[0] if matching else Cell(row.model, "", "", "", "")
-    drawn = panel(axes, rows_of(runs, quantity), setting, shown, styles, quantity, across, missing="not run")
+    drawn = panel(axes, rows_of(runs, metric), setting, shown, styles, metric, across, missing="not run")
     for name, value in zip(shown, row.published, strict=True):
         if not math.isnan(value):
             style = styles.line(name) | {"linestyle": "-", "linewidth": 3, "clip_on": False}

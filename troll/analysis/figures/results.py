@@ -23,11 +23,10 @@ from troll.analysis.data.summaries import (
     variants,
 )
 from troll.analysis.data.tidy import BASE
-from troll.analysis.metrics import METRICS
+from troll.analysis.metrics import METRICS, Metric
 from troll.analysis.render.panels import (
     STEPS,
     Across,
-    Quantity,
     Share,
     blocks_of,
     bounds,
@@ -35,18 +34,17 @@ from troll.analysis.render.panels import (
     grid,
     limits,
     panel,
-    quantity,
     rows_of,
     time_axis,
     wrapped,
 )
 from troll.analysis.render.style import MethodStyles, beside, dose_families, empty, legend, styled
 
-SUCCESS = quantity(METRICS["success"])
+SUCCESS = METRICS["success"]
 _LEARNING = ("validation_success", "kl_to_old", "entropy", "response_length")
-LEARNING = (SUCCESS, *(quantity(METRICS[name]) for name in _LEARNING))
+LEARNING = (SUCCESS, *(METRICS[name] for name in _LEARNING))
 _PROJECTION = ("clip_fraction", "kl_to_old_max", "kl_projected_max", "step_size", "kept_mass")
-PROJECTION = tuple(quantity(METRICS[name]) for name in _PROJECTION)
+PROJECTION = tuple(METRICS[name] for name in _PROJECTION)
 
 _MOST_COLUMNS, _MOST_BASES = 6, 5
 _PANEL = 2.15, 1.75
@@ -145,10 +143,10 @@ def time_figure(runs: pd.DataFrame) -> Figure:
     return main_figure(runs, across=time_axis(runs, clock))
 
 
-def task_figure(runs: pd.DataFrame, task: str, *, quantities: Sequence[Quantity] = LEARNING) -> Figure:
+def task_figure(runs: pd.DataFrame, task: str, *, metrics: Sequence[Metric] = LEARNING) -> Figure:
     """Everything that was logged about learning one task: a row per condition and estimator.
 
-    Columns are the ``quantities`` that any run has; a column's panels share their vertical axis.
+    Columns are the ``metrics`` that any run has; a column's panels share their vertical axis.
     """
     rows = runs[runs["task"] == task]
     shown = _methods(rows)
@@ -158,12 +156,12 @@ def task_figure(runs: pd.DataFrame, task: str, *, quantities: Sequence[Quantity]
         (cell, (f"{cell.model}\n" if several else "") + f"{cell.condition} · {cell.estimator}", shown)
         for cell in settings
     ]
-    return _rows_figure(rows, places, quantities)
+    return _rows_figure(rows, places, metrics)
 
 
 def projection_figure(runs: pd.DataFrame, task: str) -> Figure:
     """How the trust regions acted: tokens outside, KL before and after (bound dotted), step, kept mass."""
-    return task_figure(runs, task, quantities=PROJECTION)
+    return task_figure(runs, task, metrics=PROJECTION)
 
 
 def ablation_figure(runs: pd.DataFrame) -> Figure:
@@ -189,13 +187,13 @@ def ablation_figure(runs: pd.DataFrame) -> Figure:
 def _rows_figure(
     runs: pd.DataFrame,
     places: Sequence[tuple[Cell, str, Sequence[str]]],
-    quantities: Sequence[Quantity],
+    metrics: Sequence[Metric],
     *,
     apart: bool = False,
 ) -> Figure:
-    """One row per place (with its label and methods), one column per quantity that any run has."""
+    """One row per place (with its label and methods), one column per metric that any run has."""
     require_one(runs)
-    present = [quantity for quantity in quantities if _worth_drawing(runs, quantity)]
+    present = [metric for metric in metrics if _worth_drawing(runs, metric)]
     blocks = 1 if apart else blocks_of(len(places), len(present), 2.05, 1.5)
     height = -(-len(places) // blocks)
     with styled():
@@ -204,16 +202,16 @@ def _rows_figure(
             empty(panels[0, 0], "no runs")
             return figure
         styles = MethodStyles({name for _, _, shown in places for name in shown})
-        for column, quantity in enumerate(present):
-            rows = rows_of(runs, quantity)
+        for column, metric in enumerate(present):
+            rows = rows_of(runs, metric)
             for index, (setting, label, shown) in enumerate(places):
                 block, row = divmod(index, height)
                 axes = panels[row, block * len(present) + column]
-                drawn = panel(axes, rows, setting, shown, styles, quantity, spread=not apart)
-                if drawn and quantity.bound:
+                drawn = panel(axes, rows, setting, shown, styles, metric, spread=not apart)
+                if drawn and metric.bound:
                     bounds(axes, runs, setting, shown, styles)
                 if row == 0:
-                    axes.set_title(quantity.label)
+                    axes.set_title(metric.label)
                 if row == height - 1 or index == len(places) - 1:
                     axes.set_xlabel("optimiser steps")
                 if column == 0:
@@ -222,8 +220,8 @@ def _rows_figure(
                     beside(axes, styles, shown)
         for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
             axes.set_axis_off()
-        for axis in {quantity.axis or quantity.metric for quantity in present}:
-            same = [column for column, q in enumerate(present) if (q.axis or q.metric) == axis]
+        for axis in {metric.axis or metric.name for metric in present}:
+            same = [column for column, other in enumerate(present) if (other.axis or other.name) == axis]
             shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
             limits(shared, present[same[0]])
         if not apart:
@@ -231,9 +229,9 @@ def _rows_figure(
     return figure
 
 
-def _worth_drawing(runs: pd.DataFrame, quantity: Quantity) -> bool:
+def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
     """Whether any run logged it, and validation often enough to make a curve."""
-    rows = runs[runs["metric"] == quantity.metric]
+    rows = runs[runs["metric"] == metric.name]
     if rows.empty or (rows["source"] == "train").all():
         return not rows.empty
     return int(rows.groupby("run_id", observed=True)["step"].nunique().max()) >= _LEAST_OF_CURVE

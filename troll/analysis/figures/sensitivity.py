@@ -14,9 +14,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from troll.analysis.data.axes import AXES, Axis, Line, lines
 from troll.analysis.data.summaries import Cell, estimator_order, interval, per_run, require_one
 from troll.analysis.data.tidy import BASE
-from troll.analysis.metrics import SUMMARIES
+from troll.analysis.metrics import SHARE, SUMMARIES, Summary
 from troll.analysis.render.formats import percent_tick
-from troll.analysis.render.panels import Quantity, grid, limits, quantity
+from troll.analysis.render.panels import grid, limits
 from troll.analysis.render.style import MethodStyles, empty, legend, styled
 from troll.analysis.statistics import seed_interval
 
@@ -24,8 +24,8 @@ _LEAST_LOG = 1e-12
 _DIGIT = 0.03
 """Width of a label's digit, as a share of a panel's."""
 MEASURES = (
-    Quantity("pass@1", "test pass@1 (%)", "share"),
-    *(quantity(SUMMARIES[name]) for name in ("max_drawdown", "late_kl", "entropy")),
+    Summary("pass@1", SHARE, "test pass@1", label="test pass@1 (%)", scale="share"),
+    *(SUMMARIES[name] for name in ("max_drawdown", "late_kl", "entropy")),
 )
 
 
@@ -51,7 +51,7 @@ def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
                 for line in members:
                     _draw(axes, line, measure, summary, items, styles, name_it=len(members) > 1)
                 _finish(axes, axis, members, measure)
-                if measure.metric == "pass@1":
+                if measure.name == "pass@1":
                     base_line(axes, items, members[0].points[0][1], styles)
                 if row == 0:
                     axes.set_title(measure.label)
@@ -66,7 +66,7 @@ def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
 def _draw(
     axes: Axes,
     line: Line,
-    measure: Quantity,
+    measure: Summary,
     summary: pd.DataFrame,
     items: pd.DataFrame,
     styles: MethodStyles,
@@ -91,13 +91,13 @@ def _draw(
 
 
 def measured(
-    cell: Cell, measure: Quantity, summary: pd.DataFrame, items: pd.DataFrame
+    cell: Cell, measure: Summary, summary: pd.DataFrame, items: pd.DataFrame
 ) -> tuple[float, float, float]:
     """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured."""
-    if measure.metric == "pass@1":
+    if measure.name == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)
-    values = np.asarray(cell.rows(summary).get(measure.metric, ()), dtype=float)
+    values = np.asarray(cell.rows(summary).get(measure.name, ()), dtype=float)
     values = values[~np.isnan(values)]
     if not values.size:
         return np.nan, np.nan, np.nan
@@ -106,7 +106,7 @@ def measured(
     return over.estimate, max(over.low, least), over.high
 
 
-def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Quantity) -> None:
+def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Summary) -> None:
     values = sorted({value for line in members for value, _ in line.points})
     if values[0] > 0:
         axes.set_xscale("log")

@@ -13,12 +13,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 
 from troll.analysis.data.reduction import SUMMARY
 from troll.analysis.data.settings import settings_by
 from troll.analysis.data.summaries import Cell, curve
 from troll.analysis.metrics import Metric, Summary
+from troll.analysis.render.formats import percent_tick
 from troll.analysis.render.style import MethodStyles, empty
 
 Share = Literal["none", "row", "col"]
@@ -26,25 +27,6 @@ T = TypeVar("T")
 FLOOR = 1e-8
 """Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
 _TRAIN_S, _CPU_S = f"{SUMMARY}/train_s", f"{SUMMARY}/cpu_s"
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """What a panel shows."""
-
-    metric: str  # name in the tidy table
-    label: str  # of the axis, with the unit
-    scale: str = "linear"  # "linear", "share" (0 to 1 shown in percent) or "log"
-    complement: bool = False  # show one minus the value (kept mass as the mass left out)
-    axis: str = ""  # quantities of one axis share their limits
-    bound: bool = False  # draw the rule's own KL bound, where the run's settings have one
-
-
-def quantity(entry: Metric | Summary) -> Quantity:
-    """A metric or summary as its panel shows it."""
-    if isinstance(entry, Summary):
-        return Quantity(entry.name, entry.label, entry.scale)
-    return Quantity(entry.name, entry.label, entry.scale, entry.complement, entry.axis, entry.bound)
 
 
 @dataclass(frozen=True)
@@ -58,11 +40,11 @@ class Across:
 STEPS = Across()
 
 
-def rows_of(runs: pd.DataFrame, quantity: Quantity) -> pd.DataFrame:
+def rows_of(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """The rows that a panel needs, each with its run's last update: ``last_step`` and ``last_s``."""
     ends = runs.loc[runs["metric"] == _TRAIN_S].set_index("run_id")
     last = ends[["step", "value"]].rename(columns={"step": "last_step", "value": "last_s"})
-    return runs[runs["metric"] == quantity.metric].join(last, on="run_id")
+    return runs[runs["metric"] == metric.name].join(last, on="run_id")
 
 
 def panel(
@@ -71,7 +53,7 @@ def panel(
     setting: Cell,
     shown: Sequence[str],
     styles: MethodStyles,
-    quantity: Quantity,
+    metric: Metric,
     across: Across = STEPS,
     missing: str = "no values",
     spread: bool = True,
@@ -80,10 +62,10 @@ def panel(
     drawn = False
     for name in shown:
         mine = setting.with_trust_region(name).rows(rows)
-        table = _held(mine, curve(mine, quantity.metric))
-        if quantity.complement:
+        table = _held(mine, curve(mine, metric.name))
+        if metric.complement:
             table = 1 - table
-        if quantity.scale == "log":
+        if metric.scale == "log":
             table = table.where(table > FLOOR)
         if table.empty or table.isna().all(axis=None):
             continue
@@ -111,16 +93,16 @@ def panel(
             **style,
         )
     if not drawn:
-        empty(axes, f"no values above {FLOOR:g}" if quantity.scale == "log" else missing)
+        empty(axes, f"no values above {FLOOR:g}" if metric.scale == "log" else missing)
         return False
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=across.seconds is None))
     axes.set_xlim(left=0)
-    if quantity.scale == "log":
+    if metric.scale == "log":
         axes.set_yscale("log")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    if quantity.scale == "share":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+    if metric.scale == "share":
+        axes.yaxis.set_major_formatter(percent_tick)
     return True
 
 
@@ -184,21 +166,21 @@ def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], 
             axes.axhline(value, color=styles.colour(name), linewidth=1, linestyle=(0, (1, 1.5)), zorder=2)
 
 
-def limits(panels: Sequence[Axes], quantity: Quantity) -> None:
+def limits(panels: Sequence[Axes], metric: Metric | Summary) -> None:
     """Gives the panels that were drawn one vertical range; shares start at zero."""
     drawn = [axes for axes in panels if axes.lines]
     if not drawn:
         return
     low = min(axes.get_ylim()[0] for axes in drawn)
     high = max(axes.get_ylim()[1] for axes in drawn)
-    if quantity.scale == "linear":  # a line along the edge is seen
+    if metric.scale == "linear":  # a line along the edge is seen
         low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
-    if quantity.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
+    if metric.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
         middle = np.sqrt(low * high)
         low, high = middle / np.sqrt(10), middle * np.sqrt(10)
     for axes in drawn:
-        axes.set_ylim(0 if quantity.scale == "share" else low, high)
-        if quantity.scale == "log":
+        axes.set_ylim(0 if metric.scale == "share" else low, high)
+        if metric.scale == "log":
             decades = np.log10(high / low)
             axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades > 2 else (1, 2, 5), numticks=12))
             axes.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))

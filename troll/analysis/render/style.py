@@ -154,17 +154,17 @@ def legend(
 ) -> None:
     """One legend for the whole figure, above the panels."""
     names = [*styles.methods, *([BASE] if base else [])]
-    handles: list[Any] = [mpl.lines.Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
+    handles: list[Any] = [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
     for name, handle in zip(names, handles, strict=True):
         if marked and name != BASE:
             handle.set(marker=styles.marker(name), markersize=4.5)
     labels = ["base model" if name == BASE else name for name in names]
     if published:
-        handles.append(mpl.lines.Line2D([], [], linewidth=4, color="#9a9a9a"))
+        handles.append(Line2D([], [], linewidth=4, color="#9a9a9a"))
         labels.append("published end value")
     if seeds:
         grey = "#9a9a9a"
-        handles += [mpl.lines.Line2D([], [], linewidth=0.7, color=grey), Patch(color=grey, alpha=0.35)]
+        handles += [Line2D([], [], linewidth=0.7, color=grey), Patch(color=grey, alpha=0.35)]
         labels += ["one seed", "all seeds, least to largest"]
     figure.legend(
         handles,
@@ -179,7 +179,7 @@ def legend(
 
 def beside(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
     """A legend of some methods to the right of a panel."""
-    handles = [mpl.lines.Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
+    handles = [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)
 
 

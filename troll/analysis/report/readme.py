@@ -19,7 +19,7 @@ from troll.analysis.data.provenance import made_from_commits
 from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import early_in_words
-from troll.analysis.render.formats import Style, listed, percent, points, significant, to_markdown
+from troll.analysis.render.formats import Style, counted, listed, percent, points, significant, to_markdown
 from troll.analysis.statistics import Interval
 from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.comparisons import read_in_family
@@ -170,7 +170,7 @@ def _made(rows: pd.DataFrame) -> str:
         text = f"{len(own)} at commit `{str(commit)[:7]}`" if commit else f"{len(own)} at no known commit"
         changed = " (with changes that were not committed)" if own["changed"].iloc[0] else ""
         parts.append(text + changed)
-    return f"{_count(len(made), 'run')}: {listed(parts)}"
+    return f"{counted(len(made), 'run')}: {listed(parts)}"
 
 
 def _took(rows: pd.DataFrame) -> str:
@@ -208,7 +208,7 @@ def sentences(
     seeds = int(compared["seeds"].min())
     if seeds < _FEW_SEEDS:
         lines.append(
-            f"- {_count(seeds, 'seed')} per setting: the intervals are wide. No clear difference means that "
+            f"- {counted(seeds, 'seed')} per setting: the intervals are wide. No clear difference means that "
             "these runs cannot tell, not that the methods are equal."
         )
     return lines
@@ -218,7 +218,7 @@ def _overall(compared: pd.DataFrame, method: str, baseline: str) -> str:
     counts = [(reading, int((compared["reading"] == reading).sum())) for reading in _ORDER]
     readings = ", ".join(f"{reading} in {count}" for reading, count in counts if count)
     return (
-        f"- Test pass@1 of {method} against {baseline} in {_count(len(compared), 'setting')} "
+        f"- Test pass@1 of {method} against {baseline} in {counted(len(compared), 'setting')} "
         f"(task × condition × estimator): {readings}."
     )
 
@@ -285,16 +285,12 @@ def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[st
                 parts += [f"not clearly different from it in {unclear}"] if unclear else []
                 yield (
                     f"- Against the base model, {name} under {condition} ends {' and '.join(parts)} "
-                    f"of {_count(len(intervals), 'setting')}."
+                    f"of {counted(len(intervals), 'setting')}."
                 )
 
 
 def _to_base(items: pd.DataFrame, cell: Cell) -> Interval | None:
     return difference(items, cell, cell.base_model())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> str:

@@ -23,6 +23,7 @@ from troll.analysis.data.summaries import (
 from troll.analysis.render.formats import Style, percent, points, significant, whole
 from troll.analysis.statistics import (
     LEVEL,
+    POWER,
     Interval,
     interval_columns,
     seed_interval,
@@ -35,7 +36,6 @@ TARGET_STEP = 0.05
 """Targets of success are multiples of this: a given success, not one fitted to a run."""
 POINTS = (0.01, 0.02, 0.05)
 """Differences in pass@1 that the power table asks about."""
-POWER = 0.8
 MOST_SEEDS = 1000
 REFERENCE = "grpo"
 """The estimator without a critic that others are compared with."""
@@ -218,7 +218,7 @@ def power_table(
 def _needed(deviation: float, share: float) -> float:
     if math.isnan(deviation):
         return math.nan
-    seeds = seeds_needed(deviation, share, power=POWER, most=MOST_SEEDS)
+    seeds = seeds_needed(deviation, share, most=MOST_SEEDS)
     return math.inf if seeds is None else seeds
 
 

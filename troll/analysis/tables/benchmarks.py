@@ -45,13 +45,12 @@ def benchmark_table(
     """
     entries = []
     for answers, grades, cut in rows:
-        shares = [sum(item["passed"]) / len(item["passed"]) for item in grades["problems"].values()]
-        samples = [len(item["passed"]) for item in grades["problems"].values()]
+        metrics, problems = grades["metrics"], grades["problems"].values()
+        samples = [len(item["passed"]) for item in problems]
+        shares = [sum(item["passed"]) / len(item["passed"]) for item in problems]
         low, high = _interval(shares, max(samples))
-        metrics = grades["metrics"]
-        official = [row["official"] for row in grades["problems"].values() if "official" in row]
-        means = [sum(flags) / len(flags) for flags in official]
-        official_low, official_high = _interval(means, max(samples)) if means else (math.nan, math.nan)
+        means = [sum(item["official"]) / len(item["official"]) for item in problems if "official" in item]
+        official_low, official_high = _interval(means, max(samples))
         apart = float(metrics.get("disagreements", math.nan))
         entries.append(
             {
@@ -147,10 +146,10 @@ def _left_out(skipped: Mapping[str, str]) -> list[str]:
 
 def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
     """95 % interval of the mean over problems."""
-    if samples == 1:
+    if samples == 1 and shares:
         ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(LEVEL, method="wilson")
         return float(ends.low), float(ends.high)
-    if len(set(shares)) == 1:  # no spread to go by
+    if len(set(shares)) < 2:  # no spread to go by
         return math.nan, math.nan
     mean, error = sum(shares) / len(shares), stats.sem(shares)
     low, high = stats.t.interval(LEVEL, len(shares) - 1, loc=mean, scale=error)

@@ -67,7 +67,7 @@ def main_table(
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
     chosen = (names - set(variants(runs, expected))) | {BASE}
-    metrics = (*_of_test(runs, *_pass_metrics(runs)), *MAIN_METRICS)
+    metrics = (*_of_test(runs, largest_k=True), *MAIN_METRICS)
     frame = _table(runs, items, chosen, metrics, baseline, expected, skipped or {})
     frame.attrs["notes"] = _notes(frame, runs, baseline, skipped or {})
     return frame
@@ -138,7 +138,7 @@ def ablation_table(
         varied = {cell for cell in present if defaults.get(cell.trust_region) == default}
         chosen = {cell.trust_region for cell in varied} | {default}
         settings = {cell.with_trust_region(default) for cell in varied}
-        metrics = (*_of_test(runs, "pass@1"), *ABLATION_METRICS)
+        metrics = (*_of_test(runs), *ABLATION_METRICS)
         parts.append(_table(runs, items, chosen, metrics, default, expected, skipped or {}, settings))
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     told = _notes(frame, runs, "the rule's default", skipped or {}) if parts else ["No variants were run."]
@@ -198,8 +198,7 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for cell in cells(runs):
         lines = cell.rows(summary)
-        row = cell.coordinates
-        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
+        row = cell.coordinates | {"seeds": _seeds(cell, lines)}
         for metric in metrics:
             # A run without any sample of some status had a share of zero of it.
             values = lines[metric].fillna(0.0) if metric.startswith("status/") else lines[metric]
@@ -215,16 +214,12 @@ def _test_order(metric: str) -> tuple[bool, bool, bool, str]:
     return not official, apart or "/" in metric, not apart and "/" in metric, metric
 
 
-def _of_test(runs: pd.DataFrame, *ours: str) -> list[str]:
+def _of_test(runs: pd.DataFrame, *, largest_k: bool = False) -> list[str]:
     """Our pass@k; on public data after what the official scorer says, and before how often it differs."""
     tested = set(runs.loc[runs["source"] == "test", "metric"])
+    sizes = {int(name.removeprefix("pass@")) for name in tested if largest_k and name.startswith("pass@")}
+    ours = [f"pass@{k}" for k in sorted({1, max(sizes, default=1)})]
     return [name for name in (OFFICIAL_METRIC, *ours, "disagreements") if name in ours or name in tested]
-
-
-def _pass_metrics(runs: pd.DataFrame) -> list[str]:
-    tested = set(runs.loc[runs["source"] == "test", "metric"])
-    sizes = sorted(int(name.removeprefix("pass@")) for name in tested if name.startswith("pass@"))
-    return [f"pass@{k}" for k in sorted({1, sizes[-1] if sizes else 1})]
 
 
 def _table(
@@ -249,9 +244,7 @@ def _table(
     rows = []
     for cell in sorted(shown, key=cell_order):
         lines = cell.rows(summary)
-        row = cell.coordinates
-        row["seeds"] = _count(lines) if cell.trust_region != BASE else None
-        row["planned"] = planned.get(cell)
+        row = cell.coordinates | {"seeds": _seeds(cell, lines), "planned": planned.get(cell)}
         row["status"] = "run" if len(lines) else ("skipped" if cell.task in skipped else "not run")
         row["mixed"] = bool(len(lines) and lines["mixed"].any())
         for metric in metrics:
@@ -273,8 +266,8 @@ def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
     return planned | {cell.base_model() for cell in planned if BASE in chosen}
 
 
-def _count(lines: pd.DataFrame) -> int:
-    return int(lines["seed"].nunique()) if len(lines) else 0
+def _seeds(cell: Cell, lines: pd.DataFrame) -> int | None:
+    return None if cell.trust_region == BASE else int(lines["seed"].nunique()) if len(lines) else 0
 
 
 def _difference(items: pd.DataFrame, cell: Cell, reference: str) -> dict[str, Any]:
