@@ -23,7 +23,7 @@ from troll.analysis.data.summaries import (
 from troll.analysis.leaderboard.inputs import expected_best, first_scores
 from troll.analysis.leaderboard.protocol import Protocol, Trial, chosen_early, early_in_words, rate
 from troll.analysis.leaderboard.ranking import notes_of, ranking_table
-from troll.analysis.render.formats import Style, listed, percent
+from troll.analysis.render.formats import Style, counted, listed, percent
 from troll.analysis.statistics import (
     holm,
     interval_columns,
@@ -99,17 +99,15 @@ def board_table(
         _not_on_the_board(protocol, missing, begun or {}, best, frame),
         edges,
     )
-    early = {name: share for name, share in chosen_early(trials).items() if name in ranked}
-    if early:
+    if early := {name: share for name, share in chosen_early(trials).items() if name in ranked}:
         frame.attrs["notes"].insert(
             1,
             f"{early_in_words(early, len(ranked))}: earlier versions lost the validation after the last "
             "step. They are to be made again.",
         )
-    read = dict.fromkeys(frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"])
-    if read:
+    if read := [*frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"].unique()]:
         frame.attrs["notes"].append(
-            f"Reconstructed from secondary sources, without the paper's exact objective: {listed([*read])}."
+            f"Reconstructed from secondary sources, without the paper's exact objective: {listed(read)}."
         )
     return frame.drop(columns="p")
 
@@ -126,8 +124,7 @@ def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[s
         members = [cell for cell in cells(results.items) if cell.trust_region in names]
         means = pd.DataFrame(
             {cell.trust_region: scores(results.items, cell).mean(axis=1) for cell in members}
-        )
-        means = means.dropna()
+        ).dropna()
         if len(means) < 2:
             continue
         task = members[0].task
@@ -142,26 +139,22 @@ def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[s
 
 def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
     """Differences of tasks as `ranking_table` has them: a family for each rule, and none where it stopped."""
-    names = {"difference": "difference", "difference_low": "difference_low"}
-    names |= {"difference_high": "difference_high", "p": "p_holm"}
+    columns = ["difference", "difference_low", "difference_high"]
     read = ranking.set_index(["trust_region", "analysis"])
     for index, row in frame.iterrows():
         for label in (f"{row['task']} ({row['model']}) alone", f"{row['task']} alone"):
-            if (row["trust_region"], label) in read.index:
-                for source, column in names.items():
-                    frame.loc[index, column] = read.loc[(row["trust_region"], label), source]
+            if (key := (row["trust_region"], label)) in read.index:
+                frame.loc[index, [*columns, "p_holm"]] = (
+                    read.loc[key, [*columns, "p"]].astype(float).to_numpy()
+                )
                 break
 
 
 def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
     """Every difference of the board is one from the baseline."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    alone = [
-        task
-        for task in tasks
-        if not any(row["task"] == task and row["trust_region"] == protocol.baseline for row in rows)
-    ]
-    if alone or not tasks:
+    compared = {row["task"] for row in rows if row["trust_region"] == protocol.baseline}
+    alone = [task for task in dict.fromkeys(row["task"] for row in rows) if task not in compared]
+    if alone or not rows:
         experiments = dict.fromkeys(
             name for results in final for name in results.runs["experiment"].astype(str)
         )
@@ -174,9 +167,10 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
 
 def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
     """Fresh runs have the settings of the trial that the board names."""
-    numbers = {name: value for name, value in trial.settings.items() if isinstance(value, int | float)}
     expected = {"training/learning_rate": trial.learning_rate} | {
-        f"trust_region/settings/{name}": float(value) for name, value in numbers.items()
+        f"trust_region/settings/{name}": float(value)
+        for name, value in trial.settings.items()
+        if isinstance(value, int | float)
     }
     for (run_id,), settings in settings_by(runs, ["run_id"]):
         for name, meant in expected.items():
@@ -197,14 +191,6 @@ def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
             f"{cell.trust_region}: {cell.task}: no fresh run with seed {', '.join(map(str, missing))}; "
             "finish the fresh seeds first"
         )
-
-
-def _tuned_alone(best: Mapping[tuple[str, str], Trial], board: pd.DataFrame) -> list[str]:
-    """The rules that were tuned and have no run on fresh seeds, with the task where only some are missing."""
-    rows = set(zip(board["task"], board["trust_region"], strict=True))
-    present = {name for _, name in rows}
-    lacking = [(task, name) for task, name in best if (task, name) not in rows]
-    return list(dict.fromkeys(f"{name} on {task}" if name in present else name for task, name in lacking))
 
 
 def _row(
@@ -255,13 +241,9 @@ def _row(
 def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
     """Median over seeds of the rollout batches until training success reaches a target; infinite if never."""
     batches = curve(rows, "success")
-    reached = [
-        steps_to(np.arange(1, len(curve_of_seed) + 1), curve_of_seed.to_numpy(), target)
-        for _, curve_of_seed in batches.items()
-    ]
-    return (
-        float(np.median([np.inf if np.isnan(value) else value for value in reached])) if reached else np.nan
-    )
+    numbers = np.arange(1, len(batches) + 1)
+    reached = [steps_to(numbers, values.to_numpy(), target) for _, values in batches.items()]
+    return float(np.median(np.nan_to_num(reached, nan=np.inf))) if reached else np.nan
 
 
 _STYLES = {
@@ -312,7 +294,10 @@ def _not_on_the_board(
     board: pd.DataFrame,
 ) -> list[str]:
     """Which rules of the protocol have no row, and how far each has come, in sentences."""
-    tuned = _tuned_alone(best, board)
+    rows = set(zip(board["task"], board["trust_region"], strict=True))
+    present = {name for _, name in rows}
+    lacking = [(task, name) for task, name in best if (task, name) not in rows]
+    tuned = dict.fromkeys(f"{name} on {task}" if name in present else name for task, name in lacking)
     of = protocol.tuning_runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
     some = [f"{name} ({begun[name]} of {of} runs)" for name in missing if begun.get(name)]
     none = [name for name in missing if not begun.get(name)]
@@ -324,26 +309,22 @@ def _not_on_the_board(
     return [f"{what}: {', '.join(names)}." for what, names in said.items() if names]
 
 
-def _further_rounds(protocol: Protocol) -> str:
-    return "".join(
-        f"the best {round_.keep} then got {len(round_.seeds)} more seed{'s' * (len(round_.seeds) > 1)}, "
-        for round_ in protocol.rounds
-    )
-
-
-_INTERVALS = ", with Student's 95 % interval; p of a paired t-test, corrected by Holm over the whole table."
-
-
 def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:
     if edges:
         outside = f"Best at the least or largest value that was tried: {', '.join(edges)}."
         left = [f"{outside} A better one may lie outside.", *left]
+    rounds = "".join(
+        f"the best {further.keep} then got {counted(len(further.seeds), 'more seed')}, "
+        for further in protocol.rounds
+    )
+    read = ", with Student's 95 % interval; p of a paired t-test, corrected by Holm over the whole table."
+    if protocol.ranking is not None:
+        read = f". {notes_of(protocol)}"
     return [
         f"Each rule had {protocol.trials} trials on {len(protocol.tuning_seeds)} tuning seeds for each of "
-        f"{tasks} tasks, {_further_rounds(protocol)}the best by validation success went on to "
+        f"{tasks} tasks, {rounds}the best by validation success went on to "
         f"{len(protocol.seeds)} fresh seeds{' at most' if protocol.ranking else ''}. "
-        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed"
-        f"{_INTERVALS if protocol.ranking is None else f'. {notes_of(protocol)}'}",
+        f"Δ: test pass@1 minus that of {protocol.baseline}, tuned alike, paired by seed{read}",
         f"Batches to 90 %: rollout batches until training success is at {100 * TARGET:.0f} % of the best "
         "rule's final success, median over seeds; never where half of them or more do not get there. "
         f"Collapsed: runs that end below {100 * COLLAPSED:.0f} % of the base model. Best of {FEW_TRIALS}: "

@@ -11,7 +11,7 @@ from troll.analysis.data.results import Results
 from troll.analysis.data.summaries import Cell, cells, collapsed_runs, per_run, scores, values_by_seed
 from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.metrics import PRESENT_NAMES
-from troll.analysis.render.formats import Style, listed, percent, points, probability
+from troll.analysis.render.formats import Style, bracketed, listed, percent, points, probability
 from troll.analysis.statistics import (
     LEVEL,
     Array,
@@ -103,11 +103,7 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
         means: list[dict[str, Any]] = []
         for contrast in comparison.contrasts:
             by_task = values[contrast.method] - values[contrast.baseline]
-            names = {
-                "endpoint": _ENDPOINTS[endpoint],
-                "method": contrast.method,
-                "baseline": contrast.baseline,
-            }
+            names = {"endpoint": _ENDPOINTS[endpoint], **contrast.model_dump()}
             differences = by_task.mean(axis=1)
             means.append(names | {"analysis": MEAN} | _student(differences, margin))
             rows.append(means[-1])
@@ -126,8 +122,8 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
                 rows.append(names | {"analysis": analysis} | row | {"p_holm": np.nan, "reading": read})
         for row, p_value, equivalence in zip(
             means,
-            holm([row_of_contrast["p"] for row_of_contrast in means]),
-            holm([row_of_contrast["p_equivalence"] for row_of_contrast in means]),
+            holm([mean["p"] for mean in means]),
+            holm([mean["p_equivalence"] for mean in means]),
             strict=True,
         ):
             row["p_holm"] = float(p_value)
@@ -156,10 +152,9 @@ def _student(differences: pd.Series, margin: float) -> dict[str, Any]:
     """Student's interval and tests of paired differences, one for each seed."""
     if len(differences) < 2:
         return {"seeds": len(differences)} | dict.fromkeys(_NUMBERS, np.nan)
-    interval = seed_interval(differences.to_numpy())
     return {
         "seeds": len(differences),
-        **interval.columns("difference"),
+        **seed_interval(differences.to_numpy()).columns("difference"),
         "p": paired_p_value(differences),
         "p_equivalence": equivalence_p_value(differences, margin),
     }
@@ -177,14 +172,8 @@ def _with_tuning(differences: pd.Series, shift: Array, protocol: Protocol) -> di
     noise = stats.sem(values) * random.standard_t(len(values) - 1, size=len(shift))
     draws = values.mean() + noise + shift
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {
-        "seeds": len(values),
-        "difference": float(draws.mean()),
-        "difference_low": float(low),
-        "difference_high": float(high),
-        "p": np.nan,
-        "p_equivalence": np.nan,
-    }
+    numbers = (float(draws.mean()), float(low), float(high), np.nan, np.nan)
+    return {"seeds": len(values)} | dict(zip(_NUMBERS, numbers, strict=True))
 
 
 def _chosen_again(tuning: Tuning, protocol: Protocol) -> dict[tuple[str, str], Array]:
@@ -211,14 +200,12 @@ def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
 
 def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series]:
     """By rule, which of the protocol's seeds collapsed in one of the settings."""
-    fallen = {name: pd.Series(False, index=sorted(protocol.seeds)) for name in protocol.compared}
+    seeds = sorted(protocol.seeds)
+    fallen = {name: pd.Series(False, index=seeds) for name in protocol.compared}
     for results in final:
         for cell in cells(results.items):
-            if cell.trust_region in fallen:
-                collapsed = collapsed_runs(results.items, cell)
-                fallen[cell.trust_region] |= collapsed.reindex(
-                    fallen[cell.trust_region].index, fill_value=False
-                )
+            if (name := cell.trust_region) in fallen:
+                fallen[name] |= collapsed_runs(results.items, cell).reindex(seeds, fill_value=False)
     return fallen
 
 
@@ -226,14 +213,14 @@ def sentence(table: pd.DataFrame, protocol: Protocol) -> str:
     """What the protocol says of the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
     assert comparison is not None
-    low, high = (float(row[f"difference_{end}"]) for end in ("low", "high"))
+    low, high = row["difference_low"], row["difference_high"]
     said = [getattr(comparison.sentences, str(row["reading"]))]
     if row["reading"] in ("above", "below") and -comparison.margin <= low and high <= comparison.margin:
         said.append(comparison.sentences.small)
     return " ".join(said).format(
         method=row["method"],
         baseline=row["baseline"],
-        difference=f"{points(row['difference'])} [{points(low)}, {points(high)}]",
+        difference=f"{points(row['difference'])} {bracketed(row, 'difference')}",
         seeds=row["seeds"],
         tasks=listed([*protocol.experiment["tasks"]]),
         margin=f"{100 * comparison.margin:g}",
@@ -256,7 +243,8 @@ _STYLES = {
 
 
 def _notes(table: pd.DataFrame, protocol: Protocol, tuning: Tuning) -> list[str]:
-    margin = 100 * protocol.comparison.margin if protocol.comparison else 0.0
+    assert protocol.comparison is not None
+    margin = 100 * protocol.comparison.margin
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
     alike = table[same & (table["baseline"] == first["baseline"])]

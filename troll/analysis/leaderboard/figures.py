@@ -1,6 +1,7 @@
 """Figures of the leaderboard: differences from the tuned baseline, what a smaller budget finds, how soon."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from troll.analysis.render.formats import points, points_tick
 from troll.analysis.render.style import MethodStyles, legend, styled
 
 _LINE = 0.17
+_SEEDS: Mapping[str, Any] = {"color": "#9a9a9a", "markersize": 2.2, "zorder": 2}
 _NAMED = 5
 """Rules that get a colour in the figure of budgets, beside the baseline and TROLL; the others are grey."""
 
@@ -39,20 +41,8 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, styles: MethodStyles) -> N
     axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for place, row in enumerate(rows.to_dict("records")):
         name, baseline = str(row["trust_region"]), bool(np.isnan(row["difference"]))
-        value, low, high = (
-            0.0 if baseline else 100 * row[f"difference{end}"] for end in ("", "_low", "_high")
-        )
-        axes.errorbar(
-            value,
-            place,
-            xerr=[[value - low], [high - value]],
-            fmt=styles.marker(name),
-            color=styles.colour(name),
-            markersize=4,
-            linewidth=1.2,
-            capsize=2,
-            zorder=2,
-        )
+        shown = (0.0, 0.0, 0.0) if baseline else _in_points(row)
+        _draw_interval(axes, shown, place, styles.marker(name), styles.colour(name), 2)
     axes.set_yticks(range(len(rows)), list(rows["trust_region"]))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: points(value / 100)))
@@ -77,10 +67,10 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
                 scores = group["score"].to_list()
                 budgets = range(1, len(scores) + 1)
                 expected = [100 * expected_best(scores, budget) for budget in budgets]
-                style = (
-                    styles.line(str(rule)) if rule in styles.methods else {"color": "#c9c9c9", "zorder": 1}
-                )
-                axes.plot(budgets, expected, linewidth=1.4 if rule in styles.methods else 0.7, **style)
+                style: dict[str, Any] = {"color": "#c9c9c9", "zorder": 1, "linewidth": 0.7}
+                if rule in styles.methods:
+                    style = {"linewidth": 1.4} | styles.line(str(rule))
+                axes.plot(budgets, expected, **style)
             axes.set_title(str(task))
             axes.set_xlabel("trials")
         panels[0].set_ylabel("validation success, expected best (%)")
@@ -147,21 +137,15 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
             axes.axvspan(-margin, margin, color="#ececec", zorder=0)
             axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
             for place, (task, seeds) in enumerate(by_task.items()):
-                heights = place + np.linspace(0.14, 0.36, len(seeds))
-                axes.plot(seeds, heights, "o", color="#9a9a9a", markersize=2.2, zorder=2)
-                _draw_mean(axes, of_pair[of_pair["analysis"] == f"{task} alone"].iloc[0], place)
+                axes.plot(seeds, place + np.linspace(0.14, 0.36, len(seeds)), "o", **_SEEDS)
+                row = of_pair[of_pair["analysis"] == f"{task} alone"].iloc[0]
+                _draw_interval(axes, _in_points(row), place, "s", "#1c1c1c", 3)
             row, place = of_pair[of_pair["analysis"] == MEAN].iloc[0], by_task.shape[1]
-            middle, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
+            middle, low, high = _in_points(row)
             corners = [(low, place), (middle, place - 0.2), (high, place), (middle, place + 0.2)]
             axes.add_patch(Polygon(corners, facecolor="#0b4f8a", edgecolor="none", zorder=3))
-            axes.plot(
-                by_task.mean(axis=1),
-                place + np.linspace(0.26, 0.48, len(by_task)),
-                "o",
-                color="#9a9a9a",
-                markersize=2.2,
-                zorder=2,
-            )
+            heights = place + np.linspace(0.26, 0.48, len(by_task))
+            axes.plot(by_task.mean(axis=1), heights, "o", **_SEEDS)
             tasks = list(map(str, by_task.columns))
             axes.set_yticks(range(len(tasks) + 1), [*tasks, "mean of\nthe tasks"])
             axes.set_ylim(len(tasks) + 0.6, -0.4)
@@ -171,16 +155,23 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
     return figure
 
 
-def _draw_mean(axes: Axes, row: pd.Series, place: float) -> None:
-    value, low, high = (100 * row[f"difference{end}"] for end in ("", "_low", "_high"))
+def _in_points(row: "Mapping[Any, Any] | pd.Series[Any]") -> tuple[float, float, float]:
+    """A difference and its interval."""
+    return 100 * row["difference"], 100 * row["difference_low"], 100 * row["difference_high"]
+
+
+def _draw_interval(
+    axes: Axes, points: tuple[float, float, float], place: float, marker: str, colour: str, zorder: float
+) -> None:
+    value, low, high = points
     axes.errorbar(
         value,
         place,
         xerr=[[value - low], [high - value]],
-        fmt="s",
-        color="#1c1c1c",
+        fmt=marker,
+        color=colour,
         markersize=4,
         linewidth=1.2,
         capsize=2,
-        zorder=3,
+        zorder=zorder,
     )

@@ -3,7 +3,7 @@
 How much tuning a rule needs is shown by the expected best of fewer trials (`expected_best`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from troll.analysis.data.summaries import Cell, cells, stopped_runs
 from troll.analysis.data.tidy import RUN_COLUMNS, concatenated
 from troll.analysis.leaderboard.contrasts import Tuning
 from troll.analysis.leaderboard.protocol import Protocol, Trial, rate
-from troll.analysis.render.formats import Style, listed, percent, whole
+from troll.analysis.render.formats import Style, counted, listed, percent, whole
 from troll.common.errors import UserError
 from troll.common.numerics import changed_since
 
@@ -36,9 +36,8 @@ def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
     """The rules of which there are runs of trials: of the last round, or of any where that has none."""
     last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
     present = set((runs if last.empty else last)["trust_region"])
-    return [
-        name for name in protocol.rules if present & {trial.variant for trial in protocol.trials_of(name)}
-    ]
+    names = {trial.name for variant, trial in protocol.trials_by_variant.items() if variant in present}
+    return [name for name in protocol.rules if name in names]
 
 
 def trial_scores(
@@ -55,7 +54,7 @@ def trial_scores(
         with 0, where the protocol lets it count; else it leaves no results, and its trial is unfinished.
     """
     last = _last_validations(runs)
-    ends = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
+    ends = _last_steps(runs, last)
     # A validation stands in the line of the step after it, that after the last step in the last line.
     last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
     models = len(set(runs["model"]) - {""})
@@ -64,13 +63,12 @@ def trial_scores(
     for task in protocol.experiment["tasks"]:
         for name in protocol.rules if only is None else [only]:
             trials = protocol.trials_of(name)
-            scores_of_rounds = {
+            ends_of_rule = {
                 trial.variant: last[(last["task"] == task) & (last["trust_region"] == trial.variant)]
                 for trial in trials
             }
-            for trial, line in zip(
-                trials, _rule_lines(scores_of_rounds, protocol, stages, task, models), strict=True
-            ):
+            lines = _rule_lines(ends_of_rule, protocol, stages, task, models)
+            for trial, line in zip(trials, lines, strict=True):
                 told = {"learning_rate": trial.learning_rate, "settings": trial.described}
                 rows.append({"task": task, "rule": name, "trial": trial.number, **told, **line})
     frame = pd.DataFrame(rows)
@@ -84,23 +82,34 @@ def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
     validation = runs[(runs["source"] == "validation") & (runs["metric"] == "validation_success")]
     last = validation.sort_values("step").groupby(["run_id"], observed=True).tail(1)
     stopped = last["run_id"].astype(str).isin(stopped_runs(runs))
-    steps = last["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
+    steps = _last_steps(runs, last)
     return last.assign(value=last["value"].mask(stopped, 0.0), step=last["step"].mask(stopped, steps))
+
+
+def _last_steps(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
+    """The last step of the run that each of the rows is of."""
+    return rows["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
 
 
 def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) -> Tuning:
     """Success on validation problems at the end of the trials among which the choice was made."""
     last = _last_validations(runs)
     values = {}
-    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        finalists = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
-        variants = [f"{name}.{number}" for number in finalists["trial"]]
+    for (task, name), group in _finalists(scores):
+        variants = [f"{name}.{number}" for number in group["trial"]]
         rows = last[(last["task"] == task) & last["trust_region"].isin(variants)]
         table = rows.astype({"trust_region": str}).pivot_table(
             index="seed", columns="trust_region", values="value"
         )
-        values[str(task), str(name)] = table[variants]
+        values[task, name] = table[variants]
     return values
+
+
+def _finalists(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
+    """The trials that went through all rounds, by task and rule."""
+    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
+        last = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
+        yield (str(task), str(name)), last
 
 
 def _rule_lines(
@@ -160,10 +169,9 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
     Where trials were tuned in rounds it is one of those that went through all of them.
     """
     best = {}
-    for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
-        finalists = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
-        number = int(finalists["trial"].iloc[int(finalists["score"].to_numpy().argmax())])
-        best[str(task), str(name)] = protocol.trials_by_variant[f"{name}.{number}"]
+    for (task, name), group in _finalists(scores):
+        number = int(group["trial"].iloc[int(group["score"].to_numpy().argmax())])
+        best[task, name] = protocol.trials_by_variant[f"{name}.{number}"]
     return best
 
 
@@ -192,7 +200,7 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
     if len(tables) > len(protocol.stages):
         raise UserError(
             f"{list(tables)[-1]}: is one directory too many; {protocol.name} has "
-            f"{_rounds(len(protocol.stages))} of tuning"
+            f"{counted(len(protocol.stages), 'round')} of tuning"
         )
     for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
         mine = table[table["trust_region"].isin(protocol.trials_by_variant)]
@@ -206,10 +214,6 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
     return concatenated([*tables.values()], RUN_COLUMNS) if len(tables) > 1 else next(iter(tables.values()))
 
 
-def _rounds(count: int) -> str:
-    return f"{count} rounds" if count > 1 else "1 round"
-
-
 def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> list[str]:
     """What a board says of a first round that another protocol has made, in sentences."""
     if protocol.tuned_in is None:
@@ -217,23 +221,19 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
     name = Path(protocol.tuned_in).name
     first = runs[runs["experiment"].astype(str) == name]
     until = max(int(results.runs["numerics"].max()) for results in final)
-    made = first[first["trust_region"].isin(protocol.trials_by_variant)][
-        ["rule", "numerics"]
-    ].drop_duplicates()
-    old = sorted(
-        {
-            str(rule)
-            for rule, made_with in made.itertuples(index=False)
-            if changed_since(int(made_with), str(rule), until=until)
-        }
-    )
     said = [f"The runs of the first round are those of {name}, which were not made again."]
-    if old:
+    if old := outdated_rules(first[first["trust_region"].isin(protocol.trials_by_variant)], until):
         said.append(
             f"Those of {listed(old)} were made with earlier numerics than the fresh seeds, and would come "
             "out differently now: they say less well which trials are best."
         )
     return said
+
+
+def outdated_rules(runs: pd.DataFrame, until: int) -> list[str]:
+    """The rules of which some run would come out differently with later numerics."""
+    made = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
+    return sorted({str(rule) for rule, old in made if changed_since(int(old), str(rule), until=until)})
 
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:

@@ -48,10 +48,9 @@ def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
         ["task", "model", "base", "mean"], ascending=[True, True, False, False], ignore_index=True
     )
     levels = [name for name in map(str, frame) if name.startswith("level_")]
-    named = sorted(levels, key=lambda name: int(name[6:]))
-    last = ["solved", "solved_sd", "every"]
-    frame = frame[["task", "model", "trust_region", "seeds", *named, *last]]
-    frame.attrs["styles"] = {name: Style(f"Level {name[6:]} (%)", percent) for name in named} | {
+    levels.sort(key=lambda name: int(name.removeprefix("level_")))
+    frame = frame[["task", "model", "trust_region", "seeds", *levels, "solved", "solved_sd", "every"]]
+    frame.attrs["styles"] = {name: Style(f"Level {name[6:]} (%)", percent) for name in levels} | {
         "solved": Style("Levels solved", lambda value: f"{value:.1f}"),
         "every": Style("All solved (% of seeds)", percent),
     }

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from troll.analysis.data.results import Results, read_results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.board import board_table, place_ranges
-from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose
+from troll.analysis.leaderboard.inputs import ROUND_STYLES, TRIAL_STYLES, choose, outdated_rules
 from troll.analysis.leaderboard.protocol import (
     TRIALS,
     Candidate,
@@ -22,9 +22,8 @@ from troll.analysis.leaderboard.protocol import (
     round_name,
 )
 from troll.analysis.leaderboard.ranking import ranking_table
-from troll.analysis.render.formats import listed, percent, points, probability
+from troll.analysis.render.formats import bracketed, listed, percent, points, probability
 from troll.common.errors import UserError
-from troll.common.numerics import changed_since
 
 HERE, RELEASED = "here", "released"
 
@@ -98,13 +97,12 @@ def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[st
         return []
     table = ranking_table(final, protocol)
     row = table[table["trust_region"] == name].iloc[0]
-    ends = (
-        "" if np.isnan(row["p"]) else f" [{points(row['difference_low'])}, {points(row['difference_high'])}]"
-    )
-    p_value = "" if np.isnan(row["p"]) else f" (p = {probability(row['p'])})"
+    interval, p_value = f" {bracketed(row, 'difference')}", f" (p = {probability(row['p'])})"
+    if np.isnan(row["p"]):
+        interval = p_value = ""
     return [
-        f"{name} against {protocol.baseline}, mean of the tasks: {points(row['difference'])} points{ends} "
-        f"over {row['seeds']} seeds, {row['reading']}{p_value}"
+        f"{name} against {protocol.baseline}, mean of the tasks: {points(row['difference'])} points"
+        f"{interval} over {row['seeds']} seeds, {row['reading']}{p_value}"
     ]
 
 
@@ -118,13 +116,12 @@ def check_release(root: Path, protocol: Protocol) -> None:
 
 def beside(released: Results, added: Results, name: str) -> Results:
     """The released runs of a task and those of one's own rule, with the released base model."""
-    runs = added.runs[added.runs["trust_region"] == name]
-    items = added.items[added.items["trust_region"] == name]
-    return replace(
-        released,
-        runs=pd.concat([released.runs, runs], ignore_index=True),
-        items=pd.concat([released.items, items], ignore_index=True),
-    )
+
+    def together(theirs: pd.DataFrame, mine: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat([theirs, mine[mine["trust_region"] == name]], ignore_index=True)
+
+    runs, items = together(released.runs, added.runs), together(released.items, added.items)
+    return replace(released, runs=runs, items=items)
 
 
 def own_board(
@@ -138,9 +135,8 @@ def own_board(
         _check_problems(task, released, added)
     results = [beside(released, added, name) for released, added in finals.values()]
     table = board_table(results, scores, choose(scores, protocol), protocol)
-    notes = [*table.attrs["notes"], *_base_notes(finals), *_source_notes(finals)]
-    table["runs"] = table["trust_region"].map(lambda rule: HERE if rule == name else RELEASED)
-    table.attrs["notes"] = notes
+    table["runs"] = np.where(table["trust_region"] == name, HERE, RELEASED)
+    table.attrs["notes"] = [*table.attrs["notes"], *_base_notes(finals), *_source_notes(finals)]
     return table
 
 
@@ -160,20 +156,17 @@ def _digests(runs: pd.DataFrame, name: str) -> set[str]:
 
 def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
     """The tasks whose released runs would come out differently from the source here."""
-    other = [task for task, (released, added) in finals.items() if _outdated(released.runs, added.runs)]
+    other = [
+        task
+        for task, (released, added) in finals.items()
+        if outdated_rules(released.runs, int(added.runs["numerics"].max()))
+    ]
     if not other:
         return []
     return [
         f"The released runs of {listed(other)} were made with other numerics than those here: part of a "
         "difference may come from what has changed."
     ]
-
-
-def _outdated(released: pd.DataFrame, added: pd.DataFrame) -> bool:
-    """Whether some released run would come out differently with the numerics of the runs here."""
-    until = int(added["numerics"].max())
-    made = released[["rule", "numerics"]].drop_duplicates()
-    return any(changed_since(int(old), str(rule), until=until) for rule, old in made.itertuples(index=False))
 
 
 def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
@@ -201,12 +194,12 @@ def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[st
     for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
         order = list(group["trust_region"])
         row = group[group["trust_region"] == name].iloc[0]
-        above = order[order.index(name) - 1] if order[0] != name else None
+        place = order.index(name)
         low, high = ranges.get((str(task), name), (0, 0))
         range_ = f" ({low} to {high} in 95 % of draws of the seeds)" if high > low else ""
         lines.append(
-            f"{task} ({model}): {name} is number {order.index(name) + 1} of {len(order)}{range_}, "
-            f"test pass@1 {percent(row['pass@1'])} %{f', below {above}' if above else ''}"
+            f"{task} ({model}): {name} is number {place + 1} of {len(order)}{range_}, "
+            f"test pass@1 {percent(row['pass@1'])} %{f', below {order[place - 1]}' if place else ''}"
         )
     return lines
 

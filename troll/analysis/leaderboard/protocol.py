@@ -95,7 +95,8 @@ class Protocol(StrictModel):
                     f"{count // len(self._rates(rule))} settings), and every rule gets {self.trials}"
                 )
         self._check_rounds()
-        self._check_contrasts()
+        if unknown := sorted(set(self.compared) - set(self.rules)):
+            raise ValueError(f"comparison.contrasts: {unknown[0]!r} is not one of the rules")
         self._check_ranking()
         return self
 
@@ -113,10 +114,6 @@ class Protocol(StrictModel):
             if shared := set(round_.seeds) & set(self.seeds):
                 raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
             before, used = round_.keep, used | set(round_.seeds)
-
-    def _check_contrasts(self) -> None:
-        if unknown := sorted(set(self.compared) - set(self.rules)):
-            raise ValueError(f"comparison.contrasts: {unknown[0]!r} is not one of the rules")
 
     def _check_ranking(self) -> None:
         if self.ranking is None:
@@ -164,15 +161,10 @@ class Protocol(StrictModel):
     def trials_of(self, name: str) -> "list[Trial]":
         """The trials of a rule, in the order of the file."""
         rule = self.rules[name]
-        keys = list(rule.space)
-        combinations = itertools.product(*(rule.space[key] for key in keys))
+        keys = [[single.strip() for single in key.split(",")] for key in rule.space]
         points = [
-            {
-                single.strip(): value
-                for key, value in zip(keys, values, strict=True)
-                for single in key.split(",")
-            }
-            for values in combinations
+            {single: value for key, value in zip(keys, values, strict=True) for single in key}
+            for values in itertools.product(*rule.space.values())
         ]
         pairs = itertools.product(self._rates(rule), points)
         return [Trial(name, number, rate, point) for number, (rate, point) in enumerate(pairs, start=1)]
@@ -239,14 +231,9 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
     Trials are chosen by validation; the test problems, which nobody looks at before the fresh seeds, are
     answered once instead of as often as the protocol says.
     """
-    regions = {
-        variant: region(protocol.rules[trial.name], trial)
-        for variant, trial in protocol.trials_by_variant.items()
-        if only in (None, trial.name)
-    }
+    trials = [trial for trial in protocol.trials_by_variant.values() if only in (None, trial.name)]
     what = "Trials of every rule on the tuning seeds"
-    experiment = _experiment(protocol, _part(TRIALS, only), protocol.tuning_seeds, regions, what)
-    return experiment | _one_sample(experiment)
+    return _tuning_experiment(protocol, _part(TRIALS, only), protocol.tuning_seeds, trials, what)
 
 
 def round_name(number: int) -> str:
@@ -263,18 +250,11 @@ def round_experiment(
         if only in (None, name):
             tasks.setdefault(task, []).extend(trial.variant for trial in trials)
     present = {variant for variants in tasks.values() for variant in variants}
-    regions = {
-        variant: region(protocol.rules[trial.name], trial)
-        for variant, trial in protocol.trials_by_variant.items()
-        if variant in present
-    }
-    seeds, what = (
-        protocol.rounds[number - 1].seeds,
-        f"The best trials of every rule, round {number + 1} of tuning",
-    )
-    experiment = _experiment(protocol, _part(round_name(number), only), seeds, regions, what)
-    experiment["matrix"] = [{"tasks": [task], "trust_regions": variants} for task, variants in tasks.items()]
-    return experiment | _one_sample(experiment)
+    trials = [trial for variant, trial in protocol.trials_by_variant.items() if variant in present]
+    part, seeds = _part(round_name(number), only), protocol.rounds[number - 1].seeds
+    what = f"The best trials of every rule, round {number + 1} of tuning"
+    matrix = [{"tasks": [task], "trust_regions": variants} for task, variants in tasks.items()]
+    return _tuning_experiment(protocol, part, seeds, trials, what) | {"matrix": matrix}
 
 
 def final_experiments(
@@ -322,8 +302,12 @@ def region(rule: Candidate, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _one_sample(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    return {"evaluation": experiment.get("evaluation", {}) | {"samples": 1}}
+def _tuning_experiment(
+    protocol: Protocol, part: str, seeds: Sequence[int], trials: Sequence[Trial], what: str
+) -> dict[str, Any]:
+    regions = {trial.variant: region(protocol.rules[trial.name], trial) for trial in trials}
+    experiment = _experiment(protocol, part, seeds, regions, what)
+    return experiment | {"evaluation": experiment.get("evaluation", {}) | {"samples": 1}}
 
 
 def _experiment(

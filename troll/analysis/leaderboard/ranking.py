@@ -42,19 +42,14 @@ def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> O
     values = np.asarray(differences, dtype=float)
     sampled = values.var(ddof=1) / len(values)
     whole = sampled + spread**2
+    mean = float(values.mean())
     if whole == 0:
-        mean = float(values.mean())
         return Outcome(mean, mean, mean, float(mean == 0))
     freedom = (len(values) - 1) * (whole / sampled) ** 2 if sampled else np.inf
     distribution = stats.t(freedom) if np.isfinite(freedom) else stats.norm
     half = distribution.ppf((1 + level) / 2) * np.sqrt(whole)
-    mean = values.mean()
-    return Outcome(
-        float(mean),
-        float(mean - half),
-        float(mean + half),
-        2 * float(distribution.sf(abs(mean) / whole**0.5)),
-    )
+    p_value = 2 * float(distribution.sf(abs(mean) / whole**0.5))
+    return Outcome(mean, float(mean - half), float(mean + half), p_value)
 
 
 def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) -> Array:
@@ -82,12 +77,12 @@ def seeds_wanted(differences: pd.Series, protocol: Protocol) -> int:
     ranking = protocol.ranking
     assert ranking is not None
     spread = ranking.spread_of_difference(len(protocol.experiment["tasks"]))
+    seeds = protocol.seeds
     for look in ranking.looks:
-        if len(differences) < look:
+        there = len(differences) >= look
+        if not (there and goes_on(differences.loc[seeds[:look]], len(seeds), ranking, spread)):
             return look
-        if not goes_on(differences.loc[protocol.seeds[:look]], len(protocol.seeds), ranking, spread):
-            return look
-    return len(protocol.seeds)
+    return len(seeds)
 
 
 def seeds_of_rules(protocol: Protocol, final: Sequence[Results]) -> dict[str, int]:
@@ -171,18 +166,15 @@ def ranking_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
             )
         whole = seeds_needed == len(protocol.seeds)
         about = {"trust_region": name, "seeds": seeds_needed}
-        rows.append(
-            about | {"analysis": "mean of the tasks"} | _read(mean, ranking, by_task.shape[1], whole=whole)
-        )
+        tasks = by_task.shape[1]
+        rows.append(about | {"analysis": "mean of the tasks"} | _read(mean, ranking, tasks, whole=whole))
         alone = {
-            task: _read(values, ranking, 1, whole=whole, family=by_task.shape[1])
-            for task, values in by_task.items()
+            task: _read(values, ranking, 1, whole=whole, family=tasks) for task, values in by_task.items()
         }
         corrected = holm([line["p"] for line in alone.values()]) if whole else [np.nan] * len(alone)
         for (task, row), p_value in zip(alone.items(), corrected, strict=True):
-            rows.append(
-                about | {"analysis": f"{task} alone"} | row | _reading(row["difference"], float(p_value))
-            )
+            read = row | _reading(row["difference"], float(p_value))
+            rows.append(about | {"analysis": f"{task} alone"} | read)
     frame = pd.DataFrame(rows, columns=[*_COLUMNS])
     frame.attrs["styles"] = {
         "analysis": Style("Analysis"),
@@ -194,14 +186,8 @@ def ranking_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
 
 
 _COLUMNS = (
-    "trust_region",
-    "analysis",
-    "seeds",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p",
-    "reading",
+    *("trust_region", "analysis", "seeds"),
+    *("difference", "difference_low", "difference_high", "p", "reading"),
 )
 
 

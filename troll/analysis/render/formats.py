@@ -79,6 +79,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def bracketed(
+    row: "Mapping[str, Any] | pd.Series[Any]", name: str, show: Callable[[float], str] = points
+) -> str:
+    """The interval of a column's value in a row: [low, high]."""
+    return f"[{show(row[f'{name}_low'])}, {show(row[f'{name}_high'])}]"
+
+
 def _signed(text: str) -> str:
     """A number with a minus sign instead of a hyphen (its exponent keeps one); zero has no sign."""
     if not text.strip("+-0."):
@@ -173,10 +180,6 @@ def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [styles[name].heading for name in names], rows
 
 
-def _owner(name: str) -> str:
-    return name.rsplit("_", 1)[0]
-
-
 def _seeds(row: "pd.Series[Any]") -> str:
     planned, seeds = row.get("planned"), row["seeds"]
     if pd.isna(seeds):
@@ -219,10 +222,9 @@ def to_markdown(frame: pd.DataFrame) -> str:
     """A pipe table and its notes; numbers are aligned to the right."""
     headings, rows = shown(frame)
     if not rows:
-        return "\n".join(f"{note}" for note in notes(frame) or ["No runs."]) + "\n"
-    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
+        return "\n".join(notes(frame) or ["No runs."]) + "\n"
     lines = ["| " + " | ".join(headings) + " |"]
-    lines.append("| " + " | ".join("---:" if right else "---" for right in numeric) + " |")
+    lines.append("| " + " | ".join("---:" if right else "---" for right in _numeric(frame)) + " |")
     # A cell is one line here: some quote programs.
     lines += [
         "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows
@@ -234,19 +236,16 @@ def to_markdown(frame: pd.DataFrame) -> str:
 def to_latex(frame: pd.DataFrame) -> str:
     r"""A booktabs tabular and its notes; needs ``\usepackage{booktabs}`` and UTF-8 input."""
     headings, rows = shown(frame)
-    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)] if rows else []
+    numeric = _numeric(frame) if rows else [False]
     lines = [
-        r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric or [False]) + "}",
+        r"\begin{tabular}{" + "".join("r" if right else "l" for right in numeric) + "}",
         r"\toprule",
     ]
-    if rows:
-        lines += [" & ".join(map(_escape, headings)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_escape, headings)) + r" \\", r"\midrule"] if rows else [r"no runs \\"]
     for index, row in enumerate(rows):
         if index and row[0] != rows[index - 1][0]:
             lines.append(r"\midrule")
         lines.append(" & ".join(map(_escape, row)) + r" \\")
-    if not rows:
-        lines.append(r"no runs \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += ["", *(r"\par\footnotesize " + _escape(note) for note in notes(frame))] if notes(frame) else []
     return "\n".join(lines) + "\n"
@@ -258,9 +257,13 @@ def to_html(frame: pd.DataFrame) -> str:
     below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
     if not rows:
         return below or '<p class="note">No runs.</p>\n'
-    numeric = [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
     cells = [[html.escape(text) for text in row] for row in rows]
-    return sortable([html.escape(text) for text in headings], cells, numeric) + below
+    return sortable([html.escape(text) for text in headings], cells, _numeric(frame)) + below
+
+
+def _numeric(frame: pd.DataFrame) -> list[bool]:
+    """Which visible columns of a table with rows have numbers: they are aligned to the right."""
+    return [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
 
 
 def _visible(frame: pd.DataFrame) -> list[str]:
@@ -272,7 +275,8 @@ def _visible(frame: pd.DataFrame) -> list[str]:
     return [
         str(name)
         for name in frame.columns
-        if name not in hidden and not (str(name).endswith(_PARTS) and _owner(str(name)) in frame.columns)
+        if name not in hidden
+        and not (str(name).endswith(_PARTS) and str(name).rpartition("_")[0] in frame.columns)
     ]
 
 
@@ -304,12 +308,8 @@ def _escape(text: str) -> str:
     return f"{{}}{escaped}" if escaped.startswith("[") else escaped
 
 
-def _to_csv(frame: pd.DataFrame) -> str:
-    return frame.to_csv(index=False, lineterminator="\n")
-
-
 FORMATS: Mapping[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
-    "csv": (".csv", _to_csv),
+    "csv": (".csv", lambda frame: frame.to_csv(index=False, lineterminator="\n")),
     "markdown": (".md", to_markdown),
     "latex": (".tex", to_latex),
 }

@@ -25,7 +25,6 @@ from troll.common.files import atomic_path, read_json, write_text
 _ROUNDING = 1e-9
 # Other last digits change pixels on the edges of curves a little, and a few of them, by the palette, more.
 _SHADE, _JUMP, _JUMPING = 16 / 255, 0.4, 1 / 2000
-_TABLES, _FIGURES = (".csv",), (".png",)
 
 
 def check_results(
@@ -42,8 +41,8 @@ def check_results(
     """
     expected = results or read_results(directory)
     tracked = [
-        *_files(directory / "tables", _TABLES),
-        *(_files(directory / "figures", _FIGURES) if figures else ()),
+        *_files(directory / "tables", (".csv",)),
+        *(_files(directory / "figures", (".png",)) if figures else ()),
         *(_files(directory, (".md", ".json"), "claims.*") if claims else ()),
     ]
     if not tracked:
@@ -116,14 +115,12 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
         if stem.name in entries("table"):
             make_table(stem.name, results, target)
         return stem.name in entries("table")
-    figures, tasks = entries("figure"), set(results.runs["task"])
-    name, _, task = stem.name.partition("_")
-    if stem.name in figures and not figures[stem.name].per_task:
-        make_figure(stem.name, results, target)
-        return True
-    if name in figures and figures[name].per_task and task in tasks:
-        make_figure(name, results, target, task)
-        return True
+    tasks = [str(task) for task in results.runs["task"].unique()]
+    for entry in entries("figure").values():
+        for task in tasks if entry.per_task else [None]:
+            if stem.name == (f"{entry.name}_{task}" if task else entry.name):
+                make_figure(entry.name, results, target, task)
+                return True
     return False
 
 

@@ -1,6 +1,6 @@
 """The first table of the README: what people ask, TROLL minus clip, the answer, and the command behind it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,24 +9,23 @@ from troll.analysis.claims.ledger import findings
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.claims.wording import both_below, label, short
 from troll.analysis.leaderboard.protocol import read_protocol
-from troll.analysis.render.formats import points, significant
+from troll.analysis.render.formats import bracketed, points, significant
 from troll.analysis.report.questions import BELOW, Question, contrast, step_ratio
 
-_ANSWERS: Mapping[str, str] = {
+_ANSWERS = {
     "supported everywhere": "**yes**, in every setting",
     "supported on average": "**yes**, on average",
     "not shown": "**not shown**",
     "inconclusive": "**inconclusive**",
 }
 """Of verdicts; of others the answer is the verdict itself."""
-_OUTCOMES: Mapping[str, str] = {
+_OUTCOMES = {
     "above": "**yes**",
     "below": "**no**: below",
     "within": "**no**: within {margin} points",
     "undecided": "**inconclusive**",
 }
 """Of a contrast that a protocol fixed."""
-
 
 _TESTBED = (
     "`make results`, and the same with `EXPERIMENT=workflow/config/testbed-estimators.yaml` and "
@@ -89,11 +88,10 @@ def _duel(path: Path) -> Iterator[str]:
         return
     first, comparison = pd.read_csv(path).iloc[0], read_protocol(path.with_name("protocol.yaml")).comparison
     assert comparison is not None  # there are contrasts
-    low, high = points(float(first["difference_low"])), points(float(first["difference_high"]))
     yield _row(
         f"Both tuned, {int(first['seeds'])} new seeds ([the duel](docs/leaderboard.md#the-duel)): is it "
         "above clip's?",
-        f"{points(float(first['difference']))} [{low}, {high}] points",
+        f"{points(first['difference'])} {bracketed(first, 'difference')} points",
         _OUTCOMES[str(first["reading"])].format(margin=f"{100 * comparison.margin:g}"),
         "`troll rank workflow/config/duel.yaml`",
     )

@@ -16,11 +16,19 @@ import pandas as pd
 from troll.analysis.claims.ledger import findings, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.provenance import made_from_commits
-from troll.analysis.data.summaries import BASELINE, Cell, cells, difference
+from troll.analysis.data.summaries import BASELINE, cells, difference
 from troll.analysis.data.tidy import BASE
 from troll.analysis.leaderboard.protocol import early_in_words
-from troll.analysis.render.formats import Style, counted, listed, percent, points, significant, to_markdown
-from troll.analysis.statistics import Interval
+from troll.analysis.render.formats import (
+    Style,
+    bracketed,
+    counted,
+    listed,
+    percent,
+    points,
+    significant,
+    to_markdown,
+)
 from troll.analysis.tables.aggregates import aggregate_table
 from troll.analysis.tables.comparisons import read_in_family
 from troll.analysis.tables.results import comparison_table
@@ -35,7 +43,6 @@ _FEW_SEEDS = 5
 _SIGNIFICANT = 0.05
 _FINDINGS = 4
 """Claims of the testbed that a README states; of the benchmark more, which asks more."""
-_P = {"p_holm"}
 _TOP = 5
 """Rules of each task that a README shows of the leaderboard."""
 
@@ -116,16 +123,13 @@ def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
     """By how much a method and the baseline, both tuned, differ on a task."""
     row = rows[rows["trust_region"] == method].iloc[0]
     baseline = rows[rows["difference"].isna()].iloc[0]
-    reading = "no clear difference"
-    if row["p_holm"] < _SIGNIFICANT:
-        reading = f"{method} is {'higher' if row['difference'] > 0 else 'lower'}"
-    p = float(row["p_holm"])
+    p, side = float(row["p_holm"]), "higher" if row["difference"] > 0 else "lower"
+    reading = f"{method} is {side}" if p < _SIGNIFICANT else "no clear difference"
     corrected = f" (p = {significant(p)} after Holm's correction over the board)" if p == p else ""
-    low, high = points(float(row["difference_low"])), points(float(row["difference_high"]))
     return (
         f"- Both tuned, on {task}: {method} ends at {percent(row['pass@1'])} %, "
         f"{baseline['trust_region']} at {percent(baseline['pass@1'])} %, "
-        f"{points(float(row['difference']))} points [{low}, {high}] over {int(row['seeds'])} seeds; "
+        f"{points(row['difference'])} points {bracketed(row, 'difference')} over {int(row['seeds'])} seeds; "
         f"**{reading}**{corrected}."
     )
 
@@ -138,20 +142,18 @@ def _best_of(
     # The baseline is the row that is compared with none.
     always = rows["difference"].isna() | (rows["trust_region"] == method)
     top = rows[(rows.index < _TOP) | always].copy()
-    told = [
-        f"{place} ({_to(*places[task, name])})" if (task, name) in places else str(place)
-        for place, name in zip(top.index + 1, top["trust_region"], strict=True)
-    ]
+    told = [str(place) for place in top.index + 1]
+    for index, name in enumerate(top["trust_region"]):
+        if (task, name) in places:
+            low, high = places[task, name]
+            told[index] += f" ({low} to {high})" if high > low else f" ({low})"
     top.insert(0, "place", told)
     top["task"] = task
-    ends = [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
-    best = top[["task", "place", "trust_region", "seeds", "pass@1", "difference", *ends, *_P & set(top)]]
+    columns = ["task", "place", "trust_region", "seeds", "pass@1", "difference", "p_holm"]
+    columns += [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
+    best = top[[name for name in columns if name in top]]
     best.attrs["styles"] = {"place": Style("Place"), "pass@1": Style("Test pass@1 (%)", percent)}
     return to_markdown(best)
-
-
-def _to(low: int, high: int) -> str:
-    return f"{low} to {high}" if high > low else str(low)
 
 
 def provenance(runs: pd.DataFrame) -> list[str]:
@@ -197,11 +199,12 @@ def sentences(
     compared = table.dropna(subset=["difference"])
     if compared.empty:
         return [f"- No comparison of {method} with {baseline} has been run."]
-    lines = [_overall(compared, method, baseline)]
-    for condition, rows in compared.groupby("condition", sort=True):
-        lines.append(_condition(str(condition), rows, method, baseline))
-    lines += _together(items, method, baseline)
-    lines += _against_base(items, compared, (baseline, method))
+    lines = [
+        _overall(compared, method, baseline),
+        *(_condition(str(name), rows, method, baseline) for name, rows in compared.groupby("condition")),
+        *_together(items, method, baseline),
+        *_against_base(items, compared, (baseline, method)),
+    ]
     missing = len(table) - len(compared)
     if missing:
         lines.append(f"- {missing} of {len(table)} comparisons have not been run.")
@@ -224,12 +227,10 @@ def _overall(compared: pd.DataFrame, method: str, baseline: str) -> str:
 
 
 def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -> str:
-    best, worst = (
-        rows.iloc[int(index)] for index in (rows["difference"].argmax(), rows["difference"].argmin())
-    )
-    text = f"- **{condition}**: {_difference(best)}"
+    differences = rows["difference"]
+    text = f"- **{condition}**: {_difference(rows.iloc[int(differences.argmax())])}"
     if len(rows) > 1:
-        text += f" at the most and {_difference(worst)} at the least"
+        text += f" at the most and {_difference(rows.iloc[int(differences.argmin())])} at the least"
     old, new = rows["baseline_late_kl"].mean(), rows["late_kl"].mean()
     if old == old and new == new:
         text += (
@@ -252,45 +253,36 @@ def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
 
 
 def _share(row: "pd.Series[Any]", name: str) -> str:
-    low, high = percent(row[f"{name}_low"]), percent(row[f"{name}_high"])
-    return f"{percent(row[name])} [{low}, {high}]"
+    return f"{percent(row[name])} {bracketed(row, name, percent)}"
 
 
-def _difference(row: "pd.Series[str]") -> str:
-    low, high = points(float(row["difference_low"])), points(float(row["difference_high"]))
+def _difference(row: "pd.Series[Any]") -> str:
     return (
-        f"{points(float(row['difference']))} points [{low}, {high}] on {row['task']} with {row['estimator']} "
-        f"({percent(float(row['method']))} % against {percent(float(row['baseline']))} %, "
-        f"base {percent(float(row['base']))} %)"
+        f"{points(row['difference'])} points {bracketed(row, 'difference')} on {row['task']} with "
+        f"{row['estimator']} ({percent(row['method'])} % against {percent(row['baseline'])} %, "
+        f"base {percent(row['base'])} %)"
     )
 
 
 def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
     """Names the methods that did not end clearly above the base model: the collapses a reader has to know."""
-    chosen = [cell for cell in cells(items) if cell.trust_region in methods]
-    conditions = sorted(set(compared["condition"]))
     for name in methods:
-        for condition in conditions:
+        for condition in sorted(set(compared["condition"])):
             intervals = [
-                interval
-                for cell in chosen
-                if cell.trust_region == name and cell.condition == condition
-                for interval in [_to_base(items, cell)]
-                if interval is not None
+                difference(items, cell, cell.base_model())
+                for cell in cells(items)
+                if (cell.trust_region, cell.condition) == (name, condition)
             ]
-            below = sum(interval.reading() == "lower" for interval in intervals)
-            unclear = sum(interval.reading() == "no clear difference" for interval in intervals)
-            if below or unclear:
-                parts = [f"below it in {below}"] if below else []
-                parts += [f"not clearly different from it in {unclear}"] if unclear else []
+            readings = [interval.reading() for interval in intervals if interval is not None]
+            counts = {
+                "below it": readings.count("lower"),
+                "not clearly different from it": readings.count("no clear difference"),
+            }
+            if parts := [f"{what} in {count}" for what, count in counts.items() if count]:
                 yield (
                     f"- Against the base model, {name} under {condition} ends {' and '.join(parts)} "
-                    f"of {counted(len(intervals), 'setting')}."
+                    f"of {counted(len(readings), 'setting')}."
                 )
-
-
-def _to_base(items: pd.DataFrame, cell: Cell) -> Interval | None:
-    return difference(items, cell, cell.base_model())
 
 
 def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> str:
@@ -339,10 +331,14 @@ def _section(directory: Path, name: str) -> str:
     raise UserError(f"{directory / file}: has no heading #{anchor}")
 
 
+def _old_and_new(path: Path, generated: Mapping[str, str]) -> tuple[str, str]:
+    old = _read(path)
+    return old, render(old, {**generated, **included(old, path)}, path.name)
+
+
 def check(path: Path, generated: Mapping[str, str]) -> str:
     """The difference between a file and what it should be, as a unified diff; empty when there is none."""
-    old = _read(path)
-    new = render(old, {**generated, **included(old, path)}, path.name)
+    old, new = _old_and_new(path, generated)
     return "".join(
         difflib.unified_diff(
             old.splitlines(keepends=True),
@@ -355,8 +351,7 @@ def check(path: Path, generated: Mapping[str, str]) -> str:
 
 def update(path: Path, generated: Mapping[str, str]) -> bool:
     """Writes the blocks into a file; returns whether that changed it."""
-    old = _read(path)
-    new = render(old, {**generated, **included(old, path)}, path.name)
+    old, new = _old_and_new(path, generated)
     if new != old:
         write_text(path, new)
     return new != old
