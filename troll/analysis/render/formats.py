@@ -319,8 +319,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
 def write_table(frame: pd.DataFrame, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> list[Path]:
     """Writes a table in some of `FORMATS` beside each other, and returns the paths."""
     check_known("format", formats, FORMATS)
-    paths = []
-    for suffix, text in (FORMATS[name] for name in formats):
-        paths.append(stem.with_name(stem.name + suffix))
-        write_text(paths[-1], text(frame))
-    return paths
+    written = {stem.with_name(stem.name + FORMATS[name][0]): FORMATS[name][1] for name in formats}
+    for path, text in written.items():
+        write_text(path, text(frame))
+    return [*written]

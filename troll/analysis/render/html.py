@@ -3,7 +3,7 @@
 import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,8 +30,8 @@ def figure_section(title: str, image: Path, caption: str = "") -> Section:
     except FileNotFoundError:
         raise UserError(f"{image}: no such file") from None
     picture = f'<img alt="{html.escape(title, quote=True)}" src="data:image/png;base64,{data}">'
-    picture = f'<div class="figure">{picture}</div>'
-    return Section(title, f"<figure>{picture}<figcaption>{paragraphs(caption)}</figcaption></figure>\n")
+    below = f"<figcaption>{paragraphs(caption)}</figcaption>"
+    return Section(title, f'<figure><div class="figure">{picture}</div>{below}</figure>\n')
 
 
 def asset(name: str) -> str:
@@ -69,6 +69,11 @@ def _key(cell: str) -> str:
     return f' data-sort="{sort_key(html.unescape(cell))}"'
 
 
+def cells_of(line: str) -> list[str]:
+    """The cells of a line of a pipe table in Markdown."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
 def bullets(markdown: Sequence[str]) -> str:
     """Sentences of ``readme.sentences`` as a list."""
     points = "".join(f"<li>{_inline(line.removeprefix('- '))}</li>\n" for line in markdown)
@@ -87,27 +92,29 @@ def _inline(text: str) -> str:
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escaped)
 
 
-def page(title: str, sections: Sequence[Section], opening: str = "") -> str:
-    """A complete HTML document without links to outside; ``opening`` is HTML before the links to sections."""
-    names = [f"part-{index}" for index, _ in enumerate(sections, start=1)]
-    links = "".join(
-        f'<a href="#{name}">{html.escape(section.title)}</a>'
-        for name, section in zip(names, sections, strict=True)
-    )
+def joined(sections: Iterable[Section], prefix: str, heading: str, after: str = "") -> str:
+    """Sections below headings of a level, with links to them above (``after`` each) if there are several."""
+    named = [(f"{prefix}-{index}", section) for index, section in enumerate(sections, start=1)]
+    links = "".join(f'<a href="#{name}">{html.escape(part.title)}</a>{after}' for name, part in named)
     body = "".join(
-        f'<section id="{name}">\n<h2>{html.escape(section.title)}</h2>\n{section.body}</section>\n'
-        for name, section in zip(names, sections, strict=True)
+        f'<section id="{name}">\n<{heading}>{html.escape(part.title)}</{heading}>\n{part.body}</section>\n'
+        for name, part in named
     )
-    navigation = f"<nav>{links}</nav>\n" if len(sections) > 1 else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{opening}{navigation}{body}"
-        f"<script>\n{asset('sort.js')}</script>\n</body>\n</html>\n"
-    )
+    return (f"<nav>{links}</nav>\n" if len(named) > 1 else "") + body
+
+
+def folded(summary: str, body: str, *, opened: bool = False) -> str:
+    """HTML below a summary, folded away unless it is ``opened``."""
+    return f"<details{' open' * opened}><summary>{summary}</summary>\n{body}</details>\n"
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], opening: str = "") -> None:
-    """Writes `page`, atomically."""
-    write_text(path, page(title, sections, opening))
+    """Writes an HTML document without links to outside; ``opening`` is HTML before the links to sections."""
+    write_text(
+        path,
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{opening}{joined(sections, 'part', 'h2')}"
+        f"<script>\n{asset('sort.js')}</script>\n</body>\n</html>\n",
+    )

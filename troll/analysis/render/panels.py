@@ -74,24 +74,16 @@ def panel(
         x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
         style = styles.line(name)
         steps_with_values = ~np.isnan(values).all(axis=1)
+        at, known = x[steps_with_values], values[steps_with_values]
         if spread:
             for seed in values.T:
                 measured = ~np.isnan(seed)
                 axes.plot(x[measured], seed[measured], linewidth=0.5, alpha=0.35, color=style["color"])
-            low, high = (
-                np.nanmin(values[steps_with_values], axis=1),
-                np.nanmax(values[steps_with_values], axis=1),
-            )
-            axes.fill_between(x[steps_with_values], low, high, color=style["color"], alpha=0.13, linewidth=0)
+            low, high = np.nanmin(known, axis=1), np.nanmax(known, axis=1)
+            axes.fill_between(at, low, high, color=style["color"], alpha=0.13, linewidth=0)
         # Broken lines lie above solid ones: what is equal shows as both.
         order = 3.0 if style["linestyle"] == "solid" else 3.5
-        axes.plot(
-            x[steps_with_values],
-            np.nanmean(values[steps_with_values], axis=1),
-            linewidth=1.7,
-            zorder=order,
-            **style,
-        )
+        axes.plot(at, np.nanmean(known, axis=1), linewidth=1.7, zorder=order, **style)
     if not drawn:
         empty(axes, f"no values above {FLOOR:g}" if metric.scale == "log" else missing)
         return False

@@ -22,7 +22,7 @@ from troll.common.files import atomic_path
 # Okabe-Ito hues, darkened or lightened so that neighbours differ in lightness too and survive a grey print.
 _COLOURS = {BASE: "#6b6b6b", "clip": "#e8710a", "troll": "#0b4f8a"}
 _FURTHER = ("#56b4e9", "#cc79a7", "#009e73", "#b8860b", "#882255", "#000000")
-_DASHES = {"clip": (0, (4, 1.6)), "troll": "solid"}
+_DASHES: Mapping[str, Any] = {"clip": (0, (4, 1.6)), "troll": "solid"}
 # Doses of one setting share a hue, from light to dark; no hue serves two settings.
 _HUES = (
     ("#8fd3b6", "#2f9e77", "#0b5d41", "#04301f"),
@@ -106,21 +106,18 @@ class MethodStyles:
         families = list(dict.fromkeys(doses.values()))
         for index, name in enumerate(self.methods):
             if name in _COLOURS:
-                styles: dict[str, Any] = {"color": _COLOURS[name], "linestyle": _DASHES[name]}
+                colour, dashes = _COLOURS[name], _DASHES[name]
             elif name in doses and families.index(doses[name]) < len(_HUES):
                 members = [other for other in self.methods if doses.get(other) == doses[name]]
                 shade, hues = members.index(name), _HUES[families.index(doses[name])]
-                styles = {
-                    "color": hues[min(shade, len(hues) - 1)],
-                    "linestyle": _FURTHER_DASHES[shade % len(_FURTHER_DASHES)],
-                }
+                colour = hues[min(shade, len(hues) - 1)]
+                dashes = _FURTHER_DASHES[shade % len(_FURTHER_DASHES)]
             else:
-                styles = {
-                    "color": _FURTHER[further % len(_FURTHER)],
-                    "linestyle": _FURTHER_DASHES[further % len(_FURTHER_DASHES)],
-                }
+                colour = _FURTHER[further % len(_FURTHER)]
+                dashes = _FURTHER_DASHES[further % len(_FURTHER_DASHES)]
                 further += 1
-            self._of[name] = styles | {"marker": MARKERS[index % len(MARKERS)]}
+            marker = MARKERS[index % len(MARKERS)]
+            self._of[name] = {"color": colour, "linestyle": dashes, "marker": marker}
 
     def line(self, trust_region: str) -> dict[str, Any]:
         """Keywords for a line: colour and dashes."""
@@ -154,7 +151,7 @@ def legend(
 ) -> None:
     """One legend for the whole figure, above the panels."""
     names = [*styles.methods, *([BASE] if base else [])]
-    handles: list[Any] = [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
+    handles: list[Any] = _handles(styles, names)
     for name, handle in zip(names, handles, strict=True):
         if marked and name != BASE:
             handle.set(marker=styles.marker(name), markersize=4.5)
@@ -177,9 +174,13 @@ def legend(
     )
 
 
+def _handles(styles: MethodStyles, names: Sequence[str]) -> list[Line2D]:
+    return [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
+
+
 def beside(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
     """A legend of some methods to the right of a panel."""
-    handles = [Line2D([], [], linewidth=2, **styles.line(name)) for name in names]
+    handles = _handles(styles, names)
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)
 
 
@@ -236,14 +237,12 @@ def _frame(figure: Figure) -> dict[str, Any]:
 def write_figure(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Writes a figure without dates, so that the same data give the same bytes."""
     check_known("format", formats, FORMATS)
-    paths = []
+    paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
     with styled():
         frame = _frame(figure)
-    for name in formats:
-        path = stem.with_name(f"{stem.name}.{name}")
-        with styled(), atomic_path(path) as temporary:
-            figure.savefig(temporary, format=name, metadata=FORMATS[name], **frame)
-            if name == "png":
-                _reduce_colours(temporary)
-        paths.append(path)
+        for name, path in zip(formats, paths, strict=True):
+            with atomic_path(path) as temporary:
+                figure.savefig(temporary, format=name, metadata=FORMATS[name], **frame)
+                if name == "png":
+                    _reduce_colours(temporary)
     return paths

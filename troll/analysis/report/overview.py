@@ -12,7 +12,7 @@ from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE
 from troll.analysis.registry import Entry, entries
 from troll.analysis.render.formats import listed, to_markdown
-from troll.analysis.render.html import paragraphs
+from troll.analysis.render.html import folded, paragraphs
 from troll.analysis.report.make import table
 from troll.analysis.report.questions import (
     OTHERS,
@@ -92,8 +92,7 @@ def _tables(results: Results, directory: Path) -> Iterator[str]:
         if (directory / "tables" / f"{name}.csv").exists():
             yield f"## {entry.title}"
             yield to_markdown(table(name, results))
-            folded = paragraphs(caption(entry.caption))
-            yield f"<details><summary>How to read this</summary>\n{folded}</details>"
+            yield folded("How to read this", paragraphs(caption(entry.caption)))
 
 
 def _further(directory: Path) -> Iterator[tuple[str, str]]:

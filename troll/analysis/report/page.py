@@ -17,7 +17,17 @@ from troll.analysis.data.summaries import planned_seeds, require_one
 from troll.analysis.data.tidy import BASE, PROVENANCE
 from troll.analysis.registry import Entry, Kind, entries, stems
 from troll.analysis.render.formats import to_html
-from troll.analysis.render.html import Section, bullets, figure_section, paragraphs, sortable, write_page
+from troll.analysis.render.html import (
+    Section,
+    bullets,
+    cells_of,
+    figure_section,
+    folded,
+    joined,
+    paragraphs,
+    sortable,
+    write_page,
+)
 from troll.analysis.report import readme
 from troll.analysis.report.make import make, table
 from troll.analysis.report.questions import answer, heading, opening_figure
@@ -66,9 +76,7 @@ def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figure
         entry = entries("figure")[first]
         shown, _, rest = caption(entry.caption).partition("\n\n")
         text += figure_section(entry.title, figures / f"{first}.png", shown).body
-        text += (
-            f"<details><summary>More on the picture</summary>\n{paragraphs(rest)}</details>\n" if rest else ""
-        )
+        text += folded("More on the picture", paragraphs(rest)) if rest else ""
     summary = f" {html.escape(results.summary)}." if results.summary else ""
     return (
         f'<div class="opening">\n{text}</div>\n'
@@ -77,15 +85,8 @@ def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figure
 
 
 def _chapter(title: str, parts: Iterable[Section]) -> Section:
-    """Sections as parts of one, with links to them at its head when there are several."""
-    prefix = title.lower().replace(" ", "-")
-    named = [(f"{prefix}-{index}", part) for index, part in enumerate(parts, start=1)]
-    links = "".join(f'<a href="#{name}">{html.escape(part.title)}</a>\n' for name, part in named)
-    body = "".join(
-        f'<section id="{name}">\n<h3>{html.escape(part.title)}</h3>\n{part.body}</section>\n'
-        for name, part in named
-    )
-    return Section(title, (f"<nav>{links}</nav>\n" if len(named) > 1 else "") + body)
+    """Sections as parts of one."""
+    return Section(title, joined(parts, title.lower().replace(" ", "-"), "h3", after="\n"))
 
 
 def _verdicts(results: Results, judged: Sequence[ClaimVerdict], replication: Sequence[str]) -> Section:
@@ -136,7 +137,7 @@ def _tables(results: Results) -> Iterator[Section]:
 
 
 def _folded(name: str) -> str:
-    return f"<details><summary>How to read this</summary>\n{paragraphs(caption(name))}</details>\n"
+    return folded("How to read this", paragraphs(caption(name)))
 
 
 def _figures(results: Results, directory: Path, first: str) -> Iterator[Section]:
@@ -179,7 +180,7 @@ def markdown_table(text: str, directory: str = ".") -> str:
     rows, rest = [], []
     for line in text.splitlines():
         if line.startswith("|"):
-            rows.append([cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+            rows.append(cells_of(line))
         else:
             rest.append(line)
     if len(rows) < 2:
@@ -201,15 +202,14 @@ def _published(results: Results, figures: Path) -> Section:
         ran = int((frame["status"] == "run").sum())
         body = paragraphs(caption(entry.caption)) + to_html(frame)
         heading = f"{html.escape(entry.title)} ({ran} of {len(frame)} run here)"
-        opened = " open" if ran else ""
-        parts.append(f"<details{opened}><summary>{heading}</summary>\n{body}</details>\n")
-    drawn = ""
-    for name, entry in _published_entries("figure"):
-        image = figures / f"{name}.png"
-        if image.exists():
-            drawn += figure_section(entry.title, image, caption(entry.caption)).body
+        parts.append(folded(heading, body, opened=ran > 0))
+    drawn = "".join(
+        figure_section(entry.title, image, caption(entry.caption)).body
+        for name, entry in _published_entries("figure")
+        if (image := figures / f"{name}.png").exists()
+    )
     if drawn:
-        parts.append(f"<details><summary>the paper's figures</summary>\n{drawn}</details>\n")
+        parts.append(folded("the paper's figures", drawn))
     return Section("The paper's tables", "".join(parts))
 
 

@@ -147,18 +147,19 @@ def _page(root: Path, source: str, target: str, links: Links) -> Page:
     path = PurePosixPath(source)
     rows = path.stem if not re.search("^#", text, re.MULTILINE) else ""  # what anchors of rows begin with
     other = OTHERS.get(path.parts[1]) if path.parts[0] == "results" and len(path.parts) == 3 else None
-    begins = other is not None and path.name == other.file
-    if begins and other is not None and not heading:
+    if other and path.name != other.file:
+        other = None  # its directory begins with another page
+    if other and not heading:
         heading = f"# {other.question}"
         around = [heading, f"{said}." if (said := other.answer(root / path.parent)) else ""]
         text = "\n\n".join([*filter(None, around), *_pictures(path, links.tracked), text])
     elif not heading:
         heading = f"# {_TABLES.get(path.stem) or path.stem.replace('_', ' ').capitalize()}"
         text = "\n\n".join([heading, *_asked(path, links.tracked), text])
-    if begins:
+    if other:
         beside = [f"- [{name.name}]({name.name})" for name in _beside(path, links.tracked)]
         text += "\n".join(["", "## Further tables and data", "", *beside, ""]) if beside else ""
-    title = other.question if begins and other is not None else text_of(heading.removeprefix("# "))
+    title = other.question if other else text_of(heading.removeprefix("# "))
     adapted = adapt(text, links.of(target, source), name=rows)
     few = target in _WIDE or len(re.findall("^## ", text, re.MULTILINE)) < 2
     return Page(target, title, f"---\nhide: [toc]\n---\n\n{adapted}" if few else adapted)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from troll.analysis.render.html import sort_key
+from troll.analysis.render.html import cells_of, sort_key
 
 Resolve = Callable[[str], str | None]
 """From the target of a link, as it is written, to the one on the site; None where there is none."""
@@ -97,14 +97,9 @@ def inline(text: str, resolve: Resolve) -> str:
     return text
 
 
-def cells(line: str) -> list[str]:
-    """The cells of a line of a pipe table."""
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
-
-
 def table(lines: Sequence[str], name: str, anchors: Anchors, resolve: Resolve) -> str:
     """A pipe table as HTML in a scrollable box."""
-    head, rule, *rows = map(cells, lines)
+    head, rule, *rows = map(cells_of, lines)
     numeric = [mark.endswith(":") for mark in rule]
     leading = next((index for index, number in enumerate(numeric) if number), len(numeric))
     columns = zip(*rows, strict=True) if rows else [()] * len(head)
