@@ -8,14 +8,12 @@ the problems, and reinforcement learning can raise that share by preferring the 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from troll.algorithms.ranges import Share
-from troll.common.seeding import derive_seed
-from troll.tasks.testbed.splits import IDENTITY, FlawedSettings, draw_any, draw_distinct, weighted
+from troll.tasks.testbed.splits import FlawedSettings, draw_distinct, to_demonstrate, weighted
 from troll.tasks.testbed.words import MOST_WORDS, word
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
@@ -114,8 +112,7 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as MATH-like records; the level is the number of operations."""
     problems = []
-    draw = partial(_draw, settings=settings)
-    chains = draw_distinct(draw, IDENTITY, split, count, task="chains", seed=seed)
+    chains = draw_distinct("chains", _draw, split, count, seed, settings)
     for number, chain in enumerate(chains):
         answer = str(chain.values[-1])
         solution = chain.working(len(chain.operations)) + _boxed(chain.values[-1])
@@ -127,12 +124,10 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Flawed demonstrations on problems of the train split."""
-    generator = random.Random(derive_seed(task="chains", seed=seed, stream="demonstrations"))
     guess, stop = settings["guess"], settings["stop_early"]
     ways = [("guess", guess), ("stop", stop), ("work", 1 - guess - stop)]
     demonstrations = []
-    for _ in range(count):
-        chain = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
+    for chain, generator in to_demonstrate("chains", _draw, count, seed, settings):
         way, steps = weighted(generator, ways), len(chain.operations)
         if way == "guess":
             right = generator.random() < settings["guess_right"]

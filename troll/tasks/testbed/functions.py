@@ -15,12 +15,11 @@ from pydantic import Field
 from troll.algorithms.ranges import Share
 from troll.common.seeding import derive_seed
 from troll.tasks.testbed.splits import (
-    IDENTITY,
     FlawedSettings,
     code_record,
     distinct_inputs,
-    draw_any,
     draw_distinct,
+    to_demonstrate,
     weighted,
 )
 from troll.tasks.types import Demonstration, Problem, Split, Task
@@ -139,8 +138,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], list[Any]]] = {
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as evalplus records with base and plus inputs."""
     problems = []
-    draw = partial(_draw, settings=settings)
-    functions = draw_distinct(draw, IDENTITY, split, count, task="functions", seed=seed)
+    functions = draw_distinct("functions", _draw, split, count, seed, settings)
     for number, function in enumerate(functions):
         generator = random.Random(derive_seed(stream="inputs", prompt=function.prompt, seed=seed))
         inputs = distinct_inputs(partial(_ARGUMENTS[function.signature], generator), settings)
@@ -160,12 +158,10 @@ def _another(function: Function, generator: random.Random, settings: Mapping[str
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Flawed demonstrations on problems of the train split; problems repeat, flaws are drawn afresh."""
-    generator = random.Random(derive_seed(task="functions", seed=seed, stream="demonstrations"))
     ways = [("print", settings["print"]), ("other", settings["other"])]
     ways.append(("right", 1 - settings["print"] - settings["other"]))
     demonstrations = []
-    for _ in range(count):
-        function = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
+    for function, generator in to_demonstrate("functions", _draw, count, seed, settings):
         way = weighted(generator, ways)
         expression = function.expression
         if way == "other":

@@ -15,15 +15,14 @@ words: a small model learns to copy over a fixed distance long before it learns 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from troll.common.seeding import derive_seed
 from troll.common.settings import Settings
-from troll.tasks.testbed.splits import IDENTITY, draw_any, draw_distinct
-from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_share
+from troll.tasks.testbed.splits import draw_distinct
+from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_and_hasty
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
@@ -42,12 +41,7 @@ class LockSettings(Settings):
         [4], min_length=1, description="how many turns a problem may have"
     )
     dials: int = Field(2, ge=1, le=6, description="dials of a lock")
-    farthest: int = Field(
-        3,
-        ge=1,
-        le=9,
-        description="farthest that a turn moves a dial",
-    )
+    farthest: int = Field(3, ge=1, le=9, description="farthest that a turn moves a dial")
     careful: Careful = 0.95
     careful_decay: CarefulDecay = 0.36
     words: Words = 3500
@@ -68,12 +62,17 @@ class Lock:
     @property
     def sign(self) -> str:
         """The sign with which this metal's locks are opened."""
-        return SIGNS[METALS.index(self.metal)]
+        return SIGNS[self.level - 1]
 
     @property
     def identity(self) -> str:
         """What the problem asks, whatever its wording."""
         return "+".join(map(_digits, (self.start, *self.turns)))
+
+    @property
+    def level(self) -> int:
+        """The place of the metal among `METALS`, from 1."""
+        return METALS.index(self.metal) + 1
 
     @property
     def codes(self) -> list[_Code]:
@@ -84,10 +83,10 @@ class Lock:
             codes.append(code)
         return codes
 
-    def text(self, generator: random.Random) -> str:
-        """The problem as sentences."""
+    def prompt(self, generator: random.Random) -> str:
+        """The problem as a line of sentences."""
         turns = [generator.choice(_WAYS).format(_digits(turn)) for turn in self.turns]
-        return " ".join([f"{self.metal} lock {_digits(self.start)};", *turns])
+        return " ".join([f"{self.metal} lock {_digits(self.start)};", *turns]) + "\n"
 
     def answer(self, words: ZipfWords, generator: random.Random) -> str:
         """A right answer: the first code, a sentence for each turn, and the last code in a box."""
@@ -122,31 +121,24 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Lock:
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as MATH-like records; the level is the metal's place among `METALS`."""
-    draw = partial(_draw, settings=settings)
-    locks = draw_distinct(draw, IDENTITY, split, count, task="locks", seed=seed)
+    locks = draw_distinct("locks", _draw, split, count, seed, settings)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []
     for number, lock in enumerate(locks):
         generator = random.Random(derive_seed(stream="words", lock=lock.identity, seed=seed))
-        text, answer = lock.text(generator), _digits(lock.codes[-1])
-        record = {"problem": text, "solution": lock.answer(words, generator), "answer": answer}
-        level = METALS.index(lock.metal) + 1
-        problems.append(Problem(f"locks/{split}/{number}", f"{text}\n", answer, level, record))
+        prompt, answer = lock.prompt(generator), _digits(lock.codes[-1])
+        record = {
+            "problem": prompt.removesuffix("\n"),
+            "solution": lock.answer(words, generator),
+            "answer": answer,
+        }
+        problems.append(Problem(f"locks/{split}/{number}", prompt, answer, lock.level, record))
     return problems
 
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Careful and hasty demonstrations on problems of the train split."""
-    generator = random.Random(derive_seed(task="locks", seed=seed, stream="demonstrations"))
-    words = ZipfWords(settings["words"], settings["zipf"])
-    demonstrations = []
-    for _ in range(count):
-        lock = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
-        prompt = f"{lock.text(generator)}\n"
-        careful = generator.random() < careful_share(METALS.index(lock.metal) + 1, settings)
-        write = lock.answer if careful else lock.hasty_answer
-        demonstrations.append(Demonstration(prompt, write(words, generator)))
-    return demonstrations
+    return careful_and_hasty("locks", _draw, count, seed, settings)
 
 
 TASK = Task(

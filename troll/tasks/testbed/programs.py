@@ -21,8 +21,8 @@ from pydantic import Field
 
 from troll.common.seeding import derive_seed
 from troll.common.settings import Settings
-from troll.tasks.testbed.splits import IDENTITY, code_record, distinct_inputs, draw_any, draw_distinct
-from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_share
+from troll.tasks.testbed.splits import code_record, distinct_inputs, draw_distinct
+from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_and_hasty
 from troll.tasks.types import Demonstration, Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 
@@ -80,11 +80,11 @@ class Program:
         """The place of the name among `NAMES`, from 1."""
         return NAMES.index(self.name) + 1
 
-    def body(self, words: ZipfWords, generator: random.Random) -> str:
+    def answer(self, words: ZipfWords, generator: random.Random) -> str:
         """A right body."""
         return self._body(ENDS[self.level - 1], words, generator)
 
-    def hasty_body(self, words: ZipfWords, generator: random.Random) -> str:
+    def hasty_answer(self, words: ZipfWords, generator: random.Random) -> str:
         """A body that ends as another name's does."""
         own = ENDS[self.level - 1]
         return self._body(generator.choice([end for end in ENDS if end != own]), words, generator)
@@ -112,15 +112,14 @@ def _arguments(generator: random.Random) -> list[int]:
 
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as evalplus records with base and plus inputs; for levels see `NAMES`."""
-    draw = partial(_draw, settings=settings)
-    programs = draw_distinct(draw, IDENTITY, split, count, task="programs", seed=seed)
+    programs = draw_distinct("programs", _draw, split, count, seed, settings)
     words = ZipfWords(settings["words"], settings["zipf"])
     problems = []
     for number, program in enumerate(programs):
         generator = random.Random(derive_seed(stream="words", program=program.identity, seed=seed))
         prompt = program.prompt(generator)
         inputs = distinct_inputs(partial(_arguments, generator), settings)
-        body = program.body(words, generator)
+        body = program.answer(words, generator)
         record = code_record(program.name, body, inputs, settings)
         problems.append(Problem(f"programs/{split}/{number}", prompt, body, program.level, record))
     return problems
@@ -128,16 +127,7 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
     """Careful and hasty demonstrations on problems of the train split."""
-    generator = random.Random(derive_seed(task="programs", seed=seed, stream="demonstrations"))
-    words = ZipfWords(settings["words"], settings["zipf"])
-    demonstrations = []
-    for _ in range(count):
-        program = draw_any(partial(_draw, settings=settings), IDENTITY, "train", generator)
-        prompt = program.prompt(generator)
-        careful = generator.random() < careful_share(program.level, settings)
-        write = program.body if careful else program.hasty_body
-        demonstrations.append(Demonstration(prompt, write(words, generator)))
-    return demonstrations
+    return careful_and_hasty("programs", _draw, count, seed, settings)
 
 
 TASK = Task(

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import model_validator
 
@@ -14,11 +13,19 @@ from troll.common.seeding import derive_seed
 from troll.common.settings import Settings
 from troll.tasks.types import Split
 
-Item = TypeVar("Item")
+
+class Asked(Protocol):
+    """What a problem is made from."""
+
+    @property
+    def identity(self) -> str:
+        """What the problem asks, as text, whatever the wording."""
 
 
-IDENTITY = attrgetter("identity")
-"""What a problem asks, of those that say so themselves."""
+Choice = TypeVar("Choice")
+Item = TypeVar("Item", bound=Asked)
+Draw = Callable[[random.Random, Mapping[str, Any]], Item]
+"""Makes one random problem with the settings of its task."""
 
 
 class FlawedSettings(Settings):
@@ -48,50 +55,41 @@ def split_of(identity: str) -> Split:
 
 
 def draw_distinct(
-    draw: Callable[[random.Random], Item],
-    identity: Callable[[Item], str],
-    split: Split,
-    count: int,
-    **coordinates: str | int,
+    task: str, draw: Draw[Item], split: Split, count: int, seed: int, settings: Mapping[str, Any]
 ) -> list[Item]:
-    """``count`` problems of a split with distinct identities: what they ask, as text, whatever the wording.
-
-    ``draw`` makes one random problem; coordinates name the random stream (`derive_seed`).
-    """
-    generator = random.Random(derive_seed(**coordinates, split=split))
+    """``count`` problems of a split that ask different things."""
+    generator = random.Random(derive_seed(task=task, seed=seed, split=split))
     drawn: dict[str, Item] = {}
     fruitless = 0
     while len(drawn) < count:
-        item = draw(generator)
-        key = identity(item)
-        if split_of(key) == split and key not in drawn:
-            drawn[key] = item
+        item = draw(generator, settings)
+        if split_of(item.identity) == split and item.identity not in drawn:
+            drawn[item.identity] = item
             fruitless = 0
         else:
             fruitless += 1
         if fruitless > _PATIENCE:
             raise UserError(
-                f"task {coordinates.get('task')}: {count} {split} problems are wanted, but its settings "
+                f"task {task}: {count} {split} problems are wanted, but its settings "
                 f"give about {len(drawn)}; ask for fewer or widen the settings"
             )
     return list(drawn.values())
 
 
-def draw_any(
-    draw: Callable[[random.Random], Item],
-    identity: Callable[[Item], str],
-    split: Split,
-    generator: random.Random,
-) -> Item:
-    """Draws one problem that belongs to ``split``; problems may repeat from call to call."""
-    for _ in range(_PATIENCE):
-        item = draw(generator)
-        if split_of(identity(item)) == split:
-            return item
-    raise UserError(f"the task's settings give no {split} problems; widen them")
+def to_demonstrate(
+    task: str, draw: Draw[Item], count: int, seed: int, settings: Mapping[str, Any]
+) -> Iterator[tuple[Item, random.Random]]:
+    """Train problems, which may repeat, each with the generator that its demonstration draws on in turn."""
+    generator = random.Random(derive_seed(task=task, seed=seed, stream="demonstrations"))
+    for _ in range(count):
+        items = (draw(generator, settings) for _ in range(_PATIENCE))
+        item = next((item for item in items if split_of(item.identity) == "train"), None)
+        if item is None:
+            raise UserError("the task's settings give no train problems; widen them")
+        yield item, generator
 
 
-def weighted(generator: random.Random, choices: Sequence[tuple[Item, float]]) -> Item:
+def weighted(generator: random.Random, choices: Sequence[tuple[Choice, float]]) -> Choice:
     """Draws one of ``choices`` with probability proportional to its weight."""
     return generator.choices([item for item, _ in choices], [weight for _, weight in choices])[0]
 

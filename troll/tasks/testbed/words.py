@@ -13,10 +13,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from troll.tasks.testbed.splits import Draw, to_demonstrate
+from troll.tasks.types import Demonstration
+
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
-_STRIDE = (
-    71  # has no factor in common with 4,900, so that every word comes once; neighbours share no syllable
-)
+# Has no factor in common with 4,900, so that every word comes once; neighbours share no syllable.
+_STRIDE = 71
 
 MOST_WORDS = len(_SYLLABLES) ** 2
 """How many different words there are: two syllables each, of which none is a word of Python."""
@@ -60,3 +62,17 @@ class ZipfWords:
         weights = _cumulative(self.count, self.exponent)
         ranks = generator.choices(range(self.count), cum_weights=weights, k=number)
         return " ".join(map(word, ranks))
+
+
+def careful_and_hasty(
+    task: str, draw: Draw[Any], count: int, seed: int, settings: Mapping[str, Any]
+) -> list[Demonstration]:
+    """Demonstrations on train problems: some careful, as many as `careful_share` says, the others hasty."""
+    words = ZipfWords(settings["words"], settings["zipf"])
+    demonstrations = []
+    for item, generator in to_demonstrate(task, draw, count, seed, settings):
+        prompt = item.prompt(generator)
+        careful = generator.random() < careful_share(item.level, settings)
+        write = item.answer if careful else item.hasty_answer
+        demonstrations.append(Demonstration(prompt, write(words, generator)))
+    return demonstrations
