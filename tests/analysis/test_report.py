@@ -15,9 +15,9 @@ from troll.analysis.render.html import (
     asset,
     bullets,
     figure_section,
-    page,
     paragraphs,
     sort_key,
+    write_page,
 )
 from troll.analysis.render.substitutes import find_substitutes, mark_substitutes, substitutes_of
 from troll.analysis.report.make import table
@@ -49,7 +49,8 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.write_bytes(b"\x89PNG")
     frame = pd.DataFrame({"task": ["<b>"], "pass@1": [0.5]})
-    text = page(
+    write_page(
+        tmp_path / "page.html",
         "A & B",
         [
             Section("Verdicts", bullets(["- **gentle**: 1 < 2"])),
@@ -57,6 +58,7 @@ def test_page_is_whole_and_self_contained(tmp_path: Path) -> None:
             figure_section("Curves", image, "A caption."),
         ],
     )
+    text = (tmp_path / "page.html").read_text()
     parser = Balance()
     parser.feed(text)
     assert parser.open == []
