@@ -20,6 +20,7 @@ from troll.evaluation.lm_eval.replay import replay
 from troll.evaluation.lm_eval.scores import Score, scores
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
+from troll.tasks.datasets.task import worked_solution
 from troll.tasks.sandbox.pool import sandbox_available
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'troll[evaluate]'")
@@ -82,6 +83,12 @@ def test_lm_evals_verdict_stands_beside_ours_and_each_difference_is_listed(real_
     assert listed[0]["prompt"] == load("gsm8k").problems[1].prompt
     assert result["official"]["tasks"] == ["gsm8k"] and result["official"]["metric"] == FLEXIBLE
     assert result["official"]["version"] == result["versions"]["lm_eval"] == lm_eval.__version__
+
+
+def test_what_gsm8k_demonstrates_is_right_for_lm_eval_and_for_us(real_data, tmp_path):
+    shown = [worked_solution(problem) for problem in load("gsm8k").problems[:100]]
+    result, _ = graded(tmp_path, "gsm8k", [[text] for text in shown])
+    assert result["metrics"] == {"pass@1": 1.0, "official/pass@1": 1.0, "disagreements": 0}
 
 
 def test_the_files_are_those_that_lm_evals_own_tools_read(real_data, tmp_path):

@@ -63,7 +63,7 @@ def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
     solved = [
         Demonstration(problem.prompt, solution)
         for problem in whole_split(item.name, "train")
-        if (solution := _solution(problem))
+        if (solution := worked_solution(problem))
     ]
     shown: list[Demonstration] = []
     for number in range(-(-count // len(solved))):
@@ -72,12 +72,16 @@ def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
     return shown[:count]
 
 
-def _solution(problem: Problem) -> str:
-    """A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out."""
+def worked_solution(problem: Problem) -> str:
+    """A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out.
+
+    The box stands outside of mathematics: lm-eval's filter `flexible-extract` takes the last number, which of
+    ``$\\boxed{18}$.`` is ``$.``, and would count every answer of a model that learnt to end so as wrong.
+    """
     words = re.sub(r"<<[^<>]*>>", "", str(problem.record.get("solution") or "")).strip()
     if not words or "\\boxed" in words:
         return words
-    return f"{words}\nThe answer is $\\boxed{{{problem.answer}}}$."
+    return f"{words}\nThe answer is \\boxed{{{problem.answer}}}."
 
 
 def _task(item: DataSet) -> Task:
