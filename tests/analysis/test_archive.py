@@ -208,12 +208,17 @@ def test_what_is_neither_in_the_tables_nor_finished_here_is_refused_in_one_line(
         (
             {TROLL[0]: "k"},
             {},
-            rf"^{tmp_path}/tidy: has no run {TROLL[0]} as it is planned, and none was made here; ",
+            rf"^{tmp_path}/tidy: has no run {TROLL[0]} as it is planned, and none was made here \(1 of 1 ",
         ),
         (
             {CLIP[0]: "k"},
             {},
-            rf"^{tmp_path}/tidy: has no run {CLIP[0]} as it is planned, and none was made here; ",
+            rf"^{tmp_path}/tidy: has no run {CLIP[0]} as it is planned, and none was made here ",
+        ),
+        (  # nothing is appended, though one of them is there
+            {TROLL[1]: "k", TROLL[2]: "k"},
+            {TROLL[1]: made[TROLL[1]]},
+            rf"has no run {TROLL[2]} as it is planned, and none was made here \(1 of 2 are missing\)",
         ),
         (
             {TROLL[0]: "k"},

@@ -101,15 +101,14 @@ def take(results: Path, keys: Mapping[str, str], directories: Mapping[str, Path]
     if not keys:
         raise UserError(f"{results}: no runs are planned; name them in the plan's keys")
     archived = held(results)
-    for run_id, key in keys.items():
-        if run_id in archived and archived[run_id].counts_as(key):
-            continue
-        if run_id not in directories:
-            raise UserError(
-                f"{results / TIDY}: has no run {run_id} as it is planned, and none was made here; "
-                "run the workflow again"
-            )
-        append_run(directories[run_id], results, key)
+    made = [name for name, key in keys.items() if name not in archived or not archived[name].counts_as(key)]
+    if absent := [run_id for run_id in made if run_id not in directories]:  # before the first is appended
+        raise UserError(
+            f"{results / TIDY}: has no run {absent[0]} as it is planned, and none was made here "
+            f"({len(absent)} of {len(keys)} are missing); run the workflow again"
+        )
+    for run_id in made:
+        append_run(directories[run_id], results, keys[run_id])
     now = held(results)
     for run_id, key in keys.items():
         if not now[run_id].counts_as(key):  # its directory is as old as its row was

@@ -73,10 +73,10 @@ def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
 
 
 def worked_solution(problem: Problem) -> str:
-    """A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out.
+    r"""A solution in words, ended as the prompt asks for it; GSM8K's notes for a calculator are left out.
 
     The box stands outside of mathematics: lm-eval's filter `flexible-extract` takes the last number, which of
-    ``$\\boxed{18}$.`` is ``$.``, and would count every answer of a model that learnt to end so as wrong.
+    ``$\boxed{18}$.`` is ``$.``, and would count every answer of a model that learnt to end so as wrong.
     """
     words = re.sub(r"<<[^<>]*>>", "", str(problem.record.get("solution") or "")).strip()
     if not words or "\\boxed" in words:
