@@ -46,6 +46,7 @@ QUESTIONS = (
     ),
     Question(
         "Stale rollouts, a pretrained model of 135M parameters: is it above clip's?",
+        "`make results EXPERIMENT=workflow/config/smollm2.yaml`; on a GPU "
         "[`gpu_runs.sh`](workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         "smollm2-stale-better",
     ),

@@ -63,6 +63,11 @@ QUESTIONS: Mapping[str, Question] = {
         "[`gpu_runs.sh`](../workflow/benchmarks/gpu_runs.sh) `workflow/config/smollm2-gpu.yaml`",
         claim="smollm2-stale-better",
     ),
+    "smollm2": Question(
+        "Does TROLL help the pretrained model when it is trained on two cores, with stale rollouts?",
+        _experiment("smollm2"),
+        claim="smollm2-stale-better",
+    ),
     "benchmark-divergence": Question(
         "Does TROLL end above clip where both move the policy equally far?",
         _experiment("benchmark-divergence"),
