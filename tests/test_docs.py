@@ -1,5 +1,6 @@
 """What the pages say holds: links lead somewhere, commands parse, the worked example works."""
 
+import importlib
 import os
 import re
 import shlex
@@ -104,6 +105,14 @@ def test_scripts_exist_with_their_options(words, options):
     )
     assert ran.returncode == 0, ran.stderr
     assert options <= set(re.findall(r"--[a-z-]+", ran.stdout))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_what_examples_import_from_the_package_exists(page):
+    for body in blocks(page.read_text(), "python"):
+        for module, names in re.findall(r"^from (troll[\w.]*) import (\([^)]*\)|.*)", body, re.MULTILINE):
+            imported = set(re.findall(r"[\w.]+", re.sub(r" as \w+|#.*", "", names)))
+            assert imported <= vars(importlib.import_module(module)).keys(), page.name
 
 
 def test_make_targets_exist():
