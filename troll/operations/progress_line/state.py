@@ -132,7 +132,7 @@ class State:
             weight = self._weight(job.rule)
             if job.steps is not None:
                 done += 0.99 * weight * job.steps.done / job.steps.total
-            else:
+            elif job.rule not in _LONG_S or self.seconds(job.rule) is not None:  # else its weight is a guess
                 done += min(now - job.started, 0.9 * weight)
         # All of it only when the last job is done.
         self._most = max(self._most, min(done / every, 1.0 if self.finished >= self.total else 0.99))
