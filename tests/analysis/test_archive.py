@@ -298,7 +298,7 @@ def test_a_damaged_table_takes_nothing_and_stays_as_it_is(
     ]
     if place == "the end":  # nobody can say which runs it holds
         attempts += [lambda: held(tmp_path), lambda: append(made, tmp_path, TROLL[1])]
-    said = rf"^{path}: damaged, or no tidy table \(.*\); restore it \(git checkout\), or remove it and coll"
+    said = rf"^{path}: damaged or not a tidy table \(.*\); restore it \(git checkout\), or remove it and coll"
     for attempt in attempts:
         with pytest.raises(UserError, match=said) as error:
             attempt()

@@ -330,7 +330,7 @@ def test_no_runs_at_all_is_not_run(known: Tidy) -> None:
         ("a: 1", "expected a list of claims, found dict"),
         ("[", "not YAML"),
         ("- {id: c}", r"claim c: sentence: is missing"),
-        ("- 3", r"claim 0: expected a block of keys \(found 3\)"),
+        ("- 3", r"claim 0: expected a mapping, found 3"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:

@@ -159,7 +159,7 @@ def test_every_entry_has_a_caption() -> None:
 
 
 def test_a_caption_that_is_missing_is_named() -> None:
-    with pytest.raises(UserError, match=r"captions\.rst: has no text nothing_table; add one below a line"):
+    with pytest.raises(UserError, match=r"captions\.rst: no caption nothing_table; add one below a line"):
         caption("nothing_table")
 
 

@@ -189,8 +189,8 @@ def test_a_run_from_source_in_no_commit_is_not_released_and_refused_in_one_line(
     with pytest.raises(UserError) as caught:
         check_clean(made(runs, {"a": COMMIT, "b": commit}), Path("results/mine"))
     assert str(caught.value) == (
-        "results/mine: 1 of 2 runs, b among them, were made from source that is in no commit, and cannot be "
-        "released; commit it, and make them again"
+        "results/mine: 1 of 2 runs, such as b, were made from uncommitted source and cannot be released; "
+        "commit the source and run them again"
     )
     check_clean(made(runs, {"a": COMMIT, "b": "f" * 40}), Path("results/mine"))
 

@@ -86,7 +86,7 @@ def test_settings_that_are_no_numbers_are_kept(run_dir: Path) -> None:
 def test_a_directory_that_is_neither_run_nor_base_model_is_named(tmp_path: Path) -> None:
     base = synthetic.write_base(tmp_path, "chains")
     elsewhere = base.rename(tmp_path / "chains")
-    with pytest.raises(UserError, match=r"chains: no run \(without run.yaml\) and no base model"):
+    with pytest.raises(UserError, match=r"chains: neither a run \(no run.yaml\) nor a base model"):
         read_directories([], [elsewhere])
 
 
@@ -201,7 +201,7 @@ LARGE = "1" * 400  # larger than any float
         ("manifest.json", "[]", "manifest.json: expected a JSON object"),
         ("grades.json", "{}", "grades.json: not a file of grades"),
         ("grades.json", "[]", "grades.json: not a file of grades"),
-        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: no line has a number"),
+        ("metrics.jsonl", '{"step": 1}\n', "metrics.jsonl: no line has a metric"),
         (
             "metrics.jsonl",
             f'{{"step": 1, "loss": {LARGE}}}\n',
@@ -336,10 +336,12 @@ def test_settings_that_a_run_was_not_made_with_are_refused(run_dir: Path) -> Non
     path = run_dir / "run.yaml"
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(config | {"training": config["training"] | {"learning_rate": 0.5}}))
-    with pytest.raises(UserError, match=r"run\.yaml: training: not what .*manifest\.json says"):
+    with pytest.raises(
+        UserError, match=r"run\.yaml: training: differs from the configuration in .*manifest\.json"
+    ):
         read_directories([run_dir])
     edit_json(run_dir / "manifest.json", config=None)
-    with pytest.raises(UserError, match=r"run\.yaml: condition: not what"):
+    with pytest.raises(UserError, match=r"run\.yaml: condition: differs from the configuration in"):
         read_directories([run_dir])
 
 

@@ -97,7 +97,7 @@ def test_pairing_removes_what_the_methods_share() -> None:
 
 
 def test_shapes_and_missing_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         paired_difference(np.zeros((2, 3)), np.zeros((3, 2)))
     for wrong in (np.zeros((1, 2, 3)), np.zeros((0, 3)), np.full((2, 2), np.nan)):
         with pytest.raises(ValueError):

@@ -151,7 +151,7 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
         with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
             writer.write_table(other)
             writer.add_key_value_metadata(kept)
-    with pytest.raises(UserError, match=rf"1\.parquet: damaged, .* \({column} is not what was written\);"):
+    with pytest.raises(UserError, match=rf"1\.parquet: damaged or .* \({column} is not what was written\);"):
         read_part(tmp_path / "1.parquet")
     assert len(read_part(tmp_path / "0.parquet")) == len(table), "files of before have no digests"
 
@@ -160,7 +160,9 @@ def test_columns_are_those_that_were_written(small: Path, tmp_path: Path, column
 def test_a_part_that_is_cut_off_is_refused(small: Path, tmp_path: Path, cut: int) -> None:
     path = tmp_path / "clip.parquet"
     path.write_bytes(small.read_bytes()[:cut])
-    with pytest.raises(UserError, match=r"clip\.parquet: damaged, or no tidy table \(.*\); restore it \(git"):
+    with pytest.raises(
+        UserError, match=r"clip\.parquet: damaged or not a tidy table \(.*\); restore it \(git"
+    ):
         read_part(path)
 
 
@@ -172,7 +174,7 @@ def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None
         read_part(path)
     path.parent.mkdir()
     path.write_text("no table")
-    with pytest.raises(UserError, match=r"all\.parquet: damaged, or no tidy table"):
+    with pytest.raises(UserError, match=r"all\.parquet: damaged or not a tidy table"):
         read_tidy(tmp_path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(UserError, match="column experiment is missing"):
@@ -181,7 +183,7 @@ def test_tables_of_another_kind_are_refused(small: Path, tmp_path: Path) -> None
     numbers = table["value"].cast(pa.float32()).cast(pa.string())
     pq.write_table(table.set_column(table.column_names.index("value"), "value", numbers), path)
     with pytest.raises(
-        UserError, match=r"all\.parquet: damaged, or no tidy table \(its columns have other types\)"
+        UserError, match=r"all\.parquet: damaged or not a tidy table \(its columns have other types\)"
     ):
         read_tidy(tmp_path)
 

@@ -1,1 +1,1 @@
-"""Analysis: from run directories to tables, figures and sentences; no module here imports torch."""
+"""Analysis of finished runs: tables, figures and verdicts. No module here imports torch."""

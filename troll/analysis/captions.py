@@ -1,4 +1,4 @@
-"""Captions for each table and figure, in reStructuredText of paragraphs and literals only."""
+"""Captions of tables and figures, in reStructuredText restricted to paragraphs and literals."""
 
 import re
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ _LABEL = re.compile(r"^\.\. _(\w+):$", re.MULTILINE)
 
 @cache
 def captions() -> Mapping[str, str]:
-    """All texts, by the label before each: ``<name>_table``, ``<name>_figure`` and the page's own."""
+    """All texts by label: ``<name>_table``, ``<name>_figure`` and those of the page itself."""
     _, *parts = _LABEL.split(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def caption(name: str) -> str:
-    """One text."""
+    """The text with this label."""
     if name not in captions():
-        raise UserError(f"{_FILE}: has no text {name}; add one below a line `.. _{name}:`")
+        raise UserError(f"{_FILE}: no caption {name}; add one below a line `.. _{name}:`")
     return captions()[name]
 
 
 def write_captions(directory: Path) -> Path:
-    """Writes each text to a file of its own, ``<name>.rst``, as Snakemake's report wants them."""
+    """Writes each text to a separate file ``<name>.rst``, as Snakemake's report requires."""
     for name, text in captions().items():
         path = directory / f"{name}.rst"
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -1,6 +1,6 @@
-"""Every metric that runs log and every number that summarises a run: name, unit, meaning, how it is shown.
+"""Registry of logged metrics and run summaries: name, unit, meaning and presentation.
 
-Tables, figures, claims and the tables of docs/results.md read from here. docs/adding.md says how to add one.
+Tables, figures, claims and the tables of docs/results.md use it. docs/adding.md explains how to add a metric.
 """
 
 from collections.abc import Collection, Mapping
@@ -8,52 +8,52 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Scale = Literal["linear", "share", "log"]
-"""How a figure draws it: as it is, in percent, or on a logarithmic axis."""
+"""How a figure draws a metric: unchanged, in percent, or on a logarithmic axis."""
 Show = Literal["number", "percent", "whole", "five decimals"]
-"""How a table writes it."""
+"""How a table formats a metric."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a run logs."""
+    """A metric that runs log."""
 
     name: str  # in ``metrics.jsonl`` and in the tidy table
-    unit: str  # of its values; empty where there is none
+    unit: str  # of its values; empty if dimensionless
     meaning: str  # in Markdown, for docs/results.md
-    label: str = ""  # of an axis, with the unit as it is shown
+    label: str = ""  # of an axis, with the displayed unit
     scale: Scale = "linear"  # of that axis
-    # a figure shows one minus the value, such as the mass left out for the mass kept
+    # whether figures show one minus the value, such as the mass left out instead of the mass kept
     complement: bool = False
-    axis: str = ""  # panels of one axis share their limits
-    bound: bool = False  # a figure draws the rule's KL bound beside it
+    axis: str = ""  # panels with the same name here share their limits
+    bound: bool = False  # whether figures also draw the rule's KL bound
     heading: str = ""  # of a table's column
     show: Show = "number"
-    # which of a run's values the table `constraint_check` shows; empty where it has no column
+    # which of a run's values the table `constraint_check` shows; empty if the table omits the metric
     worst: Literal["", "mean", "max", "min"] = ""
-    in_points: bool = False  # differences of its mean are written in percentage points in verdicts
+    in_points: bool = False  # whether verdicts give differences of its mean in percentage points
 
 
 Over = Literal["", "late", "final", "first batch", "largest", "best", "drawdown", "auc"]
-"""How a metric becomes a number of the run: mean of the last third or tenth of the steps, or of the first
-batch, largest value, largest fall below the best so far, mean height of the curve."""
+"""How a metric is reduced to one number per run: mean over the last third ("late") or tenth ("final") of the
+steps or over the first batch, largest value, largest fall below the best so far, mean height of the curve."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A number of a whole run."""
+    """A number that summarises a whole run."""
 
     name: str  # in tables and claims
     unit: str
     meaning: str  # in Markdown, for docs/results.md
-    of: str = ""  # the metric it is computed from; empty where it comes from elsewhere, such as the manifest
+    of: str = ""  # the metric it is computed from; empty if it has another source, such as the manifest
     over: Over = ""  # how it is computed from that metric
     suffix: str = ""  # what follows a difference in a verdict; shares are written in points
     heading: str = ""  # of a table's column
     show: Show = "number"
     label: str = ""  # of an axis
     scale: Scale = "linear"  # of that axis
-    stored: str = ""  # its name in tidy tables and protocols, where that is another one
-    wall_clock: bool = False  # a busy machine makes it longer, unless each run has a GPU for itself
+    stored: str = ""  # its name in tidy tables and protocols, if different
+    wall_clock: bool = False  # whether load on the machine increases it, unless each run has its own GPU
 
 
 SHARE, NATS = "share", "nats per token"
@@ -199,13 +199,13 @@ METRICS = _by_name(
     Metric("time/cpu_s", "seconds", "the same of the process's processors"),
     Metric("time/step_time", "seconds", "of the step as TRL measures it, sampling included"),
 )
-"""What runs log, by name, in the order of docs/results.md. Rules may log further names of their own."""
+"""Logged metrics by name, in the order of docs/results.md. Rules may log additional metrics."""
 _FIRST = (
     *("clip_fraction", "kl_to_old_max", "kl_projected_max", "kl_violation_max", "solver_residual_max"),
     *("solver_evaluations", "kept_mass_min", "ratio_max"),
 )
 DIAGNOSTICS = (*_FIRST, *(name for name, metric in METRICS.items() if metric.worst and name not in _FIRST))
-"""Columns of the table `constraint_check`, in their order: every metric that says which value is shown."""
+"""Columns of the table `constraint_check`, in order: every metric that sets `worst`."""
 
 
 SUMMARIES = _by_name(
@@ -265,9 +265,9 @@ SUMMARIES = _by_name(
     Summary("batch_cpu_s", "seconds", "of the processors, for a rollout batch with its updates"),
     Summary("peak_gib", "GiB", "largest memory of the process", suffix=" GiB"),
 )
-"""What claims may name beside pass@k, in the order of messages."""
+"""Summaries that claims may name besides pass@k, in the order of error messages."""
 PRESENT_NAMES = {summary.stored: name for name, summary in SUMMARIES.items() if summary.stored}
-"""By what tables were written with, and claims may have been."""
+"""Present name by stored name; older claims may use the stored one."""
 
 
 def markdown(entries: Collection[Metric | Summary]) -> str:

@@ -1,19 +1,19 @@
-"""One average over many settings: random-effects meta-analysis, a test of what it depends on, and its power.
+"""Random-effects meta-analysis over settings: pooled average, test of moderators, and power.
 
-Every setting has an effect (the mean paired difference over its seeds) with a variance; settings differ from
-each other by more than that, with variance tau². Sources: REML for tau² (Viechtbauer 2005, "Bias and
-efficiency of meta-analytic variance estimators"); Hartung's and Knapp's interval of the average, Student's
-quantile with an estimated scale that is not let below one (Knapp and Hartung 2003; Röver, Knapp and Friede
-2015); prediction interval for a new setting (Higgins, Thompson and Spiegelhalter 2009).
+Every setting has an effect (the mean paired difference over its seeds) and its sampling variance; beyond it,
+effects vary between settings with variance tau². Sources: REML for tau² (Viechtbauer 2005, "Bias and
+efficiency of meta-analytic variance estimators"); the Hartung-Knapp interval of the average, Student's
+quantile with an estimated scale bounded below by one (Knapp and Hartung 2003; Röver, Knapp and Friede 2015);
+prediction interval for a new setting (Higgins, Thompson and Spiegelhalter 2009).
 
-Settings that are compared with the same runs of a baseline have errors that go together (Gleser and Olkin
-2009, "Stochastically dependent effect sizes"); `error_covariance` estimates how much from the seeds. REML,
-the scale and all errors take the covariance into account. The weights stay those of independent settings,
-1 / (variance + tau²): best weights for a covariance that five seeds estimate can be negative. Without
-shared runs all of it is Hartung's and Knapp's method as statsmodels has it; that lacks REML, the bounded
-scale, moderators, prediction intervals and covariances.
+Settings that are compared with the same runs of a baseline have correlated errors (Gleser and Olkin 2009,
+"Stochastically dependent effect sizes"); `error_covariance` estimates the covariance from the seeds. REML,
+the scale and all standard errors use it. The weights remain those of independent settings,
+1 / (variance + tau²): with a covariance estimated from five seeds, optimal weights can be negative. Without
+shared runs this is the Hartung-Knapp method of statsmodels, which lacks REML, the bounded scale, moderators,
+prediction intervals and covariances.
 
-Axis letters: K settings, P columns of a design.
+Axis letters: K settings, P columns of a design matrix.
 """
 
 import math
@@ -29,11 +29,11 @@ from troll.analysis.statistics import LEVEL, POWER, Array, least_enough
 
 PREDICTION = "95 % prediction interval for a new setting"
 LEAST_SETTINGS = 3
-"""Of an average with an interval: two say next to nothing of how settings differ (Student's t is 12.7)."""
+"""Minimum for an average with an interval: two hardly show how settings differ (Student's t is 12.7)."""
 _LEAST_OF_LEVEL = 2
-"""A level of a coordinate that is known from one setting cannot be distinguished from that setting."""
+"""Minimum number of settings per level: the effect of one with a single setting is confounded with it."""
 _MOST_CORRELATED = 0.99
-"""Errors that went together wholly would leave nothing to divide by."""
+"""Upper bound of the correlation: perfectly correlated errors would make the covariance singular."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ class Pooled:
 def error_covariance(
     differences: Sequence[Mapping[float, float]], baselines: Sequence[Hashable]
 ) -> tuple[Array, Array]:
-    """The covariance ``[K, K]`` of settings' differences for one seed, and that of their means over seeds.
+    """The covariances ``[K, K]`` of the settings' differences for one seed, and of their means over seeds.
 
-    All pairs of settings that are compared with the same runs (``baselines``: None shares them with no other)
-    have one correlation, at least zero: the sum of their covariances over common seeds, divided by that of
-    the products of their standard deviations. Differences are by seed, at least two in each setting.
+    ``differences`` are by seed, at least two in each setting; equal ``baselines`` mean that settings are
+    compared with the same runs, None that a setting shares them with no other. All pairs that share runs get
+    one correlation, at least zero: the sum of their covariances over common seeds, divided by the sum of the
+    products of their standard deviations.
     """
     table = pd.DataFrame(
         {index: pd.Series(by_seed, dtype=float) for index, by_seed in enumerate(differences)}
@@ -66,8 +67,8 @@ def error_covariance(
     same = np.asarray([[a == b and a is not None for b in baselines] for a in baselines])
     np.fill_diagonal(same, False)
     pairs = same & ~np.isnan(covariances)
-    apart = float(products[pairs].sum())
-    correlation = np.clip(covariances[pairs].sum() / apart, 0, _MOST_CORRELATED) if apart else 0.0
+    scale = float(products[pairs].sum())
+    correlation = np.clip(covariances[pairs].sum() / scale, 0, _MOST_CORRELATED) if scale else 0.0
     one_seed = (np.eye(len(baselines)) + correlation * same) * products
     measured = table.notna().to_numpy(dtype=float)
     counts = measured.sum(axis=0)
@@ -75,15 +76,15 @@ def error_covariance(
 
 
 def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None) -> float:
-    """The variance between settings that makes the restricted likelihood largest; at least zero.
+    """The variance between settings that maximises the restricted likelihood; at least zero.
 
-    ``effects`` are ``[K]``, ``errors`` variances of independent ones ``[K]`` or their covariance ``[K, K]``,
-    positive definite, and ``design`` ``[K, P]`` is a column of ones by default.
+    ``effects`` are ``[K]``; ``errors`` are the variances ``[K]`` of independent effects or a positive
+    definite covariance ``[K, K]``; ``design`` ``[K, P]`` defaults to a column of ones.
     """
     y, v = np.asarray(effects, dtype=np.float64), _matrix(errors)
     x = np.ones((y.size, 1)) if design is None else np.asarray(design, dtype=np.float64)
 
-    def deviance(between: Array) -> Array:  # of many values at once, [N]
+    def deviance(between: Array) -> Array:  # vectorised over values, [N]
         whole = v + between[:, None, None] * np.eye(y.size)
         weighted = np.linalg.solve(whole, np.column_stack([x, y]))
         information = x.T @ weighted[:, :, :-1]
@@ -97,8 +98,8 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
         rest = projection @ y
         return float(np.trace(projection) - rest @ rest)
 
-    # The deviance may have several minima: a grid finds the lowest. Between its neighbours the slope has a
-    # root, which is known to more digits than the place where the deviance is least.
+    # The deviance may have several minima: a grid search brackets the lowest. A root of the slope between its
+    # neighbours is more precise than direct minimisation.
     grid = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 100) * (np.ptp(y) ** 2 + v.diagonal().max())])
     least = int(np.argmin(deviance(grid)))
     low, high = grid[max(least - 1, 0)], grid[min(least + 1, grid.size - 1)]
@@ -108,12 +109,12 @@ def reml(effects: ArrayLike, errors: ArrayLike, design: ArrayLike | None = None)
 
 
 def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pooled:
-    """The average of ``effects [K]``, K > 1, with its interval and the prediction interval, which is of 95 %.
+    """The average of ``effects [K]``, K > 1, with its interval and the 95 % prediction interval.
 
-    ``errors`` are variances of independent effects ``[K]``, or their covariance ``[K, K]``; variances are
-    zero where all seeds agree to the last digit.
+    ``errors`` are the variances ``[K]`` of independent effects or a covariance ``[K, K]``; a variance may be
+    zero, where all seeds agree exactly.
     """
-    y, v = _known(effects, errors)
+    y, v = _regularised(effects, errors)
     if y.size < 2:
         raise ValueError("an average over settings needs at least two of them")
     between = reml(y, v)
@@ -130,14 +131,15 @@ def pool(effects: ArrayLike, errors: ArrayLike, *, level: float = LEVEL) -> Pool
 def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable]) -> float:
     """p-value of the hypothesis that the average is the same at every level of a coordinate.
 
-    The F test of a mixed-effects meta-regression on the levels that have at least two settings, with a common
-    tau²; NaN where fewer than two have. ``levels`` has one for each setting, the others are as for `pool`.
+    F test of a mixed-effects meta-regression with a common tau², on the levels that have at least two
+    settings; NaN with fewer than two such levels. ``levels [K]`` is the level of each setting; the other
+    arguments are those of `pool`.
     """
     kept = common_levels(levels)
     chosen = np.asarray([level in kept for level in levels], dtype=bool)
     if len(kept) < 2:
         return math.nan
-    y, v = _known(effects, errors)
+    y, v = _regularised(effects, errors)
     y, v = y[chosen], v[np.ix_(chosen, chosen)]
     x = np.asarray([[float(level == name) for name in kept] for level in levels if level in kept])
     means, covariance = _fit(y, v, x, reml(y, v, x))
@@ -148,7 +150,7 @@ def moderator_p(effects: ArrayLike, errors: ArrayLike, levels: Sequence[Hashable
 
 
 def common_levels(levels: Sequence[Hashable]) -> list[Hashable]:
-    """The levels that at least two settings have, in the order in which they come."""
+    """The levels that at least two settings have, in order of first appearance."""
     return [level for level in dict.fromkeys(levels) if list(levels).count(level) >= _LEAST_OF_LEVEL]
 
 
@@ -160,13 +162,13 @@ def seeds_to_decide(
     least: int,
     most: int = 1000,
 ) -> int | None:
-    """The least number of seeds in each setting with a chance of 80 % of a decision, if nothing else changed.
+    """The least number of seeds in each setting with a chance of 80 % of a decision, all else unchanged.
 
-    None when ``most`` are not enough, because settings differ more than seeds. ``errors`` are of the paired
-    difference of one seed: variances ``[K]`` or a covariance ``[K, K]``. ``decides`` gives the chance of a
+    None if ``most`` are not enough, because settings differ more than seeds. ``errors`` are variances ``[K]``
+    or a covariance ``[K, K]`` of the paired differences of a single seed. ``decides`` returns the chance of a
     decision from the average, its standard error and degrees of freedom.
     """
-    y, now = _known(effects, _matrix(errors) / least)
+    y, now = _regularised(effects, _matrix(errors) / least)
     between = reml(y, now) if y.size > 1 else 0.0
 
     def enough(seeds: int) -> bool:
@@ -180,7 +182,7 @@ def seeds_to_decide(
 
 
 def clears(distance: float, error: float, df: int, level: float = LEVEL) -> float:
-    """Chance that an interval ends before a boundary at this true distance (noncentral t)."""
+    """Chance that an interval excludes a boundary at this true distance (noncentral t)."""
     critical = stats.t.ppf((1 + level) / 2, df)
     return float(np.nan_to_num(stats.nct.sf(critical, df, distance / error), nan=1.0))
 
@@ -190,15 +192,15 @@ def _matrix(errors: ArrayLike) -> Array:
     return np.diag(v) if v.ndim == 1 else v
 
 
-def _known(effects: ArrayLike, errors: ArrayLike) -> tuple[Array, Array]:
-    """Effects and covariance, variances kept above zero: seeds that agree would get all the weight."""
+def _regularised(effects: ArrayLike, errors: ArrayLike) -> tuple[Array, Array]:
+    """Effects and covariance with variances above zero: a setting of equal seeds would get all the weight."""
     y, v = np.asarray(effects, dtype=np.float64), _matrix(errors)
     scale = float(np.max(np.abs(y), initial=0.0)) ** 2 or 1.0
     return y, v + np.diag(np.maximum(1e-12 * scale - v.diagonal(), 0.0))
 
 
 def _fit(y: Array, v: Array, x: Array, between: float) -> tuple[Array, Array]:
-    """Coefficients [P] by weighted least squares, and their covariance [P, P] with the scale."""
+    """Weighted least-squares coefficients [P] and their scaled covariance [P, P]."""
     whole = v + between * np.eye(y.size)
     weight = 1 / whole.diagonal()
     bread = np.linalg.inv(x.T @ (weight[:, None] * x))

@@ -1,9 +1,9 @@
-"""Every table and figure of an experiment, each entered once, for the commands, the workflow and the page.
+"""Registry of an experiment's tables and figures, for the commands, the workflow and the page.
 
-An entry names a function of the tidy tables. Its parameters say what it wants, by name: ``runs`` and
-``items`` (the tidy tables), ``expected`` and ``skipped`` (the plan), ``task`` (of an entry made for each
-task), or the name of a table, which is then made first. The caption is ``<name>_<kind>`` of captions.rst.
-Nothing heavy is imported here, because the workflow reads it whenever it starts.
+An entry names a function, whose parameter names select its inputs: ``runs`` and ``items`` (the tidy tables),
+``expected`` and ``skipped`` (the plan), ``task`` (in entries per task), or the name of another table, which
+is then computed first. The caption is ``<name>_<kind>`` in captions.rst. This module has no heavy imports,
+because the workflow reads it at every start.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -24,11 +24,12 @@ class Entry:
     title: str  # its heading on the page
     function: str  # ``module:function`` below ``troll.analysis``
     settings: Mapping[str, str] = field(default_factory=dict)  # further keyword arguments of the function
-    # always; where a rule was run with other settings too; where learning rate and staleness were varied
-    # together; where a kind of model has several base models; or where the paper's numbers are wanted
+    # "variants": a rule was also run with other settings; "crossed": learning rate and staleness were varied
+    # together; "base models": a kind of model has several base models; "published": the experiment asks for
+    # the paper's numbers
     when: When = "always"
-    per_task: bool = False  # one for each task of the experiment
-    groups: tuple[str, ...] = ()  # of published ones: the groups of ``paper.yaml`` that have the runs
+    per_task: bool = False  # whether there is one for each task of the experiment
+    groups: tuple[str, ...] = ()  # of published entries: the groups of ``paper.yaml`` with the runs
 
     @property
     def caption(self) -> str:
@@ -54,7 +55,7 @@ def _published_figure(section: str, title: str, group: str) -> Entry:
     return Entry("figure", f"published_{section}", title, function, when="published", groups=(group,))
 
 
-# In the order of the page.
+# In page order.
 ENTRIES = (
     _table("comparison", "TROLL against PPO-clip", "results:comparison_table"),
     _table("main", "Test success and training behaviour", "results:main_table"),
@@ -97,12 +98,12 @@ ENTRIES = (
 
 
 def entries(kind: Kind) -> dict[str, Entry]:
-    """The tables or the figures by name, in the order of the page."""
+    """The tables or the figures by name, in page order."""
     return {entry.name: entry for entry in ENTRIES if entry.kind == kind}
 
 
 def requested(kind: Kind, applies: Mapping[When, bool], group: str | None = None) -> list[Entry]:
-    """The tables or figures of an experiment, or of a group of its runs."""
+    """The tables or figures that apply to an experiment, or to a group of its runs."""
     return [
         entry
         for entry in entries(kind).values()
@@ -111,16 +112,16 @@ def requested(kind: Kind, applies: Mapping[When, bool], group: str | None = None
 
 
 def variants_of(rules: Mapping[str, str]) -> dict[str, str]:
-    """The methods that are another one with other settings.
+    """The variants among the methods, mapped to the method that they vary.
 
-    A method is a variant of the method that bears the name of the rule which both record: ``troll-kl0.01``
-    with rule ``troll`` is a variant where ``troll`` is a method too.
+    A method is a variant if its rule is also the name of a method: ``troll-kl0.01`` with rule ``troll`` is a
+    variant of ``troll`` if that is among the methods.
     """
     return {name: rule for name, rule in rules.items() if name != rule and rule in rules}
 
 
 def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
-    """Whether two values of one setting were each combined with the same two values of another."""
+    """Whether two values of one setting were each combined with the same two values of another setting."""
     by_first: dict[Hashable, set[Hashable]] = {}
     for first, second in pairs:
         by_first.setdefault(first, set()).add(second)
@@ -128,6 +129,6 @@ def crossed(pairs: Iterable[tuple[Hashable, Hashable]]) -> bool:
 
 
 def stems(chosen: Iterable[Entry], tasks: Iterable[str]) -> list[str]:
-    """Names of the entries' files, without their endings: ``learning_chains`` for a figure of one task."""
+    """File names of the entries without suffix; ``learning_chains`` for a figure of one task."""
     endings = [f"_{task}" for task in tasks]
     return [f"{entry.name}{ending}" for entry in chosen for ending in (endings if entry.per_task else [""])]

@@ -1,11 +1,11 @@
-"""When to stop adding seeds: looks at the same comparison again and again that do not inflate its errors.
+"""Group-sequential comparisons: repeated looks while seeds are added, with a bounded error rate.
 
-The chance of a false finding is spent over the looks as Pocock's boundaries would, by the share of the seeds
-that are there (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials"). Each look uses
-what has become free since the look before it: the sum bounds the chance of any false finding, whatever the
-looks have in common (Bonferroni; exact boundaries would need normal values of a known spread).
-The interval of a look is Student's at that level: a repeated confidence interval (Jennison and Turnbull 1989,
-"Interim analyses: the repeated confidence interval approach"). All of them hold the truth at once.
+The chance of a false finding is spent over the looks by the Pocock-type spending function of the share of
+seeds available (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials"). Each look uses
+the increment since the previous one: the sum bounds the chance of any false finding, however the looks are
+correlated (Bonferroni; exact boundaries would require normal values with a known spread). The interval of a
+look is Student's at that level: a repeated confidence interval (Jennison and Turnbull 1989, "Interim
+analyses: the repeated confidence interval approach"). The intervals of all looks hold simultaneously.
 """
 
 import math
@@ -21,11 +21,11 @@ _OPEN = "no clear difference"
 
 @dataclass(frozen=True)
 class Looks:
-    """When a comparison is looked at: after ``first`` seeds and after each further one."""
+    """The plan of the looks: after ``first`` seeds and after each further one, up to ``most``."""
 
     first: int = 3  # seeds at the first look, at least two
     most: int = 10  # seeds at the last look
-    level: float = LEVEL  # of all intervals together
+    level: float = LEVEL  # simultaneous, of all intervals
 
     def __post_init__(self) -> None:
         if not 2 <= self.first <= self.most:
@@ -46,13 +46,13 @@ class Looks:
         return 1 - (self.spent(seeds) - self.spent(seeds - 1))
 
     def interval(self, differences: ArrayLike) -> Interval:
-        """The interval of this look, from the paired differences over the seeds so far, ``[S]``."""
+        """The interval of this look, from the paired differences ``[S]`` over the seeds so far."""
         return seed_interval(differences, level=self.level_at(int(np.size(differences))))
 
     def reading(self, differences: ArrayLike, margin: float = 0.0) -> str:
-        """What this look says of ``[S]`` differences: "higher", "lower" or "equivalent" end the comparison.
+        """The result of this look at differences ``[S]``: "higher", "lower" or "equivalent" if decided.
 
-        Otherwise it is "go on", and "undecided" at the last look.
+        Otherwise "go on", or "undecided" at the last look.
         """
         interval = self.interval(differences)
         reading = interval.reading(margin)

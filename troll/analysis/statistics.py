@@ -1,8 +1,8 @@
 """Means, intervals and comparisons of scores over seeds and items.
 
-Axis letters: S seeds, I items (test problems). Score matrices are ``[S, I]``: the
-mean success of seed s on item i, with the same items in the same order for every seed, which is what a fixed
-test split gives. Nothing here knows of files or of metric names.
+Axis letters: S seeds, I items (test problems). Score matrices are ``[S, I]``: the mean success of seed s on
+item i, with the same items in the same order for every seed, as in a fixed test split. This module depends on
+neither files nor metric names.
 """
 
 import math
@@ -23,22 +23,21 @@ class Interval:
 
     estimate: float
     low: float
-    high: float  # upper end; both are NaN when there is no spread to go by
+    high: float  # upper end; both are NaN if the spread cannot be estimated
     level: float  # confidence level in (0, 1)
-    seeds: int  # S, the number of seeds behind it
-    items: int  # I, the number of items behind it; 1 when scores are per seed only
+    seeds: int  # S, the number of seeds
+    items: int  # I, the number of items; 1 if scores are per seed
 
     def columns(self, name: str) -> dict[str, float]:
         """The estimate and the ends as tables hold them: ``name``, ``name_low`` and ``name_high``."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def reading(self, margin: float = 0.0) -> str:
-        """Reads the interval of a difference by rule.
+        """Classifies the interval of a difference.
 
-        "higher" when the whole interval is above ``margin``, "lower" when it is below ``-margin``,
-        "equivalent" when the margin is positive and the interval is within it, otherwise "no clear
-        difference" (also when there is no interval). From a single seed it is "one seed only": such an
-        interval says nothing about another training run.
+        "higher" if the whole interval is above ``margin``, "lower" if it is below ``-margin``, "equivalent"
+        if the margin is positive and contains the interval, otherwise "no clear difference" (also without an
+        interval). "one seed only" for a single seed, whose interval does not cover other training runs.
         """
         if self.seeds < 2:
             return "one seed only"
@@ -52,7 +51,7 @@ class Interval:
 
 
 def interval_columns(name: str, interval: Interval | None) -> dict[str, float]:
-    """`Interval.columns`, or NaN in each where there is no interval."""
+    """`Interval.columns`, or NaN in each of them without an interval."""
     parts = (name, f"{name}_low", f"{name}_high")
     return dict.fromkeys(parts, math.nan) if interval is None else interval.columns(name)
 
@@ -88,14 +87,14 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Array:
 def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Student's interval of a mean over seeds; scores are ``[S, I]``, or ``[S]`` with one number per seed.
 
-    Each seed counts with its mean over the items, so the noise of samples and items is in the spread between
-    seeds once. What is estimated is the expectation over training seeds on this test split. Chosen by
-    simulation (``workflow/benchmarks/interval_coverage.py``): it covers what it should where seeds differ by
-    a normal amount, and is a third narrower than a two-level bootstrap where they are alike. With one seed it
-    is over items, and says nothing about another training run.
+    Each seed contributes its mean over the items, so the noise of samples and items enters once, through the
+    spread between seeds. The estimand is the expectation over training seeds on this test split. Chosen by
+    simulation (``workflow/benchmarks/interval_coverage.py``): coverage is nominal where seeds differ
+    normally, and the interval is a third narrower than that of a two-level bootstrap where they are alike.
+    With one seed the interval is over items and does not cover other training runs.
 
     Raises:
-        ValueError: there are no scores, they have more than two axes or hold NaN.
+        ValueError: the scores are empty, have more than two axes or contain NaN.
     """
     matrix = _matrix(scores)
     seeds, items = matrix.shape
@@ -110,20 +109,20 @@ def seed_interval(scores: ArrayLike, *, level: float = LEVEL) -> Interval:
 def paired_difference(scores: ArrayLike, baseline: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Interval of ``scores - baseline``, both ``[S, I]`` with the same seeds and items.
 
-    Pairing keeps what both methods share (the seed's rollout prompts, the difficulty of an item) out of it.
+    Pairing removes variation that both methods share: the seed's rollout prompts and each item's difficulty.
     """
     first, second = _matrix(scores), _matrix(baseline)
     if first.shape != second.shape:
-        raise ValueError(f"paired scores need one shape, got {first.shape} and {second.shape}")
+        raise ValueError(f"paired scores must have the same shape, got {first.shape} and {second.shape}")
     return seed_interval(first - second, level=level)
 
 
 def probability_of_improvement(scores: ArrayLike, baseline: ArrayLike) -> Array:
-    """Chance that a random seed of the method beats a random seed of the baseline, ties counted half.
+    """Chance that a random seed of the method beats a random seed of the baseline; ties count half.
 
     P = mean over pairs (s, b) of [x_s > y_b] + 0.5 [x_s = y_b], the Mann-Whitney U over S_x * S_y. Seeds are
-    the last axis, ``[..., S]``; the others are samples that are each compared with its like. Source: Agarwal
-    et al. 2021; rliable's ``probability_of_improvement`` for one task.
+    the last axis, ``[..., S]``; leading axes are compared elementwise. Source: Agarwal et al. 2021; rliable's
+    ``probability_of_improvement`` for one task.
     """
     first, second = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if not first.size or not second.size:
@@ -149,7 +148,7 @@ def steps_to(steps: ArrayLike, values: ArrayLike, target: float, *, window: int 
     if y.size < window:
         return math.nan
     smooth = np.convolve(y, np.full(window, 1 / window), mode="valid")
-    # The convolution's rounding must not hide a value that equals the target.
+    # The tolerance keeps rounding of the convolution from missing a value that equals the target.
     reached = np.flatnonzero(smooth >= target - 1e-12)
     return float(x[reached[0] + window - 1]) if reached.size else math.nan
 
@@ -171,12 +170,12 @@ def paired_p_value(differences: ArrayLike) -> float:
 
 
 def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
-    """The larger p-value of two one-sided tests that the mean of ``[S]`` differences is within the margin.
+    """The larger p-value of two one-sided tests that the mean of differences ``[S]`` is within the margin.
 
-    By statsmodels; NaN for fewer than two seeds. It is below 0.025 where the 95 % interval is within the
+    Computed by statsmodels; NaN for fewer than two seeds. Below 0.025 if the 95 % interval is within the
     margin. Source: Schuirmann 1987.
     """
-    from statsmodels.stats.weightstats import DescrStatsW  # half a second that most commands can spare
+    from statsmodels.stats.weightstats import DescrStatsW  # half a second, which most commands need not pay
 
     array = np.asarray(differences, dtype=np.float64)
     if array.size < 2:
@@ -187,11 +186,11 @@ def equivalence_p_value(differences: ArrayLike, margin: float) -> float:
 
 
 def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tuple[Interval, float]:
-    """A trimmed mean over ``[S]`` seeds with its interval, and p of a mean of 0.
+    """A trimmed mean over ``[S]`` seeds with its interval, and the p-value of a mean of 0.
 
-    Student's interval from the winsorised variance, by scipy; ``share`` of the seeds, rounded down to whole
-    ones, is left out at either end. NaN where fewer than two are left. Source: Yuen 1974; for one sample
-    Tukey and McLaughlin 1963.
+    Student's interval from the winsorised variance, computed by scipy; ``share`` of the seeds, rounded down
+    to a whole number, is dropped at either end. NaN if fewer than two remain. Source: Yuen 1974; for one
+    sample Tukey and McLaughlin 1963.
     """
     array, limits = np.asarray(values, dtype=np.float64), (share, share)
     kept = array.size - 2 * int(share * array.size)
@@ -205,11 +204,11 @@ def trimmed_mean(values: ArrayLike, share: float, *, level: float = LEVEL) -> tu
 
 
 def holm(p_values: ArrayLike) -> Array:
-    """Holm's step-down adjustment of p-values (Holm 1979), by statsmodels; NaN entries stay and do not count.
+    """Holm's step-down adjustment of p-values (Holm 1979), by statsmodels; NaN entries are ignored and kept.
 
     Controls the chance of any false finding in a family of comparisons.
     """
-    from statsmodels.stats.multitest import multipletests  # half a second that most commands can spare
+    from statsmodels.stats.multitest import multipletests  # half a second, which most commands need not pay
 
     adjusted = np.array(p_values, dtype=np.float64)
     present = ~np.isnan(adjusted)
@@ -221,10 +220,10 @@ def holm(p_values: ArrayLike) -> Array:
 def seeds_needed(
     spread: float, difference: float, *, power: float = POWER, level: float = LEVEL, most: int = 1000
 ) -> int | None:
-    """Least number of seeds, at least 2, at which Student's paired test finds a difference with this power.
+    """Least number of seeds, at least 2, at which Student's paired test detects a difference with this power.
 
     ``spread`` is the standard deviation of the paired differences over seeds, in the same unit; the power is
-    that of `paired_power`. None when ``most`` seeds are not enough or the spread is unknown.
+    that of `paired_power`. None if ``most`` seeds are not enough or the spread is NaN.
     """
     if math.isnan(spread):
         return None
@@ -236,7 +235,7 @@ def seeds_needed(
 
 
 def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | None:
-    """The least number above ``few`` that is enough, as all larger ones are; None where ``many`` is not."""
+    """The least number above ``few`` that is enough, by bisection; None if ``many`` is not enough."""
     if not enough(many):
         return None
     while many - few > 1:
@@ -246,7 +245,7 @@ def least_enough(enough: Callable[[int], bool], few: int, many: int) -> int | No
 
 
 def paired_power(spread: float, difference: float, seeds: int, *, level: float = LEVEL) -> float:
-    """Chance that Student's paired test over ``seeds`` seeds finds a true difference.
+    """Chance that Student's paired test over ``seeds`` seeds detects a true difference.
 
     P(|T| > t_crit) for T noncentral t with S - 1 degrees of freedom and noncentrality
     difference * sqrt(S) / spread.
@@ -255,13 +254,13 @@ def paired_power(spread: float, difference: float, seeds: int, *, level: float =
         return 1.0
     critical = stats.t.ppf((1 + level) / 2, seeds - 1)
     shift = abs(difference) * math.sqrt(seeds) / spread
-    # Far in the tail scipy's noncentral t has no value; the chance of the wrong sign is nil there anyway.
+    # Far in the tail scipy's noncentral t is NaN; the chance of the wrong sign is zero there.
     wrong = float(np.nan_to_num(stats.nct.cdf(-critical, seeds - 1, shift)))
     return float(stats.nct.sf(critical, seeds - 1, shift)) + wrong
 
 
 def spread_interval(spread: float, seeds: int, level: float = LEVEL) -> tuple[float, float]:
-    """Interval of a standard deviation measured on normal values: spread * sqrt((S - 1) / chi2 quantile).
+    """Interval of the standard deviation of normal values: spread * sqrt((S - 1) / chi2 quantile).
 
     NaN for fewer than two seeds.
     """
@@ -276,7 +275,7 @@ def _matrix(scores: ArrayLike) -> Array:
     matrix = np.asarray(scores, dtype=np.float64)
     matrix = matrix[:, None] if matrix.ndim == 1 else matrix
     if matrix.ndim != 2 or not matrix.size:
-        raise ValueError(f"scores have to be a non-empty matrix [S, I], got shape {matrix.shape}")
+        raise ValueError(f"scores must be a non-empty matrix [S, I], got shape {matrix.shape}")
     if np.isnan(matrix).any():
-        raise ValueError("scores hold NaN")
+        raise ValueError("scores contain NaN")
     return matrix

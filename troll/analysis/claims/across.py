@@ -1,7 +1,7 @@
-"""Claims about a line of conditions: how a number changes with a setting, or where it is good enough.
+"""Claims about a line of conditions: how a metric changes with a setting, or where it is good enough.
 
-Two statistics turn a line into one number for each seed, so that two methods are compared seed by seed as
-everywhere else: the slope along the setting, and how many decades of the setting are usable.
+Two statistics reduce a line to one number per seed, so that methods are compared seed by seed as in other
+claims: the slope along the setting, and the number of decades of the setting that are usable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from troll.common.settings import StrictModel
 
 
 class Across(StrictModel):
-    """A statistic over conditions that differ in one setting and in nothing else."""
+    """A statistic over conditions that differ only in one setting."""
 
     setting: Literal["learning_rate", "staleness", "policy_lag"] = Field(
         description="staleness: optimiser steps for each batch of rollouts"
@@ -32,22 +32,22 @@ class Across(StrictModel):
 
     @property
     def unit(self) -> str:
-        """What a slope is per, behind the metric's own unit."""
+        """The denominator of a slope's unit."""
         return f"per {'doubling' if self.doubling else 'batch behind'}"
 
     @property
     def doubling(self) -> bool:
-        """Whether slopes are for each doubling: of what cannot be zero."""
+        """Whether slopes are per doubling, for settings that cannot be zero."""
         return self.setting != "policy_lag"
 
     @property
     def axis(self) -> Axis:
-        """The setting as runs record it."""
+        """The axis of the setting."""
         return next(axis for axis in AXES if axis.name == self.setting)
 
 
 def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) -> Array:
-    """Least-squares slopes ``[S]`` of ``measured [S, P]``, by doubling or by unit of ``values [P]``."""
+    """Least-squares slopes ``[S]`` of ``measured [S, P]`` per doubling, or per unit, of ``values [P]``."""
     x = np.asarray(values, dtype=float)
     x = np.log2(x) if doubling else x
     x = x - x.mean()
@@ -55,10 +55,10 @@ def slope(values: Sequence[float], measured: Array, *, doubling: bool = True) ->
 
 
 def usable_decades(values: Sequence[float], measured: Array, threshold: float) -> Array:
-    """Decades ``[S]`` in which each seed's line, straight between points, is at the threshold or above.
+    """Decades ``[S]`` in which each seed's line is at or above the threshold.
 
-    The setting's ``values [P]`` are positive and ascending, and what is beyond them does not count;
-    ``measured`` is ``[S, P]``.
+    Lines are interpolated linearly between ``measured [S, P]``; the setting's ``values [P]`` are positive and
+    ascending, and nothing beyond them counts.
     """
     widths = np.diff(np.log10(np.asarray(values, dtype=float)))
     left, right = measured[:, :-1] - threshold, measured[:, 1:] - threshold
@@ -70,7 +70,7 @@ def usable_decades(values: Sequence[float], measured: Array, threshold: float) -
 
 
 def seed_values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """A metric of a cell's runs by seed: pass@k from the test problems, others from the table of runs."""
+    """A metric of a cell's runs by seed: pass@k from the test problems, other metrics from ``summary``."""
     k = own_k(metric)
     if k is not None:
         table = scores(items, cell, k)
@@ -86,23 +86,23 @@ def across_differences(
     summary: pd.DataFrame,
     items: pd.DataFrame,
 ) -> dict[float, float]:
-    """By seed, the statistic of a method minus its baseline's, where both have the seed at every point.
+    """The statistic of a method minus that of its baseline, by seed, for seeds with runs at every point.
 
-    Empty where a point has no runs of one of the two, or where the base model, which usable decades are
-    measured from, has no samples.
+    Empty if a point lacks runs of either method, or if usable decades are asked for and the base model has no
+    samples or nothing was learned.
     """
-    of_baseline = {x: cell.with_trust_region(baseline) for x, cell in line.items()}
-    of_method, other = (
+    baseline_line = {x: cell.with_trust_region(baseline) for x, cell in line.items()}
+    of_method, of_baseline = (
         pd.DataFrame({x: seed_values(metric, summary, items, cell) for x, cell in points.items()}).dropna()
-        for points in (line, of_baseline)
+        for points in (line, baseline_line)
     )
-    seeds = of_method.index.intersection(other.index)
+    seeds = of_method.index.intersection(of_baseline.index)
     if of_method.shape[1] != len(line) or seeds.empty:
         return {}
-    values, first, second = list(line), of_method.loc[seeds].to_numpy(), other.loc[seeds].to_numpy()
+    values, first, second = list(line), of_method.loc[seeds].to_numpy(), of_baseline.loc[seeds].to_numpy()
     if across.statistic == "slope":
-        first, second = (slope(values, one, doubling=across.doubling) for one in (first, second))
-        change = first - second
+        doubling = across.doubling
+        change = slope(values, first, doubling=doubling) - slope(values, second, doubling=doubling)
     else:
         base = seed_values(metric, summary, items, next(iter(line.values())).base_model())
         if base.empty:

@@ -1,6 +1,6 @@
-"""What a claim may name: a number of a run, and what it is compared with.
+"""Validated fields of a claim: its metric and its baseline.
 
-A name with a typo has no runs, which would be found after all the training; so it is refused beforehand.
+Unknown names are rejected before training; otherwise a typo would only show as a claim without runs.
 """
 
 import math
@@ -15,22 +15,22 @@ from troll.common.errors import nearest
 from troll.tasks.datasets.catalogue import DATA_SETS
 
 WALL_CLOCK = tuple(name for name, summary in SUMMARIES.items() if summary.wall_clock)
-"""Numbers of a run that a busy machine makes longer, unless each run has a GPU for itself."""
+"""Wall-clock summaries, which load on the machine increases unless each run has its own GPU."""
 MATH_EVAL_MEAN = "math-eval/pass@1"
 _PASS = re.compile(r"(?:(?P<data>\S+)/)?pass@(?P<k>[1-9][0-9]{0,5})")
-_OPEN = re.compile(r"(mean|status)/\S+")  # rules and graders add names of their own
+_OPEN = re.compile(r"(mean|status)/\S+")  # rules and graders may add names
 _LARGEST = 2**31
-_BASE = re.compile(r"(^|/)(base|official)$")  # of sets with fewer tests, and by lm-eval or evalplus, too
+_BASE = re.compile(r"(^|/)(base|official)$")  # a set with fewer tests, or graded as by lm-eval or evalplus
 
 
 def pass_at(metric: str) -> tuple[str, int] | None:
-    """The data set and the k of pass@k, with an empty name for a run's own test problems; None for others."""
+    """Data set and k of a pass@k metric, ("", k) for the run's test problems; None for other metrics."""
     match = _PASS.fullmatch(metric)
     return (match["data"] or "", int(match["k"])) if match else None
 
 
 def own_k(metric: str) -> int | None:
-    """The k of pass@k on a run's own test problems; None for any other metric."""
+    """The k of pass@k on the run's test problems; None for other metrics."""
     data, k = pass_at(metric) or (None, None)
     return None if data else k
 
@@ -43,12 +43,12 @@ def _checked_metric(metric: str) -> str:
     if metric in PRESENT_NAMES:
         raise ValueError(f"unknown metric {metric!r}; it is now called {PRESENT_NAMES[metric]}")
     valid = ("pass@k (k from 1 on)", "<data set>/pass@k", *SUMMARIES, "mean/<logged metric>", "status/<...>")
-    hint = nearest(metric, _alike(metric))
+    hint = nearest(metric, _candidates(metric))
     raise ValueError(f"unknown metric {metric!r}; valid: {', '.join(valid)}{hint}")
 
 
-def _alike(metric: str) -> list[str]:
-    """What a name with a typo may have been meant to be, with its own k and logged metric."""
+def _candidates(metric: str) -> list[str]:
+    """Valid names that a misspelt metric may have meant, with its k and logged metric."""
     given = re.search(r"[1-9][0-9]{0,5}", metric.rpartition("/")[2])
     k = given[0] if given else "1"
     logged = [*METRICS, *filter(None, [metric.partition("/")[2]])]
@@ -68,7 +68,7 @@ def _checked_baseline(value: Any) -> Any:
             written = yaml.safe_dump(number).partition("\n")[0]  # YAML takes 1e-3 for text
             raise ValueError(f"text names a trust region; write the number as {written}, without quotes")
         value = number
-    # Differences from numbers far beyond any that a run has would overflow.
+    # Differences from huge numbers would overflow.
     if not isinstance(value, int | float) or not abs(value) < _LARGEST:
         raise ValueError("expected a trust region, or a number between -2^31 and 2^31")
     return value

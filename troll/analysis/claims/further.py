@@ -1,4 +1,4 @@
-"""Which seeds would decide: the runs that undecided claims wait for."""
+"""The runs that the next looks at undecided claims need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from troll.analysis.data.tidy import BASE
 
 @dataclass(frozen=True)
 class NextLook:
-    """What the next look at a claim lacks."""
+    """The runs that the next look at a claim lacks."""
 
     claim: str
     runs: tuple[tuple[str, int], ...]  # groups of runs (``Run.group_id``) and seeds
-    # seeds in each setting that would decide with a chance of 80 %; None where no number of them would
+    # seeds in each setting that would decide with a chance of 80 %; None if no number would
     likely: int | None
 
 
 def next_looks(judged: Sequence[ClaimVerdict], seeds: Sequence[int]) -> list[NextLook]:
-    """The claims whose next look lacks seeds, those first that will probably be decided soonest.
+    """The next looks that lack seeds, sorted by the number of seeds that would probably decide the claim.
 
-    Those come last that no number of seeds would decide with a chance of 80 %: a few seeds predict badly.
+    Claims that no number of seeds would decide with a chance of 80 % come last, but are not left out, because
+    predictions from few seeds are poor.
     """
-    wants = []
+    pending = []
     for entry in judged:
         if entry.seen is None or entry.seen.decided or not entry.seen.missing:
             continue
@@ -36,24 +37,24 @@ def next_looks(judged: Sequence[ClaimVerdict], seeds: Sequence[int]) -> list[Nex
             for seed in _lacking(setting, seeds, number)
             for path in paths_of(setting)
         )
-        wants.append(NextLook(entry.claim.id, tuple(runs), entry.decision.seeds))
-    return sorted(wants, key=lambda want: (want.likely is None, want.likely or 0))
+        pending.append(NextLook(entry.claim.id, tuple(runs), entry.decision.seeds))
+    return sorted(pending, key=lambda look: (look.likely is None, look.likely or 0))
 
 
 def _lacking(setting: PairedDifferences, seeds: Sequence[int], number: int) -> list[int]:
-    """The seeds that a setting lacks of the first so many; one that was left as it was may lack several."""
+    """Which of the first ``number`` seeds a setting lacks; after pausing it may lack several."""
     present = setting.seed_numbers or range(setting.seeds)
     return [seed for rank in range(1, number + 1) if (seed := nth_seed(seeds, rank)) not in present]
 
 
 def nth_seed(seeds: Sequence[int], number: int) -> int:
-    """The seed of this rank: those of the file, then counting on."""
+    """The seed of this rank: first those of the file, then consecutive numbers after the largest."""
     ordered = sorted(set(seeds))
     return ordered[number - 1] if number <= len(ordered) else ordered[-1] + number - len(ordered)
 
 
 def paths_of(setting: PairedDifferences) -> list[str]:
-    """The settings of runs that a setting of a claim compares."""
+    """The groups of runs that a setting of a claim compares."""
     names = setting.coordinates
     methods = [names["method"]]
     if setting.against not in ("", BASE):
@@ -66,12 +67,12 @@ def paths_of(setting: PairedDifferences) -> list[str]:
 
 
 def affordable(
-    wants: Sequence[NextLook], seconds: Mapping[tuple[str, int], float], left: float
+    looks: Sequence[NextLook], seconds: Mapping[tuple[str, int], float], left: float
 ) -> list[tuple[str, int]]:
-    """The runs of the claims that fit into the time left; all runs of a look, or none."""
+    """The runs that fit into the ``left`` seconds, in the order of the looks; a look's runs are not split."""
     chosen: dict[tuple[str, int], None] = {}
-    for want in wants:
-        new = [run for run in want.runs if run not in chosen]
+    for look in looks:
+        new = [run for run in look.runs if run not in chosen]
         cost = sum(seconds[run] for run in new)
         if cost <= left:
             chosen |= dict.fromkeys(new)
@@ -80,7 +81,7 @@ def affordable(
 
 
 def look_record(judged: Sequence[ClaimVerdict], minutes: float, runs: int) -> dict[str, Any]:
-    """One look at all claims, for looks.json."""
+    """The record of one look at all claims, for looks.json."""
     claims = {
         entry.claim.id: {
             "verdict": entry.decision.label,

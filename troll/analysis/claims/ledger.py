@@ -1,4 +1,4 @@
-"""The ledger: all verdicts as Markdown, HTML and a file of every number, and the first of them as a list."""
+"""The ledger of verdicts as Markdown, HTML and JSON, and a short list of findings."""
 
 import html
 import itertools
@@ -43,11 +43,11 @@ _KINDS = ("supported", "the contrary holds", "not shown", "depends")
 
 
 def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[ClaimVerdict] = ()) -> list[str]:
-    """The first decided claims as a Markdown list, then how many claims have which verdict.
+    """The first decided claims as a Markdown list, then the number of claims by verdict.
 
-    They are taken by rule, whatever they say: of the claims that are supported, whose contrary holds, that
-    are not shown, and that depend on something, in turn the first one, then the second, each in the order of
-    the ledger. So none of these kinds is left out for another.
+    The selection does not depend on content: it takes turns between claims that are supported, whose contrary
+    holds, that are not shown and that depend on a coordinate, each in ledger order, so that every kind is
+    represented.
     """
     with_runs, _ = _split(judged)
     kinds = [[entry for entry in with_runs if entry.verdict.startswith(kind)] for kind in _KINDS]
@@ -57,35 +57,32 @@ def findings(judged: Sequence[ClaimVerdict], most: int = 6, also: Sequence[Claim
 
 
 def _evidence(entry: ClaimVerdict) -> str:
-    """The average with its interval, or the span where there is no average; and of how many settings.
+    """The average with its interval, or the span without an average, and the number of settings.
 
-    Where a claim is not shown, settings that show the contrary come first: they are what speaks against it.
+    If a claim is not shown, the settings that show the contrary come first, as they are the evidence.
     """
     count, wrong = len(entry.decision.settings), sum(entry.decision.wrong)
-    told = on_average(entry) or span(entry)
-    told = levels(entry, most=3) if entry.verdict == "depends" else told
+    numbers = levels(entry, most=3) if entry.verdict == "depends" else on_average(entry) or span(entry)
     settings = counted(count, "setting")
     base = f"; {both_below(entry)}" if both_below(entry) else ""
     if not wrong or entry.verdict != "not shown":
-        return f"{told}, {settings}{base}"
-    held, fallen = sum(entry.decision.held), f", {collapsed(entry)}" if collapsed(entry) else ""
-    return (
-        f"the contrary is shown in {wrong} of {settings}{fallen}, the claim in {held or 'none'}; {told}{base}"
-    )
+        return f"{numbers}, {settings}{base}"
+    held, fallen = sum(entry.decision.held) or "none", f", {collapsed(entry)}" if collapsed(entry) else ""
+    return f"the contrary is shown in {wrong} of {settings}{fallen}, the claim in {held}; {numbers}{base}"
 
 
 def _closing(judged: Sequence[ClaimVerdict]) -> str:
     with_runs, rest = _split(judged)
     if not with_runs:
         return f"None of {counted(len(judged), 'claim')} has runs."
-    told = [text + " on the setting" * (name == "depends") for name, text in _tallies(with_runs).items()]
+    tallies = [text + " on the setting" * (name == "depends") for name, text in _tallies(with_runs).items()]
     further = counted(len(rest), "further claim")
     more = f" {further} {'has' if len(rest) == 1 else 'have'} no runs yet." if rest else ""
-    return f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(told)}.{more}"
+    return f"Of {counted(len(with_runs), 'claim')} with runs: {', '.join(tallies)}.{more}"
 
 
 def _tallies(judged: Sequence[ClaimVerdict]) -> dict[str, str]:
-    """How many claims got each verdict that was given, in words."""
+    """The number of claims by verdict, in words; verdicts without claims are left out."""
     counts = {name: sum(entry.verdict == name for entry in judged) for name in VERDICTS}
     words = {"the contrary holds": "where the contrary holds"}
     words |= {} if counts["depends"] == 1 else {"depends": "depend"}
@@ -98,7 +95,7 @@ def _split(judged: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[Cla
 
 
 def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger as Markdown: counts, a table of verdicts, what is behind each, and what is not judged."""
+    """The ledger as Markdown: counts, a table of verdicts, their evidence, and the claims without runs."""
     looked = any(entry.seen is not None for entry in judged)
     with_runs, rest = _split(judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
@@ -124,7 +121,7 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text inside of a table: on one line, no bar in it."""
+    """Text for a table cell: on one line, with bars escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -150,7 +147,7 @@ def _history(claim: Claim) -> list[str]:
 
 
 def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
-    """The verdicts of a README: claims that were judged, and how many others were not run."""
+    """The verdicts for a README: the judged claims, and the number of claims not run."""
     with_runs, rest = _split(judged)
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
     lines += [
@@ -161,7 +158,7 @@ def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def to_html(judged: Sequence[ClaimVerdict]) -> str:
-    """The ledger for the report: counts as tiles, judged claims as a table, the others folded away."""
+    """The ledger for the report: counts as tiles, judged claims as a table, claims without runs folded."""
     with_runs, rest = _split(judged)
     text = ""
     if with_runs:
@@ -184,7 +181,7 @@ def to_html(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _missing(entry: ClaimVerdict) -> str:
-    """What a claim without a verdict lacks: runs where it applies, or why those there do not count."""
+    """Why a claim has no verdict: the missing runs, or why the existing ones do not count."""
     if entry.no_data_reason:
         return entry.no_data_reason
     claim = entry.claim
@@ -227,7 +224,7 @@ def _css(verdict: str) -> str:
 def write_claims(
     judged: Sequence[ClaimVerdict], runs: pd.DataFrame, inputs: Sequence[Path], stem: Path
 ) -> list[Path]:
-    """Writes ``<stem>.md`` and ``<stem>.json``; the second holds every number and the inputs' SHA-256."""
+    """Writes ``<stem>.md`` and ``<stem>.json``, which has every number and the inputs' SHA-256."""
     paths = [stem.with_name(stem.name + suffix) for suffix in (".md", ".json")]
     numbers = {
         "inputs": _digests(inputs),
@@ -237,7 +234,7 @@ def write_claims(
         },
         "claims": [record(entry) for entry in judged],
     }
-    # Both are complete before either takes its place: one of them alone would belong to another judgement.
+    # Both are complete before either is replaced, so that they always belong to the same judgement.
     with atomic_path(paths[0]) as markdown, atomic_path(paths[1]) as ledger:
         markdown.write_text(to_markdown(judged), encoding="utf-8")
         write_json(ledger, numbers)
@@ -245,7 +242,7 @@ def write_claims(
 
 
 def _digests(paths: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of files by name; of two files of one name, the second has its directory before it."""
+    """SHA-256 of files by name; a second file of the same name is prefixed with its directory."""
     digests: dict[str, str] = {}
     for path in paths:
         name = f"{path.parent.name}/{path.name}" if path.name in digests else path.name
@@ -254,7 +251,7 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def record(entry: ClaimVerdict) -> dict[str, Any]:
-    """A claim, its verdict and every number behind it, as ``claims.json`` has them."""
+    """A claim's entry in ``claims.json``: the claim, its verdict and every number behind it."""
 
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None

@@ -1,11 +1,11 @@
-"""A claim that is looked at after every seed: the same rule, at levels that add up to one of 95 %.
+"""Sequential judgement of a claim after every seed, at an overall level of 95 %.
 
-At a look with n seeds the rule of the verdicts gets the intervals of that look
-(``troll.analysis.sequential``): the average and the tests have the level of the look, every setting that of
-the last look at it. A setting that shows the claim, or its contrary, is left as it is; the others get another
-seed, until the claim has a verdict or the seeds are spent. Each look is taken once, when all of its seeds
-are there. So the chance of any false verdict, at any look, is no more than one look at 95 % would have.
-All of it is a function of the differences by seed: nothing has to be remembered between looks.
+A look with n seeds applies the verdict rule at the level of that look (``troll.analysis.sequential``): the
+average and the tests use the level of the look, each setting that of the last look at it. A setting that
+shows the claim or its contrary gets no more seeds; the others get another seed until the claim has a verdict
+or the seeds are exhausted. Each look is taken once, as soon as all of its seeds are available. The chance of
+any false verdict at any look is therefore at most that of a single look at 95 %. The state is a function of
+the differences by seed: nothing is stored between looks.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ UNDECIDED = ("inconclusive", "not run")
 
 @dataclass(frozen=True)
 class LookState:
-    """How far a claim's looks have come."""
+    """Progress of a claim's looks."""
 
-    seeds: int  # at the last look that was taken; 0 if none was
+    seeds: int  # at the last look; 0 before the first
     decided: bool  # whether it gave a verdict
-    missing: tuple[int, ...] = ()  # positions of the settings that the next look lacks seeds of
-    last: bool = False  # whether no look is left
+    missing: tuple[int, ...] = ()  # indices of the settings that lack seeds for the next look
+    last: bool = False  # whether this was the final look
 
 
 def look_again(
     side: Side, settings: Sequence[PairedDifferences], least_seeds: int, looks: Looks
 ) -> tuple[Decision, LookState]:
-    """The decision of the first look with a verdict, else of the last, and how far the looks have come."""
+    """The decision of the first look with a verdict, else of the last look, and the progress of the looks."""
     seeds_present = [setting.seeds for setting in settings]
     opened, used = list(range(len(settings))), dict.fromkeys(range(len(settings)), looks.first)
     decision, seen = decide(side, (), least_seeds), 0
@@ -38,7 +38,7 @@ def look_again(
         used |= dict.fromkeys(opened, seeds)
         missing = tuple(index for index in opened if seeds_present[index] < seeds)
         if missing or not settings:
-            if settings and not seen:  # before the first look nothing is said
+            if settings and not seen:  # no verdict before the first look
                 decision = decide(side, settings, max(least_seeds, looks.first))
             return decision, LookState(seen, decided=False, missing=missing)
         at_looks = [
@@ -48,10 +48,10 @@ def look_again(
         decision, seen = decide(side, at_looks, least_seeds, level=looks.level_at(seeds)), seeds
         if decision.verdict not in UNDECIDED:
             return decision, LookState(seeds, decided=True)
-        silent = [
+        unclear = [
             index
             for index in opened
             if used[index] < least_seeds or not (decision.held[index] or decision.wrong[index])
         ]
-        opened = silent or list(range(len(settings)))
+        opened = unclear or list(range(len(settings)))
     return decision, LookState(seen, decided=False, last=True)

@@ -1,4 +1,4 @@
-"""The claims that come with the package, and the files that an experiment names."""
+"""Claims files: the packaged one and those that an experiment names."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -7,12 +7,12 @@ from pathlib import Path
 from troll.common.errors import UserError
 
 DEFAULT = "default"
-"""What an experiment file and the command line call the claims of the package."""
+"""Name of the packaged claims in experiment files and on the command line."""
 CLAIMS = Path(str(files(__package__) / "claims.yaml"))
 
 
 def claims_file(name: str) -> Path:
-    """The file of claims that is meant by a name: ``default``, or a path."""
+    """The claims file for a name: ``default`` or a path."""
     path = Path(name)
     if name == DEFAULT:
         return CLAIMS
@@ -22,5 +22,5 @@ def claims_file(name: str) -> Path:
 
 
 def claim_files(named: Sequence[str] | None, of_experiment: Sequence[str] = ()) -> list[Path]:
-    """The files of claims that were named, or else those of the experiment, or else the package's."""
+    """The named claims files, else those of the experiment, else the packaged one."""
     return [claims_file(name) for name in named or of_experiment or [DEFAULT]]

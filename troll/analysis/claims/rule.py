@@ -1,28 +1,28 @@
-"""The rule of the verdicts: from paired differences in every setting to one word, and why.
+"""The verdict rule: reduces paired differences in every setting to one verdict with its evidence.
 
-In this order:
+The first that applies:
 
 - not run: no setting has runs of both methods.
-- inconclusive: some setting has fewer seeds than the claim asks for.
-- supported everywhere: the 95 % interval of every setting is on the claimed side of the margin. All have to
-  hold at once (an intersection-union test), so looking at many settings needs no correction.
+- inconclusive: some setting has fewer seeds than the claim requires.
+- supported everywhere: the 95 % interval of every setting is on the claimed side of the margin. All must hold
+  at once (an intersection-union test), so many settings need no correction.
 - depends on a coordinate (model, task, estimator or method): the averages at its levels are on different
-  sides of the margin, and a test finds that the levels differ (meta-regression; p < 0.05 after Holm over the
-  coordinates). Only levels that two settings have count.
+  sides of the margin, and the levels differ significantly (meta-regression; p < 0.05 after Holm's correction
+  over the coordinates). Only levels with at least two settings count.
 - supported on average: the interval of the average over settings is on the claimed side of the margin.
   Settings where the claim is not shown are named.
-- the contrary holds: the interval of the average is wholly on the other side of the margin; where methods
-  are claimed to be within a margin, outside of it on one side. Or every setting shows it.
-- depends on a coordinate, also: single settings show the claim and others its contrary, each at level
-  1 - 0.05 / number of settings (Bonferroni); the coordinate is one whose levels never have both.
-- not shown: two settings show the contrary (at that level), or one where no average is taken, and none shows
-  the claim, not at 95 % either; the average, if there is one, does not decide. One of many settings says
-  nothing against a claim.
+- the contrary holds: the interval of the average is entirely on the other side of the margin (for claims of
+  equivalence, outside the margin on one side), or every setting shows the contrary (see "not shown").
+- depends on a coordinate: some settings show the claim and others its contrary, each at level
+  1 - 0.05 / number of settings (Bonferroni); the coordinate is one of which no level has both.
+- not shown: at least two settings show the contrary at that level (or one, if there is no average), no
+  setting shows the claim even at 95 %, and the average, if any, does not decide. One of many settings is not
+  evidence against a claim.
 - inconclusive: everything else, with the number of seeds that would probably decide.
 
-The average is REML's with Hartung's and Knapp's interval (``troll.analysis.pooling``), from three settings
-on; settings that are compared with the same runs of a baseline are not taken as independent. The condition
-is not a coordinate of the first test: claims say which conditions they speak of.
+The average is estimated by REML with the Hartung-Knapp interval (``troll.analysis.pooling``), for three or
+more settings; settings that are compared with the same runs of a baseline are not treated as independent. The
+meta-regression does not test the condition, because claims name the conditions they are about.
 """
 
 import math
@@ -58,7 +58,7 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MODERATORS = ("task", "estimator", "model", "method")
 MOST_SEEDS = 1000
-"""More than this are not asked for."""
+"""Upper limit of the recommended number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,21 @@ class PairedDifferences:
     name: str
     coordinates: Mapping[str, str]  # model, task, condition, estimator and method
     differences: Array  # one for each seed, ``[S]``
-    level: float = LEVEL  # of its intervals; above 95 % where it is looked at more than once
-    conditions: tuple[str, ...] = ()  # those whose runs it rests on
+    level: float = LEVEL  # of its intervals; above 95 % with more than one look
+    conditions: tuple[str, ...] = ()  # the conditions of its runs
     seed_numbers: tuple[float, ...] = ()  # the seeds, in the order of the differences; 0 to S - 1 by default
-    # names the runs that it is compared with, where other settings may be compared with the same; None where
-    # none can be
+    # identifies the baseline's runs, which other settings may share; None if none can
     baseline: Hashable = None
-    against: str = ""  # the trust region that it is compared with; empty for a number
+    against: str = ""  # the baseline's trust region; empty for a number
 
     @property
     def by_seed(self) -> dict[float, float]:
-        """The difference of every seed."""
+        """The differences by seed."""
         return dict(zip(self.seed_numbers or range(self.seeds), self.differences.tolist(), strict=True))
 
     @property
     def seeds(self) -> int:
-        """S."""
+        """S, the number of seeds."""
         return int(self.differences.size)
 
     @property
@@ -97,7 +96,7 @@ class PairedDifferences:
         return float(self.differences.std(ddof=1)) if self.seeds > 1 else math.nan
 
     def first(self, seeds: int) -> "PairedDifferences":
-        """The same with its first seeds alone."""
+        """The differences of the first seeds only."""
         return replace(self, differences=self.differences[:seeds], seed_numbers=self.seed_numbers[:seeds])
 
     def interval(self, level: float | None = None) -> Interval:
@@ -105,33 +104,33 @@ class PairedDifferences:
         return seed_interval(self.differences, level=self.level if level is None else level)
 
     def strict(self, settings: int) -> float:
-        """The level at which one of several settings may speak for itself (Bonferroni)."""
+        """The level for conclusions from one of several settings (Bonferroni)."""
         return 1 - (1 - self.level) / settings
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict and what it rests on."""
+    """A verdict and its evidence."""
 
     verdict: Verdict
     settings: tuple[PairedDifferences, ...] = ()  # the settings with runs of both methods
     held: tuple[bool, ...] = ()  # by setting, whether it alone shows the claim
     wrong: tuple[bool, ...] = ()  # by setting, whether it shows the contrary, at the strict level
     pooled: Pooled | None = None  # the average over settings; None for fewer than three, or too few seeds
-    coordinate: str = ""  # what a verdict that depends depends on: a coordinate, or "setting"
-    levels: Mapping[str, float] | None = None  # the plain mean over settings at each level of it
-    p: float = math.nan  # of the test that the levels differ; NaN where single settings show both
-    seeds: int | None = None  # how many in each setting would probably decide; None when more seeds would not
+    coordinate: str = ""  # of the verdict "depends": a coordinate, or "setting"
+    levels: Mapping[str, float] | None = None  # unweighted mean over settings at each of its levels
+    p: float = math.nan  # of the test that the levels differ; NaN if single settings show claim and contrary
+    seeds: int | None = None  # seeds in each setting that would probably decide; None if more would not
 
     @property
     def label(self) -> str:
-        """The verdict as people read it."""
+        """The verdict for display."""
         return f"depends on {self.coordinate}" if self.verdict == "depends" else self.verdict
 
 
 @dataclass(frozen=True)
 class Side:
-    """What a claim says of a difference: on which side of its margin it lies."""
+    """The claimed side of a margin."""
 
     direction: Direction
     margin: float
@@ -145,7 +144,7 @@ class Side:
         return -self.margin <= low and high <= self.margin
 
     def refuted(self, low: float, high: float) -> bool:
-        """Whether an interval is wholly on the other side."""
+        """Whether an interval is entirely on the other side."""
         if self.direction == "higher":
             return high < self.margin
         if self.direction == "lower":
@@ -153,7 +152,7 @@ class Side:
         return low > self.margin or high < -self.margin
 
     def chance(self, average: float, error: float, df: int, level: float = LEVEL) -> float:
-        """Chance that an interval will show or refute the claim, if the average is what it seems."""
+        """Chance that an interval will show or refute the claim, given the true average."""
         if error == 0:
             return 1.0
         if self.direction != "equivalent":
@@ -168,7 +167,7 @@ class Side:
 def decide(
     side: Side, settings: Sequence[PairedDifferences], least_seeds: int, *, level: float = LEVEL
 ) -> Decision:
-    """The verdict on a claim; ``level`` is above 95 % where this is one of several looks."""
+    """The verdict on a claim; ``level`` is above 95 % if this is one of several looks."""
     if not settings:
         return Decision("not run")
     present = tuple(settings)
@@ -197,7 +196,7 @@ def decide(
 
 
 def _reads(reading: Callable[[float, float], bool], setting: PairedDifferences, level: float) -> bool:
-    """Whether a setting's interval, of two seeds or more, shows or refutes a claim."""
+    """Whether a setting's interval from at least two seeds shows or refutes a claim."""
     interval = setting.interval(level)
     return setting.seeds > 1 and reading(interval.low, interval.high)
 
@@ -221,7 +220,7 @@ def _levels(settings: Sequence[PairedDifferences], name: str) -> dict[str, float
 
 
 def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) -> tuple[str, float]:
-    """The coordinate whose levels are on different sides and differ most surely, with its p-value."""
+    """The coordinate with the smallest p-value whose levels are on different sides, and that p-value."""
     effects, errors = _effects(settings)
     by_name = {name: [setting.coordinates[name] for setting in settings] for name in MODERATORS}
     p_values = holm([moderator_p(effects, errors, values) for values in by_name.values()])
@@ -237,7 +236,7 @@ def _moderator(side: Side, settings: Sequence[PairedDifferences], alpha: float) 
 
 
 def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wrong: Sequence[bool]) -> str:
-    """The first coordinate none of whose levels has both settings that hold and settings that are wrong."""
+    """The first coordinate of which no level has both settings that hold and settings that are wrong."""
     for name in ("condition", *MODERATORS):
         values = [setting.coordinates[name] for setting in settings]
         right, left = (
@@ -251,7 +250,7 @@ def _separates(settings: Sequence[PairedDifferences], holds: Sequence[bool], wro
 def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
     """Seeds that would probably decide: by the average, by every setting, or by those that show the contrary.
 
-    How the levels of a coordinate might come to differ is not foreseen.
+    Decisions by levels of a coordinate are not predicted.
     """
     effects, one_seed = np.asarray([setting.effect for setting in settings]), _errors(settings)[0]
     least = min(setting.seeds for setting in settings)
@@ -268,13 +267,13 @@ def _seeds(side: Side, settings: Sequence[PairedDifferences]) -> int | None:
 
 
 def _least_wrong(settings: Sequence[PairedDifferences]) -> int:
-    """How many settings have to show the contrary before they speak against a claim."""
+    """How many settings must show the contrary to be evidence against a claim."""
     return 2 if len(settings) >= LEAST_SETTINGS else 1
 
 
 def _enough_refuted(side: Side, settings: Sequence[PairedDifferences], spreads: Array, seeds: int) -> float:
-    """Chance that as many settings as it takes will show the contrary at the strict level."""
-    exactly = np.zeros(_least_wrong(settings) + 1)  # chances of none, one, ..., that many or more
+    """Chance that at least `_least_wrong` settings will show the contrary at the strict level."""
+    exactly = np.zeros(_least_wrong(settings) + 1)  # chances of exactly 0, 1, ... settings; the last: or more
     exactly[0] = 1.0
     for setting, spread in zip(settings, spreads, strict=True):
         if side.refuted(setting.effect, setting.effect):

@@ -1,9 +1,9 @@
-"""Claims, and the verdict on each from the runs there are.
+"""Claims and their verdicts from the available runs.
 
-A claim compares a method with a baseline in one number of a run. Each setting (model, task, condition,
-estimator) where both have runs gives a paired difference for every seed, and `troll.analysis.claims.rule`
-makes a verdict of them. A setting that is in several experiments, made from the same configuration and
-data and compared with the same baseline, counts once, with the seeds of all of them.
+A claim compares a method with a baseline in one metric. Each setting (model, task, condition, estimator) in
+which both have runs gives a paired difference for every seed, from which `troll.analysis.claims.rule` derives
+a verdict. A setting that appears in several experiments with the same configuration, data and baseline counts
+once, with the seeds of all of them.
 """
 
 import math
@@ -37,7 +37,7 @@ _Line = tuple[Cell, ...]
 
 
 class Where(StrictModel):
-    """Where a claim applies: shell patterns for each coordinate; a coordinate left out means everywhere."""
+    """Where a claim applies: shell patterns for each coordinate, by default everywhere."""
 
     experiment: list[str] = Field(default=["*"], description="patterns of experiment names")
     model: list[str] = Field(default=["*"], description="patterns of model names")
@@ -46,7 +46,7 @@ class Where(StrictModel):
     estimator: list[str] = Field(default=["*"], description="patterns of estimator names")
 
     def holds(self, experiment: str, cell: Cell) -> bool:
-        """Whether a setting is one that the claim speaks of."""
+        """Whether the claim applies to a setting."""
         names = cell.coordinates | {"experiment": experiment}
         return all(any(fnmatchcase(names[key], pattern) for pattern in patterns) for key, patterns in self)
 
@@ -90,7 +90,7 @@ class Claim(StrictModel):
 
     @property
     def of_two(self) -> bool:
-        """Whether it compares two trust regions."""
+        """Whether the claim compares two trust regions."""
         return isinstance(self.baseline, str) and self.baseline != BASE
 
     @model_validator(mode="after")
@@ -117,17 +117,17 @@ class Claim(StrictModel):
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim with its verdict and what it rests on."""
+    """A claim with its verdict and the evidence."""
 
     claim: Claim
     decision: Decision
-    seen: LookState | None = None  # how far its looks have come; None where the seeds were fixed beforehand
+    seen: LookState | None = None  # the progress of its looks; None if the seeds were fixed beforehand
     looks: Looks | None = None  # the plan of the looks
-    no_data_reason: str = ""  # why no setting counts although there are runs of the method; empty otherwise
-    # by setting, whether the method itself ends below its base model; only where the claim is about pass@1 of
-    # two trust regions
+    no_data_reason: str = ""  # why no setting counts although the method has runs; otherwise empty
+    # by setting, whether the method ends below its base model; only for claims about pass@1 of two trust
+    # regions
     below_base: tuple[bool, ...] = ()
-    fallen: tuple[bool, ...] = ()  # by setting, whether the baseline does, at every condition of it; likewise
+    fallen: tuple[bool, ...] = ()  # the same for the baseline, at all conditions of the setting
 
     @property
     def verdict(self) -> str:
@@ -136,7 +136,7 @@ class ClaimVerdict:
 
 
 def read_claims(paths: Sequence[Path]) -> list[Claim]:
-    """Reads claims files (YAML lists); a user's own files come after the project's."""
+    """Reads claims files, which are YAML lists of claims with distinct ids and aliases."""
     claims: dict[str, Claim] = {}
     for path in paths:
         entries = read_yaml(path)
@@ -144,7 +144,7 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
             raise UserError(f"{path}: expected a list of claims, found {type(entries).__name__}")
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
-                raise UserError(f"{path}: claim {index}: expected a block of keys (found {entry!r})")
+                raise UserError(f"{path}: claim {index}: expected a mapping, found {entry!r}")
             claim = validated(Claim, entry, f"{path}: claim {entry.get('id', index)}")
             for name in (claim.id, *claim.aliases):
                 if name in claims:
@@ -156,9 +156,9 @@ def read_claims(paths: Sequence[Path]) -> list[Claim]:
 def judge(
     claims: Sequence[Claim], runs: pd.DataFrame, items: pd.DataFrame, looks: Looks | None = None
 ) -> list[ClaimVerdict]:
-    """The verdicts from the tables of experiments; ``looks`` where seeds were added after looking."""
+    """Judges claims from the tables of experiments; ``looks`` if seeds were added after looking."""
     experiments = list(dict.fromkeys(map(str, runs["experiment"]))) if len(runs) else []
-    # A single experiment's table stays itself: what tables and figures have worked out of it is used again.
+    # A single experiment's table is not copied, so that cached summaries are reused.
     tables = {
         name: runs if len(experiments) == 1 else runs[runs["experiment"] == name] for name in experiments
     }
@@ -175,7 +175,7 @@ def _judge(
     first: Mapping[tuple[str, str], str],
     looks: Looks | None,
 ) -> ClaimVerdict:
-    """``evidence`` is by experiment: the runs' table, its `per_run` and the test problems."""
+    """``evidence`` by experiment: the table of runs, its `per_run` and the table of items."""
     measured: dict[tuple[str, ...], tuple[str, _Line, _Line, dict[float, float], Hashable]] = {}
     reasons: list[str] = []
     for experiment, (runs, summary, items) in evidence.items():
@@ -186,13 +186,13 @@ def _judge(
             if claim.metric in WALL_CLOCK and not _have_gpus(runs, (*line, *baselines)):
                 reasons.append("runs share processors, so that their wall-clock times are not compared")
                 continue
-            made = {
+            origins = {
                 cell: made_first(experiment, cell.rows(summary)["run_id"], first)
                 for cell in (*line, *baselines)
             }
-            key = (*map(str, made), *made.values())
-            # One set of samples of a base model says nothing of how differences vary together.
-            trained = [(cell, made[cell]) for cell in baselines if cell.trust_region != BASE]
+            key = (*map(str, origins), *origins.values())
+            # A base model has one set of samples, from which no covariance of differences can be estimated.
+            trained = [(cell, origins[cell]) for cell in baselines if cell.trust_region != BASE]
             shared = tuple(trained) or None
             before = measured.setdefault(key, (experiment, line, baselines, {}, shared))[3]
             before |= {seed: value for seed, value in differences.items() if seed not in before}
@@ -212,13 +212,13 @@ def _judge(
 
 
 def _falls(items: pd.DataFrame, line: Sequence[Cell]) -> bool:
-    """Whether all of these cells end below their base models, by the mean over seeds."""
+    """Whether all of these cells end below their base models on average over seeds."""
     differences = [difference(items, cell, cell.base_model()) for cell in line]
     return bool(differences) and all(change is not None and change.estimate < 0 for change in differences)
 
 
 def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
-    """Whether every run of these has a GPU to itself; processors are shared with whatever else runs there."""
+    """Whether every run of these cells had GPUs; runs on processors share them with other processes."""
     gpus = runs[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
     alone = set(gpus.loc[gpus["value"] > 0, "run_id"])
     return all(alone.issuperset(cell.rows(runs)["run_id"]) for cell in compared)
@@ -227,7 +227,7 @@ def _have_gpus(runs: pd.DataFrame, compared: Sequence[Cell]) -> bool:
 def _no_data_reason(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, line: _Line, baselines: _Line
 ) -> str:
-    """Why a setting that has runs gives no difference; empty where the baseline has no runs either."""
+    """Why a setting with runs of both methods gives no difference; empty if the baseline has no runs."""
     present = set(cells(summary))
     if not present.issuperset(baselines):
         return ""
@@ -242,7 +242,7 @@ def _no_data_reason(
 def _compared(
     claim: Claim, experiment: str, runs: pd.DataFrame, summary: pd.DataFrame, items: pd.DataFrame
 ) -> Iterator[tuple[_Line, _Line, dict[float, float]]]:
-    """Of each setting the method's cells (one, or a line of conditions), the baseline's, and differences."""
+    """For each setting the method's cells (one, or a line of conditions), the baseline's, and differences."""
 
     def meant(cell: Cell) -> bool:
         return fnmatchcase(cell.trust_region, claim.trust_region) and claim.where.holds(experiment, cell)
@@ -258,7 +258,7 @@ def _compared(
         line = {value: cell for value, cell in points.items() if meant(cell)}
         if len(line) > 1:
             baselines = tuple(cell.with_trust_region(against) for cell in line.values())
-            # A line of the baseline with further points is no other question: the method lacks runs there.
+            # If a longer line contains the baseline's cells, the method lacks runs at its further points.
             longer = any(
                 {*baselines} < {cell for cell in other.values() if claim.where.holds(experiment, cell)}
                 for other in lines
@@ -270,7 +270,7 @@ def _compared(
 def _pairs(
     claim: Claim, methods: Sequence[Cell], summary: pd.DataFrame
 ) -> Iterator[tuple[Cell, Cell | None]]:
-    """Every cell of the method with that of the baseline; None where the baseline is a number."""
+    """Every cell of the method with the baseline's cell; None if the baseline is a number."""
     if not claim.at_equal_kl:
         for cell in methods:
             if not isinstance(claim.baseline, str):
@@ -321,7 +321,7 @@ def _setting(
 def _differences(
     claim: Claim, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell, baseline: Cell | None
 ) -> dict[float, float]:
-    """The paired difference of every seed that both have."""
+    """The paired differences of common seeds."""
     k = own_k(claim.metric)
     if baseline is not None and k is not None and not claim.relative:
         pair = paired_scores(items, cell, baseline, k)
@@ -335,13 +335,13 @@ def _differences(
         else:
             before = other.reindex(values.index)
     change = values - before
-    if claim.relative:  # nothing is so many percent of zero
+    if claim.relative:  # undefined for a baseline of zero
         change = (change / before).replace([math.inf, -math.inf], math.nan)
     return _by_seed(change.dropna())
 
 
 def _values(metric: str, summary: pd.DataFrame, items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """By seed; the table of runs has pass@k for a few k alone, the test problems give any."""
+    """A metric by seed; pass@k that the summary lacks is computed from the test problems."""
     if metric in summary:
         return values_by_seed(summary, cell, metric)
     return seed_values(metric, summary, items, cell)

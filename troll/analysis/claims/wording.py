@@ -1,4 +1,4 @@
-"""Verdicts in words: why each is what it is, with differences in the units that a reader expects."""
+"""Verdicts in words: their reasons, with differences in the unit of the metric."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from troll.analysis.statistics import Interval
 _IN_POINTS = {name for name, summary in SUMMARIES.items() if summary.unit == SHARE} | {
     f"mean/{name}" for name, metric in METRICS.items() if metric.in_points
 }
-"""Metrics with differences written in percentage points, as those of pass@k are."""
+"""Metrics with differences in percentage points, like those of pass@k."""
 _NAMED = 4
-"""Settings that a reason names one by one; the numbers below have all of them."""
+"""Settings that a reason names individually."""
 
 
 def _shown(claim: Claim) -> tuple[Callable[[float], str], str]:
-    """How a claim's differences are written, and their unit."""
+    """The formatter and the unit of a claim's differences."""
     return points if _times_100(claim) else _signed, _unit(claim)
 
 
 def _times_100(claim: Claim) -> bool:
-    """Whether differences are in percent or percentage points."""
+    """Whether differences are given in percent or percentage points."""
     return claim.relative or (_is_share(claim.metric) and not _in_decades(claim))
 
 
@@ -38,7 +38,7 @@ def _in_decades(claim: Claim) -> bool:
 
 
 def span(entry: ClaimVerdict) -> str:
-    """The differences behind a verdict in a few words: from the least to the largest setting."""
+    """The smallest and the largest difference among the settings."""
     if not entry.decision.settings:
         return ""
     show, unit = _shown(entry.claim)
@@ -48,7 +48,7 @@ def span(entry: ClaimVerdict) -> str:
 
 
 def label(entry: ClaimVerdict) -> str:
-    """The verdict as people read it; of a contrary that holds, also which: "above by 20.7 points"."""
+    """The verdict for display; a contrary that holds includes its size, such as "above by 20.7 points"."""
     decision = entry.decision
     if decision.verdict != "the contrary holds":
         return decision.label
@@ -61,7 +61,7 @@ def label(entry: ClaimVerdict) -> str:
 
 
 def why(entry: ClaimVerdict) -> str:
-    """The reason of a verdict: the average and what settings say, or what is missing."""
+    """The reason for a verdict: the average and the results by setting, or what is missing."""
     claim, decision = entry.claim, entry.decision
     if decision.verdict == "not run" and entry.no_data_reason:
         return entry.no_data_reason
@@ -83,7 +83,7 @@ def why(entry: ClaimVerdict) -> str:
 
 
 def on_average(entry: ClaimVerdict) -> str:
-    """The average over settings with its interval; empty where there is none."""
+    """The average over settings with its interval; empty without an average."""
     pooled = entry.decision.pooled
     if pooled is None:
         return ""
@@ -101,7 +101,7 @@ def average(entry: ClaimVerdict) -> str:
 
 
 def short(entry: ClaimVerdict) -> str:
-    """The difference with its interval where one number is enough; else from the least to the largest."""
+    """The difference or average with its interval; without an average, the extreme differences."""
     settings = entry.decision.settings
     if len(settings) == 1:
         return show_difference(entry.claim, settings[0].interval())
@@ -110,7 +110,7 @@ def short(entry: ClaimVerdict) -> str:
 
 
 def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
-    """The means at the levels that a verdict depends on; of more than so many the least and the largest."""
+    """The means at the levels that a verdict depends on; only the extremes if more than ``most``."""
     show, unit = _shown(entry.claim)
     means_by_level = entry.decision.levels or {}
     if most is not None and len(means_by_level) > most:
@@ -123,7 +123,7 @@ def levels(entry: ClaimVerdict, *, most: int | None = None) -> str:
 
 
 def _holding(entry: ClaimVerdict) -> str:
-    """In how many settings the claim is shown in that setting alone, and in which it is not."""
+    """In how many single settings the claim or its contrary is shown, and in which it is not."""
     decision, count = entry.decision, len(entry.decision.settings)
     held, wrong = sum(decision.held), sum(decision.wrong)
     if count == 1 and not wrong:
@@ -138,17 +138,17 @@ def _holding(entry: ClaimVerdict) -> str:
 
 
 def both_below(entry: ClaimVerdict) -> str:
-    """Where a method is said to end above another: in which settings it ends below its base model itself."""
+    """For claims of "higher": in which settings the method ends below its base model; otherwise empty."""
     if entry.claim.direction != "higher" or not any(entry.below_base):
         return ""
     tasks = [setting.coordinates["task"] for setting in entry.decision.settings]
     below = [task for task, flag in zip(tasks, entry.below_base, strict=True) if flag]
-    told = [_of(below.count(task), tasks.count(task), f" on {task}") for task in dict.fromkeys(below)]
-    return f"on average over seeds it ends below its own base model in {' and '.join(told)}"
+    parts = [_of(below.count(task), tasks.count(task), f" on {task}") for task in dict.fromkeys(below)]
+    return f"on average over seeds it ends below its own base model in {' and '.join(parts)}"
 
 
 def collapsed(entry: ClaimVerdict) -> str:
-    """That the baseline had collapsed in every setting that shows the contrary; empty where it had not."""
+    """States that the baseline collapsed in every setting that shows the contrary; empty if it did not."""
     wrong = entry.decision.wrong
     if not any(wrong) or not entry.fallen:
         return ""
@@ -158,7 +158,7 @@ def collapsed(entry: ClaimVerdict) -> str:
 
 
 def _contrary(entry: ClaimVerdict) -> str:
-    """In how many settings the contrary is shown: of a margin, on which side of it they lie."""
+    """In how many settings the contrary is shown; for claims of equivalence, on which side of the margin."""
     settings, flags = entry.decision.settings, entry.decision.wrong
     wrong = [setting for setting, flag in zip(settings, flags, strict=True) if flag]
     if not wrong:
@@ -173,7 +173,7 @@ def _contrary(entry: ClaimVerdict) -> str:
 
 
 def _without(entry: ClaimVerdict) -> str:
-    """The settings that do not show the claim, by whole conditions where all of one do not."""
+    """The settings that do not show the claim; conditions are named if none of their settings does."""
     settings, held = entry.decision.settings, entry.decision.held
     left = [setting for setting, flag in zip(settings, held, strict=True) if not flag]
     every, without = _by_condition(settings), _by_condition(left)
@@ -196,7 +196,7 @@ def _by_condition(settings: Sequence[PairedDifferences]) -> dict[str, list[str]]
 
 
 def _short(setting: PairedDifferences, others: Sequence[PairedDifferences]) -> str:
-    """A setting by the coordinates in which the claim's settings differ."""
+    """A setting's name from the coordinates in which the claim's settings differ."""
     differing = [
         value
         for name, value in setting.coordinates.items()
@@ -229,7 +229,7 @@ def _name(claim: Claim) -> str:
 
 
 def show_difference(claim: Claim, interval: Interval | Pooled) -> str:
-    """One interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
+    """An interval in the unit of the claim's metric, such as "+3.1 [+0.2, +6.0] points"."""
     show, unit = _shown(claim)
     if math.isnan(interval.low):
         return f"{show(interval.estimate)}{unit}, no interval"
@@ -242,7 +242,7 @@ def _signed(value: float) -> str:
 
 
 def measure(claim: Claim) -> str:
-    """What a claim's intervals are of, and which side it claims."""
+    """The quantity that a claim compares, and the side that it claims."""
     how = "relative to" if claim.relative else "minus"
     margin = f", margin {(100 if _times_100(claim) else 1) * claim.margin:g}{_unit(claim)}"
     what, across = claim.metric, claim.across
@@ -253,12 +253,12 @@ def measure(claim: Claim) -> str:
     equal = (
         f", where the larger late KL is at most {1 + WITHIN:g} times the smaller" if claim.at_equal_kl else ""
     )
-    said = f"{what}, {claim.trust_region} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
-    return said + (margin if claim.margin else "")
+    text = f"{what}, {claim.trust_region} {how} {_name(claim)}{equal}; claimed: {claim.direction}"
+    return text + (margin if claim.margin else "")
 
 
 def _unit(claim: Claim) -> str:
-    """The unit of a claim's differences, with the space before it."""
+    """The unit of a claim's differences, with a leading space."""
     if claim.relative:
         return " %"
     if _in_decades(claim):
@@ -269,7 +269,7 @@ def _unit(claim: Claim) -> str:
 
 
 def looks_of(entry: ClaimVerdict) -> str:
-    """At which look a claim was decided, or what the next one lacks; a dash where there are no looks."""
+    """At which look a claim was decided, or what the next look lacks; a dash without looks."""
     seen, looks = entry.seen, entry.looks
     if seen is None or looks is None or entry.verdict == "not run":
         return "–"

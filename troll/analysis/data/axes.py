@@ -1,7 +1,7 @@
-"""Settings along which runs were varied: learning rate, staleness, bounds, as the runs record them.
+"""Settings along which runs were varied, such as learning rate, staleness and bounds.
 
-Settings are read from the runs themselves (column ``settings`` of the tidy table), never from names. Two
-runs belong to one line when nothing else about them differs but what always goes with the setting.
+Settings are read from the runs (column ``settings`` of the tidy table), never from names. Two runs belong to
+one line if they differ only in the setting and in those that always change with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from troll.analysis.data.tidy import GROUP
 
 _TRAINING, _RULE = "training/", "trust_region/settings/"
 _NEVER = (*WATCHING, "micro_batches")
-"""Settings that change no result, or only how it is rounded."""
+"""Settings that do not change results beyond rounding."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Axis:
 
     name: str
     label: str  # of the axis, with the unit
-    parts: tuple[str, ...]  # recorded settings whose product it is
-    along: tuple[str, ...] = ()  # settings that change with it, and so may differ within a line
+    parts: tuple[str, ...]  # the value is the product of these recorded settings
+    along: tuple[str, ...] = ()  # settings that change with it and may therefore differ within a line
 
     def value(self, settings: Mapping[str, Any]) -> float | None:
-        """The setting's value in one cell; None where the runs do not record it as a number."""
+        """The setting's value in one cell; None if the runs do not record it as a number."""
         if any(not isinstance(settings.get(part), int | float) for part in self.parts):
             return None
         return float(np.prod([settings[part] for part in self.parts]))
@@ -54,7 +54,7 @@ AXES = (
 
 @dataclass(frozen=True)
 class Line:
-    """The cells of one method that differ in one setting, in the order of its values."""
+    """The cells of one method that differ in one setting, ordered by its values."""
 
     family: str
     label: str
@@ -62,13 +62,13 @@ class Line:
 
 
 def recorded(runs: pd.DataFrame, cell: Cell) -> dict[str, Any]:
-    """The settings of a cell as its runs record them: those of training and of the rule."""
+    """The training and rule settings that a cell's runs record."""
     return dict(_settings(runs).get(cell, {}))
 
 
 @cached_per_frame
 def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
-    """What is recorded of every cell, by its first run."""
+    """The recorded settings of every cell, from its first run."""
     return {
         Cell(*map(str, group)): {
             name: value
@@ -82,7 +82,7 @@ def _settings(runs: pd.DataFrame) -> dict[Cell, dict[str, Any]]:
 def _grouped(
     runs: pd.DataFrame, axis: Axis, method: Callable[[str], str]
 ) -> list[tuple[str, dict[float, Cell]]]:
-    """Cells that differ in the axis alone, by its value; two or more, with what their methods are called."""
+    """Groups of two or more cells that differ only in the axis, by its value, each with its method's name."""
     groups: dict[tuple[Any, ...], dict[float, Cell]] = {}
     free = {*axis.parts, *axis.along}
     for cell in trained_cells(runs):
@@ -91,13 +91,13 @@ def _grouped(
         if x is not None:
             rest = tuple(sorted((name, value) for name, value in settings.items() if name not in free))
             key = (method(cell.trust_region), cell.model, cell.task, cell.estimator, rest)
-            # The condition is a name for settings that are compared here one by one.
+            # The condition is not part of the key: it only names settings, which are compared individually.
             groups.setdefault(key, {}).setdefault(x, cell)
     return [(key[0], dict(sorted(group.items()))) for key, group in groups.items() if len(group) > 1]
 
 
 def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Line]]:
-    """The lines along a setting, by model, task and estimator; only those with two values or more."""
+    """The lines along a setting with two or more values, by model, task and estimator."""
     by_setting: dict[tuple[str, str, str], list[Line]] = {}
     defaults = variants(runs)
     for family, by_value in _grouped(runs, axis, lambda name: defaults.get(name, name)):
@@ -109,5 +109,5 @@ def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Lin
 
 
 def by_condition(runs: pd.DataFrame, axis: Axis) -> list[dict[float, Cell]]:
-    """Cells of one method whose conditions differ in one setting, by its value; two values or more."""
+    """Cells of one method whose conditions differ in one setting, by its value; two or more values."""
     return [by_value for _, by_value in _grouped(runs, axis, str)]

@@ -1,7 +1,7 @@
-"""How far runs stay from the old policy, and which methods stay equally near to it.
+"""KL divergence of runs from the old policy, and methods with equal divergence.
 
-Clip's range, the weight of a KL penalty and TROLL's bound are not in one unit. A difference between methods
-at settings that let policies drift unequally far may be one of drift; at equal drift it is not.
+Clip's range, the weight of a KL penalty and TROLL's bound have different units. If policies drift unequally
+far, the drift may explain a difference between methods; at equal drift it cannot.
 """
 
 import math
@@ -12,11 +12,11 @@ import pandas as pd
 from troll.analysis.data.summaries import Cell, method_order, trained_cells
 
 WITHIN = 0.2
-"""Two late divergences are equal that differ by at most this share of the smaller one."""
+"""Two late divergences count as equal if they differ by at most this share of the smaller."""
 
 
 def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
-    """The late KL of every cell that has one above zero: mean over seeds, nats per token."""
+    """The positive late KLs by cell: mean over seeds, in nats per token."""
     if "late_kl" not in summary:
         return {}
     late = {cell: float(cell.rows(summary)["late_kl"].mean()) for cell in trained_cells(summary)}
@@ -24,14 +24,14 @@ def late_divergences(summary: pd.DataFrame) -> dict[Cell, float]:
 
 
 def nearest(cell: Cell, others: Iterable[Cell], late: Mapping[Cell, float]) -> Cell | None:
-    """Of other methods in the same setting, the one with the late KL nearest to a cell's, by their ratio."""
+    """The other method in the same setting whose late KL is nearest to the cell's, by their ratio."""
 
     def distance(other: Cell) -> tuple[float, object]:
         return abs(math.log(late[other] / late[cell])), method_order(other.trust_region)
 
     setting = cell.with_trust_region("")
-    here = [other for other in others if other in late and other.with_trust_region("") == setting]
-    return min(here, key=distance) if cell in late and here else None
+    candidates = [other for other in others if other in late and other.with_trust_region("") == setting]
+    return min(candidates, key=distance) if cell in late and candidates else None
 
 
 def equally_near(first: float, second: float) -> bool:

@@ -1,7 +1,7 @@
-"""From a value per optimiser step to one per rollout batch, and what only all steps together can tell.
+"""Reduction of logs from one value per optimiser step to one per rollout batch, plus summaries of the run.
 
-Logs have a value of each metric for every optimiser step. The tidy table keeps one for each rollout batch,
-which is an eighth or less, and beside it the numbers of a run that need every step: see `summary_of`.
+Logs have a value of each metric for every optimiser step. The tidy table keeps one per rollout batch, an
+eighth of the rows or fewer, and in addition the summaries that need every step: see `summary_of`.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from troll.analysis.metrics import SUMMARIES, Over
 from troll.analysis.statistics import Array, area_under_curve, largest_drop
 
 FINAL_SHARE = 0.1
-"""Final values are means over this last share of a run, at least one batch: single batches are noisy."""
+"""Final values are means over this last share of a run, at least one batch, as single batches are noisy."""
 LATE_SHARE = 1 / 3
 """Late values (KL to the old policy) are means over this last share of a run."""
 SUMMARY = "summary"
-"""Source of the rows that `summary_of` gives, and before a slash the beginning of their metrics' names."""
+"""Source of the rows from `summary_of`; followed by a slash, the prefix of their metrics' names."""
 _TIME = "time/"
 _CLOCK = "time/cpu_s"
-"""Processor seconds since the run began: read off at a batch's first step, as its wall-clock time is."""
+"""Processor seconds since the run began; like the wall-clock time, taken at a batch's first step."""
 
 
 class Curve(NamedTuple):
-    """One metric of a run by optimiser step: arrays of the same length, NaN where a number is missing."""
+    """One metric of a run by optimiser step: arrays of the same length, NaN for missing values."""
 
     step: Array
     rollout_batch: Array
@@ -36,22 +36,22 @@ class Curve(NamedTuple):
     value: Array
 
     def mean(self, chosen: NDArray[np.bool_], otherwise: int) -> float:
-        """Over what is chosen, or of the row ``otherwise`` where nothing is; missing values are left out."""
+        """Mean of the chosen rows, or of row ``otherwise`` if there are none; ignores missing values."""
         values = self.value[chosen] if chosen.any() else self.value[[otherwise]]
         present = values[~np.isnan(values)]
         return float(present.sum() / len(present)) if len(present) else math.nan
 
 
 def by_batch(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a run with one for each metric and rollout batch in place of one for each optimiser step.
+    """Reduces the rows of a run to one per metric and rollout batch, and appends the rows of its summary.
 
-    A reduced row is at the first step of its batch that logs the metric. Its value is the largest where the
-    metric's name ends in ``max``, the least where it ends in ``min``, else the mean. The summary follows.
-    Rows of validation, and those that belong to no batch, stay as they are.
+    A reduced row has the first step of its batch that logs the metric. Its value is the maximum if the
+    metric's name ends in ``max``, the minimum if it ends in ``min``, else the mean. Validation rows and rows
+    without a batch are unchanged.
     """
-    every = list(rows)
-    train = [row for row in every if row["source"] == "train"]
-    reduced = [dict(row) for row in every if row["source"] != "train"]
+    rows = list(rows)
+    train = [row for row in rows if row["source"] == "train"]
+    reduced = [dict(row) for row in rows if row["source"] != "train"]
     curves = curves_of(train)
     for metric, curve in curves.items():
         in_batch = ~np.isnan(curve.rollout_batch)
@@ -107,13 +107,14 @@ def curves_of(train: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
-    """The numbers of a run that need every optimiser step; empty without curves.
+    """The summaries of a run that need every optimiser step; empty without curves.
 
-    ``steps`` (the last), ``batches`` (how many), ``train_s`` and ``cpu_s`` (wall-clock and processor seconds
-    at the last step), ``mean/<metric>`` of every metric and, where the metric is logged, ``kl`` (KL to the
-    old policy: mean of the last third), ``kl_max`` (largest of any token), ``entropy``, ``response_length``,
-    ``final`` (success; means of the last tenth), ``entropy_start`` (of the first batch), ``peak`` (best
-    success of a batch), ``drop`` (its largest fall below the best so far) and ``area`` (its mean height).
+    ``steps`` (the last step), ``batches`` (their number), ``train_s`` and ``cpu_s`` (wall-clock and processor
+    seconds at the last step), ``mean/<metric>`` of every metric and, if the metric is logged: ``kl`` (KL to
+    the old policy, mean over the last third); ``kl_max`` (its maximum over tokens); ``entropy``,
+    ``response_length`` and ``final`` success (means over the last tenth); ``entropy_start`` (of the first
+    batch); ``peak`` (best success of a batch); ``drop`` (largest fall of success below its best so far) and
+    ``area`` (mean height of the success curve).
     """
     if not curves:
         return {}
@@ -137,7 +138,7 @@ def summary_of(curves: Mapping[str, Curve]) -> dict[str, float]:
 
 
 def _summarised(curve: Curve, over: Over, last: int, span: int) -> float:
-    """A curve as one number; ``last`` and ``span`` are the run's last step and its number of steps."""
+    """Reduces a curve to one number; ``last`` is the run's last step, ``span`` its number of steps."""
     match over:
         case "late" | "final":
             share = LATE_SHARE if over == "late" else FINAL_SHARE
@@ -152,9 +153,9 @@ def _summarised(curve: Curve, over: Over, last: int, span: int) -> float:
 
 
 def digest_of_log(rows: Iterable[Mapping[str, Any]]) -> str:
-    """SHA-256 of every number that a run logged, step by step, without its times.
+    """SHA-256 of every number that a run logged at every step, except times.
 
-    Two runs with the same digest are equal to the last bit, of which values per batch alone would not tell.
+    Two runs with the same digest are equal to the last bit; equal values per batch would not prove it.
     """
     numbers = [
         [row["step"], row["metric"], float(row["value"]).hex()]

@@ -1,11 +1,11 @@
-"""Do results replicate? New runs against the prediction that a release makes of them.
+"""Replication: new runs compared with prediction intervals from the released ones.
 
-Another processor rounds otherwise, and training amplifies that, so that numbers differ; what should come out
-again is the difference between two methods. A release with S seeds predicts the mean difference of S' new
-ones to be within d ± t s sqrt(1 / S + 1 / S'), with s its standard deviation over seeds and t Student's
-quantile of S - 1 degrees of freedom (Patil, Peng and Leek 2016; Spence and Stanley 2016). Of many such
-intervals of 95 % one in twenty misses by chance; more misses than chance explains (binomial, 5 %) are no
-replication.
+Another processor rounds differently, and training amplifies this, so individual numbers differ; the
+difference between two methods should replicate. A release with S seeds predicts that the mean difference of
+S' new seeds is within d ± t s sqrt(1 / S + 1 / S'), where d is the released mean, s its standard deviation
+over seeds and t Student's quantile with S - 1 degrees of freedom (Patil, Peng and Leek 2016; Spence and
+Stanley 2016). One in twenty such 95 % intervals misses by chance; results do not replicate if more miss than
+chance explains (binomial test at 5 %).
 """
 
 import math
@@ -29,7 +29,7 @@ _METRIC = "pass@1"
 
 @dataclass(frozen=True)
 class Predicted:
-    """One setting: our mean difference over seeds, the release's, and the ends of the prediction."""
+    """A setting's mean difference over seeds, here and in the release, with the prediction interval."""
 
     cell: Cell
     difference: float
@@ -41,12 +41,12 @@ class Predicted:
 
     @property
     def inside(self) -> bool:
-        """Whether the difference is as predicted; the slack is rounding."""
+        """Whether the difference is within the prediction interval, up to rounding."""
         return self.low - 1e-9 <= self.difference <= self.high + 1e-9
 
 
 def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BASELINE) -> list[Predicted]:
-    """Every method's difference from the baseline in test pass@1, where both have it with equal settings."""
+    """Each method's difference from the baseline in test pass@1, where both tables have equal settings."""
     ours, theirs = (frame[frame["trust_region"] != BASE] for frame in (ours, theirs))
     changed = _changed(ours, theirs)
     new_by_cell, old_by_cell = (_differences(frame, baseline) for frame in (ours, theirs))
@@ -64,14 +64,14 @@ def predictions(ours: pd.DataFrame, theirs: pd.DataFrame, *, baseline: str = BAS
 
 
 def replicates(predicted: list[Predicted]) -> bool:
-    """Whether no more settings miss their prediction than chance explains; False without any setting."""
+    """Whether no more settings miss their prediction than chance explains; False without settings."""
     outside = sum(not prediction.inside for prediction in predicted)
     chance = float(stats.binom.sf(outside - 1, len(predicted), 1 - LEVEL))
-    return bool(predicted) and chance > 1 - LEVEL + 1e-9  # one of one that misses has this chance exactly
+    return bool(predicted) and chance > 1 - LEVEL + 1e-9  # a single setting that misses has exactly 1 - LEVEL
 
 
 def describe_replication(predicted: list[Predicted], baseline: str = BASELINE) -> list[str]:
-    """The verdict in lines for people: how many settings are as predicted, and the others by name."""
+    """The verdict as lines of text: how many settings are as predicted, and which are not."""
     if not predicted:
         return ["Nothing to replicate: no setting here has two methods that the release has with two seeds"]
     outside = [prediction for prediction in predicted if not prediction.inside]
@@ -114,14 +114,14 @@ def _differences(runs: pd.DataFrame, baseline: str) -> dict[Cell, np.ndarray]:
 
 
 def _changed(ours: pd.DataFrame, theirs: pd.DataFrame) -> set[Cell]:
-    """The cells with settings that differ between the tables, where both record them."""
+    """The cells whose settings are recorded in both tables and differ."""
     first, second = (dict(settings_by(runs, list(GROUP))) for runs in (ours, theirs))
     both = first.keys() & second.keys()
     return {Cell(*map(str, names)) for names in both if differing(first[names], second[names])}
 
 
 def replication_of(results: Path) -> list[str]:
-    """The verdict on results/<experiment> against git's release of it, in lines for people."""
+    """The verdict on results/<experiment> compared with its release in git, as lines of text."""
     try:
         ours, theirs = read_tidy(results), released(results)
     except UserError:

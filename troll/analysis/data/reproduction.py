@@ -1,7 +1,7 @@
-"""Do runs repeat other runs of the same names, number for number?
+"""Reproduction: comparison of runs with reference runs of the same names, number by number.
 
-A run is seeded throughout, so that on the same kind of machine its numbers are the same to the last bit.
-Another processor or library rounds otherwise; training amplifies that, and then means have to be compared.
+Runs are fully seeded: on the same kind of machine their numbers are equal to the last bit. Another processor
+or library rounds differently and training amplifies this; then only means can be compared.
 """
 
 import io
@@ -28,7 +28,7 @@ _ITEM = ["run_id", "task_id"]
 
 
 def released(results: Path, revision: str = "HEAD") -> Tidy:
-    """The tidy tables of an experiment as git has them, whatever a run has written over them since."""
+    """The tidy tables of an experiment as committed in git, regardless of the working tree."""
     path = results / TIDY
     command = ["git", "-C", str(results), "archive", "--format=tar", revision, TIDY]
     try:
@@ -42,17 +42,17 @@ def released(results: Path, revision: str = "HEAD") -> Tidy:
 
 
 def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
-    """Compares the runs that both tables have; times are left out.
+    """Compares the runs that both tables have, except for times.
 
     Returns:
-        A row for each run: its coordinates, ``settings`` (names of settings that differ), ``numbers`` (how
-        many were compared: values per batch, metrics on test problems, and problems), ``different`` (how many
-        of them differ; at least one where the logs of all optimiser steps do), where they first do (``step``,
-        ``metric``, ``here``, ``there``; the smallest step), ``pass@1`` and ``reference`` (on the test
-        problems), and ``digests`` (what the runs were made from that differs).
+        A row for each run: its coordinates; ``settings`` (names of settings that differ); ``numbers`` (how
+        many were compared: values per batch, metrics on test problems, and problems); ``different`` (how many
+        of them differ; at least one if the logs of all optimiser steps do); ``step``, ``metric``, ``here``
+        and ``there`` of the first difference (at the smallest step); ``pass@1`` and ``reference`` (on the
+        test problems); and ``digests`` (names of the provenance digests that differ).
     """
     here, reference = _measured(ours.runs), _measured(theirs.runs)
-    # What only one version logs is no difference; a step that only one of them has is.
+    # A metric that only one side logs is ignored; a step that only one side has counts as different.
     logged = here[_SERIES].drop_duplicates().merge(reference[_SERIES].drop_duplicates())
     both = here.merge(reference, on=_KEY, how="outer", suffixes=("", "_there"), indicator="side").merge(
         logged
@@ -94,7 +94,7 @@ def compare_runs(ours: Tidy, theirs: Tidy) -> pd.DataFrame:
 
 
 def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """How many test problems of each run were compared, and how many were graded otherwise."""
+    """How many test problems of each run were compared, and how many have other grades."""
     first, second = (frame[[*_ITEM, "n", "c"]].astype(dict.fromkeys(_ITEM, str)) for frame in (ours, theirs))
     both = first.merge(second, on=_ITEM, suffixes=("", "_there"))
     both["wrong"] = (both["n"] != both["n_there"]) | (both["c"] != both["c_there"])
@@ -103,14 +103,14 @@ def _problems(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, tuple[int, 
 
 
 def _same_metrics(here: pd.DataFrame, there: pd.DataFrame) -> set[str]:
-    """The runs of which both versions log the same metrics: the digests of their logs can be compared."""
+    """The runs that log the same metrics on both sides, whose log digests can therefore be compared."""
     logged = (frame[frame["source"] != "test"] for frame in (here, there))
     names = [frame.groupby("run_id", observed=True)["metric"].agg(frozenset) for frame in logged]
     return {str(run_id) for run_id, metric_names in names[0].items() if names[1].get(run_id) == metric_names}
 
 
 def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
-    """How many trained runs equal the reference bit for bit; empty where none can be compared."""
+    """How many trained runs equal the reference bit for bit, as a line; empty if none is comparable."""
     if compared.empty:
         return []
     trained = compared[(compared["trust_region"] != BASE) & (compared["settings"].map(len) == 0)]
@@ -127,7 +127,7 @@ def equality(compared: pd.DataFrame, ours: Tidy, theirs: Tidy) -> list[str]:
 
 
 def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Names of processors by maker and instructions, which decide how they round."""
+    """Names of processors by vendor and instruction set, which determine rounding."""
     names = {}
     for record in (json.loads(text) for text in runs["hardware"].astype(str).unique() if text):
         name = str(record.get("processor"))
@@ -136,7 +136,7 @@ def _processors(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = True) -> list[str]:
-    """What `compare_runs` found, in lines for people."""
+    """The result of `compare_runs` as lines of text."""
     lines = [f"{len(compared)} runs in both, of {ours} here and {theirs} in the reference"]
     if compared.empty:
         return lines
@@ -165,7 +165,7 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = Tr
 
 
 def _where(row: Mapping[Hashable, Any]) -> str:
-    """Where a run first differs; values per batch and of the whole test set can hide it."""
+    """Where a run first differs; batch means and test metrics can hide differences in steps or problems."""
     if pd.isna(row["metric"]):
         return "differs in single optimiser steps or test problems alone"
     step = f"step {int(row['step'])}, " if pd.notna(row["step"]) else ""

@@ -1,4 +1,4 @@
-"""The results of one experiment as everything else reads them: its tidy tables, and what it had planned."""
+"""The results of an experiment: its tidy tables and its plan."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from troll.common.files import read_json, write_json
 from troll.common.settings import StrictModel
 
 PLAN = "plan.json"
-"""Beside the tidy table: what was planned, for cells that say "not run" or "skipped", and substitute data."""
+"""File beside the tidy tables: planned and skipped runs, and data sets that replace the paper's."""
 
 
 def looks_of(value: object) -> Looks:
@@ -37,9 +37,9 @@ class _Planned(StrictModel):
 
 
 class Plan(_Planned):
-    """What the workflow hands to the job that collects; of what is in both, see `Results`."""
+    """The plan that the workflow passes to the collecting job; the other fields are those of `Results`."""
 
-    keys: dict[str, str] = Field({})  # what makes each run the planned one, by run id, base models included
+    keys: dict[str, str] = Field({})  # key of each planned run by run id, including base models
 
 
 class _PlanFile(_Planned):
@@ -51,7 +51,7 @@ class _PlanFile(_Planned):
 
 @dataclass(frozen=True)
 class Results:
-    """What tables, figures and verdicts are made from."""
+    """The inputs of tables, figures and verdicts."""
 
     runs: pd.DataFrame
     items: pd.DataFrame
@@ -59,14 +59,14 @@ class Results:
     expected: Sequence[Mapping[str, object]] | None = None
     # reason by task, for tasks that this machine cannot run
     skipped: Mapping[str, str] = field(default_factory=dict)
-    # what there is in place of the paper's data set, by task
+    # the data set that replaces the paper's, by task
     substitutes: Mapping[str, str] = field(default_factory=dict)
-    mixed: Sequence[str] = ()  # ids of runs that were made otherwise than most, and admitted
+    mixed: Sequence[str] = ()  # ids of runs that were admitted although their provenance differs
     rehearsal: bool = False  # whether these are runs of `troll rehearse`, with meaningless numbers
-    looks: Looks | None = None  # when seeds were looked at, where they were added after looking
-    # what the experiment file names as its files of claims; none: those of the package
+    looks: Looks | None = None  # the plan of the looks, if seeds were added after looking
+    # the experiment file's claims files; empty: those of the package
     claims: Sequence[str] = ()
-    summary: str = ""  # what the experiment file says of itself in one line
+    summary: str = ""  # the experiment file's one-line summary
 
 
 def write_plan(
@@ -81,7 +81,7 @@ def write_plan(
     summary: str = "",
     rehearsal: bool = False,
 ) -> None:
-    """Records what an experiment planned beside its results."""
+    """Writes the plan of an experiment to its results directory."""
     plan = {"expected": [dict(run) for run in expected], "skipped": dict(skipped)}
     further = {
         "substitutes": dict(substitutes or {}),
@@ -95,7 +95,7 @@ def write_plan(
 
 
 def rehearsed(directories: Sequence[Path]) -> bool:
-    """Whether one of these runs or base models was made by `troll rehearse`, as its manifest says."""
+    """Whether the manifest of any of these runs or base models records `troll rehearse`."""
     paths = [path / "manifest.json" for path in directories]
     manifests = [read_json(path) for path in paths if path.exists()]
     configs = [manifest.get("config") for manifest in manifests if isinstance(manifest, dict)]
@@ -103,9 +103,9 @@ def rehearsed(directories: Sequence[Path]) -> bool:
 
 
 def read_results(directory: Path) -> Results:
-    """The tidy tables of results/<experiment>, with its plan where there is one.
+    """The tidy tables of results/<experiment>, with its plan if it has one.
 
-    Tables may hold runs that are not planned, of a board that grows rule by rule: these are left out.
+    Runs that are not planned are left out; the tables of a board that grows rule by rule may have some.
     """
     path = directory / PLAN
     plan = validated(_PlanFile, read_json(path) if path.exists() else {}, path)
@@ -120,7 +120,7 @@ _PLANNED = ("model", "task", "trust_region", "estimator", "condition", "seed")
 
 
 def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
-    """The rows of planned runs and of base models."""
+    """The rows of planned runs and base models."""
     names = [name for name in _PLANNED if all(name in run for run in expected)]
     if not names:
         return tidy
@@ -132,11 +132,11 @@ def _planned(tidy: Tidy, expected: Sequence[Mapping[str, object]]) -> Tidy:
 
 
 def tables_of(every: Sequence[Results]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tidy tables and the tables of test problems of several experiments, one below the other."""
+    """The concatenated run and item tables of several experiments."""
     runs = concatenated([results.runs for results in every], RUN_COLUMNS)
     return runs, concatenated([results.items for results in every], ITEM_COLUMNS)
 
 
 def read_tables(directories: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`tables_of` what is in these directories."""
+    """`tables_of` the results in these directories."""
     return tables_of([read_results(directory) for directory in directories])

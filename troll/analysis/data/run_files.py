@@ -1,4 +1,4 @@
-"""The files of a finished run or a graded base model, read and checked: what tables are made from."""
+"""Reading and validation of the files of a finished run or a graded base model."""
 
 import hashlib
 import json
@@ -14,32 +14,32 @@ from troll.tasks.datasets.catalogue import MATH_EVAL
 
 COORDINATES = ("experiment", "run_id", "model", "task", "trust_region", "estimator", "condition", "seed")
 _NOT_A_METRIC = {"step", "rollout_batch", "time"}
-_LARGEST = 2**63  # of the integers of a table
+_LARGEST = 2**63  # exclusive bound of integers in a table
 _SHOWN = 100  # characters of a value that a message quotes
 
 
 @dataclass(frozen=True)
 class Grades:
-    """What a file of grades holds, and those of further data sets beside it."""
+    """The grades of a run's test problems and of its further data sets."""
 
-    rows: list[dict[str, Any]]  # metrics on test problems, as rows of the tidy table without coordinates
+    rows: list[dict[str, Any]]  # metrics on test problems: rows of the tidy table without coordinates
     items: list[dict[str, Any]]  # ``c`` of ``n`` graded samples of problem ``task_id`` passed
     test_data: str  # digest of the test problems
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """All that a run, or a base model, has left."""
+    """The contents of the files of a run or a base model; a base model has only manifest and grades."""
 
     manifest: dict[str, Any]
-    numerics: int  # the version of the numbers that the manifest records; 0 where it has none
-    digests: dict[str, str]  # those of the manifest that it has
+    numerics: int  # the version of the numerics that the manifest records; 0 without one
+    digests: dict[str, str]  # the digests in the manifest
     grades: Grades
-    settings: dict[str, Any] = field(default_factory=dict)  # of run.yaml; none of a base model
-    coordinates: dict[str, Any] = field(default_factory=dict)  # of a run, by name; none of a base model
-    # of metrics.jsonl, as rows of the tidy table without coordinates; none of a base model.
+    settings: dict[str, Any] = field(default_factory=dict)  # of run.yaml
+    coordinates: dict[str, Any] = field(default_factory=dict)
+    # of metrics.jsonl: rows of the tidy table without coordinates
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    last_step: int = 0  # the last optimiser step; 0 of a base model
+    last_step: int = 0  # the last optimiser step
 
 
 def read_run_files(path: Path) -> RunFiles:
@@ -59,8 +59,8 @@ def read_run_files(path: Path) -> RunFiles:
         made_from = made_with if isinstance(made_with, dict) else {}
         key = next((key for key in settings if settings[key] != made_from.get(key)), "a key is missing")
         raise UserError(
-            f"{path / 'run.yaml'}: {key}: not what {path / 'manifest.json'} says that "
-            "the run was made with; make it again"
+            f"{path / 'run.yaml'}: {key}: differs from the configuration in {path / 'manifest.json'}; "
+            "run it again"
         )
     metrics = list(_metric_rows(path / "metrics.jsonl"))
     last_step = metrics[-1]["step"]
@@ -78,7 +78,7 @@ def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     coordinates: dict[str, Any] = {}
     for name in COORDINATES:
         value = settings.get(name)
-        if isinstance(value, dict):  # a resolved block, with the settings behind the name
+        if isinstance(value, dict):  # a resolved block: name and settings
             value = value.get("name")
         expected_type = int if name == "seed" else str
         if not isinstance(value, expected_type) or isinstance(value, bool):
@@ -90,7 +90,7 @@ def _coordinates(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], int, dict[str, str]]:
-    """A manifest, its version of the numbers and its digests; they have to be there if they are required."""
+    """A manifest, its version of the numerics and its digests, both of which may be ``required``."""
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("digests", {}), dict):
         raise UserError(f"{path}: expected a JSON object with an object `digests`")
@@ -112,7 +112,7 @@ def _read_manifest(path: Path, *, required: bool) -> tuple[dict[str, Any], int, 
 
 
 def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """One row per step and number; steps have to grow, or a resumed run has written a step twice."""
+    """One row per step and metric; steps must increase, or a resumed run has written a step twice."""
     lines = read_jsonl(path)
     if not lines:
         raise UserError(f"{path}: empty, expected one line per optimiser step")
@@ -139,7 +139,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield common | {"metric": name, "value": value, "source": source}
             has_values = True
     if not has_values:
-        raise UserError(f"{path}: no line has a number beside its step and times")
+        raise UserError(f"{path}: no line has a metric besides its step and times")
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -174,11 +174,12 @@ def _read_grades(path: Path, step: int) -> Grades:
     for task_id, (passed, status) in sorted(problems.items()):
         if len(passed) != len(status) or not passed:
             raise UserError(
-                f"{path}: problems.{task_id}: {len(passed)} results and {len(status)} statuses, not one each"
+                f"{path}: problems.{task_id}: {len(passed)} results and {len(status)} statuses; "
+                "expected one status per result, and at least one"
             )
         if not all(isinstance(name, str) for name in status):
-            raise UserError(f"{path}: problems.{task_id}.status: {_shown(status)} are not all words")
-        # A failure of the machinery says nothing about the model, so it is left out, never counted as wrong.
+            raise UserError(f"{path}: problems.{task_id}.status: {_shown(status)} must be a list of text")
+        # An infrastructure failure says nothing about the model: it is left out, not counted as wrong.
         kept = [bool(p) for p, s in zip(passed, status, strict=True) if s != "infrastructure"]
         items.append({"task_id": task_id, "n": len(kept), "c": sum(kept)})
         statuses += status
@@ -197,10 +198,10 @@ def _read_grades(path: Path, step: int) -> Grades:
 
 
 def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
-    """Metrics of the data sets beside a run's own test problems, and a digest of their problems.
+    """Metrics of further data sets besides a run's test problems, and a digest of their problems.
 
-    A row per data set and metric, named ``<data set>/pass@1``; and ``math-eval/pass@1``, the mean of the
-    paper's seven mathematics sets, where all of them are there, likewise ``math-eval/official/pass@1``.
+    A row per data set and metric, named ``<data set>/pass@1``. If all seven of the paper's mathematics sets
+    are present, also their means ``math-eval/pass@1`` and ``math-eval/official/pass@1``.
     """
     path = directory / "suites" / "graded.json"
     if not path.exists():
@@ -227,7 +228,7 @@ def read_suites(directory: Path, step: int) -> tuple[list[dict[str, Any]], str]:
 def _math_eval(
     metrics: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int], step: int
 ) -> list[dict[str, Any]]:
-    """The mean over the sets, each of which counts alike whatever its size."""
+    """The unweighted means over the mathematics sets."""
     if not set(MATH_EVAL) <= set(metrics):
         return []
     rows = []

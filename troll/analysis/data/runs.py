@@ -1,4 +1,4 @@
-"""Run directories to the tidy tables, of which everything that is shown about an experiment is a function."""
+"""Conversion of run directories to the tidy tables, from which all results of an experiment are computed."""
 
 import itertools
 import json
@@ -30,24 +30,24 @@ from troll.analysis.data.tidy import (
 from troll.common.errors import UserError
 
 _ORDER = itemgetter("source", "metric", "step")
-"""Order of a run's rows: values of one metric are together, which makes the table small."""
+"""Sort key of a run's rows; keeping the values of a metric together makes the table compress well."""
 _BLOCKS = ("model", "task", "trust_region", "estimator", "condition", "training")
-"""What of a run's configuration the column ``settings`` has; their names are coordinates."""
+"""Blocks of a run's configuration that the column ``settings`` holds, without their names."""
 
 
 @dataclass(frozen=True)
 class _Directory:
-    """One directory's coordinates, what else is the same in all of its rows, and the rows without these."""
+    """The contents of one directory."""
 
     path: Path
     coordinates: dict[str, Any]
-    constants: dict[str, Any]
-    rows: list[dict[str, Any]]
+    constants: dict[str, Any]  # further columns that are constant over its rows
+    rows: list[dict[str, Any]]  # the other columns
     items: list[dict[str, Any]]
 
 
 def write_whole(tidy: Tidy, out: Path) -> None:
-    """Writes tables as the only part of an experiment, and as CSV."""
+    """Writes the tables of an experiment as a single part, and as CSV."""
     write_part(part_path(out, WHOLE), [on_disk(tidy)])
     for name, path in parts(out).items():
         if name != WHOLE:
@@ -56,7 +56,7 @@ def write_whole(tidy: Tidy, out: Path) -> None:
 
 
 def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) -> Tidy:
-    """The tables with ``mixed`` as it is, once it is sure that their runs may share a table."""
+    """The tables with ``mixed`` set by `check_digests`, which rejects runs of different provenance."""
     columns = [*COORDINATES, "rule", "numerics", "hardware", *(f"digest_{name}" for name in DIGESTS)]
     runs = tidy.runs[columns].drop_duplicates("run_id").astype(dict.fromkeys(columns, object))
     runs["place"] = runs["hardware"] + " " + runs["digest_environment"] if by_place else ""
@@ -64,14 +64,14 @@ def checked(tidy: Tidy, *, by_place: bool = False, allow_mixed: bool = False) ->
 
 
 def marked(tidy: Tidy, mixed: Sequence[str]) -> Tidy:
-    """The tables with ``mixed`` set on the rows of these runs, and on no others."""
+    """The tables with ``mixed`` set for exactly these run ids."""
     return Tidy(*(frame.assign(mixed=frame["run_id"].isin(mixed)) for frame in (tidy.runs, tidy.items)))
 
 
 def read_directories(
     run_dirs: Sequence[Path], base_dirs: Sequence[Path] = (), *, keys: Mapping[str, str] | None = None
 ) -> Tidy:
-    """Reads finished directories of runs and base models into the tables; ``keys`` are those of the plan."""
+    """Reads directories of finished runs and base models; ``keys`` are the plan's keys by run id."""
     if not run_dirs and not base_dirs:
         raise UserError("no run directories to collect: name at least one finished run")
     directories = [_read_run(path) for path in run_dirs]
@@ -98,7 +98,7 @@ def read_directories(
 def _frame(
     rows: list[list[dict[str, Any]]], constants: list[dict[str, Any]], columns: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Joins each directory's rows with what is the same for all of them."""
+    """Joins each directory's rows with its constant columns."""
     owner = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     flat = list(itertools.chain.from_iterable(rows))
     data = {}
@@ -138,7 +138,7 @@ def _json(value: Any) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The blocks of a run's configuration without their names, which are coordinates."""
+    """The blocks of a run's configuration without their names, which are among the coordinates."""
     blocks = {name: config[name] for name in _BLOCKS if isinstance(config.get(name), dict)}
     return {
         name: {key: value for key, value in block.items() if key not in ("name", "setting")}
@@ -149,9 +149,11 @@ def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _read_base(path: Path, experiment: str | None) -> _Directory:
     above = path.resolve().parts[-3:]
     if len(above) < 3 or above[0] != BASE:
-        raise UserError(f"{path}: no run (without run.yaml) and no base model (not in {BASE}/<model>/<task>)")
+        raise UserError(
+            f"{path}: neither a run (no run.yaml) nor a base model (not in {BASE}/<model>/<task>)"
+        )
     files = read_base_files(path)
-    files.digests.pop("data", None)  # of what it was made from; runs record the problems they read
+    files.digests.pop("data", None)  # its training data; runs record the problems that they read
     _, model, task = above
     config = files.manifest.get("config")
     named = config.get("experiment") if isinstance(config, dict) else None
@@ -168,7 +170,7 @@ def _read_base(path: Path, experiment: str | None) -> _Directory:
 
 
 def _manifest_rows(manifest: Mapping[str, Any], step: int) -> Iterator[dict[str, Any]]:
-    """Numbers of a run as a whole: those of its manifest and of its constraint check."""
+    """Rows of the numbers in a run's manifest, including its constraint check."""
     named = {
         name: value
         for name, value in manifest.items()

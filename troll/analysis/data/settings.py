@@ -1,11 +1,10 @@
-"""The settings that a run recorded, a column of the tidy table that holds JSON, and which runs are the same.
+"""Settings recorded by runs (a JSON column of the tidy table), and the identity of runs across experiments.
 
-A run that is in two experiments is one piece of evidence, not two: the testbed's own stand in the sweep over
-estimators, too. A run is what it was made from, so two runs are the same when they have the same coordinates
-(but the experiment), the same settings and the same data, base model and test problems. Settings that only
-say how often a run is looked at do not count, nor do source and environment: the same seeds on the same data
-are no new draw because a comment changed. Nor do the weights of a base model that was trained from settings:
-another processor rounds them otherwise.
+A run that appears in two experiments is one piece of evidence: the sweep over estimators, for example,
+contains runs of the testbed. Two runs are the same if they have the same coordinates (except the experiment),
+settings, data, base model and test problems. Not compared are settings that only control monitoring; source
+and environment, since the same seeds on the same data are not a new sample after a comment was changed; and
+the weights of a base model that was trained from settings, which another processor rounds differently.
 """
 
 import json
@@ -16,13 +15,13 @@ from typing import Any
 import pandas as pd
 
 WATCHING = ("validate_every", "checkpoint_every", "checkpoints_kept")
-"""Settings of training that change no number of it."""
+"""Training settings that do not affect its numbers."""
 _DIGESTS = ("digest_data", "digest_base_model", "digest_test_data")
 
 
 @lru_cache(maxsize=4096)
 def flat_settings(text: str) -> Mapping[str, Any]:
-    """Settings by their path, as in ``training/learning_rate``; lists as their JSON, which can be hashed."""
+    """Settings by path, such as ``training/learning_rate``; lists as JSON, which is hashable."""
     return dict(_flat(json.loads(text), "")) if text else {}
 
 
@@ -35,19 +34,19 @@ def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def settings_by(runs: pd.DataFrame, names: list[str]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """The settings of the first run of each kind."""
+    """The settings of the first run of each group, by the values of the columns ``names``."""
     table = runs.loc[runs["settings"] != "", [*names, "settings"]].drop_duplicates(names)
     for *key, text in table.itertuples(index=False):
         yield tuple(key), flat_settings(str(text))
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """The settings that both record and that differ, sorted; a version that records more is no difference."""
+    """Names of the settings that both record with different values, sorted."""
     return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
 
 
 def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Where each run is first."""
+    """The first experiment that contains each run, by experiment and run id."""
     watching = {f"training/{name}" for name in WATCHING}
     settings = dict(settings_by(runs, ["experiment", "run_id"]))
     digests = runs.drop_duplicates(["experiment", "run_id"])[["experiment", "run_id", *_DIGESTS]]
@@ -68,11 +67,11 @@ def first_experiments(runs: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def made_first(experiment: str, run_ids: Iterable[str], first: Mapping[tuple[str, str], str]) -> str:
-    """The first experiment that holds one of several runs of a configuration."""
+    """The first experiment that contains any of several runs of a configuration."""
     names = {first[experiment, str(run_id)] for run_id in run_ids}
     return next(name for name in first.values() if name in names)
 
 
 def _trained_here(settings: Mapping[str, Any]) -> bool:
-    """Whether a run's base model was trained from settings that it records, and comes from no hub."""
+    """Whether a run's base model was trained from recorded settings instead of downloaded from a hub."""
     return any(name.startswith("model/supervised") for name in settings) and not settings.get("model/hub")

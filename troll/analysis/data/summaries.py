@@ -1,4 +1,4 @@
-"""One line per run, and scores per seed and problem: what tables, figures and verdicts have in common."""
+"""Summaries per run, and scores per seed and problem, shared by tables, figures and verdicts."""
 
 import math
 import re
@@ -22,7 +22,7 @@ from troll.common.seeding import derive_seed
 
 BASELINE = "clip"
 COLLAPSED = 0.5
-"""A run has diverged that ends below this share of its base model's test pass@1."""
+"""A run that ends below this share of its base model's test pass@1 has collapsed."""
 
 _LEADING = (BASE, BASELINE, "troll")
 _LEADING_ESTIMATORS = ("", "grpo", "dr-grpo")
@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 def cached_per_frame(compute: Callable[[pd.DataFrame], _Result]) -> Callable[[pd.DataFrame], _Result]:
-    """Remembers what was computed from a table, which nobody changes in place, as long as the table lives."""
+    """Caches a function of a table for the table's lifetime; tables must not be changed in place."""
     cache: dict[int, tuple[weakref.ref[pd.DataFrame], _Result]] = {}
 
     @wraps(compute)
@@ -56,12 +56,12 @@ class Cell:
     trust_region: str
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a tidy table that belong to this cell."""
+        """The rows of this cell in a tidy table."""
         return frame[np.logical_and.reduce([frame[name] == getattr(self, name) for name in GROUP])]
 
     @property
     def coordinates(self) -> dict[str, Any]:
-        """The cell as the first columns of a table's row."""
+        """The coordinates by name, the first columns of a table's row."""
         return {name: getattr(self, name) for name in GROUP}
 
     def base_model(self) -> "Cell":
@@ -78,7 +78,7 @@ class Cell:
 
 
 def cells(frame: pd.DataFrame) -> list[Cell]:
-    """The cells present in a tidy table, in the order of tables and legends."""
+    """The cells in a tidy table, in display order."""
     present = frame.loc[:, list(GROUP)].drop_duplicates()
     return sorted((Cell(*map(str, row)) for row in present.itertuples(index=False)), key=cell_order)
 
@@ -100,25 +100,25 @@ def cell_order(cell: Cell) -> tuple[object, ...]:
 
 
 def estimator_order(estimator: str) -> tuple[int, str]:
-    """Sort key: grpo, its variant dr-grpo, then the others by name."""
+    """Sort key: grpo, its variant dr-grpo, then other estimators by name."""
     leading = estimator in _LEADING_ESTIMATORS
     return _LEADING_ESTIMATORS.index(estimator) if leading else len(_LEADING_ESTIMATORS), estimator
 
 
 def method_order(trust_region: str) -> tuple[int, tuple[tuple[str, float], ...]]:
-    """Sort key: the base model, clip, troll, then the others by name, numbers within names by their size."""
+    """Sort key: the base model, clip, troll, then other methods by name, with numbers by size."""
     rank = _LEADING.index(trust_region) if trust_region in _LEADING else len(_LEADING)
     return rank, condition_order(trust_region)
 
 
 def condition_order(name: str) -> tuple[tuple[str, float], ...]:
-    """Sort key: by name, numbers within names by their size, so that doses are in their order."""
+    """Sort key: by name, with numbers by size."""
     pieces = re.findall(r"([^\d]*)(\d+(?:\.\d+)?(?:e-?\d+)?)?", name)
     return tuple((text, float(number or -1)) for text, number in pieces)
 
 
 def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | None = None) -> dict[str, str]:
-    """The methods that are another one with other settings, by the rules that runs and plan record."""
+    """`variants_of` the methods, from the rules that runs and plan record."""
     rules = {str(run["trust_region"]): str(run.get("rule", "")) for run in expected or ()}
     recorded = frame.loc[:, ["trust_region", "rule"]].drop_duplicates()
     rules |= {str(name): str(rule) for name, rule in recorded.itertuples(index=False)}
@@ -126,14 +126,14 @@ def variants(frame: pd.DataFrame, expected: Sequence[Mapping[str, object]] | Non
 
 
 def require_one(frame: pd.DataFrame) -> None:
-    """Refuses a table that mixes experiments, whose means would be meaningless."""
+    """Rejects a table that mixes experiments, over which means would be meaningless."""
     values = sorted(set(frame["experiment"]))
     if len(values) > 1:
-        raise UserError(f"the table holds experiment {' and '.join(values)}: choose one of them")
+        raise UserError(f"the table contains experiments {' and '.join(values)}; choose one of them")
 
 
 def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """One metric of a cell's runs as curves."""
+    """One metric of a cell's runs: a row per step, a column per seed."""
     rows = frame[(frame["metric"] == metric) & frame["source"].isin(["train", "validation"])]
     if rows.empty:
         return pd.DataFrame()
@@ -141,19 +141,19 @@ def curve(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def per_run(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per run with the numbers that tables quote; the same table is summarised once.
+    """One row per run with its summaries; cached per table.
 
-    Columns: the coordinates, ``mixed``, every test metric under its own name, what
-    `troll.analysis.data.reduction.summary_of` gives of its training, with ``hours`` (wall-clock of training),
-    ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with its updates) in
-    place of seconds and batches, and, where the manifest has it, ``peak_gib`` (memory). Of `stopped_runs`,
-    ``auc`` and ``final`` are 0.
+    Columns: the coordinates; ``mixed``; every test metric by name; the summaries of training from
+    `troll.analysis.data.reduction.summary_of`, with ``hours`` (wall-clock time of training), ``batch_s`` and
+    ``batch_cpu_s`` (wall-clock and processor seconds per rollout batch with its updates) in place of seconds
+    and batches; and ``peak_gib`` (memory) if the manifest has it. ``auc`` and ``final`` of `stopped_runs` are
+    0.
     """
     return _summaries(runs).copy()
 
 
 def stopped_runs(runs: pd.DataFrame) -> set[str]:
-    """The runs that stopped at a loss that was not finite, and count with a success of 0, by run id."""
+    """Ids of runs that stopped at a non-finite loss and count with a success of 0."""
     rows = (runs["source"] == "manifest") & (runs["metric"] == NOT_FINITE)
     return set(runs.loc[rows, "run_id"].astype(str))
 
@@ -174,7 +174,7 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
     for run, metric, value in summaries.itertuples(index=False):
         name = metric.removeprefix(f"{SUMMARY}/")
         records[run][PRESENT_NAMES.get(name, name)] = value
-    for run in stopped_runs(runs):  # whatever it had learnt until then
+    for run in stopped_runs(runs):  # regardless of its success until then
         records[run] |= {"auc": 0.0, "final": 0.0}
     table = pd.DataFrame.from_records(list(records.values()))
     table.insert(len(GROUP) + 1, "seed", seeds.to_numpy())  # whole numbers, or missing
@@ -188,19 +188,18 @@ def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def scores(items: pd.DataFrame, cell: Cell, k: int = 1) -> pd.DataFrame:
-    """Pass@k of a cell: a row per seed, a column per ``task_id``.
+    """Pass@k of a cell: a row per seed, a column per ``task_id``; cached per table.
 
-    Problems that some seed could not grade (fewer than k usable samples) are left out for all seeds.
-    Worked out once for a table of samples: tables, figures and verdicts ask for the same.
+    Problems with fewer than k usable samples for some seed are left out for all seeds.
     """
-    known = _known_scores(items)
-    if (cell, k) not in known:
-        known[cell, k] = _scores(items, cell, k)
-    return known[cell, k].copy()
+    cache = _score_cache(items)
+    if (cell, k) not in cache:
+        cache[cell, k] = _scores(items, cell, k)
+    return cache[cell, k].copy()
 
 
 @cached_per_frame
-def _known_scores(items: pd.DataFrame) -> dict[tuple[Cell, int], pd.DataFrame]:
+def _score_cache(items: pd.DataFrame) -> dict[tuple[Cell, int], pd.DataFrame]:
     return {}
 
 
@@ -215,16 +214,16 @@ def _scores(items: pd.DataFrame, cell: Cell, k: int) -> pd.DataFrame:
 
 
 def interval(items: pd.DataFrame, cell: Cell) -> Interval | None:
-    """Interval over seeds of a cell's pass@1, cut to [0, 1]; None without runs."""
+    """Interval over seeds of a cell's pass@1, clipped to [0, 1]; None without runs."""
     table = scores(items, cell)
     return None if table.empty else _cut(seed_interval(table.to_numpy()), 0.0, 1.0)
 
 
 def difference(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Interval | None:
-    """Paired interval of pass@1 of ``cell`` minus ``baseline``, cut to [-1, 1].
+    """Paired interval of pass@1 of ``cell`` minus ``baseline``, clipped to [-1, 1].
 
-    None where they share no seed or no problem. Against the base model, which has one set of samples, every
-    seed is paired with those samples.
+    None if they share no seed or no problem. Every seed is paired with the same samples of a base model,
+    which has only one set.
     """
     pair = paired_scores(items, cell, baseline)
     return None if pair is None else _cut(paired_difference(*pair), -1.0, 1.0)
@@ -233,9 +232,9 @@ def difference(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Interval | No
 def paired_scores(
     items: pd.DataFrame, cell: Cell, baseline: Cell, k: int = 1
 ) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-    """Scores [S, I] of two cells on the seeds and problems that both have; None when they share none.
+    """Scores [S, I] of two cells on their common seeds and problems; None if they share none.
 
-    Both have the method's seeds as their index, although a base model has none.
+    The index of both is the method's seeds, even for a base model, which has no seeds.
     """
     first, second = scores(items, cell, k), scores(items, baseline, k)
     if first.empty or second.empty:
@@ -249,13 +248,13 @@ def paired_scores(
 
 
 def seed_differences(items: pd.DataFrame, cell: Cell, baseline: Cell) -> Array:
-    """The paired difference in pass@1 of every seed that both have [S]; empty when they share none."""
+    """Paired differences in pass@1 [S] over the common seeds; empty if there are none."""
     pair = paired_scores(items, cell, baseline)
     return np.empty(0) if pair is None else np.asarray((pair[0] - pair[1]).mean(axis=1))
 
 
 def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
-    """A metric of a cell's runs from the table of `per_run`, by seed; empty where none has it."""
+    """A metric of a cell's runs from the table of `per_run`, by seed; empty if no run has it."""
     if metric not in summary:
         return pd.Series(dtype=float)
     values: pd.Series = cell.rows(summary).set_index("seed")[metric].dropna().astype(float)
@@ -263,7 +262,7 @@ def values_by_seed(summary: pd.DataFrame, cell: Cell, metric: str) -> pd.Series:
 
 
 def collapsed_runs(items: pd.DataFrame, cell: Cell) -> pd.Series:
-    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty where that has no results."""
+    """Which seeds of a cell ended below `COLLAPSED` of their base model; empty if that has no results."""
     base = scores(items, cell.base_model())
     if base.empty:
         return pd.Series(dtype=bool)
@@ -278,7 +277,7 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def spreads(lines: pd.DataFrame, *names: str) -> dict[str, float]:
-    """`spread` of some columns of `per_run`: ``name`` and ``name_sd`` of each, NaN where there is none."""
+    """`spread` of columns of `per_run`: ``name`` and ``name_sd`` of each, NaN if missing."""
     columns: dict[str, float] = {}
     for name in names:
         columns[name], columns[f"{name}_sd"] = spread(lines.get(name, ()))
@@ -291,7 +290,7 @@ def planned_seeds(expected: Sequence[Mapping[str, object]]) -> dict[Cell, int]:
 
 
 def stream(purpose: str, k: int, *parts: Cell) -> np.random.Generator:
-    """The random stream of one bootstrap, by what it is for, the k of pass@k and the cells."""
+    """The random stream of a bootstrap, seeded by its purpose, the k of pass@k and the cells."""
     coordinates: dict[str, str | int] = {"purpose": f"bootstrap {purpose}", "k": k}
     for index, cell in enumerate(parts):
         coordinates |= {f"{name}{index}": getattr(cell, name) for name in GROUP}

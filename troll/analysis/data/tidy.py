@@ -1,9 +1,9 @@
-"""The tidy tables: their columns, and how they are written and read.
+"""Columns, reading and writing of the tidy tables.
 
-In memory they are two: ``runs`` has one row per run, metric and rollout batch, ``items`` one per run and test
-problem. On disk the rows of both are in one table, in ``results/<experiment>/tidy``: a single file, or one
-for each rule where finished runs are kept as they end. Rows are sorted and have no time of their own, so the
-same runs give the same bytes whoever writes them.
+In memory there are two: ``runs`` has one row per run, metric and rollout batch, ``items`` one per run and
+test problem. On disk, ``results/<experiment>/tidy`` holds the rows of both in one table: a single file, or
+one per rule in experiments that append runs as they finish. Rows are sorted and have no timestamps, so the
+same runs always give the same bytes.
 """
 
 import gzip
@@ -23,18 +23,18 @@ from troll.common.errors import UserError
 from troll.common.files import atomic_path
 
 BASE = "base"
-"""Trust region recorded for rows of the base model, which no rule has trained."""
+"""Trust region recorded for rows of the base model, which was not trained with any rule."""
 
 GROUP = ("model", "task", "condition", "estimator", "trust_region")
-"""What a line of a table means: all seeds of one method in one setting."""
+"""Coordinates of a table's row: all seeds of one method in one setting."""
 PROVENANCE = ("git_commit", "versions", "hardware", "settings")
-"""Columns that say what made a row: text, or JSON; empty where it is not known."""
+"""Provenance columns: text or JSON; empty if unknown."""
 TIDY = "tidy"
 """The directory of the tables in ``results/<experiment>``."""
 WHOLE = "all"
-"""The part that holds an experiment which is collected at once."""
+"""The part of an experiment that is collected as a whole."""
 _PROBLEM = "problem"
-"""Source of the rows on disk that are items: ``value`` of ``n_items`` samples of ``metric`` passed."""
+"""Source of the item rows on disk: ``value`` of ``n_items`` samples of the problem ``metric`` passed."""
 
 # Categories, because a table of a million rows repeats a few hundred names.
 _STRING, _INTEGER, _FLOAT = "category", "Int64", "float64"
@@ -69,7 +69,7 @@ _IN_MEMORY = _ARROW | {_STRING: pa.dictionary(pa.int32(), pa.string())}
 _SCHEMA = pa.schema([(name, _ARROW[dtype]) for name, dtype in _ON_DISK.items()])
 _CSV_DIGEST_LENGTH = 12
 _DIGESTS_OF_COLUMNS = b"sha256"
-"""Metadata of a file: the beginning of the digest of each column, by its name. Files of before lack it."""
+"""Key of a file's metadata: shortened digests by column name. Older files lack it."""
 _DIGEST_LENGTH = 16
 _REMEDY = "restore it (git checkout), or remove it and collect its runs again"
 
@@ -78,23 +78,23 @@ _REMEDY = "restore it (git checkout), or remove it and collect its runs again"
 class Tidy:
     """The two tables."""
 
-    # columns ``RUN_COLUMNS``. ``rule`` is that of the trust region, whatever its name. ``source`` is train,
-    # validation, test, manifest or summary. In rows of the base model ``seed`` is missing, and ``rule``,
-    # ``estimator`` and ``condition`` are empty.
+    # columns ``RUN_COLUMNS``. ``rule`` is the rule of the trust region, which may have another name.
+    # ``source`` is train, validation, test, manifest or summary. In rows of the base model ``seed`` is
+    # missing, and ``rule``, ``estimator`` and ``condition`` are empty.
     runs: pd.DataFrame
     # columns ``ITEM_COLUMNS``: ``c`` of ``n`` graded samples of problem ``task_id`` passed
     items: pd.DataFrame
 
     def of_runs(self, run_ids: Collection[str]) -> "Tidy":
-        """The rows of some runs."""
+        """The rows of these runs."""
         selected, both = list(run_ids), (self.runs, self.items)
         return Tidy(*(frame[frame["run_id"].isin(selected)].reset_index(drop=True) for frame in both))
 
 
 def parts(directory: Path) -> dict[str, Path]:
-    """The files of an experiment's tables by the name of their part, sorted."""
+    """The files of an experiment's tables by part name, sorted."""
     files = sorted((directory / TIDY).glob("*.parquet"))
-    return {path.stem: path for path in files if not path.name.startswith(".")}  # those are being written
+    return {path.stem: path for path in files if not path.name.startswith(".")}  # dot files are being written
 
 
 def part_path(directory: Path, part: str) -> Path:
@@ -130,7 +130,7 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
                 raise UserError(f"{path}: column {lacking[0]} is missing; {_REMEDY}")
             table, rows = file.read(columns=list(dtypes)), file.metadata.num_rows
             metadata = file.metadata.metadata or {}
-        # Pages have checksums, and what says where they are and what they hold has none.
+        # Pages have checksums, but the file's metadata have none.
         types = {field.name: field.type for field in table.schema}
         if types != {name: _IN_MEMORY[dtype] for name, dtype in dtypes.items()}:
             raise ValueError("its columns have other types")
@@ -138,7 +138,7 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
             raise ValueError(f"{table.num_rows} rows of {rows}")
         frame: pd.DataFrame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)[list(dtypes)]
         for name, values in frame.items():
-            if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet has them as they came
+            if isinstance(values.dtype, pd.CategoricalDtype):  # Parquet keeps order of appearance
                 frame[name] = values.cat.set_categories(sorted(values.cat.categories))
         frame = frame.astype(dtypes)
         written = dict(json.loads(metadata.get(_DIGESTS_OF_COLUMNS, b"{}")))
@@ -150,10 +150,10 @@ def read_part(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
         raise UserError(f"{path}: no such file") from None
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    # Pages unlike their checksums are an OSError.
+    # A checksum mismatch is an OSError.
     except (pa.ArrowException, OSError, TypeError, ValueError, IndexError, OverflowError) as error:
         what = " ".join(str(error).split())
-        raise UserError(f"{path}: damaged, or no tidy table ({what}); {_REMEDY}") from None
+        raise UserError(f"{path}: damaged or not a tidy table ({what}); {_REMEDY}") from None
 
 
 def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
@@ -161,7 +161,7 @@ def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
     frame = _sorted(frames)
     digests = json.dumps({name: _digest(values) for name, values in frame.items()})
     table = pa.Table.from_pandas(frame, schema=_SCHEMA, preserve_index=False)
-    # Tracked by git, so small: names by dictionary, bytes of numbers apart by place, zstd at its strongest.
+    # Tracked by git, hence compressed strongly: dictionaries for text, byte-stream split for floats, zstd 19.
     floats = [name for name, dtype in _ON_DISK.items() if dtype == _FLOAT]
     options = {
         "compression": "zstd",
@@ -177,7 +177,7 @@ def write_part(path: Path, frames: Sequence[pd.DataFrame]) -> None:
 
 
 def _digest(values: pd.Series) -> str:
-    """The beginning of the digest of a column: of its names, values and gaps, however memory holds them."""
+    """A shortened digest of a column's categories, values and gaps, independent of its memory layout."""
     if isinstance(values.dtype, pd.CategoricalDtype):
         used = values.cat.remove_unused_categories()
         names = sorted(used.cat.categories)
@@ -190,7 +190,7 @@ def _digest(values: pd.Series) -> str:
 
 
 def on_disk(tidy: Tidy) -> pd.DataFrame:
-    """The rows of both tables as one frame, as files hold them."""
+    """The rows of both tables as one frame, in the format of the files."""
     constants = [name for name in _ON_DISK if name in (*_COORDINATE_TYPES, "rule")]
     items = tidy.items[constants].assign(
         metric=tidy.items["task_id"],
@@ -205,7 +205,7 @@ def on_disk(tidy: Tidy) -> pd.DataFrame:
 
 
 _OF_ROWS = ("step", "rollout_batch", "wall_s", "metric", "value", "n_items", "source")
-"""Columns that differ within a run."""
+"""Columns that vary within a run."""
 
 
 def _from_disk(frame: pd.DataFrame) -> Tidy:
@@ -217,7 +217,7 @@ def _from_disk(frame: pd.DataFrame) -> Tidy:
 
 
 def _tidied(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows with a plain index, and no names that none of them has."""
+    """Rows with a plain index and without unused categories."""
     frame = frame.reset_index(drop=True)
     for name, values in frame.items():
         if isinstance(values.dtype, pd.CategoricalDtype):
@@ -226,13 +226,13 @@ def _tidied(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sorted(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """All rows in the order of tables: by run, and within a run by source, metric and step."""
+    """All rows, sorted by run, source, metric and step."""
     frame = concatenated(frames, _ON_DISK)
     return frame.sort_values([*COORDINATES, "source", "metric", "step"], kind="stable", ignore_index=True)
 
 
 def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> pd.DataFrame:
-    """Tidy tables of several experiments as one; the names of each column are those of all."""
+    """Concatenates tidy tables; the categories of each column are the union of all."""
     named = {}
     for name in (name for name, dtype in columns.items() if dtype == _STRING):
         names = {text for frame in frames for text in frame[name].cat.categories}
@@ -243,7 +243,7 @@ def concatenated(frames: Sequence[pd.DataFrame], columns: Mapping[str, str]) -> 
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Writes a table as CSV, digests cut short; compressed when the name ends in ``.gz``."""
+    """Writes a table as CSV with shortened digests; compressed if the name ends in ``.gz``."""
     short = frame.copy()
     for name in ("key", *(f"digest_{name}" for name in (*DIGESTS, "log"))):
         short[name] = short[name].astype(str).str[:_CSV_DIGEST_LENGTH]
