@@ -73,7 +73,7 @@ def test_options_that_were_changed_are_resolved_as_they_are_now():
     assert found.rule_settings["epsilon_low"] == 0.1
     assert found.aggregation == "seq-mean-token-sum"
     changed.estimator, changed.critic = "grpo", {}
-    with pytest.raises(UserError, match="estimator 'grpo' has no use for a critic"):
+    with pytest.raises(UserError, match="estimator 'grpo' does not use a critic"):
         changed.resolve()
 
 
@@ -128,8 +128,8 @@ def test_blocks_may_be_settings_mappings_or_json():
             {"importance_sampling_level": "sequence", "loss_type": "cispo"},
         ),
         ("loss_type='bnpo' aggregates by", {"importance_sampling_level": "sequence", "loss_type": "bnpo"}),
-        ("delta=3.0 means nothing to trust region 'troll'.*kl_bound", {"delta": 3.0}),
-        ("vespo_k_pos=1.0 means nothing", {"vespo_k_pos": 1.0, "trust_region": "clip"}),
+        ("delta=3.0 has no effect on trust region 'troll'.*kl_bound", {"delta": 3.0}),
+        ("vespo_k_pos=1.0 has no effect on", {"vespo_k_pos": 1.0, "trust_region": "clip"}),
         ("delta=1.1 must be above 1 ", {"delta": 1.1, "trust_region": "clip"}),
         (
             "epsilon and trust_region_settings both set",
@@ -142,7 +142,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("loss_type='grpo' aggregates by", {"loss_type": "grpo", "aggregation": "token-mean"}),
         ("loss_type='luspo' aggregates by", {"loss_type": "luspo", "trust_region": "gspo-clip"}),
         ("loss_type='grpo' .* the estimator by", {"loss_type": "grpo", "estimator": "dr-grpo"}),
-        ("vespo puts the correction of what vLLM sampled", {"trust_region": "vespo", "use_vllm": True}),
+        ("vespo includes the importance-sampling correction", {"trust_region": "vespo", "use_vllm": True}),
     ],
 )
 def test_mistakes_and_options_without_effect_are_refused(message, options):
@@ -211,7 +211,7 @@ def test_options_of_trls_losses_are_settings_of_the_rules_that_have_them():
     assert (dcpo["epsilon_high"], dcpo["ratio_max"]) == (0.3, 10.0)
     for rule in ("icepop", "dppo-binary-tv", "bapo", "ripo"):  # their ratio_max is another thing
         refused(
-            f"epsilon_high=0.28 means nothing to trust region '{rule}'", trust_region=rule, epsilon_high=0.28
+            f"epsilon_high=0.28 has no effect on trust region '{rule}'", trust_region=rule, epsilon_high=0.28
         )
     sapo = settings_of(trust_region="sapo", loss_type="sapo", sapo_temperature_pos=0.5)
     assert sapo["temperature_positive"] == 0.5

@@ -27,7 +27,7 @@ from troll.evaluation.sampling import sample
 from troll.experiment.settings import Critic
 from troll.tasks.prompts import encode
 from troll.tasks.registry import get_task
-from troll.training.head import tell_positions
+from troll.training.head import add_position_ids
 from troll.training.outputs import save_model
 from troll.training.prompts import completion_text
 from troll.training.tokenizer import load_tokenizer
@@ -256,7 +256,7 @@ def test_what_sees_distances_alone_is_left_as_it_is(name):
     ids, attention = padded(0)
     with torch.no_grad():
         before = model(input_ids=ids, attention_mask=attention).logits
-        tell_positions(model)
+        add_position_ids(model)
         after = model(input_ids=ids, attention_mask=attention).logits
     assert torch.equal(after, before)
 
@@ -264,7 +264,7 @@ def test_what_sees_distances_alone_is_left_as_it_is(name):
 def test_rotary_embeddings_that_scale_with_the_batch_do_not_count_its_padding():
     sizes = SIZES | {"original_max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": None}
     model = random_model(Phi3Config(**sizes, eos_token_id=1, rope_parameters=LONG))
-    tell_positions(model)
+    add_position_ids(model)
     ids = torch.arange(5, 19).unsqueeze(0)
     wide = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids], dim=1)
     attention = torch.cat([torch.zeros(1, 6, dtype=torch.long), torch.ones_like(ids)], dim=1)

@@ -318,6 +318,6 @@ def test_a_processor_of_images_is_refused_with_a_remedy_that_works(tiny_base, tm
     model.config.image_token_id = 5  # TRL never samples it, which is not what its user has set
     args = TrustRegionConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     data = {"train_dataset": Dataset.from_dict({"prompt": PROMPTS})}
-    with pytest.raises(UserError, match=r"^processing_class is a Pictures.*text alone.*tokenizer"):
+    with pytest.raises(UserError, match=r"^processing_class is a Pictures.*only supports text.*tokenizer"):
         TrustRegionTrainer(model, digits, args, processing_class=Pictures(tokenizer), **data)
     TrustRegionTrainer(model, digits, args, processing_class=tokenizer, **data)

@@ -1,4 +1,4 @@
-"""`TrustRegionConfig`: TRL's configuration of GRPO with the options of a trust region beside it."""
+"""`TrustRegionConfig`: TRL's `GRPOConfig` plus the options of trust regions."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,15 +10,15 @@ from troll.training.method import BLOCKS, Anchor, Method, resolve
 
 @dataclass
 class TrustRegionConfig(GRPOConfig):
-    """Configuration of `troll.TrustRegionTrainer`: all of `trl.GRPOConfig`, and what its fields below add.
+    """Configuration of `troll.TrustRegionTrainer`: `trl.GRPOConfig` plus the fields below.
 
-    Works with `trl.TrlParser`, YAML files and ``--help`` as every configuration of TRL does. Blocks of
-    settings are given as a mapping, or as JSON on a command line (``--critic '{"learning_rate": 1e-5}'``;
-    ``{}`` for the defaults). What becomes of GRPO's own options: see `troll.training.trl_options`.
+    Works with `trl.TrlParser`, YAML files and ``--help`` like any TRL configuration. Blocks of settings are
+    mappings, or JSON on the command line (``--critic '{"learning_rate": 1e-5}'``; ``{}`` for the defaults).
+    How GRPO's own options are handled: see `troll.training.trl_options`.
 
     Raises:
-        troll.common.errors.UserError: unknown names or settings, values out of range, options that clash or
-            would have no effect.
+        troll.common.errors.UserError: unknown names or settings, values out of range, options that conflict
+            or would have no effect.
     """
 
     _VALID_DICT_FIELDS = [  # noqa: RUF012 - TRL's own declaration
@@ -32,8 +32,8 @@ class TrustRegionConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "Registered trust region: troll, clip, gspo-clip, troll-seq, none, ... If not set, the "
-            "one that `loss_type` names (cispo, sapo, vespo, luspo), else troll. With "
-            "`importance_sampling_level` 'sequence', troll and clip stand for troll-seq and gspo-clip."
+            "one named by `loss_type` (cispo, sapo, vespo, luspo), else troll. With "
+            "`importance_sampling_level` 'sequence', troll and clip mean troll-seq and gspo-clip."
         },
     )
     trust_region_settings: dict[str, Any] | str | None = field(
@@ -42,8 +42,8 @@ class TrustRegionConfig(GRPOConfig):
     estimator: str | None = field(
         default=None,
         metadata={
-            "help": "Registered advantage estimator: grpo, dr-grpo, rloo, gae, ... If not set, advantages "
-            "are TRL's (`scale_rewards`)."
+            "help": "Registered advantage estimator: grpo, dr-grpo, rloo, gae, ... If not set, TRL's "
+            "advantages (`scale_rewards`)."
         },
     )
     estimator_settings: dict[str, Any] | str | None = field(
@@ -52,74 +52,77 @@ class TrustRegionConfig(GRPOConfig):
     aggregation: str | None = field(
         default=None,
         metadata={
-            "help": "How losses of tokens become one number: token-mean, seq-mean-token-mean, "
-            "seq-mean-token-sum or seq-mean-token-sum-norm. If not set, the estimator's own, else what "
-            "`loss_type` means in TRL. A trust region that insists on one has the last word."
+            "help": "How token losses are reduced to one number: token-mean, seq-mean-token-mean, "
+            "seq-mean-token-sum or seq-mean-token-sum-norm. If not set, the estimator's aggregation, else "
+            "that of `loss_type` in TRL. A trust region that requires one overrides all of these."
         },
     )
     keep: int = field(default=64, metadata={"help": "K, tokens kept of each old distribution (paper: 64)."})
     dropped_mass: float = field(
         default=1e-5,
-        metadata={"help": "Mass that may be left to the tokens that are not kept (paper: 1e-5)."},
+        metadata={"help": "Tokens are dropped once the remaining mass is at most this (paper: 1e-5)."},
     )
     tail: Literal["pooled", "constant"] = field(
         default="pooled",
         metadata={
-            "help": "Tokens that are not kept: 'pooled' gives them their exact mass, as one atom. 'constant' "
-            "is the paper's treatment: old and new policy each keep their own tokens, and where one of them "
-            "has dropped a token it has 1e-12 there. It takes one more pass of the head."
+            "help": "Treatment of the dropped tokens. 'pooled': one atom with their exact mass. 'constant', "
+            "as in the paper: old and new policy each keep their own tokens and assign 1e-12 to a token "
+            "that only the other one keeps; needs one more pass of the language-model head."
         },
     )
     policy_lag: int = field(
         default=0,
         metadata={
-            "help": "Rollout batches that the policy which samples is behind: 0 samples with the policy as "
-            "it is. The weights in between are kept in main memory and in checkpoints."
+            "help": "Number of rollout batches by which the sampling policy lags behind; 0 samples with the "
+            "current policy. The weights in between are kept in main memory and in checkpoints."
         },
     )
     trust_region_anchor: Anchor = field(
         default="old",
         metadata={
-            "help": "What the trust region calls the old policy: 'old' the policy before the updates on a "
-            "rollout batch, 'sampler' the one that sampled it. They differ where `policy_lag` is not 0."
+            "help": "The old policy of the trust region: 'old' is the policy before the updates on a "
+            "rollout batch, 'sampler' the policy that sampled it. They differ if `policy_lag` is not 0."
         },
     )
     critic: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "The value model; needed by estimators that use values, refused by others."},
+        metadata={"help": "The value model; required by estimators that use values, rejected otherwise."},
     )
     regulariser: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "KL to the frozen reference, in place of `beta`."}
+        default=None, metadata={"help": "KL to the frozen reference model; replaces `beta`."}
     )
     dynamic_sampling: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "DAPO: replaces prompts whose responses are all right or all wrong."}
+        default=None,
+        metadata={"help": "DAPO: replaces prompts whose responses are all correct or all wrong."},
     )
     overlong: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "DAPO: a growing penalty on the last tokens before the limit."}
+        default=None,
+        metadata={"help": "DAPO: a growing penalty on the last tokens before the length limit."},
     )
     micro_batch_tokens: int | None = field(
         default=None,
         metadata={
-            "help": "Cuts `per_device_train_batch_size` responses into parts of at most so many tokens, "
-            "padding included, each with passes of its own; the update stays the same."
+            "help": "Splits the `per_device_train_batch_size` responses into parts of at most this many "
+            "tokens, padding included, each with separate passes; the update is the same."
         },
     )
     pretraining: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "PPO-ptx: the likelihood of demonstrations in the loss."}
+        default=None,
+        metadata={"help": "PPO-ptx: adds the loss of demonstrations to that of the policy."},
     )
     eval_loss: bool = field(
-        default=True, metadata={"help": "Whether validation computes the loss, too; rewards need none of it."}
+        default=True, metadata={"help": "Whether validation also computes the loss; rewards do not need it."}
     )
 
     def __post_init__(self) -> None:
-        """Reads JSON, and resolves, so that a mistake is told before a model is loaded."""
+        """Parses JSON and validates all options, before any model is loaded."""
         super().__post_init__()
         method = resolve(self)
         for name in BLOCKS:
             block = getattr(method, name)
-            if block is not None:  # plain data, which loggers and checkpoints write as TRL's options
+            if block is not None:  # plain data, which loggers and checkpoints can serialise
                 setattr(self, name, block.model_dump())
 
     def resolve(self) -> Method:
-        """What these options mean, as they are now."""
+        """Resolves the current options to a complete `Method`."""
         return resolve(self)

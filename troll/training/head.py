@@ -1,8 +1,8 @@
-"""Joins the sparse language-model head to a transformers model, the way TRL joins its fused head.
+"""Adds the sparse language-model head to a transformers model, as TRL adds its fused head.
 
-TRL patches ``model.forward`` so that ``fused_lm_head=True`` returns log-probabilities of labels without
-holding the logits. The patch here adds ``sparse_lm_head=True``: it also returns the next-token distribution
-on a sparse support. Generation and TRL's own call are untouched.
+TRL patches ``model.forward``: ``fused_lm_head=True`` returns the log-probabilities of the labels without
+materialising the logits. The patch here adds ``sparse_lm_head=True``, which also returns the next-token
+distribution on a sparse support. Generation and TRL's own calls are unaffected.
 """
 
 import functools
@@ -24,24 +24,24 @@ from troll.common.errors import UserError
 
 @dataclass
 class SparseHeadOutput(ModelOutput):
-    """What ``model(..., sparse_lm_head=True)`` returns, at the positions that ``mask`` marks; zero elsewhere.
+    """Output of ``model(..., sparse_lm_head=True)`` at the positions where ``mask`` is set; zero elsewhere.
 
-    The last three are those of `SparseLogProbs.to_batch`, which `SparseLogProbs.from_batch` reads.
+    The last three fields are in the format of `SparseLogProbs.to_batch` and `SparseLogProbs.from_batch`.
     """
 
     log_probs: Tensor | None = None  # [B, T] of the labels
     entropy: Tensor | None = None  # [B, T]
-    aux_loss: Tensor | None = None  # load-balancing loss of a mixture of experts, where it is asked for
-    token_ids: Tensor | None = None  # [B, T, K] the support; -1 in unused slots and where the mask is off
-    support_log_probs: Tensor | None = None  # [B, T, K]; -inf in unused slots and where the mask is off
-    # [B, T]; zero where the mask is off, so that every row is a distribution
+    aux_loss: Tensor | None = None  # load-balancing loss of a mixture of experts, on request
+    token_ids: Tensor | None = None  # [B, T, K] the support; -1 in unused slots and at masked positions
+    support_log_probs: Tensor | None = None  # [B, T, K]; -inf in unused slots and at masked positions
+    # [B, T]; zero at masked positions, so every row is a valid distribution
     tail_log_prob: Tensor | None = None
 
 
 def logit_scale_of(config: Any) -> float:
-    """The factor that a model family puts on its logits before any softcap.
+    """The factor by which a model family scales its logits before any softcap.
 
-    The names are those that TRL 1.16 knows (trl/trainer/utils.py, ``add_fused_lm_head``).
+    Reads the configuration keys that TRL 1.16 reads (trl/trainer/utils.py, ``add_fused_lm_head``).
     """
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         value = getattr(config, name, None)
@@ -54,33 +54,33 @@ def logit_scale_of(config: Any) -> float:
 
 
 def _scatter(values: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-    """Puts values [N] to the N places that mask [B, T] marks, 0 elsewhere; differentiable even at N = 0."""
+    """Scatters values [N] to the N positions where mask [B, T] is set; differentiable even for N = 0."""
     return values.new_zeros(mask.numel()).index_copy(0, places, values).view(mask.shape)
 
 
 def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) -> None:
-    """Adds ``sparse_lm_head=True`` to ``model.forward``.
+    """Adds the option ``sparse_lm_head=True`` to ``model.forward``.
 
     The new forward takes ``input_ids`` and ``attention_mask`` [B, L], ``mask`` [B, T] for the last T tokens,
-    and either ``support`` [B, T, K] (token ids at which to evaluate, differentiable) or ``support_size`` and
-    ``dropped_mass`` (choose the support here; with gradient it is evaluated in a second pass of the head).
-    ``output_router_logits=True`` asks for the load-balancing loss of a mixture of experts.
+    and either ``support`` [B, T, K] (the token ids to evaluate, differentiable) or ``support_size`` and
+    ``dropped_mass`` (the support is selected here; with gradients, a second pass of the head evaluates it).
+    ``output_router_logits=True`` also returns the load-balancing loss of a mixture of experts.
 
-    The first call compares the new log-probs of a response with those of the model's own forward.
+    The first call compares the log-probs of one response with those of the model's original forward.
 
     Args:
-        model: a transformers causal language model, before any wrapping (DDP, FSDP); adapters of PEFT in its
-            backbone are used.
-        temperature: what logits are divided by, as in sampling.
-        fp32: multiply in float32 under autocast, too (``GRPOConfig.cast_lm_head_to_fp32``).
+        model: a transformers causal language model, before any wrapping (DDP, FSDP). PEFT adapters in its
+            backbone are applied.
+        temperature: divisor of the logits, as in sampling.
+        fp32: multiply in float32 even under autocast (``GRPOConfig.cast_lm_head_to_fp32``).
 
     Raises:
-        UserError: PEFT trains a copy of the head, which would not be seen here. TRL refuses adapters on it.
-            In the first call: the log-probs differ, see `check_log_probs`.
+        UserError: PEFT trains a copy of the head, which this forward would not use (TRL rejects adapters on
+            the head). In the first call: the log-probs differ, see `check_log_probs`.
     """
     if hasattr(model.get_output_embeddings(), "modules_to_save"):
         raise UserError(
-            "peft_config trains a copy of the language-model head; leave it out of modules_to_save"
+            "peft_config trains a copy of the language-model head; remove the head from modules_to_save"
         )
     original_forward = model.forward
     config = model.config.get_text_config()
@@ -88,14 +88,14 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     scale = logit_scale_of(config)
     checked = False
 
-    # The signature stays the model's own: `generate` validates its arguments against it.
+    # Keeps the model's signature, against which `generate` validates its arguments.
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, sparse_lm_head: bool = False, **kwargs: Any) -> Any:
         if not sparse_lm_head:
             return original_forward(*args, **kwargs)
         nonlocal checked
         if not checked:
-            checked = True  # before it asks for the head itself
+            checked = True  # first, because check_log_probs calls this forward
             attention, length = kwargs["attention_mask"], kwargs["mask"].shape[1]
             check_log_probs(self, original_forward, kwargs["input_ids"], attention, length, temperature)
         mask = kwargs.pop("mask").bool()
@@ -103,7 +103,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         dropped_mass = kwargs.pop("dropped_mass", 0.0)
         length = mask.shape[1]
         labels = kwargs["input_ids"][:, -length:]
-        # Looked up on each call: FSDP and PEFT replace backbone and head after patching.
+        # Looked up on each call because FSDP and PEFT replace backbone and head after patching.
         states = self.base_model(*args, **kwargs, use_cache=False)
         hidden = states.last_hidden_state[:, -length - 1 : -1]
         if fp32:
@@ -112,7 +112,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
         weight, bias = head.weight, head.bias
         if isinstance(weight, DTensor):
             weight, bias = weight.full_tensor(), None if bias is None else bias.full_tensor()
-        # On a GPU the host waits for their number once here, and for nothing else.
+        # The only synchronisation of the host with the GPU: the number of positions.
         places = mask.reshape(-1).nonzero().squeeze(-1)
         reduce = functools.partial(
             lm_head,
@@ -140,7 +140,7 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
             for name, value in output.distribution.scatter(mask, places).to_batch().items():
                 result[name] = value
         if kwargs.get("output_router_logits"):
-            # The one that every family of mixtures of experts has (TRL, add_fused_lm_head).
+            # All families of mixtures of experts share this loss (TRL, add_fused_lm_head).
             from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
             attention = kwargs.get("attention_mask")
@@ -152,24 +152,24 @@ def add_sparse_lm_head(model: Any, temperature: float, *, fp32: bool = False) ->
     model.forward = types.MethodType(forward, model)
 
 
-def tell_positions(model: Any) -> None:
-    """Lets padding on the left move no token of a model with absolute positions.
+def add_position_ids(model: Any) -> None:
+    """Makes the positions of a model with absolute position embeddings independent of left padding.
 
-    Without ``position_ids`` such a model counts from the first column, padding included, while `generate`
-    counts from the first token. Its backbone is given them wherever it is called with an attention mask and
-    without a cache. Rotary embeddings and ALiBi see distances alone and are left as they are, to the last
-    bit, unless they scale with the length of the batch.
+    Without ``position_ids`` such a model counts from the first column, padding included, whereas `generate`
+    counts from the first token. A hook on its backbone adds ``position_ids`` to every call with an attention
+    mask and without a cache. Models with rotary embeddings or ALiBi, which only depend on distances, stay
+    bitwise unchanged unless the embeddings scale with the length of the batch.
 
     Args:
-        model: a transformers causal language model, before any wrapping. Copies of its backbone do the same.
+        model: a transformers causal language model, not yet wrapped. Copies of its backbone inherit the hook.
     """
     config, backbone = model.config.get_text_config(), model.base_model
     rotary = getattr(config, "rope_parameters", None) or {}
     kinds = {value for key, value in _leaves(rotary) if key == "rope_type"}
     relative = bool(rotary or getattr(config, "rotary_dim", None) or getattr(config, "alibi", False))
-    takes_them = "position_ids" in inspect.signature(type(backbone).forward).parameters
-    if takes_them and (not relative or kinds & {"dynamic", "longrope"}):
-        backbone.register_forward_pre_hook(_add_positions, with_kwargs=True)
+    accepts_positions = "position_ids" in inspect.signature(type(backbone).forward).parameters
+    if accepts_positions and (not relative or kinds & {"dynamic", "longrope"}):
+        backbone.register_forward_pre_hook(_position_ids_hook, with_kwargs=True)
 
 
 def _leaves(nested: Any) -> Iterator[tuple[str, Any]]:
@@ -180,35 +180,37 @@ def _leaves(nested: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _add_positions(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _position_ids_hook(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     attention = kwargs.get("attention_mask")
-    told = any(kwargs.get(name) is not None for name in ("position_ids", "cache", "past_key_values"))
-    if not told and isinstance(attention, Tensor) and attention.dim() == 2:
-        # As `generate` has them (transformers, _prepare_position_ids_for_generation).
+    given = any(kwargs.get(name) is not None for name in ("position_ids", "cache", "past_key_values"))
+    if not given and isinstance(attention, Tensor) and attention.dim() == 2:
+        # As in `generate` (transformers, _prepare_position_ids_for_generation).
         positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 0)
         kwargs = kwargs | {"position_ids": positions}
     return args, kwargs
 
 
 ROUNDING, COARSE_ROUNDING = 1e-2, 0.4
-"""Nats that may lie between padded and unpadded text on average: in float32 (or TF32), and in bfloat16.
+"""Tolerated mean difference in nats between padded and unpadded text, in float32 (or TF32) and in bfloat16.
 
-There random mixtures of experts were 0.11 apart; heads that are not supported are by 1 to 18.
+In bfloat16, random mixtures of experts differed by 0.11 nats; unsupported heads differ by 1 to 18.
 """
 CHECKED_TOKENS = 32
-"""Tokens of a response that are compared: the logits of whole responses might not fit into memory."""
+"""Compared tokens of a response: the logits of a whole response might not fit into memory."""
 
 
 @torch.no_grad()
 def check_log_probs(
-    model: Any, own_forward: Any, ids: Tensor, attention: Tensor, length: int, temperature: float
+    model: Any, original_forward: Any, ids: Tensor, attention: Tensor, length: int, temperature: float
 ) -> None:
-    """Compares the sparse head's log-probs of a response with those of the model's own logits.
+    """Compares the sparse head's log-probs of one response with those of the model's own logits.
 
-    Token ids and attention are [B, L], prompts padded on the left, responses of at most T = ``length`` tokens
-    on the right. The model's own are of the text alone, without padding, so that padding that counts is
-    found, too. Of the responses it is the one with the most padding before it. Refuses a model whose
-    log-probs differ by more than rounding does.
+    Token ids and attention mask are [B, L]: prompts are padded on the left, responses of at most
+    T = ``length`` tokens on the right. The response with the most left padding is checked; the reference
+    log-probs are computed without padding, which also detects models that treat padding differently.
+
+    Raises:
+        UserError: the log-probs differ by more than rounding.
     """
     start = ids.shape[1] - length
     padding = (attention[:, :start] == 0).sum(1)
@@ -217,25 +219,27 @@ def check_log_probs(
     ids, attention = ids[row : row + 1, part], attention[row : row + 1, part]
     mask, text = attention[:, start:].bool(), ids[attention.bool()].unsqueeze(0)
     tokens = int(mask.sum())
-    learning = [part for part in model.modules() if part.training]
-    model.eval()  # dropout would differ
+    training = [part for part in model.modules() if part.training]
+    model.eval()  # without dropout
     try:
-        found = model.forward(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
+        sparse = model.forward(input_ids=ids, attention_mask=attention, mask=mask, sparse_lm_head=True)
         last = {"logits_to_keep": tokens + 1}
-        known = inspect.signature(own_forward).parameters
-        own = own_forward(input_ids=text, use_cache=False, **(last if "logits_to_keep" in known else {}))
+        accepted = inspect.signature(original_forward).parameters
+        dense = original_forward(
+            input_ids=text, use_cache=False, **(last if "logits_to_keep" in accepted else {})
+        )
     finally:
-        for part in learning:
+        for part in training:
             part.training = True
     if not 0 < tokens < text.shape[1]:
         return
-    expected = (own.logits[0, -tokens - 1 : -1].float() / temperature).log_softmax(-1)
+    expected = (dense.logits[0, -tokens - 1 : -1].float() / temperature).log_softmax(-1)
     expected = expected.gather(-1, text[0, -tokens:].unsqueeze(-1)).squeeze(-1)
-    apart = float((found.log_probs[mask] - expected).abs().mean())
+    difference = float((sparse.log_probs[mask] - expected).abs().mean())
     precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(ids.device.type)
-    if not apart <= (ROUNDING if precise else COARSE_ROUNDING):
+    if not difference <= (ROUNDING if precise else COARSE_ROUNDING):
         raise UserError(
             f"model_type {model.config.model_type!r}: log-probs of a response differ from those of the "
-            f"model's own logits by {apart:.2g} nats on average: a softcap, a scale or a layer before its "
-            "head, or the way it treats padding, is not supported; use a model of another family"
+            f"model's own logits by {difference:.2g} nats on average: its softcap, its logit scale, a layer "
+            "before its head or its treatment of padding is not supported; use another model family"
         )

@@ -1,4 +1,4 @@
-"""`Method`: what a `TrustRegionConfig` means, its options and those of TRL's losses read together."""
+"""`Method`: the options of a `TrustRegionConfig`, TRL's loss options included, resolved and validated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ BLOCKS: Mapping[str, type[BaseModel]] = {
     "overlong": Overlong,
     "pretraining": Pretraining,
 }
-"""Blocks of settings, which an experiment file has under the same names."""
+"""Blocks of settings; an experiment file uses the same names."""
 
 Anchor = Literal["old", "sampler"]
 Block = TypeVar("Block", bound=BaseModel)
@@ -37,15 +37,15 @@ Block = TypeVar("Block", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Method:
-    """What to learn and how, with nothing left open: settings are complete, and none of a block is none."""
+    """A fully resolved method: all settings are complete; a block that is None is switched off."""
 
     rule: RuleInfo
     rule_settings: Mapping[str, Any]
-    estimator: EstimatorInfo | None  # none for TRL's advantages
+    estimator: EstimatorInfo | None  # None: TRL's advantages
     estimator_settings: Mapping[str, Any]
-    aggregation: str  # how losses of tokens become one number
+    aggregation: str  # how token losses are reduced to one number
     critic: Critic | None
-    regulariser: Regulariser | None  # the KL to the reference; without one it is TRL's ``beta``
+    regulariser: Regulariser | None  # the KL to the reference; None: TRL's ``beta``
     dynamic_sampling: DynamicSampling | None
     overlong: Overlong | None
     pretraining: Pretraining | None
@@ -57,14 +57,14 @@ class Method:
 
     @property
     def needs_every_reward(self) -> bool:
-        """Whether each response needs a reward: TRL's own advantages leave out those that nothing scores."""
+        """Whether each response needs a reward; TRL's own advantages skip responses without one."""
         return (
             self.estimator is not None or self.rule.needs_group_rewards or self.dynamic_sampling is not None
         )
 
 
 def resolve(args: Any) -> Method:
-    """Reads a `TrustRegionConfig`, and refuses what is wrong in it or would have no effect."""
+    """Resolves a `TrustRegionConfig`; rejects invalid options and options without effect."""
     blocks: dict[str, Any] = {name: _block(name, kind, getattr(args, name)) for name, kind in BLOCKS.items()}
     if args.aggregation is not None:
         check_aggregation(args.aggregation)
@@ -78,9 +78,9 @@ def resolve(args: Any) -> Method:
         estimator = ESTIMATORS.find(args.estimator)
         estimator_settings = ESTIMATORS.complete(args.estimator, args.estimator_settings or {})
     _check_blocks(estimator, blocks)
-    # clip on whole responses is TRL's loss, summed as `loss_type` says; a rule's own name is the paper's.
-    insists = None if args.trust_region == "clip" else rule.aggregation
-    aggregation = _aggregation(args, insists, estimator.aggregation if estimator else None)
+    # clip on whole responses is TRL's loss, aggregated by `loss_type`; gspo-clip by name is the paper's.
+    required = None if args.trust_region == "clip" else rule.aggregation
+    aggregation = _aggregation(args, required, estimator.aggregation if estimator else None)
     return Method(rule, settings, estimator, estimator_settings, aggregation, **blocks)
 
 
@@ -94,9 +94,9 @@ def _block(name: str, kind: type[Block], value: Any) -> Block | None:
 
 
 def _rule_name(trust_region: str | None, loss_type: str, level: str) -> str:
-    """The trust region's name: ``trust_region``; if it is not set, the rule of ``loss_type``, else TROLL.
+    """The trust region's name: ``trust_region``; if not set, the rule of ``loss_type``, else TROLL.
 
-    For ``importance_sampling_level="sequence"``, TROLL and clip stand for their forms on whole responses.
+    With ``importance_sampling_level="sequence"``, TROLL and clip mean their sequence-level variants.
     """
     name = trust_region or LOSS_RULES.get(loss_type, ("troll",))[0]
     if level != "sequence":
@@ -107,55 +107,55 @@ def _rule_name(trust_region: str | None, loss_type: str, level: str) -> str:
 
 
 def _rule_settings(args: Any, rule: RuleInfo) -> dict[str, Any]:
-    """Settings of the trust region: its own, and those that options of TRL's loss give."""
-    own, valid = dict(args.trust_region_settings or {}), rule.settings
+    """Settings of the trust region: ``trust_region_settings``, and those set through TRL's loss options."""
+    given, valid = dict(args.trust_region_settings or {}), rule.settings
     meanings = CISPO_SETTINGS if rule.name == "cispo" else RULE_SETTINGS
     settings: dict[str, Any] = {}
     if rule.name in ("cispo", "luspo") and rule.name != args.trust_region:
-        # TRL's loss, and so TRL's bound: not what the rule's paper recommends.
+        # Chosen by ``loss_type``, hence TRL's bound and not the one that the rule's paper recommends.
         bound = ("ratio_max",) if rule.name == "cispo" else RULE_SETTINGS["epsilon"]
         meanings = {**meanings, "epsilon": bound}
         settings = dict.fromkeys(meanings["epsilon"], args.epsilon)
-    settings |= own
+    settings |= given
     for option, names in meanings.items():
         if not is_set(args, option):
             continue
-        meant = [name for name in names if name in valid]
+        targets = [name for name in names if name in valid]
         value = getattr(args, option)
-        if not meant:
+        if not targets:
             raise UserError(
-                f"{option}={value!r} means nothing to trust region {rule.name!r}; its settings "
+                f"{option}={value!r} has no effect on trust region {rule.name!r}; its settings "
                 f"(trust_region_settings): {', '.join(valid) or 'none'}"
             )
-        if own.keys() & set(meant):
+        if given.keys() & set(targets):
             raise UserError(
-                f"{option} and trust_region_settings both set {', '.join(meant)}; leave one of them out"
+                f"{option} and trust_region_settings both set {', '.join(targets)}; leave one of them out"
             )
-        settings |= dict.fromkeys(meant, value)
+        settings |= dict.fromkeys(targets, value)
     high = settings.get("epsilon_high", 0.2)
     if is_set(args, "delta") and args.delta <= 1.0 + high:
         raise UserError(
-            f"delta={args.delta} must be above 1 + epsilon_high = {1.0 + high}: below, it would cap tokens "
-            "that clipping leaves alone"
+            f"delta={args.delta} must be above 1 + epsilon_high = {1.0 + high}: a smaller value "
+            "would cap tokens that are not clipped"
         )
     return settings
 
 
 def _aggregation(args: Any, rule: str | None, estimator: str | None) -> str:
     """The rule's aggregation, else the configuration's, else the estimator's, else that of ``loss_type``."""
-    meant = AGGREGATIONS[args.loss_type]
-    chosen: str = rule or args.aggregation or estimator or meant
-    if is_set(args, "loss_type") and chosen != meant:
-        who = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
+    expected = AGGREGATIONS[args.loss_type]
+    chosen: str = rule or args.aggregation or estimator or expected
+    if is_set(args, "loss_type") and chosen != expected:
+        source = "the trust region" if rule else "aggregation" if args.aggregation else "the estimator"
         raise UserError(
-            f"loss_type={args.loss_type!r} aggregates by {meant}, but {who} by {chosen}; "
+            f"loss_type={args.loss_type!r} aggregates by {expected}, but {source} by {chosen}; "
             "leave loss_type at 'dapo'"
         )
     return chosen
 
 
 def _check_sampler(args: Any, rule: str) -> None:
-    """Refuses a policy lag that is none, and rollouts that do not go with it or with the rule."""
+    """Rejects an invalid policy lag, and rollouts by vLLM where the lag or the rule does not support them."""
     if not isinstance(args.policy_lag, int) or isinstance(args.policy_lag, bool) or args.policy_lag < 0:
         raise UserError(f"policy_lag is {args.policy_lag!r}, must be a number of rollout batches, 0 or more")
     anchors = get_args(Anchor)
@@ -163,23 +163,23 @@ def _check_sampler(args: Any, rule: str) -> None:
         raise UserError(f"trust_region_anchor: {unknown('name', args.trust_region_anchor, anchors)}")
     if args.use_vllm and (args.policy_lag or args.trust_region_anchor == "sampler"):
         raise UserError(
-            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM gives no "
-            "distributions of the policy that sampled; leave them out or set use_vllm to false"
+            "policy_lag and trust_region_anchor='sampler' need rollouts by transformers: vLLM does not "
+            "return the sampling policy's distributions; leave them out or set use_vllm to false"
         )
     if rule == "vespo" and args.use_vllm and args.vllm_importance_sampling_correction:
         raise UserError(
-            "vespo puts the correction of what vLLM sampled into its own weights in TRL, which is not done "
-            "here; set vllm_importance_sampling_correction to false"
+            "TRL's vespo includes the importance-sampling correction for vLLM in its sequence weights, which "
+            "is not implemented here; set vllm_importance_sampling_correction to false"
         )
 
 
 def _check_blocks(estimator: EstimatorInfo | None, blocks: Mapping[str, Any]) -> None:
-    """Refuses blocks that the estimator has no use for, and an estimator that lacks its critic."""
+    """Rejects blocks that the estimator does not use, and an estimator without the critic that it needs."""
     name, needed = estimator and estimator.name, estimator is not None and estimator.needs_values
     if needed and blocks["critic"] is None:
-        raise UserError(f"estimator {name!r} needs a critic; critic={{}} takes one with the defaults")
+        raise UserError(f"estimator {name!r} needs a critic; critic={{}} enables it with default settings")
     if blocks["critic"] is not None and not needed:
-        raise UserError(f"estimator {name!r} has no use for a critic; leave it out")
+        raise UserError(f"estimator {name!r} does not use a critic; leave it out")
     if estimator is not None:
         return
     if blocks["overlong"] is not None:
@@ -189,17 +189,17 @@ def _check_blocks(estimator: EstimatorInfo | None, blocks: Mapping[str, Any]) ->
 
 
 def check_rollouts(args: Any, method: Method, dataset: Any) -> None:
-    """Refuses what cannot work with the groups, the sampler or the data set of prompts."""
+    """Rejects methods that are incompatible with the groups, the sampler or the data set of prompts."""
     rows = args.per_device_train_batch_size * args.steps_per_generation
     if (method.needs_greedy or method.dynamic_sampling) and rows % args.num_generations:
         raise UserError(
-            f"{rows} responses of a process do not divide into groups of {args.num_generations}; remax "
+            f"{rows} responses per process do not divide into groups of {args.num_generations}; remax "
             "and dynamic sampling need whole groups in each process"
         )
     if method.needs_greedy and (args.use_vllm or args.use_transformers_continuous_batching):
         raise UserError(
-            "estimator 'remax' needs a greedy response to every prompt, which only sampling through "
-            "transformers gives here; set use_vllm and use_transformers_continuous_batching to false"
+            "estimator 'remax' needs a greedy response to every prompt, which is only supported with "
+            "transformers' generate; set use_vllm and use_transformers_continuous_batching to false"
         )
     if method.dynamic_sampling and isinstance(dataset, IterableDataset):
-        raise UserError("dynamic sampling draws other prompts, so that it needs a dataset with a length")
+        raise UserError("dynamic sampling draws additional prompts and needs a dataset with a length")

@@ -1,16 +1,17 @@
-"""`TrustRegionTrainer`: TRL's GRPO trainer with the policy update of your choice.
+"""`TrustRegionTrainer`: TRL's GRPO trainer with a configurable policy update.
 
-Rollouts, rewards, sharding, logging and checkpoints are TRL's. What the TROLL paper changes happens here: the
-old policy's sparse distribution travels in the rollout batch, advantages come from a named estimator, and the
-loss from a named trust region. PPO-clip runs through the same code and differs in the registry entry alone.
+Rollouts, rewards, sharding, logging and checkpoints are TRL's. This module adds what the TROLL paper changes:
+the rollout batch carries the old policy's sparse distribution, advantages come from a registered estimator,
+and the loss comes from a registered trust region. PPO-clip runs through the same code; only its registry
+entry differs.
 
-Deviations from TRL 1.16, on purpose:
+Deliberate deviations from TRL 1.16:
 
-* means over tokens or responses are those of the whole optimiser step, however it is cut. TRL's ``dapo``
-  divides by the average number of tokens in the generation batch, its ``bnpo`` and ``grpo`` by those of each
-  micro-batch; where these are equal, so are the losses.
-* random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so that a resumed
-  run repeats an uninterrupted one whatever ran before.
+* Means over tokens or responses are taken over the whole optimiser step, regardless of how it is split into
+  micro-batches. TRL's ``dapo`` divides by the average number of tokens in the generation batch, its ``bnpo``
+  and ``grpo`` by the counts of each micro-batch. The losses are equal where these counts are.
+* The random streams of rollouts are seeded at every rollout batch from (seed, batch, process), so a resumed
+  run reproduces an uninterrupted one.
 """
 
 import copy
@@ -34,7 +35,7 @@ from troll.training.critic import Critic
 from troll.training.diagnostics import Diagnostics
 from troll.training.dynamic_sampling import DynamicSampler
 from troll.training.entropy_bonus import EntropyBonus
-from troll.training.head import add_sparse_lm_head, tell_positions
+from troll.training.head import add_position_ids, add_sparse_lm_head
 from troll.training.learning_signal import LearningSignal
 from troll.training.method import Method, check_rollouts, resolve
 from troll.training.policies import LOG_PROBS, NewPolicy, OldPolicy
@@ -50,17 +51,18 @@ from troll.training.whole_step import LeaveBatch, WholeStep
 
 
 class TrustRegionTrainer(ResumableTrainer):
-    """A drop-in for `trl.GRPOTrainer` whose policy update is a named trust region.
+    """A drop-in replacement for `trl.GRPOTrainer` whose policy update is a registered trust region.
 
     Args:
-        model: as for `trl.GRPOTrainer`, a language model.
+        model: as for `trl.GRPOTrainer`; must be a language model.
         reward_funcs: as for `trl.GRPOTrainer`.
-        args: a `troll.TrustRegionConfig`: all of `trl.GRPOConfig`, the trust region, and what belongs to it.
-        pretraining_rows: with ``args.pretraining``: ``input_ids`` and ``labels`` of its demonstrations.
+        args: a `troll.TrustRegionConfig`: `trl.GRPOConfig` plus the trust region and its options.
+        pretraining_rows: ``input_ids`` and ``labels`` of demonstrations; required by ``args.pretraining``.
         **kwargs: as for `trl.GRPOTrainer`.
 
     Raises:
-        troll.common.errors.UserError: ``args`` of another kind, or what cannot work with them.
+        troll.common.errors.UserError: ``args`` is not a `TrustRegionConfig`, or the model, the data set or
+            the rollouts are incompatible with it.
     """
 
     _tag_names = ["trl", "troll"]  # noqa: RUF012 - TRL's own declaration
@@ -75,7 +77,7 @@ class TrustRegionTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         args = _configuration(args, model)
-        self.method = resolve(args)  # again: options may have been changed since they were read
+        self.method = resolve(args)  # again, because attributes of args may have been changed since
         self.entropy_bonus = EntropyBonus(args)
         super().__init__(model, reward_funcs, args=_with_reference(args, self.method), **kwargs)
         base = self._prepare_model()
@@ -93,24 +95,24 @@ class TrustRegionTrainer(ResumableTrainer):
         self.whole_step = WholeStep(self._within_budget, self._step_tokens, self.accelerator)
         self.add_callback(LeaveBatch(self.trust_region))
         self.generated_samples = 0
-        self._learnt: list[dict[str, Any]] = []
+        self._learnt_parts: list[dict[str, Any]] = []
         add_sparse_lm_head(base, self.temperature, fp32=args.cast_lm_head_to_fp32)
 
-    # Parts
+    # Components
 
     def _prepare_model(self) -> Any:
-        """The model below any adapters, told what TRL leaves out; checks it and how responses are sampled."""
+        """Checks the model and its sampling settings; returns the base model, without PEFT adapters."""
         if isinstance(self.processing_class, ProcessorMixin):
             raise UserError(
-                f"processing_class is a {type(self.processing_class).__name__}, and this trainer trains on "
-                "text alone; give the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
+                f"processing_class is a {type(self.processing_class).__name__}, but this trainer only "
+                "supports text; pass a tokenizer: processing_class=AutoTokenizer.from_pretrained(...)"
             )
         base = self.model.get_base_model() if is_peft_model(self.model) else self.model
         check_model(self.args, base, None if self.use_vllm else self.generation_config)
         end_rollouts(self, base)
-        tell_positions(base)
+        add_position_ids(base)
         if self.ref_model is not None:
-            tell_positions(self.accelerator.unwrap_model(self.ref_model))
+            add_position_ids(self.accelerator.unwrap_model(self.ref_model))
         check_rollouts(self.args, self.method, self.train_dataset)
         if self.method.needs_greedy:
             check_greedy(self)
@@ -180,11 +182,11 @@ class TrustRegionTrainer(ResumableTrainer):
             report=self._report,
         )
 
-    # TRL sets these two, writes them into checkpoints and reads them there.
+    # TRL assigns these two attributes, and saves them in and loads them from checkpoints.
 
     @property
     def entropy_coef(self) -> float:
-        """Coefficient of the entropy bonus, which may adapt."""
+        """Current coefficient of the entropy bonus."""
         return self.entropy_bonus.coefficient
 
     @entropy_coef.setter
@@ -203,7 +205,7 @@ class TrustRegionTrainer(ResumableTrainer):
 
     @property
     def _micro_batches(self) -> int:
-        """Micro-batches of this optimiser step, as transformers counts them: the last may have fewer."""
+        """Number of micro-batches of this optimiser step; the last step of an epoch may have fewer."""
         return getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -223,19 +225,19 @@ class TrustRegionTrainer(ResumableTrainer):
         return output
 
     def _sample(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch to learn from, sampled by the policy as it is or as it was."""
+        """Samples a training batch with the current policy, or with a lagged one (``policy_lag``)."""
         return self.policy_lag.sample(self.model, self._sample_now, self._score, inputs)
 
     def _sample_now(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's sampling and scoring; adds ``rewards`` [B] and, where needed, ``greedy_rewards`` [B]."""
+        """Runs TRL's sampling and scoring; adds ``rewards`` [B] and, if needed, ``greedy_rewards`` [B]."""
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        # TRL's own condition (grpo_trainer.py): else the policy that sampled is the one that the step trains.
+        # TRL's condition (grpo_trainer.py) for scoring the old policy: otherwise it equals the new policy.
         scored = self.args.gradient_accumulation_steps % self._generate_every != 0 or corrected
         with self.old_policy.recording(scored) as recorded:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output |= recorded
         if "pixel_values" in output:
-            raise UserError("TrustRegionTrainer trains on text alone; leave images out of the data set")
+            raise UserError("TrustRegionTrainer only supports text; leave images out of the data set")
         output["rewards"] = self.total_rewards(len(inputs))
         if self.model.training:
             if "sampling_per_token_logps" in output and not corrected:  # where TRL corrects, it reports it
@@ -256,7 +258,7 @@ class TrustRegionTrainer(ResumableTrainer):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        # TRL calls this for the old policy and for the reference, which with PEFT is the same model.
+        # TRL calls this for the old policy and for the reference; with PEFT both are the same model.
         if not (self.model.training or self.args.eval_loss or self.use_vllm):
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
         batch_size = self._rows_at_once(input_ids.shape[1], batch_size)
@@ -272,13 +274,13 @@ class TrustRegionTrainer(ResumableTrainer):
         return default if budget is None else max(1, budget // width)
 
     def _score(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """The policy as it is now, in the place of the old one: TRL scores only where they may differ."""
+        """Scores a batch with the current policy as the old one; TRL only scores it where they may differ."""
         rows = self.args.per_device_train_batch_size
         width = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         return self.old_policy.score_batch(self.model, inputs, self._rows_at_once(width, rows))
 
     def _with_old_policy(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The batch with the old policy; on policy TRL has stored none: it is the new one."""
+        """Adds the old policy to a batch; on-policy batches have none stored, as it equals the new policy."""
         return inputs if LOG_PROBS in inputs else inputs | self._score(inputs)
 
     # Loss
@@ -288,7 +290,7 @@ class TrustRegionTrainer(ResumableTrainer):
         return [inputs] if budget is None else parts_within(inputs, budget, self.accelerator)
 
     def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """The parts of a micro-batch, with what the trust region needs to know of their optimiser step."""
+        """The parts of a micro-batch, with the `StepTokens` of their step if the rule needs them."""
         parts = self._within_budget(inputs)
         if not (self.trust_region.needs_step_tokens and self.model.training):
             return parts
@@ -299,7 +301,7 @@ class TrustRegionTrainer(ResumableTrainer):
         return self.policy_loss.tokens(model, self._with_old_policy(part))
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss of a micro-batch; TRL takes the gradient of its last part, the others have theirs here."""
+        """The loss of a micro-batch; only its last part is left for TRL to run backward through."""
         *first, last = self._parts(model, inputs)
         before = torch.zeros((), device=self.accelerator.device)
         micro_batches = self._micro_batches if self.model.training else 1
@@ -308,7 +310,7 @@ class TrustRegionTrainer(ResumableTrainer):
         def weight(part: dict[str, Any]) -> Tensor | float:
             return loss_mask(part).sum() / tokens if first else 1.0 / micro_batches
 
-        # Sharded gradients are added up part by part: keeping them whole until the last would take memory.
+        # Sharded gradients are reduced after each part: accumulating them unsharded would take memory.
         sharded = self.accelerator.is_fsdp2
         for part in first:
             with nullcontext() if sharded else self.accelerator.no_sync(model):
@@ -319,7 +321,7 @@ class TrustRegionTrainer(ResumableTrainer):
         if self.model.training:
             if self.accelerator.sync_gradients:
                 self._finish_step()
-            self._learnt = [*first, last]
+            self._learnt_parts = [*first, last]
             if self.pretraining is not None:
                 loss = loss + self._pretraining_loss(model)
         return loss
@@ -338,14 +340,14 @@ class TrustRegionTrainer(ResumableTrainer):
         return self.pretraining.coefficient * loss / self._micro_batches
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a validation batch, unless only its rewards are wanted."""
+        """Computes the loss of a validation batch if ``eval_loss`` is set, else only its rewards."""
         if self.args.eval_loss:
             return super().prediction_step(model, inputs, *args, **kwargs)
         self._prepare_inputs(inputs)
         return None, None, None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """A micro-batch of the policy and of the critic; of the critic alone while it warms up."""
+        """Trains policy and critic on a micro-batch; only the critic during its warm-up."""
         if self.critic is None:
             return super().training_step(model, inputs, num_items_in_batch)
         if self.state.global_step < self.critic.settings.warmup_steps:
@@ -355,8 +357,8 @@ class TrustRegionTrainer(ResumableTrainer):
             self._step += 1
         else:
             loss = super().training_step(model, inputs, num_items_in_batch)
-            parts = self._learnt
-        self._learnt = []
+            parts = self._learnt_parts
+        self._learnt_parts = []
         for number, part in enumerate(parts, start=1):
             last = number == len(parts) and self.accelerator.sync_gradients
             for name, value in self.critic.update(part, loss_mask(part), last=last).items():
@@ -364,13 +366,13 @@ class TrustRegionTrainer(ResumableTrainer):
         return loss
 
     def _finish_step(self) -> None:
-        """Reports the optimiser step, and lets what adapts and the constraint check see it."""
+        """Logs the step's diagnostics and passes them to adaptive coefficients and the constraint check."""
         self.policy_loss.check_finite(self.state.global_step + 1)
         summary = self.diagnostics.summary()
         for name, value in summary.items():
             self._metrics["train"][name].append(value)
         self.entropy_bonus.finish_step(self.accelerator, self._report)
-        if summary:  # a step without a token tells nothing
+        if summary:  # empty if all tokens of the step are masked
             self.trust_region.after_step(summary)
             self.constraint_check.update(summary)
         if self.trust_region.may_stop:
@@ -378,20 +380,20 @@ class TrustRegionTrainer(ResumableTrainer):
 
 
 def _configuration(args: Any, model: Any) -> TrustRegionConfig:
-    """The trainer's ``args``, or without any the defaults, as TRL has them."""
+    """Validates the trainer's ``args``; the default configuration if they are None, as in TRL."""
     if args is None:
         name = model if isinstance(model, str) else model.config.name_or_path
         return TrustRegionConfig(f"{Path(name).name}-TrustRegion")
     if not isinstance(args, TrustRegionConfig):
         raise UserError(
             f"args is a {type(args).__name__}; TrustRegionTrainer needs a troll.TrustRegionConfig, which "
-            "takes the same options and those of the trust region"
+            "takes the same options plus those of the trust region"
         )
     return args
 
 
 def _with_reference(args: TrustRegionConfig, method: Method) -> TrustRegionConfig:
-    """With a regulariser: ``beta`` is not 0, so that TRL loads the reference and scores with it."""
+    """With a regulariser, sets a nonzero ``beta``: TRL then loads the reference model and scores with it."""
     if method.regulariser is None:
         return args
     args = copy.copy(args)
