@@ -59,34 +59,42 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
     [
         ("no_rules.py:soft_wall", None, r"trust region: no_rules\.py: no such file in /"),
         ("my_rules.py:soft_walls", None, r"trust region: my_rules\.py: .*soft_walls.*soft_wall"),
-        ("my_rules.py:helper", None, r"my_rules\.py: helper\(x\) is no rule; a rule takes \(new, old, adv"),
+        (
+            "my_rules.py:helper",
+            None,
+            r"my_rules\.py: helper\(x\) is not a rule; a rule takes \(new, old, adv",
+        ),
         ("bad.py:f", "def f(:\n", r"trust region: bad\.py:1: SyntaxError: "),
         ("bad.py:f", "import math\n\nmath.nothing\n", r"trust region: bad\.py:3: AttributeError: "),
         ("bad.py:f", "def f(new, old, advantages, mask, *, a): ...", r"setting 'a' has no default"),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask, *, step_tokens=1): ...",
-            r"f: 'step_tokens' is no name for a setting",
+            r"f: 'step_tokens' cannot be the name of a setting",
         ),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask, context): ...",
             r"bad\.py: f: the parameter 'context' is now called 'group_rewards'; rename it",
         ),
-        ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is no rule"),
+        ("bad.py:f", "def f(new, old, advantages, mask, other): ...", r"other\) is not a rule"),
         (
             "bad.py:f",
             "def f(new, old, advantages, mask):\nreturn 1\n",
             r"bad\.py:2: IndentationError: expected",
         ),
-        ("bad.py:f", "import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; importing a rule must not end"),
+        (
+            "bad.py:f",
+            "import sys\nsys.exit(3)\n",
+            r"bad\.py:2: SystemExit: 3; importing a rule must not exit",
+        ),
         (
             "bad.py:f",
             "raise SystemExit\n",
-            r"bad\.py:1: SystemExit; importing a rule must not end the program",
+            r"bad\.py:1: SystemExit; importing a rule must not exit the program",
         ),
         ("bad.py:f", "raise ValueError('a\\nb')\n", r"bad\.py:1: ValueError: a b; the file must run without"),
-        ("bad.py:f", "x = 1\ny = '\udce9'\n", r"bad\.py:2: SyntaxError: .*'utf-8' .*; must be text in UTF-8"),
+        ("bad.py:f", "x = 1\ny = '\udce9'\n", r"bad\.py:2: SyntaxError: .*'utf-8' .*; must be UTF-8 text"),
         # A ValueError before Python 3.11.4.
         (
             "bad.py:f",
@@ -102,7 +110,7 @@ def test_a_rule_in_a_file_is_a_trust_region_with_settings():
         ("bad.py:f", "class f: ...\n", r"bad\.py: f is of type type, must be a function"),
         ("bad.py:f", "x = 3\n", r"bad\.py: has no functions, must have def f\(new, old, advantages, mask\)"),
         ("bad.py:", RULE, r"bad\.py: unknown function ''; valid: soft_wall, helper"),
-        ("bad.py", RULE, r"bad\.py names no function; expected bad\.py:my_function"),
+        ("bad.py", RULE, r"bad\.py does not name a function; expected bad\.py:my_function"),
         ("ba\0d.py:f", None, r"'ba\\x00d\.py': cannot be read \(.*null"),
     ],
 )
@@ -118,9 +126,9 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     for call in (make_trust_region, file_digest):
-        with pytest.raises(UserError, match=r"folder\.py: is a directory, must be a file of Python"):
+        with pytest.raises(UserError, match=r"folder\.py: is a directory, must be a Python file"):
             call("folder.py:f")
-        with pytest.raises(UserError, match=r"pipe\.py: is a pipe or a device, must be a file of Python"):
+        with pytest.raises(UserError, match=r"pipe\.py: is a pipe or a device, must be a Python file"):
             call("pipe.py:f")
 
 

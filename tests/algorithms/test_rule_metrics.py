@@ -36,9 +36,7 @@ def test_a_metric_that_would_overwrite_or_get_lost_is_refused(name):
     with pytest.raises(UserError) as error:
         call(name)
     message = str(error.value)
-    assert message.startswith(
-        f"trust region 'odd': metric {name!r} has a reserved name; give it another than "
-    )
+    assert message.startswith(f"trust region 'odd': metric {name!r} has a reserved name; reserved are ")
     assert all(word in message for word in (*RESERVED_METRICS, *RESERVED_BEGINNINGS)) and "\n" not in message
 
 

@@ -1,4 +1,4 @@
-"""Trust regions by name: how far one update may move the policy."""
+"""Trust regions by name: rules that limit how far one update moves the policy."""
 
 from troll.algorithms.trust_regions import dppo, masks, quatro, sequences, token_clips, whole_step
 from troll.algorithms.trust_regions.adaptive import (

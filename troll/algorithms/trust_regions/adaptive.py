@@ -1,4 +1,4 @@
-"""Rules whose strength follows the run: kl-penalty and troll-adaptive, with their controllers."""
+"""Rules with adaptive settings, kl-penalty and troll-adaptive, and their controllers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from troll.common.errors import UserError
 def kl_penalty(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, coefficient: NotNegative = 1.0
 ) -> TokenLosses:
-    """PPO's other variant: -A r + coefficient KL(old || new), the coefficient adapted between batches.
+    """PPO with a KL penalty: -A r + coefficient KL(old || new), the coefficient adapted between batches.
 
-    Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail where the
-    distributions are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
+    Source: PPO, arXiv 1707.06347, eq. 8. The KL is exact on the kept tokens and the tail if the distributions
+    are given, else the unbiased sample estimate r - 1 - log r. Metrics: penalty_kl (that KL).
 
     Settings:
         coefficient: weight of KL(old || new).
@@ -57,16 +57,16 @@ class PenaltyController:
     """Halves or doubles the coefficient when KL(old || new) leaves a band around its target.
 
     Source: PPO, arXiv 1707.06347, section 4: KL < target / 1.5 halves, KL > 1.5 target doubles, once after
-    all updates on a batch. The KL is that of the batch's last optimiser step, measured before its update; a
-    batch of one step tells nothing, and leaves the coefficient as it is.
+    all updates on a batch. The KL is that of the batch's last optimiser step, measured before its update;
+    after a batch of a single step, whose KL is uninformative, the coefficient stays the same.
 
     Args:
         coefficient: initial weight of the KL, 1 in the paper.
-        target_kl: KL(old || new) that the coefficient is moved to keep, nats per token.
-        adaptive: whether the coefficient moves.
+        target_kl: target of KL(old || new), nats per token.
+        adaptive: whether the coefficient adapts.
     """
 
-    # Keeps a long run in one regime from reaching 0 or infinity, from where it could not come back.
+    # Keep the coefficient of a long run from reaching 0 or infinity, from which it could not recover.
     LIMITS = (1e-6, 1e6)
 
     def __init__(
@@ -76,16 +76,16 @@ class PenaltyController:
         self._steps, self._measured = 0, 0.0
 
     def values(self) -> dict[str, float]:
-        """The coefficient as it is now."""
+        """The current coefficient."""
         return {"coefficient": self.coefficient}
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Keep the step's mean `penalty_kl`: it may be the batch's last."""
+        """Record the step's mean `penalty_kl`; `start_batch` uses that of the batch's last step."""
         if self.adaptive:
             self._steps, self._measured = self._steps + 1, _metric(metrics, "penalty_kl", "kl-penalty")
 
     def start_batch(self) -> None:
-        """Compare the KL that the last batch ended with to the target."""
+        """Adapt the coefficient to the KL of the previous batch's last step."""
         if self._steps > 1 and self._measured < self.target_kl / 1.5:
             self.coefficient = max(self.coefficient / 2.0, self.LIMITS[0])
         elif self._steps > 1 and self._measured > self.target_kl * 1.5:
@@ -93,11 +93,11 @@ class PenaltyController:
         self._steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The coefficient, and what the batch so far has measured."""
+        """The coefficient, and the steps and the latest KL of the current batch."""
         return {"coefficient": self.coefficient, "steps": self._steps, "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.coefficient = float(state["coefficient"])
         self._steps, self._measured = int(state["steps"]), float(state["measured"])
 
@@ -111,38 +111,37 @@ def troll_adaptive(
     kl_bound: Limit = KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses:
-    """TROLL whose kl_bound follows a schedule or a controller, which its authors leave to future work.
+    """TROLL with a kl_bound that follows a schedule or a controller (future work in the paper).
 
     The loss is that of `troll`. Metrics: those of `troll` and kl_bound.
 
     Settings:
-        kl_bound: largest KL(pi || p) of a token, nats, as it is now.
-        regression_weight: alpha, weight of the pull of the network towards pi.
+        kl_bound: current largest KL(pi || p) of a token, nats.
+        regression_weight: alpha, weight of the regression of the network towards pi.
     """
     losses = troll(new, old, advantages, mask, kl_bound=kl_bound, regression_weight=regression_weight)
     return losses.with_metrics(kl_bound=torch.full_like(losses.metrics["step_size"], kl_bound))
 
 
 class BoundController:
-    """Moves TROLL's kl_bound between optimiser steps.
+    """Adapts TROLL's kl_bound between optimiser steps.
 
-    * follow="projected": multiplies the bound by (fraction projected / target), so that the target fraction
-      of tokens ends up outside; the paper reports about 1e-3.
-    * follow="kl": multiplies it by (target / mean KL(new || old)), so that steps get the same average size.
+    * follow="projected": multiplies the bound by (fraction projected / target), which drives the fraction of
+      projected tokens to the target; the paper reports about 1e-3.
+    * follow="kl": multiplies it by (target / mean KL(new || old)), which keeps the mean step size constant.
     * follow="schedule": from kl_bound to kl_bound_final in schedule_steps, linear or cosine, then constant.
 
     One step changes the bound by at most the factor `rate`, and it stays in [kl_bound_min, kl_bound_max].
 
     Args:
         kl_bound: initial bound in nats.
-        follow: what moves the bound: the share of tokens projected, the mean KL, or a schedule.
-        target: fraction of tokens, or nats, that the bound is moved to keep; none takes 1e-3 ("projected")
-            or 5e-4 ("kl").
-        rate: largest factor by which one step moves the bound.
-        kl_bound_min: least bound in nats.
+        follow: what the bound adapts to: the fraction of projected tokens, the mean KL, or a schedule.
+        target: target fraction of tokens ("projected"; none: 1e-3) or mean KL in nats ("kl"; none: 5e-4).
+        rate: largest factor by which one step changes the bound.
+        kl_bound_min: smallest bound in nats.
         kl_bound_max: largest bound in nats.
         schedule: shape of the schedule.
-        kl_bound_final: last bound of the schedule in nats.
+        kl_bound_final: final bound of the schedule in nats.
         schedule_steps: length of the schedule in optimiser steps.
     """
 
@@ -175,11 +174,11 @@ class BoundController:
         self.kl_bound, self.step = self.start, 0
 
     def values(self) -> dict[str, float]:
-        """The bound as it is now."""
+        """The current bound."""
         return {"kl_bound": self.kl_bound}
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Move the bound, from the step's means of `clip_fraction` or `kl_to_old`."""
+        """Adapt the bound to the step's mean `clip_fraction` or `kl_to_old`."""
         self.step += 1
         if self.follow == "schedule":
             done = min(self.step / self.steps, 1.0)
@@ -198,5 +197,5 @@ class BoundController:
         return {"kl_bound": self.kl_bound, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.kl_bound, self.step = float(state["kl_bound"]), int(state["step"])

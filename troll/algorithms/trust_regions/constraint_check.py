@@ -1,4 +1,4 @@
-"""A run's constraint check: the worst of all that the method promises; it ends runs that break it."""
+"""The constraint check: records a run's worst constraint violations and stops runs above a threshold."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from troll.common.errors import UserError
 
 
-class ConstraintBreach(UserError):  # noqa: N818 - a verdict on the run, not a fault of the program
-    """A run did not keep a promise of its trust region; the message says which, where and by how much."""
+class ConstraintBreach(UserError):  # noqa: N818 - a verdict on the run, not an error of the program
+    """A run violated a constraint of its trust region; the message names it, the step and both values."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a run may not exceed.
+    """Thresholds of the constraint check.
 
     Attributes:
         kl_violation: nats by which KL(pi || p) may exceed the bound. Rounding of float32 results is 1e-7.
         solver_residual: relative distance of a tight constraint from its bound; the solver aims at 2e-5.
-        kept_mass: least mass of the kept tokens, at any token; 0 accepts all. Below it the KL on kept tokens
-            and tail may say little about the KL on the vocabulary.
+        kept_mass: smallest mass of the kept tokens at any position; 0 accepts all. With less kept mass, the
+            KL on kept tokens and tail may be far below the KL on the vocabulary.
         fraction_projected: largest fraction of tokens outside the trust region in one optimiser step; 1
             accepts all.
     """
@@ -37,7 +37,7 @@ class Thresholds:
 class ConstraintCheck:
     """Worst values over a run, updated once per optimiser step.
 
-    Reads from a step's diagnostics, where present: `kl_violation_max`, `solver_residual_max`,
+    Reads these diagnostics of a step, where present: `kl_violation_max`, `solver_residual_max`,
     `kept_mass_min` (extremes over tokens) and `clip_fraction` (mean over tokens).
     """
 
@@ -46,7 +46,7 @@ class ConstraintCheck:
     worst: dict[str, float] = field(default_factory=dict)
     _clip_fraction_sum: float = 0.0
 
-    # Name in the constraint check, name in the diagnostics, whether small values are the bad ones.
+    # Name in the constraint check, name in the diagnostics, whether small values are the worse ones.
     _ENTRIES = (
         ("kl_violation", "kl_violation_max", False),
         ("solver_residual", "solver_residual_max", False),
@@ -55,7 +55,7 @@ class ConstraintCheck:
     )
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take in one optimiser step.
+        """Record one optimiser step.
 
         Raises:
             ConstraintBreach: a value is beyond its threshold, or NaN. The step is recorded first.
@@ -66,8 +66,8 @@ class ConstraintCheck:
             if source not in metrics:
                 continue
             value, limit = float(metrics[source]), getattr(self.thresholds, name)
-            known = self.worst.get(name, value)
-            worse = min(known, value) if low_is_bad else max(known, value)
+            previous = self.worst.get(name, value)
+            worse = min(previous, value) if low_is_bad else max(previous, value)
             self.worst[name] = value if math.isnan(value) else worse
             if math.isnan(value) or (value < limit if low_is_bad else value > limit):
                 side = "below" if low_is_bad else "above"
@@ -79,7 +79,7 @@ class ConstraintCheck:
             )
 
     def summary(self) -> dict[str, Any]:
-        """What goes into the manifest: worst values, mean fraction projected, thresholds, number of steps."""
+        """Entry of the manifest: worst values, mean fraction projected, thresholds, number of steps."""
         return {
             "steps": self.steps,
             **{f"worst_{name}": value for name, value in self.worst.items()},
@@ -88,10 +88,10 @@ class ConstraintCheck:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """State needed to resume the run."""
         return {"steps": self.steps, "worst": dict(self.worst), "clip_fraction_sum": self._clip_fraction_sum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.steps, self.worst = int(state["steps"]), dict(state["worst"])
         self._clip_fraction_sum = float(state["clip_fraction_sum"])

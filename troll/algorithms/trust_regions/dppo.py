@@ -1,10 +1,10 @@
-"""DPPO: tokens that have moved too far in probability get no gradient.
+"""DPPO: no gradient for tokens whose probability has moved too far.
 
-Source: DPPO, arXiv 2602.04879, and its authors' fork of verl (sail-sg/Stable-RL); TRL 1.16 has none. The
-divergence between the old policy mu and the new policy pi is measured on the sampled token against all others
+Source: DPPO, arXiv 2602.04879, and its authors' fork of verl (sail-sg/Stable-RL); not in TRL 1.16. The
+divergence between the old policy mu and the new policy pi is measured on the sampled token and the rest
 (binary), or on the kept tokens and the tail (top-K). The loss is -A sg(min(r, ratio_max)) M log pi, where
 M = 0 for tokens that move in the direction of their advantage and whose divergence exceeds the threshold.
-ratio_max is 20 as in verl; that fork falls back to 10.
+ratio_max is 20 as in verl; the fork falls back to 10.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTINGS = """Settings:
 
 
 def _binary(log_probs: Tensor) -> Tensor:
-    """The two atoms [M, 2] of rows [M]: the sampled token, everything else."""
+    """The two atoms [M, 2] of rows [M]: the sampled token and all others."""
     sampled = log_probs.to(wide_dtype(log_probs.device)).clamp(max=0.0)
     return torch.stack([sampled, torch.log(-torch.expm1(sampled))], dim=-1)
 
@@ -44,7 +44,7 @@ def _atoms(policy: TokenPolicy, mask: Tensor, binary: bool) -> Tensor:
 
 
 def _rule(*, binary: bool, total_variation: bool, threshold: float, doc: str) -> Rule:
-    """One of the four rules: their settings differ in the default of the thresholds alone."""
+    """Builds one of the four rules; their settings only differ in the default thresholds."""
 
     def dppo(
         new: TokenPolicy,
@@ -111,7 +111,7 @@ def predictive(
     threshold: Limit = 0.15,
     ratio_max: Limit = 5.0,
 ) -> TokenLosses:
-    """DPPO, predictive: drops tokens outside whose own update would take the whole distribution farther.
+    """DPPO, predictive: drops tokens beyond the threshold whose update would increase the divergence.
 
     -A sg(min(r, ratio_max)) M log pi, where M = 0 if KL(mu || pi) > threshold on the kept tokens and the
     tail, and A d > 0: d is the derivative of that KL when the logits move along the gradient of the sampled
@@ -123,7 +123,7 @@ def predictive(
     Metrics: clip_fraction (dropped tokens), divergence, predicted_change (d).
 
     Settings:
-        threshold: largest KL(mu || pi) of a token that is kept whatever its update, nats.
+        threshold: largest KL(mu || pi) of a token that is kept regardless of its update, nats.
         ratio_max: largest weight of a token.
     """
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Rules that drop tokens or pull them back by how far their probability has moved.
+"""Rules that drop or penalise tokens by how far their probability has moved: drpo, spo, ipo, icepop, cppo.
 
-drpo, spo, ipo, icepop, cppo; with p = new, q = old the probability of the sampled token and r = p / q.
+p and q are the new and the old probability of the sampled token, and r = p / q.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ def _probabilities(new: TokenPolicy, old: TokenPolicy) -> tuple[Tensor, Tensor]:
 
 def _quadratic(ratio: Tensor, advantages: Tensor, weight: Tensor, threshold: float) -> TokenLosses:
     pull = weight * (ratio - 1.0).square() / (2.0 * threshold)
-    # Beyond this the gradient points back: A (r - 1) > 0 and weight |r - 1| > threshold.
+    # Where the gradient is reversed: A (r - 1) > 0 and weight |r - 1| > threshold.
     value = ratio.detach()
-    turned = (advantages * (value - 1.0) > 0) & (weight * (value - 1.0).abs() > threshold)
+    reversed_ = (advantages * (value - 1.0) > 0) & (weight * (value - 1.0).abs() > threshold)
     per_token = -advantages * ratio + advantages.abs() * pull
-    return TokenLosses(per_token, {"clip_fraction": turned.float(), "pull": pull})
+    return TokenLosses(per_token, {"clip_fraction": reversed_.float(), "pull": pull})
 
 
 def drpo(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, threshold: Positive = 12.5
 ) -> TokenLosses:
-    """DRPO: -A r + |A| q (r - 1)^2 / (2 threshold), DPPO's total variation as a smooth pull.
+    """DRPO: -A r + |A| q (r - 1)^2 / (2 threshold), DPPO's total variation as a smooth penalty.
 
     Source: DRPO, arXiv 2606.09821 (threshold 12.5), as in Tencent-Hunyuan/UniRL, drpo.py.
 
-    Metrics: clip_fraction (tokens whose gradient points back), pull.
+    Metrics: clip_fraction (tokens whose gradient is reversed), pull (the penalty).
 
     Settings:
         threshold: d, the q |r - 1| at which the gradient of -A r is cancelled.
@@ -49,12 +49,12 @@ def drpo(
 def spo(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, threshold: Positive = 12.5
 ) -> TokenLosses:
-    """SPO: -A r + |A| (r - 1)^2 / (2 threshold), a smooth pull on the ratio.
+    """SPO: -A r + |A| (r - 1)^2 / (2 threshold), a smooth penalty on the ratio.
 
     Source: the baseline of arXiv 2606.09821 (threshold 12.5), as in Tencent-Hunyuan/UniRL, drpo.py
     (penalty_mu_weighted off).
 
-    Metrics: clip_fraction (tokens whose gradient points back), pull.
+    Metrics: clip_fraction (tokens whose gradient is reversed), pull (the penalty).
 
     Settings:
         threshold: d, the |r - 1| at which the gradient of -A r is cancelled.
@@ -72,10 +72,10 @@ def ipo(
     epsilon: Limit = 0.3,
     coefficient: NotNegative = 0.0,
 ) -> TokenLosses:
-    """IPO of prime-rl: -A r where |p - q| <= epsilon, nothing elsewhere, + coefficient (log r)^2.
+    """IPO of prime-rl: -A r where |p - q| <= epsilon, 0 elsewhere, + coefficient (log r)^2.
 
-    Source: PrimeIntellect-ai/prime-rl, loss.py (ipo_loss_fn). Defaults are its newest (0.3, and no second
-    term; 0.1 and 1e-3 until August 2026). Dropped tokens keep the second term, as there.
+    Source: PrimeIntellect-ai/prime-rl, loss.py (ipo_loss_fn). Defaults are its latest (0.3 and no second
+    term; 0.1 and 1e-3 until August 2026). As in that code, dropped tokens keep the second term.
 
     Metrics: clip_fraction (dropped tokens).
 
@@ -99,7 +99,7 @@ def icepop(
     ratio_min: Limit = 0.5,
     ratio_max: Limit = 5.0,
 ) -> TokenLosses:
-    """IcePop: -A r where ratio_min <= r <= ratio_max, nothing elsewhere.
+    """IcePop: -A r where ratio_min <= r <= ratio_max, 0 elsewhere.
 
     Source: arXiv 2510.18855 (0.5 and 5), where r compares trainer and sampler and the mask multiplies a
     clipped loss; the loss is that of PrimeIntellect-ai/prime-rl (whose lower bound is 0.2).
@@ -107,7 +107,7 @@ def icepop(
     Metrics: clip_fraction (dropped tokens).
 
     Settings:
-        ratio_min: least ratio of a token that is kept.
+        ratio_min: smallest ratio of a token that is kept.
         ratio_max: largest ratio of a token that is kept.
     """
     ratio = log_ratio(new, old).exp()
@@ -127,10 +127,10 @@ def cppo(
     budget: NotNegative = 0.02,
     adaptive_budget: bool = True,
 ) -> TokenLosses:
-    """CPPO: drops tokens that move too far for their place, or after a prefix that has moved too far.
+    """CPPO: drops tokens that moved too far for their position, or after a prefix that moved too far.
 
     With D_t = |p - q| of the t-th token of T, w_t = 1 - (1 - weight_min) (t - 1) / (T - 1), Z_t = w_t D_t
-    and sums S, W of Z and w over the tokens before: -A r where A (r - 1) <= 0 or
+    and the sums S, W of Z and w over the preceding tokens: -A r where A (r - 1) <= 0 or
     Z_t <= min(threshold, threshold + b W - S). The budget b of a response is its 90th percentile of D
     within [budget, 2 budget], or budget itself where adaptive_budget is off.
 
@@ -144,8 +144,8 @@ def cppo(
     Settings:
         threshold: largest weighted divergence of a token that is kept.
         weight_min: weight of a response's last token; the first has 1.
-        budget: b, what each token before may have moved on average; the least b where it adapts.
-        adaptive_budget: take b from the divergences of the response, within [budget, 2 budget].
+        budget: b, allowed mean divergence of the preceding tokens; the smallest b if it adapts.
+        adaptive_budget: compute b from the divergences of the response, within [budget, 2 budget].
     """
     ratio = log_ratio(new, old).exp()
     with torch.no_grad():
@@ -158,8 +158,8 @@ def cppo(
         before = weighted.cumsum(-1) - weighted, weight.cumsum(-1) - weight
         allowed: Tensor | float = budget
         if adaptive_budget:
-            own = divergence.masked_fill(~mask, torch.nan)
-            allowed = own.nanquantile(0.9, dim=-1, keepdim=True).nan_to_num(0.0).clamp(budget, 2.0 * budget)
+            valid = divergence.masked_fill(~mask, torch.nan)
+            allowed = valid.nanquantile(0.9, dim=-1, keepdim=True).nan_to_num(0.0).clamp(budget, 2.0 * budget)
         bound = (threshold + allowed * before[1] - before[0]).clamp(max=threshold)
         outside = (advantages * (ratio - 1.0) > 0) & (weighted > bound)
     metrics = {"clip_fraction": outside.float(), "divergence": divergence}

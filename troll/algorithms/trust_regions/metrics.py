@@ -1,4 +1,4 @@
-"""Names of metrics that a rule may not take, because a log already has something else under them."""
+"""Reserved names of metrics: the log uses them for values other than those of a rule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from troll.common.errors import UserError
 
 RESERVED_METRICS = (
-    # Measured alike for every rule, see `TrustRegion`; clip_fraction and kl_to_old may be the rule's own.
+    # Common to all rules, see `TrustRegion`; clip_fraction and kl_to_old may be reported by the rule.
     *("ratio", "log_ratio_abs", "kl_to_old_sampled", "kept_mass"),
-    # Means and extremes that are derived from metrics of rules; the constraint check reads some of them.
+    # Means and extremes derived from metrics of rules; the constraint check reads some of them.
     *("ratio_mean", "ratio_max", "kl_to_old_max", "kl_projected_max", "kl_violation_max"),
     *("solver_residual_max", "kept_mass_min"),
-    # The trainer's own, and those that TRL and transformers log.
+    # Logged by the trainer, by TRL and by transformers.
     *(
         "entropy",
         "kept_tokens",
@@ -33,30 +33,30 @@ RESERVED_METRICS = (
     *("step", "rollout_batch", "time", "wall_s", "cpu_s", "success", "response_length", "truncated"),
     "groups_without_signal",
 )
-"""Whole names."""
+"""Reserved names."""
 RESERVED_BEGINNINGS = (
     *("eval_", "train_", "validation_", "rewards/", "completions/", "sampling/", "critic/", "tools/"),
     *("profiling/", "time/"),
 )
-"""What no name may begin with: groups of metrics in the same log, some of which are left out of the file."""
+"""Reserved prefixes: groups of metrics in the same log, some of which metrics.jsonl leaves out."""
 
 
 def check_metrics(where: str, metrics: Mapping[Any, Tensor]) -> None:
-    """Refuse a rule's metrics whose names are taken.
+    """Reject a rule's metrics whose names are reserved.
 
     Args:
-        where: how messages call the rule.
-        metrics: what the rule returned, by name.
+        where: the rule, as named in error messages.
+        metrics: the rule's metrics by name.
 
     Raises:
-        UserError: a name is no text, or reserved; the message lists those that are.
+        UserError: a name is not a string, or is reserved; the message lists the reserved names.
     """
     for name in metrics:
         if not isinstance(name, str):
             raise UserError(f"{where}: metric {name!r}: its name must be text")
         if name in RESERVED_METRICS or name.startswith(RESERVED_BEGINNINGS):
             raise UserError(
-                f"{where}: metric {name!r} has a reserved name; give it another than "
-                f"{', '.join(sorted(RESERVED_METRICS))}, and none that begins with "
+                f"{where}: metric {name!r} has a reserved name; reserved are "
+                f"{', '.join(sorted(RESERVED_METRICS))} and all names that begin with "
                 f"{', '.join(RESERVED_BEGINNINGS)}"
             )

@@ -1,4 +1,4 @@
-"""TROLL: the policy gradient of the projected policy plus a pull of the network towards it."""
+"""TROLL: the policy gradient of the projected policy plus a regression of the network towards it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from troll.common.errors import UserError
 KL_BOUND = 0.05
 """TROLL's default bound in nats per token, as in all experiments of the paper (arXiv 2510.03817)."""
 
-# Least log-probability of a projected token in the regression, where the old policy has none at all.
+# Floor of projected log-probabilities in the regression, for tokens with zero old probability.
 REGRESSION_FLOOR = -100.0
 
 
@@ -42,8 +42,8 @@ class _Projected:
         log_ratio: log pi - log p, clamped.
         regression: KL(q || sg pi).
         metrics: of the rule.
-        per_token: the loss of `troll`, where a kernel has made it, else None.
-        common: the metrics of all rules, likewise.
+        per_token: the loss of `troll` if a kernel has computed it, else None.
+        common: the common metrics of all rules if a kernel has computed them.
     """
 
     log_ratio: Tensor
@@ -53,10 +53,10 @@ class _Projected:
     common: dict[str, Tensor] = field(default_factory=dict)
 
 
-def _outside_alone(
+def _project_rows(
     q: SparseLogProbs, p: SparseLogProbs, slot: Tensor, kl_bound: float
 ) -> tuple[Tensor, Tensor, Projection[SparseLogProbs]]:
-    """Log-ratio and regression of rows; KL(q || sg pi) is zero inside the ball, where no row is touched."""
+    """Log-ratio, regression and projection of rows; only rows outside the ball have a nonzero regression."""
     projection = project(q, p, kl_bound)
     pi = projection.log_probs
     sampled = (pi.log_probs.gather(-1, slot) - p.log_probs.gather(-1, slot)).squeeze(-1)
@@ -66,10 +66,10 @@ def _outside_alone(
     return sampled, torch.zeros_like(sampled).index_put((active,), pull.to(sampled.dtype)), projection
 
 
-def _in_one_launch(
+def _project_fused(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, kl_bound: float, weight: float
 ) -> _Projected | None:
-    """Everything from one kernel, 0 where masked; None where no kernel runs, or rows are too wide for it."""
+    """All results from one kernel, 0 at masked positions; None without a kernel or for too wide rows."""
     q, p = new.distribution, old.distribution
     if not takes_triton(mask.device) or q is None or p is None or q.support_size >= MAX_ATOMS:
         return None
@@ -78,7 +78,7 @@ def _in_one_launch(
         return None
     from troll.algorithms import triton_rule
 
-    if not kl_bound >= 0.0:  # which is true of NaN
+    if not kl_bound >= 0.0:  # also rejects NaN
         raise UserError(f"troll: kl_bound is {kl_bound!r}, must be a number >= 0 or infinity")
     if q.token_ids.shape != p.token_ids.shape:
         raise UserError(DIFFERENT_TOKENS)
@@ -93,11 +93,11 @@ def _in_one_launch(
     stacked, good = box
     triton_rule.refuse(good, (None if ids is p.token_ids else DIFFERENT_TOKENS, NOT_KEPT))
     metrics = dict(zip(triton_rule.METRICS, stacked.view(-1, *mask.shape).unbind(), strict=True))
-    # Each in the type that it has without the kernel: seldom another than that of all.
-    usual, of_tokens = log_ratio.dtype, result_dtype(new.log_probs, old.log_probs)
-    types = dict.fromkeys(("ratio", "log_ratio_abs", "kl_to_old_sampled"), of_tokens)
+    # The types that the metrics have without the kernel.
+    default_dtype, token_dtype = log_ratio.dtype, result_dtype(new.log_probs, old.log_probs)
+    types = dict.fromkeys(("ratio", "log_ratio_abs", "kl_to_old_sampled"), token_dtype)
     types |= dict.fromkeys(("clip_fraction", "solver_evaluations"), torch.float32)
-    metrics = {name: value.to(types.get(name, usual)) for name, value in metrics.items()}
+    metrics = {name: value.to(types.get(name, default_dtype)) for name, value in metrics.items()}
     common = {name: metrics.pop(name) for name in triton_rule.COMMON}
     per_token, log_ratio, regression = (x.view(mask.shape) for x in (per_token, log_ratio, regression))
     return _Projected(log_ratio, regression, metrics, per_token, common)
@@ -110,13 +110,13 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 def _project_sampled(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, kl_bound: float, weight: float
 ) -> _Projected:
-    """Project at the response tokens: what masked positions have reaches nothing."""
-    projected = _in_one_launch(new, old, advantages, mask, kl_bound, weight)
+    """Projects the policies at the response tokens; values at masked positions are ignored."""
+    projected = _project_fused(new, old, advantages, mask, kl_bound, weight)
     if projected is not None:
         return projected
     q, p = compared_rows(new, mask), compared_rows(old, mask)
     slot = sampled_slots(new, old, p.token_ids, mask).unsqueeze(-1)
-    sampled, regression, projection = _outside_alone(q, p, slot, kl_bound)
+    sampled, regression, projection = _project_rows(q, p, slot, kl_bound)
     metrics = {
         "kl_to_old": projection.kl_before,
         "kl_projected": projection.kl_after,
@@ -143,11 +143,11 @@ def troll_with_common_metrics(
     kl_bound: Limit = KL_BOUND,
     regression_weight: NotNegative = 1.0,
 ) -> TokenLosses | None:
-    """All that `TrustRegion` makes of `troll`, in one launch; None where that cannot be.
+    """Losses and metrics of `troll` with the common metrics, in one kernel launch; None if unavailable.
 
-    Losses and metrics are those of `troll` and the common ones, 0 where masked, for any values there.
+    Masked positions are 0, whatever values the inputs have there.
     """
-    projected = _in_one_launch(new, old, advantages, mask, kl_bound, regression_weight)
+    projected = _project_fused(new, old, advantages, mask, kl_bound, regression_weight)
     if projected is None or projected.per_token is None:
         return None
     return TokenLosses(projected.per_token, projected.common | projected.metrics)
@@ -165,16 +165,16 @@ def troll(
     """TROLL: -A pi(a) / p(a) + alpha KL(q || sg pi), with pi the projection of q onto the KL ball around p.
 
     Source: TROLL, arXiv 2510.03817, and its code (core_algos.py); eps = 0.05 and alpha = 1 in all its
-    experiments. No clip and no minimum; the gradient of the first term runs through the projection, its
-    multiplier included. The KL bound holds for pi; the network q is pulled towards pi by the second term,
-    whose gradient equals that of a KL(q || p) penalty of weight alpha (1 - step_size) per token.
+    experiments. There is no clip and no minimum; the gradient of the first term flows through the projection,
+    multiplier included. The KL bound holds for pi; the second term pulls the network q towards pi, with the
+    gradient of a KL(q || p) penalty of weight alpha (1 - step_size) per token.
 
     Metrics: clip_fraction (projected), step_size, kl_projected, kl_violation, solver_residual,
     solver_evaluations, regression, kl_to_old.
 
     Settings:
         kl_bound: largest KL(pi || p) of a token, nats.
-        regression_weight: alpha, weight of the pull of the network towards pi.
+        regression_weight: alpha, weight of the regression of the network towards pi.
     """
     projected = _project_sampled(new, old, advantages, mask, kl_bound, regression_weight)
     per_token = projected.per_token
@@ -195,11 +195,11 @@ def troll_seq(
     """TROLL for GSPO: token-wise projection as in `troll`, sequence-wise importance weight.
 
     Source: `trpl_seq` in the paper's code. The weight is GSPO's with projected log-probabilities, without
-    clipping; it belongs to seq-mean-token-mean.
+    clipping. Requires the aggregation seq-mean-token-mean.
 
     Settings:
         kl_bound: largest KL(pi || p) of a token, nats.
-        regression_weight: alpha, weight of the pull of the network towards pi.
+        regression_weight: alpha, weight of the regression of the network towards pi.
     """
     projected = _project_sampled(new, old, advantages, mask, kl_bound, regression_weight)
     weight = sequence_weight(projected.log_ratio, mask)

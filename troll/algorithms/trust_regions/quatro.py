@@ -2,8 +2,8 @@
 
 The published formulas (arXiv 2602.04620) were not available when this was written. Confirmed by secondary
 sources: a KL constraint per prompt, Lagrangian dual variables per prompt, a log-ratio term that stabilises.
-The rest (direction of the KL, length normalisation, solver, every number) is our reading, and results with
-these rules are no replication of that paper.
+The rest (direction of the KL, length normalisation, solver, all constants) is our interpretation; results
+with these rules do not replicate that paper.
 
 For one prompt with responses i = 1..G from the old policy, rewards A_i and w_i = pi / pi_old, solve
 
@@ -42,13 +42,13 @@ def solve_duals(
     """Dual variables of each row's group.
 
     Args:
-        group_rewards: [B, G]; NaN pads.
+        group_rewards: [B, G], padded with NaN.
         kl_bound: delta in nats, of the distribution over the group's responses.
-        multiplier_min: floor of lambda; reached where all mass may go to the best responses.
+        multiplier_min: floor of lambda, reached where the bound allows all mass on the best responses.
         multiplier_max: ceiling of lambda, for groups whose rewards hardly differ.
 
     Returns:
-        lambda [B] and log Z [B]. Groups of equal rewards, which have no best lambda, get the floor.
+        lambda [B] and log Z [B]. Groups of equal rewards, which have no optimal lambda, get the floor.
     """
     rewards = group_rewards.to(wide_dtype(group_rewards.device))
     present = ~rewards.isnan()
@@ -89,8 +89,8 @@ def _parts(
     highest = rewards.nan_to_num(nan=-torch.inf).max(-1).values
     lowest = rewards.nan_to_num(nan=torch.inf).min(-1).values
     multiplier = torch.where(highest > lowest, multiplier, 0.0)
-    multiplier, log_z, own = (x.to(token).unsqueeze(-1) for x in (multiplier, log_z, group_rewards.own))
-    return statistic, multiplier, log_z, own
+    multiplier, log_z, reward = (x.to(token).unsqueeze(-1) for x in (multiplier, log_z, group_rewards.own))
+    return statistic, multiplier, log_z, reward
 
 
 def quatro_gradient(
@@ -106,13 +106,13 @@ def quatro_gradient(
 ) -> TokenLosses:
     """QUATRO, RECONSTRUCTED, gradient form: -sg(w (A - lambda (log w + log Z))) log w.
 
-    Not the published formulas, see the module docstring. Rewards are those of the group; the advantages are
-    not read. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
+    Not the published formulas, see the module docstring. Uses the rewards of the group and ignores the
+    advantages. The loss of groups with equal rewards is 0. Metrics: multiplier, effective_advantage.
 
     Settings:
         kl_bound: delta, largest KL over a group's responses, nats.
-        log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
-        multiplier_min: least lambda, reached where all mass may go to the best responses.
+        log_weight: log w of a token: mean or sum of its response's log-ratios, or the token's log-ratio.
+        multiplier_min: smallest lambda, reached where the bound allows all mass on the best responses.
     """
     log_w, multiplier, log_z, rewards = _parts(
         new, old, mask, group_rewards, kl_bound, log_weight, multiplier_min
@@ -137,21 +137,21 @@ def quatro_regression(
     """QUATRO, RECONSTRUCTED, regression form: (lambda / 2) (log w - (A / lambda - log Z))^2.
 
     Not the published formulas, see the module docstring. Same stationary point and same on-policy gradient as
-    the gradient form. Groups of equal rewards give no loss. Metrics: multiplier, effective_advantage.
+    the gradient form. The loss of groups with equal rewards is 0. Metrics: multiplier, effective_advantage.
 
     Settings:
         kl_bound: delta, largest KL over a group's responses, nats.
-        log_weight: what log w of a token is: the mean or the sum of log-ratios over its response, or its own.
-        multiplier_min: least lambda, reached where all mass may go to the best responses.
+        log_weight: log w of a token: mean or sum of its response's log-ratios, or the token's log-ratio.
+        multiplier_min: smallest lambda, reached where the bound allows all mass on the best responses.
     """
     log_w, multiplier, log_z, rewards = _parts(
         new, old, mask, group_rewards, kl_bound, log_weight, multiplier_min
     )
     signal = multiplier > 0
     safe = torch.where(signal, multiplier, 1.0)
-    miss = log_w - (rewards / safe - log_z)
-    per_token = torch.where(signal, 0.5 * safe * miss.square(), 0.0)
-    effective = torch.where(signal, -safe * miss.detach(), 0.0)
+    error = log_w - (rewards / safe - log_z)
+    per_token = torch.where(signal, 0.5 * safe * error.square(), 0.0)
+    effective = torch.where(signal, -safe * error.detach(), 0.0)
     return TokenLosses(per_token, _metrics(multiplier, effective))
 
 

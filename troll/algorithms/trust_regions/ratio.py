@@ -11,7 +11,7 @@ from torch import Tensor
 from troll.algorithms.ranges import Limit, Positive
 from troll.algorithms.trust_regions.types import TokenLosses, TokenPolicy, log_ratio
 
-# GSPO's and troll-seq's log-weights are cut off above here, as in verl (core_algos.py, gspo).
+# Upper limit of the log-weights of GSPO and troll-seq, as in verl (core_algos.py, gspo).
 SEQUENCE_LOG_WEIGHT_LIMIT = 10.0
 
 DualClip = Annotated[float, Field(gt=1)]
@@ -38,19 +38,19 @@ def clip(
     epsilon_high: Limit = 0.2,
     dual_clip: DualClip | None = None,
 ) -> TokenLosses:
-    """PPO's clipped surrogate on token ratios, asymmetric bounds and dual clip included.
+    """PPO's clipped surrogate on token ratios, with asymmetric bounds and dual clip.
 
     The loss is the larger of -A r and -A min(max(r, 1 - low), 1 + high). Source: PPO, arXiv 1707.06347, eq. 7
     (epsilon 0.2). Clip-higher (DAPO, arXiv 2503.14476): low 0.2, high 0.28. With `dual_clip` c
-    (arXiv 1912.09729) the loss of tokens with A < 0 is capped at -A c; verl has it on at c = 3, TRL off, the
-    TROLL paper's baseline uses c = 10.
+    (arXiv 1912.09729) the loss of tokens with A < 0 is capped at -A c; verl uses c = 3, TRL disables it, and
+    the TROLL paper's baseline uses c = 10.
 
     Metrics: clip_fraction, and clipped_up / clipped_down by the sign of the advantage.
 
     Settings:
         epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
         epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
-        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
+        dual_clip: largest ratio with a gradient where A < 0; none disables it.
     """
     ratio = log_ratio(new, old).exp()
     per_token, up, down = clipped_surrogate(ratio, advantages, epsilon_low, epsilon_high)
@@ -61,7 +61,7 @@ def clip(
 def dual_clipped(
     per_token: Tensor, down: Tensor, ratio: Tensor, advantages: Tensor, limit: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Cap the loss at -A limit where A < 0; returns it, and where A < 0 and no gradient is left."""
+    """Caps the loss at -A limit where A < 0; returns the loss, and where A < 0 has no gradient."""
     if limit is None:
         return per_token, down
     capped = (advantages < 0) & (ratio.detach() > limit)
@@ -78,13 +78,13 @@ def clipped_surrogate(
 def clipped_between(
     ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The pessimistic maximum, and where it cuts the gradient: (loss, A > 0 and r high, A < 0 and r low).
+    """The clipped surrogate loss, and where it has no gradient: A > 0 and r > high; A < 0 and r < low.
 
     Args:
         ratio: [B, T].
         advantages: [B, T].
-        low: lower bound of the ratio, one or [B, T]; constant.
-        high: upper bound; a number if low is one.
+        low: lower bound of the ratio, a number or [B, T]; constant.
+        high: upper bound; of the same kind as `low`.
     """
     clipped = ratio.clamp(low, high)  # type: ignore[arg-type]
     per_token = torch.maximum(-advantages * ratio, -advantages * clipped)
@@ -93,7 +93,7 @@ def clipped_between(
 
 
 def clip_metrics(up: Tensor, down: Tensor) -> dict[str, Tensor]:
-    """Where the gradient is cut, by the sign of the advantage."""
+    """Metrics of the tokens whose gradient is cut, by the sign of the advantage."""
     return {"clip_fraction": (up | down).float(), "clipped_up": up.float(), "clipped_down": down.float()}
 
 
@@ -121,7 +121,7 @@ def gspo_clip(
 
     Source: GSPO, arXiv 2507.18071 (as in verl and TRL). `gspo-clip` has the bounds of the TROLL
     paper's baseline configuration (0.2, in effect unclipped), `gspo-clip-tight` those of the GSPO paper
-    (3e-4 and 4e-4). Belongs to seq-mean-token-mean.
+    (3e-4 and 4e-4). Requires the aggregation seq-mean-token-mean.
 
     Settings:
         epsilon_low: how far below 1 the ratio of a response may fall before the gradient is cut.
@@ -135,7 +135,7 @@ def gspo_clip(
 def cispo(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, *, ratio_max: Limit = 5.0
 ) -> TokenLosses:
-    """CISPO in TRL's convention, -A sg(min(r, ratio_max)) log pi: weights are cut, no token is dropped.
+    """CISPO in TRL's convention, -A sg(min(r, ratio_max)) log pi: weights are capped, no token is dropped.
 
     Source: MiniMax-M1, arXiv 2506.13585; TRL calls the bound epsilon_high and applies it to r itself, with
     5.0 recommended (ScaleRL). The convention of verl is `cispo-verl`.
@@ -159,10 +159,10 @@ def cispo_verl(
 ) -> TokenLosses:
     """CISPO in verl's convention, -A sg(clip(r, 1 - low, 1 + high)) log pi.
 
-    Source: verl, core_algos.py, with its generic defaults of 0.2; near plain REINFORCE at those values.
+    Source: verl, core_algos.py, with its generic defaults of 0.2, at which it is close to plain REINFORCE.
 
     Settings:
-        epsilon_low: the least weight of a token is 1 less this.
+        epsilon_low: the smallest weight of a token is 1 minus this.
         epsilon_high: the largest weight of a token is 1 plus this.
     """
     weight = log_ratio(new, old).detach().exp()
@@ -184,12 +184,12 @@ def sapo(
 
     Source: SAPO, arXiv 2511.20347, defaults 1.0 (A > 0) and 1.05 (A <= 0). The gradient weight on
     r grad log pi is 4 s (1 - s) <= 1 with s = sigmoid(tau (r - 1)), and 1 at r = 1; the loss itself is
-    2 / tau there. Belongs to seq-mean-token-mean. Metrics: gate (that weight), clip_fraction
+    2 / tau there. Requires the aggregation seq-mean-token-mean. Metrics: gate (that weight), clip_fraction
     (gate below one half).
 
     Settings:
-        temperature_positive: tau where A > 0; larger is a narrower gate.
-        temperature_negative: tau where A <= 0; larger is a narrower gate.
+        temperature_positive: tau where A > 0; larger values narrow the gate.
+        temperature_negative: tau where A <= 0; larger values narrow the gate.
     """
     ratio = log_ratio(new, old).exp()
     tau = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)

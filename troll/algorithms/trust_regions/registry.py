@@ -1,13 +1,13 @@
-"""The registry of trust regions: names, settings, and the object a trainer holds.
+"""The registry of trust regions: names, settings, and the `TrustRegion` object that a trainer calls.
 
-A rule is one function
+A rule is a function
 
     rule(new, old, advantages, mask, *, setting=default, ...) -> TokenLosses
 
-and one `register` line. Its keyword-only parameters are its settings; their annotations say what is allowed
-(see `troll.algorithms.ranges`). A parameter named `group_rewards` asks for the rewards of each prompt's
-group, one named `step_tokens` for all tokens of the optimiser step. A rule need not mind masks: what it gets
-at masked positions is empty, and what it leaves there is cut off.
+and a call of `register`. Its keyword-only parameters are its settings; their annotations define the allowed
+values (see `troll.algorithms.ranges`). A parameter named `group_rewards` receives the rewards of each
+prompt's group, a parameter named `step_tokens` all tokens of the optimiser step. Rules can ignore masking:
+their inputs are empty at masked positions, and their outputs there are set to 0.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from troll.common.settings import keyword_settings
 
 
 class Controller(Protocol):
-    """Moves settings of a rule between optimiser steps."""
+    """Adapts settings of a rule between optimiser steps."""
 
     def values(self) -> dict[str, float]:
-        """The settings as they are now, by name."""
+        """The current values of the adaptive settings, by name."""
         ...
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Learn from the means of one optimiser step."""
+        """Adapt to the mean metrics of one optimiser step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """State needed to resume the run."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         ...
 
 
 @runtime_checkable
 class BatchController(Controller, Protocol):
-    """A controller that minds where rollout batches begin."""
+    """A controller that is notified of the start of every rollout batch."""
 
     def start_batch(self) -> None:
-        """A new rollout batch begins."""
+        """Called at the start of a rollout batch."""
         ...
 
 
@@ -74,22 +74,22 @@ class BatchStopper(BatchController, Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether there are no more updates on this rollout batch, that of the step at hand included."""
+        """Whether the current and all later updates on this rollout batch are skipped."""
         ...
 
 
 @dataclass(frozen=True)
 class RuleInfo(Entry):
-    """What is known of a registered rule; see `Entry`.
+    """The registry entry of a rule; see `Entry`.
 
     Attributes:
-        needs_distribution: whether new and old distributions must be given.
-        needs_group_rewards: whether a `GroupRewards` must be given.
-        needs_step_tokens: whether `StepTokens` of the whole optimiser step must be given.
-        reconstruction: True where the published formulas were not available and the rule is our reading.
-        controller: makes the controller from its settings; None for rules with fixed settings.
-        whole: makes all that `TrustRegion` returns, with masks and common metrics, in fewer launches on a
-            GPU; or returns None where it cannot.
+        needs_distribution: whether the rule needs the distributions of the new and the old policy.
+        needs_group_rewards: whether the rule needs `GroupRewards`.
+        needs_step_tokens: whether the rule needs the `StepTokens` of the whole optimiser step.
+        reconstruction: True if the published formulas were not available and the rule is our interpretation.
+        controller: builds the controller from its settings; None for rules with fixed settings.
+        whole: computes all that `TrustRegion` returns, masking and common metrics included, in fewer GPU
+            kernel launches; returns None if it cannot.
     """
 
     needs_distribution: bool = False
@@ -101,7 +101,7 @@ class RuleInfo(Entry):
 
 
 class _TrustRegions(Registry[RuleInfo]):
-    """Rules by name; one in a file of its own is what the file says when asked for, and is not listed."""
+    """Rules by name. A rule in a user's file is loaded on access and not listed."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -109,26 +109,26 @@ class _TrustRegions(Registry[RuleInfo]):
 
     def __getitem__(self, name: str) -> RuleInfo:
         if name.endswith(".py"):
-            raise UserError(f"trust region: {name} names no function; expected {name}:my_function")
+            raise UserError(f"trust region: {name} does not name a function; expected {name}:my_function")
         if not names_a_file(name):
             return super().__getitem__(name)
         rule, module = load_rule(name)
-        known = self._in_files.get(name)
-        if known is None or known.function is not rule:  # the file, or the working directory, has changed
+        entry = self._in_files.get(name)
+        if entry is None or entry.function is not rule:  # the file or the working directory has changed
             distribution = bool(getattr(module, "NEEDS_DISTRIBUTION", False))
             register(name, rule, needs_distribution=distribution)
-            known = self._in_files[name] = self._entries.pop(name)
-        return known
+            entry = self._in_files[name] = self._entries.pop(name)
+        return entry
 
     def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """As of any registry; a controller refuses settings that do not go together."""
+        """As `Registry.complete`; the controller also rejects incompatible settings."""
         completed = super().complete(name, settings)
         _controller(self.find(name), completed)
         return completed
 
 
 def _controller(info: RuleInfo, settings: Mapping[str, Any]) -> Controller | None:
-    """What moves settings of a rule between steps; None where nothing does."""
+    """The controller of a rule; None for rules with fixed settings."""
     if info.controller is None:
         return None
     return info.controller(**{key: settings[key] for key in keyword_settings(info.controller)})
@@ -149,17 +149,17 @@ def register(
     whole: Callable[..., TokenLosses | None] | None = None,
     **defaults: Any,
 ) -> None:
-    """Make a rule known under a name.
+    """Register a rule under a name.
 
     Args:
-        name: the name users write.
+        name: the name used in configurations.
         rule: see the module docstring.
         needs_distribution: whether the rule reads `TokenPolicy.distribution`.
-        aggregation: one of `AGGREGATIONS` if the rule is only itself under that one.
+        aggregation: the aggregation that the rule requires, one of `AGGREGATIONS`; None if it allows any.
         reconstruction: see `RuleInfo`.
-        controller: a class with keyword-only settings; the settings it moves are no longer the user's.
+        controller: a class with keyword-only settings; its `values` override those that the user has set.
         whole: see `RuleInfo`.
-        **defaults: defaults that differ from the function's.
+        **defaults: defaults that override the function's.
     """
     TRUST_REGIONS.add(
         RuleInfo,
@@ -177,37 +177,37 @@ def register(
 
 
 class TrustRegion:
-    """A rule with its settings: what the trainer calls on every micro-batch.
+    """A rule with its settings; the trainer calls it on every micro-batch.
 
     Attributes:
         name: registered name.
         info: the registry entry.
-        settings: all settings, as `Registry.complete` gives them.
+        settings: all settings, as returned by `Registry.complete`.
     """
 
     def __init__(self, info: RuleInfo, settings: Mapping[str, Any]) -> None:
         self.info, self.name, self.settings = info, info.name, settings
-        self._of_rule = {key: settings[key] for key in keyword_settings(info.function)}
+        self._initial = {key: settings[key] for key in keyword_settings(info.function)}
         self._controller = _controller(info, settings)
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether new and old policy must come with their distributions."""
+        """Whether the rule needs the distributions of the new and the old policy."""
         return self.info.needs_distribution
 
     @property
     def needs_group_rewards(self) -> bool:
-        """Whether a `GroupRewards` must be given."""
+        """Whether the rule needs `GroupRewards`."""
         return self.info.needs_group_rewards
 
     @property
     def needs_step_tokens(self) -> bool:
-        """Whether the rule decides over all tokens of an optimiser step."""
+        """Whether the rule needs all tokens of an optimiser step."""
         return self.info.needs_step_tokens
 
     def current_settings(self) -> dict[str, Any]:
-        """The rule's settings as they are now, moved ones included."""
-        return self._of_rule if self._controller is None else self._of_rule | self._controller.values()
+        """The current settings of the rule, adapted ones included."""
+        return self._initial if self._controller is None else self._initial | self._controller.values()
 
     def __call__(
         self,
@@ -220,32 +220,31 @@ class TrustRegion:
         *,
         seed: int = 0,
     ) -> TokenLosses:
-        """Per-token losses [B, T] with the rule's own and the common metrics.
+        """Per-token losses [B, T], with the metrics of the rule and the common metrics.
 
-        Masked positions and gradients are dealt with here, once for all rules: the rule gets policies and
-        advantages that are empty where masked, an old policy and advantages without gradient, and its losses
-        and metrics are 0 where masked.
+        Handles masked positions and gradients for all rules: the rule receives policies and advantages that
+        are empty at masked positions, an old policy and advantages without gradient; its losses and metrics
+        are set to 0 at masked positions.
 
-        Common metrics, each [B, T], the same measure for every rule: `ratio` new / old of the sampled token,
+        Common metrics, each [B, T] and defined alike for every rule: `ratio` new / old of the sampled token,
         `log_ratio_abs`, `clip_fraction` (1 where the rule clipped, masked or projected), `kl_to_old_sampled`
-        (an unbiased estimate of KL(new || old) from the sampled token: r log r - r + 1), and with
-        distributions
-        `kl_to_old` (exact KL(new || old) on the kept tokens and the tail) and `kept_mass` (mass of the kept
-        tokens under the old policy).
+        (an unbiased estimate of KL(new || old) from the sampled token: r log r - r + 1); if distributions are
+        given, also `kl_to_old` (exact KL(new || old) on the kept tokens and the tail) and `kept_mass` (mass
+        of the kept tokens under the old policy).
 
         Args:
             new: policy being trained.
             old: policy that sampled; constant.
             advantages: [B, T]; constant.
             mask: [B, T], 1 at response tokens.
-            group_rewards: rewards of each prompt's group, for the rules that need it.
-            step_tokens: all tokens of the optimiser step, for the rules that decide over them; left out, the
-                step is this batch.
-            seed: of random choices where step_tokens is left out.
+            group_rewards: rewards of each prompt's group, for rules that need them.
+            step_tokens: all tokens of the optimiser step, for rules that need them; by default, those of this
+                batch.
+            seed: seed of random choices if `step_tokens` is not given.
 
         Raises:
             UserError: the rule needs distributions or rewards that are not given, does not return
-                `TokenLosses` of the shape of the mask, or has a metric of a name that is reserved.
+                `TokenLosses` of the shape of the mask, or returns a metric with a reserved name.
         """
         if self.needs_distribution and (new.distribution is None or old.distribution is None):
             raise UserError(
@@ -259,18 +258,18 @@ class TrustRegion:
         mask = mask.bool()
         new, old = new.where(mask), old.detach().where(mask)
         advantages = advantages.detach().masked_fill(~mask, 0.0)
-        more: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         if self.needs_group_rewards:
             if group_rewards is None:
                 raise UserError(
                     f"trust region {self.name!r} needs the rewards of each prompt's group (group_rewards)"
                 )
-            more["group_rewards"] = group_rewards
+            inputs["group_rewards"] = group_rewards
         if self.needs_step_tokens:
             if step_tokens is None:
                 step_tokens = StepTokens.of(new, old, advantages, mask, seed)
-            more["step_tokens"] = step_tokens
-        losses = self.info.function(new, old, advantages, mask, **more, **settings)
+            inputs["step_tokens"] = step_tokens
+        losses = self.info.function(new, old, advantages, mask, **inputs, **settings)
         if not isinstance(losses, TokenLosses):
             raise UserError(
                 f"trust region {self.name!r}: must return TokenLosses, not {type(losses).__name__}"
@@ -292,7 +291,7 @@ class TrustRegion:
         off = ~mask
         metrics = {name: value.detach() for name, value in losses.metrics.items()}
         if takes_triton(mask.device) and len({value.dtype for value in metrics.values()}) == 1:
-            # In two launches, however many there are.
+            # Two kernel launches for any number of metrics.
             stacked = torch.stack(list(metrics.values())).masked_fill_(off, 0.0)
             metrics = dict(zip(metrics, stacked.unbind(), strict=True))
         else:
@@ -301,7 +300,7 @@ class TrustRegion:
 
     @staticmethod
     def _common_metrics(
-        new: TokenPolicy, old: TokenPolicy, mask: Tensor, known: Mapping[str, Tensor]
+        new: TokenPolicy, old: TokenPolicy, mask: Tensor, reported: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         difference = log_ratio(new, old)
         ratio = difference.exp()
@@ -313,18 +312,18 @@ class TrustRegion:
         }
         if new.distribution is not None and old.distribution is not None:
             metrics["kept_mass"] = old.distribution.kept_mass()
-            if "kl_to_old" not in known:
+            if "kl_to_old" not in reported:
                 rows = kl_divergence(compared_rows(new, mask).atoms(), compared_rows(old, mask).atoms())
                 metrics["kl_to_old"] = metric_rows(rows, mask)
         return metrics
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Tell an adaptive rule the means of one optimiser step; others ignore it."""
+        """Pass the mean metrics of one optimiser step to the rule's controller, if it has one."""
         if self._controller is not None:
             self._controller.after_step(metrics)
 
     def start_batch(self) -> None:
-        """Tell a rule that minds it that a new rollout batch begins; others ignore it."""
+        """Notify the rule's controller of the start of a rollout batch, if it is a `BatchController`."""
         if isinstance(self._controller, BatchController):
             self._controller.start_batch()
 
@@ -335,21 +334,21 @@ class TrustRegion:
 
     @property
     def stopped(self) -> bool:
-        """Whether there are no more updates on this rollout batch, that of the step at hand included."""
+        """Whether the current and all later updates on this rollout batch are skipped."""
         return isinstance(self._controller, BatchStopper) and self._controller.stopped
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the adaptive settings; empty for rules without."""
+        """State of the adaptive settings; empty for rules without any."""
         return {} if self._controller is None else self._controller.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         if self._controller is not None:
             self._controller.load_state_dict(state)
 
 
 def make_trust_region(name: str, /, **settings: Any) -> TrustRegion:
-    """A registered rule with settings.
+    """Create a `TrustRegion` from a registered rule and settings.
 
     Raises:
         UserError: unknown name or setting, or a value that the setting does not allow.

@@ -16,7 +16,7 @@ from troll.algorithms.trust_regions.ratio import (
 )
 from troll.algorithms.trust_regions.types import LOG_RATIO_LIMIT, TokenLosses, TokenPolicy, log_ratio
 
-# The least log-weight of a response in VESPO, as in its authors' code and TRL.
+# The smallest log-weight of a response in VESPO, as in its authors' code and TRL.
 VESPO_LOG_WEIGHT_MIN = math.log(1e-8)
 
 
@@ -37,7 +37,7 @@ def luspo(
     """LUSPO: the loss of `gspo-clip`, summed over the tokens of a response instead of averaged.
 
     Source: LUSPO, arXiv 2602.05261 (section 5.1: 2e-3 and 2.5e-3), as in TRL (loss_type "luspo" with
-    importance_sampling_level "sequence"). Belongs to seq-mean-token-sum.
+    importance_sampling_level "sequence"). Requires the aggregation seq-mean-token-sum.
 
     Settings:
         epsilon_low: how far below 1 the ratio of a response may fall before the gradient is cut.
@@ -61,8 +61,8 @@ def gmpo(
     A. As for `gspo-clip`, every token carries the value of its response and the gradient of its own term.
 
     Source: GMPO, arXiv 2507.20673 (0.4), as in TRL (experimental) and verl (geo_mean). verl takes the mean
-    advantage of a response; where all tokens have the same one, as with outcome rewards, all agree.
-    Belongs to seq-mean-token-mean.
+    advantage of a response; all agree if its tokens have the same advantage, as with outcome rewards.
+    Requires the aggregation seq-mean-token-mean.
 
     Metrics: those of `clip`.
 
@@ -94,7 +94,7 @@ def vespo(
 ) -> TokenLosses:
     """VESPO: -sg(W^k exp(lambda (1 - W))) A log pi, with W the ratio of the whole response.
 
-    W = exp(sum log r), within [1e-8, e^20]; k and lambda go by the sign of A (0 counts as positive).
+    W = exp(sum log r), within [1e-8, e^20]; k and lambda depend on the sign of A (0 counts as positive).
     Source: VESPO, arXiv 2602.10693, as in TRL (loss_type "vespo").
 
     Metrics: sequence_weight (the factor), clip_fraction (factor below one half).
@@ -121,13 +121,13 @@ def topr(
     """TOPR: -A log pi where A > 0, and weighted by sg(min(1, s)) where A < 0.
 
     s = exp(mean log r) of the response. Source: TOPR, arXiv 2503.14286, whose s is the ratio of the whole
-    response, exp(sum log r): length_normalised off. Over many tokens that is 0 or above 1 nearly always, so
-    that the mean is the default here. The paper's A are rewards of +1 and -1 without a baseline.
+    response, exp(sum log r): length_normalised off. For long responses that is nearly always 0 or above 1, so
+    the mean is the default here. The paper's A are rewards of +1 and -1 without a baseline.
 
-    Metrics: sequence_weight (the factor), clip_fraction (A < 0 and s > 1, where the factor stops at 1).
+    Metrics: sequence_weight (the factor), clip_fraction (A < 0 and s > 1, where the factor is capped at 1).
 
     Settings:
-        length_normalised: take the mean of log r over a response for s, else the sum.
+        length_normalised: compute s from the mean of log r over the response instead of the sum.
     """
     difference = log_ratio(new, old).detach() * mask
     total = difference.sum(-1, keepdim=True)
@@ -148,12 +148,12 @@ def opsm(
     epsilon_low: Limit = 0.2,
     epsilon_high: Limit = 0.2,
 ) -> TokenLosses:
-    """Off-policy sequence mask: clip, without responses of A < 0 whose mean log(old / new) > threshold.
+    """Off-policy sequence mask: clip, dropping responses with A < 0 and mean log(old / new) > threshold.
 
-    Source: DeepSeek-V3.2, arXiv 2512.02556, as in TRL (off_policy_mask_threshold). Both leave the threshold
-    to the user: set it. The default is slime's (--opsm-delta 1e-4).
+    Source: DeepSeek-V3.2, arXiv 2512.02556, as in TRL (off_policy_mask_threshold). Neither has a
+    default threshold, so set it; the default here is slime's (--opsm-delta 1e-4).
 
-    Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped ones), and `clip`'s.
+    Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped tokens), and those of `clip`.
 
     Settings:
         threshold: largest mean log(old / new) of a response with A < 0 that is kept, nats.

@@ -1,4 +1,4 @@
-"""kl-stop: no bound on a token, but an end to the updates on a rollout batch that have gone too far."""
+"""kl-stop: no per-token bound, but early stopping of the updates on a rollout batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from troll.common.errors import UserError
 
 
 def kl_stop(new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor) -> TokenLosses:
-    """KL stop: -A r, and a rollout batch is left when the mean KL(new || old) passes kl_bound."""
+    """KL stop: -A r; updates on a rollout batch stop once the mean KL(new || old) exceeds kl_bound."""
     return importance_weighted(new, old, advantages, mask)
 
 
 class StopController:
     """Ends the updates on a rollout batch at the first optimiser step whose mean KL is above a bound.
 
-    The KL is measured before the step's update, which is not made; nor are the batch's later ones. It is the
-    exact KL(new || old) on kept tokens and tail where distributions are given, else its sample estimate.
+    The KL is measured before the step's update; that update and all later ones of the batch are skipped. It
+    is the exact KL(new || old) on kept tokens and tail if distributions are given, else its sample estimate.
 
     Source: early stopping of PPO in Spinning Up (target 0.01, stops above 1.5 times that).
 
     Args:
-        kl_bound: mean KL above which a rollout batch is left, nats per token.
+        kl_bound: mean KL above which the updates on a rollout batch stop, nats per token.
     """
 
     def __init__(self, *, kl_bound: Limit = 0.015) -> None:
@@ -36,15 +36,15 @@ class StopController:
 
     @property
     def stopped(self) -> bool:
-        """Whether there are no more updates on this rollout batch, that of the step at hand included."""
+        """Whether the current and all later updates on this rollout batch are skipped."""
         return self._stopped
 
     def start_batch(self) -> None:
-        """A new rollout batch begins."""
+        """Allow updates again at the start of a rollout batch."""
         self._stopped = False
 
     def values(self) -> dict[str, float]:
-        """No setting of the rule moves."""
+        """Empty: the rule has no adaptive settings."""
         return {}
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
@@ -57,9 +57,9 @@ class StopController:
         self._stopped = self._stopped or measured > self.kl_bound
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the batch at hand was left."""
+        """Whether the updates on the current batch have stopped."""
         return {"stopped": self._stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self._stopped = bool(state["stopped"])

@@ -1,6 +1,6 @@
-"""Clip with other bounds for each token, and clip that keeps or turns round what it cuts.
+"""Variants of clip: token-dependent bounds (dcpo, ripo), inverse weights (aspo), outside gradients (ce-gppo).
 
-dcpo, ripo, aspo, ce-gppo: rules on the ratio r = new / old of the sampled token, whose old probability is q.
+r = new / old is the ratio of the sampled token, and q its old probability.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def dcpo(
     ratio_max: AtLeastOne = 10.0,
     dual_clip: DualClip | None = None,
 ) -> TokenLosses:
-    """DCPO: clip whose bounds are wider where the old probability q was small.
+    """DCPO: clip with wider bounds for tokens of small old probability q.
 
     With e1 = epsilon_low and e2 = epsilon_high, r is clipped to
     [1/2 + 1/2 sqrt(max(1 - 4 e1 / q, 0)), min(1/2 + 1/2 sqrt(1 + 4 e2 / q), ratio_max)].
 
     Source: DCPO, arXiv 2509.02333, and its code (lime-RL/DCPO, core_algos.py, clip_type "dynamic"), whose
-    least ratio_max is 10. The code also has a dual clip, which the paper's objective lacks: off here.
-    Of the paper's other parts, advantages smoothed over a run and means over responses, this rule has none.
+    smallest ratio_max is 10. The code also has a dual clip, which the paper's objective lacks: off here.
+    The paper's other parts, advantages smoothed over a run and means over responses, are not included.
 
     Metrics: those of `clip`.
 
@@ -55,7 +55,7 @@ def dcpo(
         epsilon_low: e1, width of the lower bound.
         epsilon_high: e2, width of the upper bound.
         ratio_max: the upper bound is never above this.
-        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
+        dual_clip: largest ratio with a gradient where A < 0; none disables it.
     """
     probability = _old_probability(new, old)
     ratio = log_ratio(new, old).exp()
@@ -76,7 +76,7 @@ def ripo(
     ratio_min: Share = 0.5,
     ratio_max: AtLeastOne = 10.0,
 ) -> TokenLosses:
-    """RIPO: clip to 1 +- sqrt(delta / q), the same distance in Fisher's metric for every token.
+    """RIPO: clip to 1 +- sqrt(delta / q), an equal distance in the Fisher metric for every token.
 
     The bounds stay within [ratio_min, ratio_max]. Source: RIPO, arXiv 2607.10169 (delta 0.05, outer bounds
     0.5 and 10); no code of its authors is known.
@@ -105,13 +105,13 @@ def aspo(
     epsilon_high: Limit = 0.2,
     weight_max: Positive = 3.0,
 ) -> TokenLosses:
-    """ASPO: where A > 0 the weight is 1 / r, so that tokens that lag behind gain most.
+    """ASPO: weight 1 / r where A > 0, which favours tokens of small ratio.
 
     A > 0: -A sg(min(1 / r, weight_max)) log pi, and no gradient where r > 1 + epsilon_high. A <= 0: `clip`.
 
     Source: ASPO, arXiv 2510.06062 (epsilon 0.2), and its code (wizard-III/Archer2.0, core_algos.py; weights
     up to 3). The code has wider bounds for tokens of high entropy, and where A < 0 weights of at most 3 that
-    keep their gradient; the paper's clip is followed.
+    keep their gradient; this rule follows the paper's clip.
 
     Metrics: those of `clip`.
 
@@ -139,7 +139,7 @@ def ce_gppo(
     beta_high: NotNegative = 1.0,
     dual_clip: DualClip | None = None,
 ) -> TokenLosses:
-    """CE-GPPO: clip, but tokens outside keep a gradient of a fixed size.
+    """CE-GPPO: clip, but tokens outside the bounds keep a gradient of fixed size.
 
     Where A > 0 and r > 1 + epsilon_high: -beta_high (1 + epsilon_high) A r / sg(r); where A < 0 and
     r < 1 - epsilon_low: -beta_low (1 - epsilon_low) A r / sg(r); -A r elsewhere.
@@ -148,14 +148,14 @@ def ce_gppo(
     compute_gppo_loss_general_beta: betas 0.25 and 1; its 7B recipe: 0.75 and 1, epsilon 0.2). The code also
     has a dual clip (10 in that recipe), which the paper's objective lacks: off here.
 
-    Metrics: clip_fraction counts the tokens outside, although they have a gradient; the others are `clip`'s.
+    Metrics: those of `clip`; clip_fraction counts the tokens outside the bounds, which keep a gradient.
 
     Settings:
-        epsilon_low: 1 less this is the lower bound of the ratio where A < 0.
+        epsilon_low: 1 minus this is the lower bound of the ratio where A < 0.
         epsilon_high: 1 plus this is the upper bound of the ratio where A > 0.
         beta_low: scale of the gradient below the lower bound.
         beta_high: scale of the gradient above the upper bound.
-        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
+        dual_clip: largest ratio with a gradient where A < 0; none disables it.
     """
     ratio = log_ratio(new, old).exp()
     value = ratio.detach()

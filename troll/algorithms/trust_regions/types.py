@@ -1,4 +1,4 @@
-"""What goes into a trust-region rule and what comes out."""
+"""Inputs and outputs of trust-region rules."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from troll.common.errors import UserError
 # Log-ratios are clamped to this range before exp, as verl does (trainer/ppo/core_algos.py).
 LOG_RATIO_LIMIT = 20.0
 DIFFERENT_TOKENS = "the new and the old policy keep different tokens"
-NOT_KEPT = "a sampled token is not among the kept ones; keep it always (sparsify: always_keep)"
+NOT_KEPT = "a sampled token is not among the kept tokens; force it (sparsify: always_keep)"
 
 
 @dataclass(frozen=True)
 class TokenPolicy:
-    """What a rule may know of one policy at the response tokens.
+    """One policy at the response tokens, as passed to a rule.
 
     Attributes:
         log_probs: [B, T] log-probability of the sampled tokens.
-        distribution: [B, T, K]; new and old on the same token_ids, chosen by the old policy.
+        distribution: [B, T, K]; new and old policy have the same token_ids, chosen by the old policy.
         entropy: [B, T] in nats.
-        token_ids: [B, T] the sampled tokens; needed (on one of the two policies) by rules that read the
-            distribution, to find the sampled token among the kept ones.
+        token_ids: [B, T] the sampled tokens; rules that read the distribution need them on one of the two
+            policies, to find the sampled token among the kept tokens.
     """
 
     log_probs: Tensor
@@ -59,11 +59,11 @@ class TokenPolicy:
 class GroupRewards:
     """Rewards of the responses to the same prompt, for rules that solve one problem per prompt.
 
-    Every row carries the rewards of its whole group: shuffling and micro-batching cannot break groups.
+    Every row carries the rewards of its whole group, so shuffling and micro-batching cannot split groups.
 
     Attributes:
-        own: [B] rewards.
-        of_group: [B, G] rewards of all responses to the row's prompt, its own included; NaN pads.
+        own: [B] reward of each response.
+        of_group: [B, G] rewards of all responses to the same prompt, including `own`; padded with NaN.
     """
 
     own: Tensor
@@ -79,7 +79,7 @@ class GroupRewards:
         """
         same = groups.unsqueeze(1) == groups.unsqueeze(0)
         width = int(same.sum(1).max()) if len(groups) else 0
-        # Stable sort brings each row's members to the front in their order.
+        # The stable sort moves each row's group members to the front and keeps their order.
         order = same.int().argsort(dim=1, descending=True, stable=True)[:, :width]
         member = same.gather(1, order)
         return cls(rewards, rewards[order].masked_fill(~member, torch.nan))
@@ -87,18 +87,18 @@ class GroupRewards:
 
 @dataclass(frozen=True)
 class StepTokens:
-    """All response tokens of an optimiser step, for rules that decide over the whole of it.
+    """All response tokens of an optimiser step, for rules whose decisions depend on all of them.
 
-    A mini-batch may be cut into micro-batches and spread over processes; a rule is called for each part, and
-    every call gets the same step, so that its decisions do not depend on how the step was cut.
+    A mini-batch may be split into micro-batches and over processes; the rule is called for each part. Every
+    call receives the tokens of the whole step, so decisions do not depend on how the step is split.
 
     Attributes:
         log_probs: [N] of the policy being trained.
         log_ratio: [N], see `log_ratio`.
         advantages: [N].
-        start: number of the first of these tokens that belongs to the part at hand; its tokens follow in the
-            order of their responses.
-        seed: of this step's random choices.
+        start: index of the first of these tokens that belongs to the current part; the part's tokens follow
+            in the order of their responses.
+        seed: seed of this step's random choices.
     """
 
     log_probs: Tensor
@@ -111,29 +111,29 @@ class StepTokens:
     def of(
         cls, new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, seed: int = 0
     ) -> StepTokens:
-        """The step that consists of one part.
+        """Build the tokens of a step that consists of a single part.
 
         Args:
             new: policy being trained.
             old: the policy it is compared with.
             advantages: [B, T].
             mask: [B, T] bool.
-            seed: of this step's random choices.
+            seed: seed of this step's random choices.
         """
         difference = log_ratio(new, old).detach()[mask]
         log_probs = new.log_probs.detach()[mask].to(difference.dtype)
         return cls(log_probs, difference, advantages.detach()[mask].to(difference.dtype), seed=seed)
 
     def own(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Values [N] of the step's tokens at those of the part [B, T] that mask (bool) marks; 0 elsewhere."""
+        """Values [N] of the step's tokens, placed at the current part's mask [B, T] (bool); 0 elsewhere."""
         return scatter_rows(values[self.start : self.start + int(mask.sum())], mask)
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Per-token losses and what to report about them.
+    """Per-token losses and metrics of a rule.
 
-    A rule may leave anything at masked positions and gradients in its metrics: `TrustRegion` removes both.
+    A rule may return any values at masked positions and metrics with gradients: `TrustRegion` removes both.
 
     Attributes:
         per_token: [B, T] loss to minimise, before aggregation; 0 at masked positions.
@@ -144,7 +144,7 @@ class TokenLosses:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
     def with_metrics(self, **extra: Tensor) -> TokenLosses:
-        """The same losses with metrics added where the rule has not reported them itself."""
+        """The same losses with additional metrics; metrics that the rule has reported take precedence."""
         return replace(self, metrics={**extra, **self.metrics})
 
 
@@ -158,18 +158,18 @@ def log_ratio(new: TokenPolicy, old: TokenPolicy) -> Tensor:
 
 
 def token_rows(values: Tensor, mask: Tensor) -> Tensor:
-    """Values [B, T] of the positions that a mask marks, [M], as the rows of `compared_rows`.
+    """Values [B, T] at the positions where the mask is set, [M], in the order of `compared_rows`.
 
-    Where Triton kernels run these are all positions, [B T]: to choose some, the host would have to wait until
-    the device knows how many. What masked positions get is thrown away by `scatter_rows`.
+    With Triton kernels all positions are returned, [B T], because a selection would make the host wait for
+    the number of rows; `scatter_rows` discards the masked positions.
     """
     return values.reshape(-1) if takes_triton(values.device) else values[mask]
 
 
 def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
-    """Values [M] of the positions that mask [B, T] (bool) marks, back in their places; 0 elsewhere.
+    """Scatters values [M] to the positions where mask [B, T] (bool) is set; 0 elsewhere.
 
-    Rows of all positions (see `token_rows`) are taken, too.
+    Also accepts rows of all positions, see `token_rows`.
     """
     if takes_triton(rows.device) and rows.shape[0] == mask.numel():
         return rows.reshape(mask.shape).masked_fill(~mask, 0)
@@ -177,21 +177,20 @@ def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
 
 
 def metric_rows(rows: Tensor, mask: Tensor) -> Tensor:
-    """As `scatter_rows` for metrics: masked positions may hold anything, `TrustRegion` removes it at once."""
+    """As `scatter_rows` for metrics, whose masked positions may hold any value: `TrustRegion` clears them."""
     if takes_triton(rows.device) and rows.shape[0] == mask.numel():
         return rows.reshape(mask.shape)
     return scatter_rows(rows, mask)
 
 
 def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
-    """The distribution at the response tokens [M, K], as all divergences between policies see it.
+    """The distribution at the response tokens, [M, K], from which divergences between policies are computed.
 
-    Masked positions are left out, or empty rows (see `token_rows`). No tail has less than
-    exp(DEFAULT_LOG_PROB): an old tail that was rounded off to zero must not forbid what the new policy has
-    there.
+    Masked positions are left out, or are empty rows (see `token_rows`). Tail masses are at least
+    exp(DEFAULT_LOG_PROB), so an old tail that was rounded to zero does not make divergences infinite.
 
     Raises:
-        UserError: the policy came without its distribution.
+        UserError: the policy has no distribution.
     """
     if policy.distribution is None:
         raise UserError("this trust region needs the distributions of the new and the old policy")
@@ -200,10 +199,10 @@ def compared_rows(policy: TokenPolicy, mask: Tensor) -> SparseLogProbs:
 
 
 def sampled_ids(new: TokenPolicy, old: TokenPolicy) -> Tensor:
-    """The sampled tokens [B, T] of the policy that has them.
+    """The sampled tokens [B, T], from whichever policy has them.
 
     Raises:
-        UserError: neither has.
+        UserError: neither policy has them.
     """
     sampled = new.token_ids if new.token_ids is not None else old.token_ids
     if sampled is None:
@@ -214,19 +213,16 @@ def sampled_ids(new: TokenPolicy, old: TokenPolicy) -> Tensor:
 
 
 def sampled_slots(new: TokenPolicy, old: TokenPolicy, ids: Tensor, chosen: Tensor) -> Tensor:
-    """Position of the sampled token among the kept ones.
+    """Index of the sampled token among the kept tokens, [M] int64.
 
     Args:
-        new: its or the old policy's `token_ids` [B, T] are used.
+        new: its `token_ids` [B, T] are used, else those of `old`.
         old: see `new`.
-        ids: [M, K] kept tokens of the chosen positions, as `compared_rows` gives them.
+        ids: [M, K] kept tokens of the chosen positions, as returned by `compared_rows`.
         chosen: [B, T] bool, M of them true.
 
-    Returns:
-        [M] int64.
-
     Raises:
-        UserError: no sampled ids are given, or one of them was not kept.
+        UserError: neither policy has sampled ids, or a sampled token was not kept.
     """
     kept, slot = (ids == token_rows(sampled_ids(new, old), chosen).unsqueeze(-1)).max(-1)
     if kept.shape[0] == chosen.numel():

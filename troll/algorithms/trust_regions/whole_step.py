@@ -1,7 +1,7 @@
-"""Rules that decide over all tokens of an optimiser step: m2po, bapo, clip-cov, kl-cov.
+"""Rules whose decisions depend on all tokens of an optimiser step: m2po, bapo, clip-cov, kl-cov.
 
-Their originals decide over whatever one call of the loss sees, which depends on how a mini-batch was cut to
-save memory. Here the step's tokens come as `StepTokens`, the same for each of its parts and processes.
+The original implementations use the tokens of one call of the loss, which depend on how the mini-batch was
+split to save memory. Here every part and process receives the same `StepTokens`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def m2po(
 ) -> TokenLosses:
     """M2PO: drops the farthest tokens until the mean (log r)^2 of the rest is within a bound.
 
-    Of the step's tokens that move with their advantage (A log r > 0), the largest (log r)^2 are dropped until
-    the mean of those that stay is <= threshold; -A r on all others. Means of losses count dropped tokens.
+    Of the step's tokens that move with their advantage (A log r > 0), those of largest (log r)^2 are dropped
+    until the mean over the rest is <= threshold; the loss of all other tokens is -A r. Mean losses count
+    dropped tokens.
 
     Source: M2PO, arXiv 2510.01161 (0.04), algorithm 1, as in agentscope-ai/Trinity-RFT,
     m2po_policy_loss.py.
@@ -60,19 +61,19 @@ def balanced_bounds(
     ratio: Tensor, advantages: Tensor, low: tuple[float, float, float], high: tuple[float, float, float],
     target: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """BAPO's bounds for a step.
+    """BAPO's lower and upper bound for a step.
 
-    The positive mass is the sum of A min(r, high) where A >= 0, the negative one that of -A max(r, low) where
-    A < 0. The lower bound goes up first, then the upper one, until positive / negative >= target. Measured
-    like this, a higher lower bound adds to the negative mass: it is at its last value before the upper one
+    The positive mass is the sum of A min(r, high) where A >= 0, the negative mass that of -A max(r, low)
+    where A < 0. First the lower bound is raised, then the upper bound, until positive / negative >= target.
+    Raising the lower bound increases the negative mass, so it reaches its last value before the upper bound
     moves.
 
     Args:
         ratio: [N].
         advantages: [N].
-        low: first and last value of the lower bound, and its step.
-        high: the same of the upper bound.
-        target: see above.
+        low: first value, last value and step of the lower bound.
+        high: first value, last value and step of the upper bound.
+        target: target of the positive over the negative mass.
     """
     lower, upper = low[0], high[0]
 
@@ -104,11 +105,11 @@ def bapo(
     target: NotNegative = 1.0,
     dual_clip: DualClip | None = None,
 ) -> TokenLosses:
-    """BAPO: clip whose bounds move until positive advantages weigh as much as negative ones.
+    """BAPO: clip whose bounds are raised until positive advantages weigh as much as negative ones.
 
-    See `balanced_bounds`: from ratio_min up to ratio_min_last, then from ratio_max up to ratio_max_last.
+    See `balanced_bounds`: from ratio_min to ratio_min_last, then from ratio_max to ratio_max_last.
 
-    Source: BAPO, arXiv 2510.18927; its recipe for verl (policy_loss.py) is followed with its values. The
+    Source: BAPO, arXiv 2510.18927; follows its recipe for verl (policy_loss.py) and its values. The
     paper's algorithm 1 moves the upper bound first, compares the positive mass with the sum of both
     (target 0.4) and goes from 0.6 to 0.9 by 0.02 and from 1.2 to 3 by 0.05. The recipe also has a dual clip
     at 3, which the paper's objective lacks: off here.
@@ -120,9 +121,9 @@ def bapo(
         ratio_min_last: last value of the lower bound.
         ratio_max: first value of the upper bound.
         ratio_max_last: last value of the upper bound.
-        bound_step: how far a bound moves at a time.
+        bound_step: increment of the bounds.
         target: positive over negative mass at which the bounds stop.
-        dual_clip: largest ratio with a gradient where A < 0; none for no such bound.
+        dual_clip: largest ratio with a gradient where A < 0; none disables it.
     """
     low, high = balanced_bounds(
         step_tokens.log_ratio.exp(),
@@ -149,7 +150,7 @@ def _covariance(step: StepTokens) -> Tensor:
 
 
 def _count(share: float, tokens: int) -> int:
-    """At least one token of a step, as in verl; none for a share of 0."""
+    """The share as a number of tokens: at least 1, as in verl, but 0 for a share of 0."""
     return min(max(int(share * tokens), 1), tokens) if share > 0 else 0
 
 
@@ -166,19 +167,19 @@ def clip_cov(
     epsilon_low: Limit = 0.2,
     epsilon_high: Limit = 0.2,
 ) -> TokenLosses:
-    """Clip-Cov: clip, without a few random tokens whose advantage and log-probability covary strongly.
+    """Clip-Cov: clip, dropping a few random tokens of high covariance of advantage and log-probability.
 
-    Of the step's tokens whose (A - mean A) (log pi - mean log pi) lies between covariance_min and
-    covariance_max and which clip leaves alone, a share of all tokens (at least one) is dropped at random, so
-    that the entropy falls more slowly.
+    Drops a share of the step's tokens (at least one), chosen at random among those that are not clipped and
+    whose (A - mean A) (log pi - mean log pi) is between covariance_min and covariance_max. This slows down
+    the decrease of the entropy.
 
     Source: arXiv 2505.22617, as in verl (clip_cov: 2e-4, 1 and 5). Seeded by run and optimiser step.
 
-    Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped ones), and `clip`'s.
+    Metrics: clip_fraction (dropped or clipped tokens), masked_fraction (dropped tokens), and those of `clip`.
 
     Settings:
-        share: of the step's tokens that is dropped at random.
-        covariance_min: least covariance of a token that may be dropped.
+        share: share of the step's tokens that is dropped at random.
+        covariance_min: smallest covariance of a token that may be dropped.
         covariance_max: largest covariance of a token that may be dropped.
         epsilon_low: how far below 1 the ratio may fall before the gradient is cut.
         epsilon_high: how far above 1 the ratio may rise before the gradient is cut.
@@ -189,17 +190,17 @@ def clip_cov(
         covariance = _covariance(step_tokens)
         between = (covariance > covariance_min) & (covariance < covariance_max)
         candidates = (between & ~(up | down)).nonzero().squeeze(-1)
-        # In an order that does not depend on that of the responses, which cutting by length changes.
+        # Sorted, because splitting by length changes the order of the responses.
         candidates = candidates[covariance[candidates].argsort()]
         generator = torch.Generator().manual_seed(step_tokens.seed)
         chosen = torch.randperm(len(candidates), generator=generator)[: _count(share, len(covariance))]
         dropped = torch.zeros_like(covariance, dtype=torch.bool)
         dropped[candidates[chosen.to(candidates.device)]] = True
-        own = step_tokens.own(dropped, mask)
+        outside = step_tokens.own(dropped, mask)
     per_token, up, down = clipped_surrogate(log_ratio(new, old).exp(), advantages, epsilon_low, epsilon_high)
     metrics = clip_metrics(up, down)
-    metrics |= {"clip_fraction": (up | down | own).float(), "masked_fraction": own.float()}
-    return TokenLosses(per_token.masked_fill(own, 0.0), metrics)
+    metrics |= {"clip_fraction": (up | down | outside).float(), "masked_fraction": outside.float()}
+    return TokenLosses(per_token.masked_fill(outside, 0.0), metrics)
 
 
 def kl_cov(
@@ -212,18 +213,18 @@ def kl_cov(
     share: Share = 2e-4,
     coefficient: NotNegative = 1.0,
 ) -> TokenLosses:
-    """KL-Cov: -A r, + coefficient |log r| on the tokens whose advantage and log-probability covary most.
+    """KL-Cov: -A r, + coefficient |log r| on tokens of highest covariance of advantage and log-probability.
 
-    These are a share of the step's tokens (at least one), those of the largest
+    These are the share of the step's tokens (at least one) with the largest
     (A - mean A) (log pi - mean log pi).
 
     Source: arXiv 2505.22617, as in verl (compute_policy_loss_kl_cov: 2e-4 and 1; recipes for 7B models: 2e-3
-    and 1). Where r is 1 up to rounding, the sign of the penalty's gradient is chance.
+    and 1). Where r is 1 up to rounding, the sign of the penalty's gradient is arbitrary.
 
     Metrics: penalised_fraction.
 
     Settings:
-        share: of the step's tokens, those of the largest covariance, that is penalised.
+        share: share of the step's tokens, those of largest covariance, that is penalised.
         coefficient: weight of |log r| on these tokens.
     """
     with torch.no_grad():
@@ -231,7 +232,7 @@ def kl_cov(
         largest = covariance.topk(_count(share, len(covariance))).indices
         penalised = torch.zeros_like(covariance, dtype=torch.bool)
         penalised[largest] = True
-        own = step_tokens.own(penalised, mask)
+        selected = step_tokens.own(penalised, mask)
     difference = log_ratio(new, old)
-    per_token = -advantages * difference.exp() + coefficient * difference.abs() * own
-    return TokenLosses(per_token, {"penalised_fraction": own.float()})
+    per_token = -advantages * difference.exp() + coefficient * difference.abs() * selected
+    return TokenLosses(per_token, {"penalised_fraction": selected.float()})
