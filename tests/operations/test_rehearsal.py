@@ -17,13 +17,11 @@ from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.experiment.files import parse_experiment, read_experiment
 from troll.operations.rehearsal import resume
-from troll.operations.rehearsal.checks import failed
-from troll.operations.rehearsal.cover import cover, pairs_of, selection
 from troll.operations.rehearsal.outcome import Done, blamed, check_gradients, check_projections
 from troll.operations.rehearsal.partitions import check_partitions
-from troll.operations.rehearsal.report import last_rehearsal
-from troll.operations.rehearsal.run import Options, rehearse
-from troll.operations.rehearsal.shrink import shrink
+from troll.operations.rehearsal.report import failed, last_rehearsal
+from troll.operations.rehearsal.run import rehearse
+from troll.operations.rehearsal.shrink import cover, pairs_of, selection, shrink
 from troll.operations.rehearsal.sources import check_data, check_models, check_templates
 
 REPOSITORY = Path(__file__).parents[2]
@@ -266,7 +264,7 @@ def test_the_wrong_place_is_refused_before_anything_is_looked_at(
 ):
     monkeypatch.chdir(REPOSITORY if inside else tmp_path)
     with pytest.raises(UserError, match=message):
-        rehearse(experiment_of(contents), tmp_path / results if inside else Path(results), Options())
+        rehearse(experiment_of(contents), tmp_path / results if inside else Path(results))
     assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 
@@ -274,8 +272,8 @@ def test_data_that_is_nowhere_is_replaced_and_said(contents, monkeypatch):
     monkeypatch.delenv("TROLL_DATA_MIRROR", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     experiment = experiment_of(contents)
-    data = check_data(experiment, experiment.runs())
-    assert set(data.absent) == {"gsm8k", "mbpp", "humaneval+"} and not failed(data.checks)
+    checks, absent = check_data(experiment, experiment.runs())
+    assert set(absent) == {"gsm8k", "mbpp", "humaneval+"} and not failed(checks)
 
 
 # What it finds of runs

@@ -114,12 +114,20 @@ def rehearse(
     """
     _keep_offline()
     from troll.experiment.files import load_experiment
-    from troll.operations.rehearsal.checks import failed
-    from troll.operations.rehearsal.run import Options
+    from troll.operations.rehearsal.report import failed
     from troll.operations.rehearsal.run import rehearse as run
 
-    options = Options(tuple(only or ()), full, keep, plan_only, cores or available_cores(), profile)
-    if failed(run(load_experiment(experiment), results, options)):
+    checks = run(
+        load_experiment(experiment),
+        results,
+        only=only or (),
+        full=full,
+        keep=keep,
+        plan_only=plan_only,
+        cores=cores or available_cores(),
+        profile=profile,
+    )
+    if failed(checks):
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ from troll.common.errors import UserError
 from troll.common.files import nearest_existing, unwritable
 from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
-from troll.operations.hub_context import wheel_state
+from troll.operations.hub_context import config_of, wheel_state
 from troll.operations.needs import GIB, Needs, needs_of
 from troll.operations.rehearsal.report import last_rehearsal
 from troll.operations.versions import installed, tool
@@ -212,25 +212,17 @@ def hub_answers(timeout_s: float = 5.0) -> str:
         return f"{address}: {getattr(error, 'reason', None) or error}"
 
 
-def _uncached(models: Iterable[str]) -> list[str]:
-    """The models that neither a mirror of models nor the hub's cache on this machine has."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from troll.common.hub import in_mirror
-
-    missing = []
-    for name in dict.fromkeys(models):
-        try:
-            here = in_mirror(name) is not None
-        except UserError:
-            here = False
-        if not (here or isinstance(try_to_load_from_cache(name, "config.json"), str)):
-            missing.append(name)
-    return missing
+def _is_here(model_id: str) -> bool:
+    """Whether a mirror of models or the hub's cache on this machine has a model."""
+    try:
+        return config_of(model_id) is not None
+    except UserError:
+        return False
 
 
 def _hub(needs: Needs) -> Finding:
-    missing = [*_uncached((*needs.hub_models, *needs.chat_templates)), *_not_mirrored(needs)]
+    models = dict.fromkeys((*needs.hub_models, *needs.chat_templates))
+    missing = [*(name for name in models if not _is_here(name)), *_not_mirrored(needs)]
     problem = hub_answers()
     if not problem:
         return Finding("hub", "ok", "answers")

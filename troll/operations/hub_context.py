@@ -12,19 +12,27 @@ from troll.experiment.model_settings import ModelSettings, Wheel
 from troll.experiment.shapes import context_problems
 
 
-@cache
-def known_context(model_id: str) -> int | None:
-    """A model's ``max_position_embeddings`` from mirror or cache, without download; None if unknown."""
+def config_of(model_id: str) -> Path | None:
+    """A model's config.json in the mirror or the hub's cache; None where neither has it."""
     from huggingface_hub import try_to_load_from_cache
 
     from troll.common.hub import in_mirror
 
-    directory = in_mirror(model_id)
-    path = directory / "config.json" if directory else try_to_load_from_cache(model_id, "config.json")
-    return _context_in(Path(path)) if isinstance(path, str | Path) else None
+    if (directory := in_mirror(model_id)) is not None:
+        return directory / "config.json"
+    cached = try_to_load_from_cache(model_id, "config.json")
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _context_in(config: Path) -> int | None:
+@cache
+def known_context(model_id: str) -> int | None:
+    """A model's ``max_position_embeddings`` from mirror or cache, without download; None if unknown."""
+    return _context_in(config_of(model_id))
+
+
+def _context_in(config: Path | None) -> int | None:
+    if config is None:
+        return None
     try:
         context = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
@@ -37,7 +45,7 @@ def _context_of(model: ModelSettings) -> int | None:
         from troll.training.wheel_model import kept_at
 
         kept = kept_at(model.wheel)
-        return _context_in(kept / "config.json") if kept is not None else None
+        return _context_in(kept and kept / "config.json")
     return known_context(model.hub.id) if model.hub is not None else None
 
 

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from troll.analysis.metrics import METRICS
 from troll.analysis.registry import stems
 from troll.experiment.experiment import Experiment
 from troll.operations.outputs import entries_of
-from troll.operations.rehearsal.checks import Check, State, failures_or_ok
+from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,46 +55,37 @@ def _filled(frame: "pd.DataFrame", columns: Mapping[str, str]) -> "pd.DataFrame"
     return frame.assign(**missing)[list(columns)].astype(dict(columns))
 
 
-def _drawn(experiment: Experiment, directory: Path) -> Iterator[Check]:
+def check_figures(experiment: Experiment) -> list[Check]:
+    """Draws every figure of the whole plan, and holds each to the limits of size and time."""
     from PIL import Image
 
     from troll.analysis.render.style import MOST_PIXELS
     from troll.analysis.report.make import make_figure
 
-    results = made_up(experiment)
-    tasks = list(dict.fromkeys(run.task for run in experiment.runs()))
-    chosen = entries_of("figure", experiment, experiment.runs())
-    limit = Image.MAX_IMAGE_PIXELS
-    Image.MAX_IMAGE_PIXELS = None  # how large it is, is the question
+    begun = time.process_time()
+    results, tasks = made_up(experiment), list(dict.fromkeys(run.task for run in experiment.runs()))
+    drawn: dict[Check, int] = {}  # with the height of each
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # how large it is, is the question
     try:
-        for entry in chosen:
-            for stem, task in zip(stems([entry], tasks), tasks if entry.per_task else [None], strict=True):
-                begun = time.process_time()
-                make_figure(entry.name, results, directory / stem, task)
-                seconds = time.process_time() - begun
-                with Image.open(directory / f"{stem}.png") as image:
-                    width, height = image.size
-                size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
-                large = max(width, height) > MOST_PIXELS
-                # How long it takes depends on the machine, too: worth a word, but no failure.
-                state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
-                limits = f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
-                yield Check("figures", state, size + limits, f"figures.{stem}")
+        with tempfile.TemporaryDirectory() as directory:
+            for entry in entries_of("figure", experiment, experiment.runs()):
+                for stem, task in zip(
+                    stems([entry], tasks), tasks if entry.per_task else [None], strict=True
+                ):
+                    started = time.process_time()
+                    make_figure(entry.name, results, Path(directory, stem), task)
+                    seconds = time.process_time() - started
+                    with Image.open(Path(directory, f"{stem}.png")) as image:
+                        width, height = image.size
+                    size = f"{width:,} x {height:,} pixels in {seconds:.0f} s"
+                    large = max(width, height) > MOST_PIXELS
+                    # How long it takes depends on the machine, too: worth a word, but no failure.
+                    state: State = "failed" if large else "note" if seconds > SECONDS else "ok"
+                    size += f"; at most {MOST_PIXELS:,} pixels and {SECONDS:.0f} s" if state != "ok" else ""
+                    drawn[Check("figures", state, size, f"figures.{stem}")] = height
     finally:
         Image.MAX_IMAGE_PIXELS = limit
-
-
-def check_figures(experiment: Experiment) -> list[Check]:
-    """Draws every figure of the whole plan, and holds each to the limits of size and time."""
-    begun = time.process_time()
-    with tempfile.TemporaryDirectory() as directory:
-        drawn = list(_drawn(experiment, Path(directory)))
-    largest = max((check.found for check in drawn), key=_height, default="none")
-    summary = (
-        f"{len(drawn)} figures of the full plan in {time.process_time() - begun:.0f} s, the largest {largest}"
-    )
+    seconds = time.process_time() - begun
+    largest = max(drawn, key=drawn.__getitem__).found if drawn else "none"
+    summary = f"{len(drawn)} figures of the full plan in {seconds:.0f} s, the largest {largest}"
     return failures_or_ok("figures", [check for check in drawn if check.state != "ok"], summary)
-
-
-def _height(words: str) -> int:
-    return int(words.partition(" x ")[2].partition(" ")[0].replace(",", ""))

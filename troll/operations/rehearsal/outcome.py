@@ -1,7 +1,7 @@
 """What the runs of a rehearsal did: whether anything was learnt, and the rules kept their promises."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,18 +9,11 @@ from typing import Any
 
 from troll.common.files import read_json, read_jsonl
 from troll.experiment.experiment import BASE, Experiment, Run
-from troll.operations.rehearsal.checks import Check, failures_or_ok
+from troll.operations.rehearsal.report import Check, failures_or_ok
 from troll.operations.rehearsal.shrink import PROCESSES
 
-_SECTIONS = {
-    "trust_region": "trust_regions",
-    "estimator": "estimators",
-    "condition": "conditions",
-    "model": "models",
-    "task": "tasks",
-}
-
-
+# The coordinates that failing runs may have in common, the likeliest to be blamed first.
+_COORDINATES = ("trust_region", "estimator", "condition", "model", "task")
 _SHOWN = ("pass@1", "final")
 """Measures of published tables that every run has."""
 
@@ -62,11 +55,11 @@ def blamed(bad: Iterable[Run], runs: Sequence[Run]) -> dict[str, list[Run]]:
     if len(runs) > 1 and set(left) == set(runs):
         return {"training": list(runs)}
     runs_by_job: dict[str, list[Run]] = {}
-    for coordinate, section in _SECTIONS.items():
+    for coordinate in _COORDINATES:
         for name in dict.fromkeys(getattr(run, coordinate) for run in left):
             having = [run for run in runs if getattr(run, coordinate) == name]
             if len(having) < len(runs) and set(having) <= set(left):
-                runs_by_job[f"{section}.{name}"] = having
+                runs_by_job[f"{coordinate}s.{name}"] = having
                 left = [run for run in left if run not in having]
     return runs_by_job | {f"run {run.run_id}": [run] for run in left}
 
@@ -78,25 +71,27 @@ def _each(name: str, bad: Mapping[Run, str], runs: Sequence[Run]) -> list[Check]
     ]
 
 
+def _judged(name: str, bad: Mapping[Run, str], done: Sequence[Done], otherwise: str) -> list[Check]:
+    """A check of all finished runs, of which some are bad for a reason."""
+    return failures_or_ok(name, _each(name, bad, [item.run for item in done]), otherwise)
+
+
 def check_runs(experiment: Experiment, root: Path) -> list[Check]:
     """Whether every run, and what follows it, has ended well."""
     from troll.operations.status import status_of
 
-    bad = {}
-    by_name = {run.run_id: run for run in experiment.runs()}
-    others = []
-    for status in status_of(experiment, root.parent):
-        if status.state == "done":
-            continue
-        reason = status.reason or f"is {status.state}"
-        if status.name in by_name:
-            bad[by_name[status.name]] = reason
-        else:
-            others.append(Check("runs", "failed", reason, status.name))
-    several = [run for run in by_name.values() if run.condition.endswith(PROCESSES)]
+    runs = experiment.runs()
+    reasons = {
+        status.name: status.reason or f"is {status.state}"
+        for status in status_of(experiment, root.parent)
+        if status.state != "done"
+    }
+    bad = {run: reasons.pop(run.run_id) for run in runs if run.run_id in reasons}
+    others = [Check("runs", "failed", reason, name) for name, reason in reasons.items()]
+    several = [run for run in runs if run.condition.endswith(PROCESSES)]
     words = f", one of them with {several[0].condition.split('-')[-2]} processes" if several else ""
-    summary = f"{len(by_name)} trained, sampled and graded{words}"
-    return failures_or_ok("runs", [*others, *_each("runs", bad, list(by_name.values()))], summary)
+    summary = f"{len(runs)} trained, sampled and graded{words}"
+    return failures_or_ok("runs", [*others, *_each("runs", bad, runs)], summary)
 
 
 def check_gradients(done: Sequence[Done]) -> list[Check]:
@@ -109,9 +104,7 @@ def check_gradients(done: Sequence[Done]) -> list[Check]:
         elif max(norms) == 0 and min(item.values("groups_without_signal"), default=0.0) < 1:
             bad[item.run] = "every gradient is zero"
     largest = max((max(item.values("grad_norm"), default=0.0) for item in done), default=0.0)
-    return failures_or_ok(
-        "gradients", _each("gradients", bad, [item.run for item in done]), f"finite, up to {largest:.3g}"
-    )
+    return _judged("gradients", bad, done, f"finite, up to {largest:.3g}")
 
 
 def check_policies(done: Sequence[Done]) -> list[Check]:
@@ -124,9 +117,7 @@ def check_policies(done: Sequence[Done]) -> list[Check]:
         before, after = load_file(base), load_file(item.directory / "checkpoint/model.safetensors")
         if all(before[name].equal(after[name]) for name in before.keys() & after.keys()):
             bad[item.run] = "the policy has not moved"
-    return failures_or_ok(
-        "policies", _each("policies", bad, [item.run for item in done]), f"{len(done)} moved"
-    )
+    return _judged("policies", bad, done, f"{len(done)} moved")
 
 
 def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Check]:
@@ -145,22 +136,15 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
         violation = max(item.values("kl_violation_max"), default=0.0)
         if violation > tolerance:
             bad[item.run] = f"the projected KL exceeds its bound by {violation:.2g} nats"
-    failures = _each("projections", bad, [item.run for item in done])
-    failures += [
-        Check(
-            "projections",
-            "failed",
-            "the solver was never used: no policy left the ball",
-            f"trust_regions.{name}",
-        )
-        for name, evaluations in used.items()
-        if not evaluations
-    ]
-    failures += [
-        Check("projections", "failed", "does not log what it projects", f"trust_regions.{name}")
-        for name in dict.fromkeys(item.run.trust_region for item in done)
+    faults = {
+        name: "the solver was never used: no policy left the ball" for name in used if not used[name]
+    } | {
+        name: "does not log what it projects"
+        for name in (item.run.trust_region for item in done)
         if _projects(experiment.trust_regions[name].rule) and name not in used
-    ]
+    }
+    failures = _each("projections", bad, [item.run for item in done])
+    failures += [Check("projections", "failed", why, f"trust_regions.{name}") for name, why in faults.items()]
     if not used and not failures:
         return []
     return failures_or_ok(
@@ -176,12 +160,10 @@ def _projects(rule: str) -> bool:
 
 def check_endings(done: Sequence[Done]) -> list[Check]:
     """Some responses of every model end before their longest length."""
-    shares = {item.run: min(item.values("truncated"), default=1.0) for item in done}
-    bad = {run: "no response has ended" for run, share in shares.items() if share >= 1}
-    ended = sum(share < 1 for share in shares.values())
-    return failures_or_ok(
-        "endings", _each("endings", bad, list(shares)), f"responses ended in {ended} of {len(done)} runs"
-    )
+    bad = {
+        item.run: "no response has ended" for item in done if min(item.values("truncated"), default=1.0) >= 1
+    }
+    return _judged("endings", bad, done, f"responses ended in {len(done) - len(bad)} of {len(done)} runs")
 
 
 def check_pages(experiment: Experiment, root: Path) -> list[Check]:
@@ -254,15 +236,11 @@ def _setting(row: Any, run: Run) -> bool:
 def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:
     """All of these, one after the other."""
     done = finished(experiment, root)
-    looks: tuple[Callable[[], list[Check]], ...] = (
-        lambda: check_runs(experiment, root),
-        lambda: check_gradients(done),
-        lambda: check_policies(done),
-        lambda: check_projections(experiment, done),
-        lambda: check_endings(done),
-        lambda: check_pages(experiment, root),
-        lambda: check_marks(root),
-        lambda: check_published(experiment, done, root),
-    )
-    for look in looks:
-        yield from look()
+    yield from check_runs(experiment, root)
+    yield from check_gradients(done)
+    yield from check_policies(done)
+    yield from check_projections(experiment, done)
+    yield from check_endings(done)
+    yield from check_pages(experiment, root)
+    yield from check_marks(root)
+    yield from check_published(experiment, done, root)

@@ -1,9 +1,10 @@
 """Whether the jobs of an experiment fit into the partitions that a SLURM profile names."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from troll.common.errors import UserError
@@ -17,21 +18,12 @@ from troll.experiment.resources import (
     sampling_request,
     training_request,
 )
-from troll.operations.rehearsal.checks import Check, State, failures_or_ok
+from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
 PROFILE = Path("workflow/profiles/slurm")
 _NAME = "partitions"
 _KEY = "slurm-partition-config"
 _LARGE_MB = 64_000  # what about any node of a cluster has
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What the plugin reads of a job."""
-
-    name: str
-    threads: int
-    resources: Mapping[str, Any]
 
 
 def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Request]:
@@ -70,54 +62,46 @@ def _partitions(profile: Path) -> tuple[Path, list[Any]]:
         raise UserError(f"{path}: {error}") from None
 
 
-def _fits(partition: Any, job: _Job) -> bool:
+def _fits(partition: Any, rule: str, request: Request) -> bool:
+    """Whether the plugin would put a job there; it reads no more of a job than this."""
+    resources = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
+    job = SimpleNamespace(name=rule, threads=request.threads, resources=resources)
     return partition.score_job_fit(job) is not None
 
 
-def _job(rule: str, request: Request) -> _Job:
-    resources = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
-    return _Job(rule, request.threads, resources)
-
-
-def _too_small(partition: Any, job: _Job) -> list[str]:
-    """The limits of a partition that keep a job out."""
-    tight = []
-    for field in fields(partition.limits):
-        loose = 10**9 if field.name == "max_gpu" else inf
-        if getattr(partition.limits, field.name) in (loose, None) or not field.name.startswith("max_"):
-            continue
-        others = {
-            other.name: 10**9 if other.name == "max_gpu" else inf
-            for other in fields(partition.limits)
-            if other.name.startswith("max_") and other.name != field.name
-        }
-        if not _fits(replace(partition, limits=replace(partition.limits, **others)), job):
-            tight.append(field.name)
-    return tight
-
-
-def _nearest(partitions: list[Any], job: _Job) -> Any:
-    """The partition that was meant for a job: with GPUs if it asks for some, and fewest limits broken."""
-
-    def distance(partition: Any) -> tuple[bool, int]:
-        return bool(job.resources["gpu"]) and not partition.limits.max_gpu, len(_too_small(partition, job))
-
-    return min(partitions, key=distance)
+def _too_small(partition: Any, rule: str, request: Request) -> list[str]:
+    """The limits of a partition that keep a job out, whatever the others are."""
+    limits = partition.limits
+    names = [field.name for field in fields(limits) if field.name.startswith("max_")]
+    lifted = {name: 10**9 if name == "max_gpu" else inf for name in names}
+    return [
+        name
+        for name in names
+        if (limit := getattr(limits, name)) not in (lifted[name], None)
+        and not _fits(
+            replace(partition, limits=replace(limits, **lifted | {name: limit})),
+            rule,
+            request,
+        )
+    ]
 
 
 def _failures(experiment: Experiment, path: Path, partitions: list[Any]) -> Iterator[Check]:
+    said = set()
     for attempt in (1, ATTEMPTS):
         for (rule, key), request in requests(experiment, attempt).items():
-            job = _job(rule, request)
-            if any(_fits(partition, job) for partition in partitions):
+            if (rule, key) in said or any(_fits(partition, rule, request) for partition in partitions):
                 continue
-            first = _job(rule, requests(experiment, 1)[rule, key])
-            if attempt > 1 and not any(_fits(partition, first) for partition in partitions):
-                continue  # said already
-            nearest = _nearest(partitions, job)
+            said.add((rule, key))
+            # The partition that was meant: with GPUs if the job asks for some, and fewest limits broken.
+            tight = {item.name: _too_small(item, rule, request) for item in partitions}
+            nearest = min(
+                partitions,
+                key=lambda item: (bool(request.gpus) and not item.limits.max_gpu, len(tight[item.name])),
+            )
             limits = "; ".join(
                 f"partitions.{nearest.name}.{name} is {getattr(nearest.limits, name):g}"
-                for name in _too_small(nearest, job)
+                for name in tight[nearest.name]
             )
             asks = f"{request.memory_mb:,} MB, {request.minutes:,} minutes, {request.threads} threads"
             asks += f" and {request.gpus} GPUs" if request.gpus else ""
@@ -135,13 +119,11 @@ def check_partitions(experiment: Experiment, profile: Path = PROFILE) -> list[Ch
         return [Check(_NAME, "note", "snakemake-executor-plugin-slurm is not installed; not looked at")]
     asked = requests(experiment, 1)
     most = max(request.memory_mb for request in asked.values())
-    unlimited = [item.name for item in partitions if item.limits.max_mem_mb == inf]
+    words = f"has no max_mem_mb; jobs ask for up to {most:,} MB"
     told = [
-        Check(
-            _NAME, "note", f"partitions.{name} has no max_mem_mb; jobs ask for up to {most:,} MB", str(path)
-        )
-        for name in unlimited
-        if most > _LARGE_MB
+        Check(_NAME, "note", f"partitions.{item.name} {words}", str(path))
+        for item in partitions
+        if item.limits.max_mem_mb == inf and most > _LARGE_MB
     ]
     names = ", ".join(item.name for item in partitions)
     summary = f"{len(asked)} kinds of jobs fit into {names}, up to {most:,} MB"

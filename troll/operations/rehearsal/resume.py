@@ -6,15 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from troll.common.digests import sha256_of_file
 from troll.common.files import read_jsonl, write_text
 from troll.experiment.experiment import BASE
-from troll.operations.rehearsal.checks import Check
 from troll.operations.rehearsal.outcome import Done
+from troll.operations.rehearsal.report import Check
 from troll.operations.rehearsal.shrink import PROCESSES
 
 _NAME = "resuming"
@@ -23,31 +23,32 @@ _WEIGHTS = "checkpoint/model.safetensors"
 
 
 def _chosen(done: Sequence[Done]) -> Done | None:
-    """The run with most to resume: a rule that projects and a critic first, then the most steps."""
+    """The run with most to resume: one with a rule that projects first, then the most steps."""
     alone = [item for item in done if not item.run.condition.endswith(PROCESSES)]
-
-    def wealth(item: Done) -> tuple[bool, int]:
-        return bool(item.values("kl_projected_max")), len(item.rows)
-
-    return max(alone, key=wealth, default=None)
-
-
-def _without_times(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+    return max(alone, key=lambda item: (bool(item.values("kl_projected_max")), len(item.rows)), default=None)
 
 
 def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     base = item.root / BASE / item.run.model / item.run.task / "checkpoint"
     command = [sys.executable, "-m", "troll.cli", "--log", str(directory / "train.log"), "job", "train"]
-    command += [
-        str(directory / "run.yaml"),
-        "--base",
-        str(base),
-        "--data",
-        str(item.root / "data" / item.run.task),
-    ]
+    command += [str(directory / "run.yaml"), "--base", str(base)]
+    command += ["--data", str(item.root / "data" / item.run.task)]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, env=dict(environment), stdout=quiet, stderr=quiet, process_group=0)
+
+
+@contextmanager
+def _training(
+    item: Done, directory: Path, environment: Mapping[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that trains; in the end it is killed with all that it has started, should it still live."""
+    process = _train(item, directory, environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list[Check]:
@@ -59,38 +60,26 @@ def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list
     directory = item.root / "resumed" / item.run.run_id
     shutil.rmtree(directory, ignore_errors=True)
     write_text(directory / "run.yaml", (item.directory / "run.yaml").read_text(encoding="utf-8"))
-    process = _train(item, directory, environment)
-    try:
+    with _training(item, directory, environment) as process:
         deadline = time.monotonic() + _LIMIT_S
         while not any(directory.glob("trainer/checkpoint-*/complete.json")):
             if process.poll() is not None or time.monotonic() > deadline:
                 return [Check(_NAME, "failed", f"has left no checkpoint; see {directory / 'train.log'}", key)]
             time.sleep(0.002)
-    finally:
-        _kill(process)
     if (directory / "manifest.json").exists():
         return [Check(_NAME, "note", "the run was over before it could be killed", key)]
-    again = _train(item, directory, environment)
-    try:
-        going = again.wait(timeout=_LIMIT_S) == 0
-    except subprocess.TimeoutExpired:
-        going = False
-    finally:
-        _kill(again)
-    if not going:
+    with _training(item, directory, environment) as process, suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_LIMIT_S)
+    if process.returncode:
         return [Check(_NAME, "failed", f"does not resume; see {directory / 'train.log'}", key)]
     return [_compared(item, directory, key)]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads its own group, with all that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _compared(item: Done, directory: Path, key: str) -> Check:
-    ours, theirs = _without_times(read_jsonl(directory / "metrics.jsonl")), _without_times(item.rows)
+    ours, theirs = (
+        [{name: row[name] for name in row if name != "time"} for row in rows]
+        for rows in (read_jsonl(directory / "metrics.jsonl"), item.rows)
+    )
     if ours != theirs:
         step = next(
             (row["step"] for row, other in zip(theirs, ours, strict=False) if row != other), len(ours)

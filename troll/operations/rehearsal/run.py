@@ -3,11 +3,10 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,28 +16,16 @@ from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
 from troll.experiment.experiment import Experiment, Run
 from troll.experiment.groups import runs_of
-from troll.operations.rehearsal.checks import Check, failed
-from troll.operations.rehearsal.cover import selection
-from troll.operations.rehearsal.report import REPORT, digest_of, root_of
-from troll.operations.rehearsal.shrink import shrink
+from troll.operations.rehearsal.partitions import PROFILE, check_partitions
+from troll.operations.rehearsal.report import REPORT, Check, digest_of, failed, root_of
+from troll.operations.rehearsal.shrink import selection, shrink
 from troll.operations.targets import skipped_tasks
 from troll.operations.workflow import in_checkout, run_workflow
 
 _FILE = "experiment.yaml"
 _LOG = "rehearsal.log"
 _SUBSTITUTES = "substitutes"
-_RAW = (
-    "runs",
-    "base",
-    "data",
-    "suites",
-    "public",
-    "logs",
-    "benchmarks",
-    "resumed",
-    _SUBSTITUTES,
-    "runs.csv.gz",
-)
+_RAW = ("runs", "base", "data", "suites", "public", "logs", "benchmarks", "resumed", _SUBSTITUTES)
 _NEVER_COVERED = (
     "vLLM",
     "NCCL and sharding",
@@ -48,34 +35,38 @@ _NEVER_COVERED = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a rehearsal is asked for."""
+def rehearse(
+    experiment: Experiment,
+    results: Path,
+    *,
+    only: Sequence[str] = (),
+    full: bool = False,
+    keep: bool = False,
+    plan_only: bool = False,
+    cores: int = 1,
+    profile: Path = PROFILE,
+) -> list[Check]:
+    """Rehearses an experiment, says what it finds line by line, and writes rehearsal.json.
 
-    only: Sequence[str] = ()  # groups of runs; none for all
-    full: bool = False  # every run instead of a pairwise cover
-    keep: bool = False  # leave runs, base models and data of a passed rehearsal where they are
-    plan_only: bool = False  # look at the plan, and run nothing
-    cores: int = 1  # of this machine
-    # directory of the Snakemake profile with the partitions that the jobs must fit
-    profile: Path = Path("workflow/profiles/slurm")
-
-
-def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Check]:
-    """Rehearses an experiment, says what it finds line by line, and writes rehearsal.json."""
+    ``only`` names groups of runs, none for all; ``full`` takes every run instead of a pairwise cover, and
+    ``keep`` leaves runs, base models and data of a passed rehearsal where they are. ``profile`` is the
+    directory of the Snakemake profile with the partitions that the jobs must fit.
+    """
     from troll.operations.rehearsal.figures import check_figures
-    from troll.operations.rehearsal.partitions import check_partitions
+    from troll.operations.rehearsal.outcome import checks_of, finished
+    from troll.operations.rehearsal.resume import check_resuming
     from troll.operations.rehearsal.sources import check_data, check_models, check_templates
 
     begun = time.monotonic()
     root = root_of(experiment.experiment, results)
-    if not options.plan_only:
-        _check_place(root)
-    planned = runs_of(experiment, list(options.only))
+    if not plan_only:  # before anything else: the workflow runs in a checkout, and writes below its results/
+        in_checkout("rehearse")
+        if results.resolve() != Path("results").resolve():
+            raise UserError(f"--results: the workflow writes to results/, not to {results}; leave it out")
+    planned = runs_of(experiment, only)
     tasks = {run.task for run in planned}
     skipped = {task: why for task, why in skipped_tasks(experiment).items() if task in tasks}
-    runs = selection(experiment, options.only, full=options.full)
-    runs = [run for run in runs if run.task not in skipped]
+    runs = [run for run in selection(experiment, only, full=full) if run.task not in skipped]
     said: list[Check] = []
 
     def tell(checks: Sequence[Check]) -> None:
@@ -87,45 +78,48 @@ def rehearse(experiment: Experiment, results: Path, options: Options) -> list[Ch
     tell([Check("tasks", "note", f"left out, {why}", f"tasks.{task}") for task, why in skipped.items()])
     tell(check_models(experiment, planned))
     tell(check_templates(experiment, planned))
-    data = check_data(experiment, planned)
-    tell(data.checks)
-    tell(check_partitions(experiment, options.profile))
+    checks, absent = check_data(experiment, planned)
+    tell(checks)
+    tell(check_partitions(experiment, profile))
     tell(check_figures(experiment))
-    if runs and not options.plan_only:
-        small, environment = _prepare(experiment, runs, root, data.absent)
-        broken = _workflow(small, root, environment, options.cores)
-        for check in _outcome(small, root, environment):
+    if runs and not plan_only:
+        small, environment = _prepare(experiment, runs, root, absent)
+        log = root / _LOG
+        say(f"the workflow: {len(small.runs())} runs, log in {log}")
+        targets = ["all", *small.groups()]
+        ended = run_workflow(
+            root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True
+        )
+        for check in checks_of(small, root):
             tell([check])
-        if not failed(said):  # otherwise they say why it ended
-            tell(broken)
-    left_out = not_covered(experiment, runs, planned, data.absent, plan_only=options.plan_only)
+        tell(check_resuming(finished(small, root), environment))
+        if ended.status and not failed(said):  # otherwise they say why it ended
+            words = f"ended with status {ended.status}: {ended.last}"
+            tell([Check("workflow", "failed", words, str(log))])
+    left_out = not_covered(experiment, runs, planned, absent, plan_only=plan_only)
     say(f"not covered here: {', '.join(left_out)}")
     report = {
         "experiment": experiment.experiment,
         "digest": digest_of(experiment),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs": 0 if options.plan_only else len(runs),
+        "runs": 0 if plan_only else len(runs),
         "planned": len(planned),
-        "only": list(options.only),
+        "only": list(only),
         "passed": not failed(said),
         "checks": [asdict(check) for check in said],
         "not_covered": left_out,
         "seconds": round(time.monotonic() - begun),
     }
     write_json(root / REPORT, report)
-    if not (failed(said) or options.keep or options.plan_only):
-        _clean(root)
     bad = len(failed(said))
+    if not (bad or keep or plan_only):
+        for directory in filter(Path.exists, (root / name for name in _RAW)):
+            shutil.rmtree(directory)
+        for path in (root / "runs.csv.gz", *root.glob("groups/*/runs.csv.gz")):
+            path.unlink(missing_ok=True)
     words = f"{bad} check{'s' if bad != 1 else ''} failed" if bad else "all checks passed"
     say(f"{words} in {clock(time.monotonic() - begun)}: {root / REPORT}")
     return said
-
-
-def _check_place(root: Path) -> None:
-    """Before anything else: the workflow runs in a checkout, and writes below its results/."""
-    in_checkout("rehearse")
-    if root.parent.resolve() != Path("results").resolve():
-        raise UserError(f"--results: the workflow writes to results/, not to {root.parent}; leave it out")
 
 
 def not_covered(
@@ -167,7 +161,7 @@ def _prepare(
     are gone on with.
     """
     from troll.common.hub import MIRROR
-    from troll.common.lock_file import LOCK_VARIABLE
+    from troll.common.lock_file import LOCK_VARIABLE, MODELS, lock_path
     from troll.experiment.files import parse_experiment
     from troll.operations.rehearsal.rows import write_rows
     from troll.operations.rehearsal.substitutes import write_models
@@ -179,16 +173,21 @@ def _prepare(
     small = parse_experiment(contents, f"{root / _FILE}")
     identity = {"experiment": contents, "source": source_digest(), "absent": list(absent)}
     state = root / _SUBSTITUTES / "identity.json"
-    if not (state.exists() and read_json(state) == {"digest": digest_of_json(identity)}):
-        _remove(root)
+    made_from = {"digest": digest_of_json(identity)}
+    if root.exists() and not (state.exists() and read_json(state) == made_from):
+        if not (root / _FILE).exists() and not (root / REPORT).exists():
+            raise UserError(f"{root}: is not a rehearsal's; move it out of the way")
+        shutil.rmtree(root)
     models, rows = root / _SUBSTITUTES / "models", root / _SUBSTITUTES / "rows"
     write_text(root / _FILE, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
     for name in absent:
         write_rows(name, rows)
     write_models(models, experiment, runs, testbed.TOKENIZER_TASKS)
     lock = root / _SUBSTITUTES / "data.lock.json"
-    write_json(lock, _data_lock())
-    write_json(state, {"digest": digest_of_json(identity)})
+    pinned = read_json(lock_path()) if lock_path().exists() else {}
+    # Of models it says what their substitutes are not.
+    write_json(lock, {name: pinned[name] for name in pinned if not name.startswith(MODELS)})
+    write_json(state, made_from)
     environment = os.environ | {
         "TROLL_ALLOW_CPU": "1",
         "CUDA_VISIBLE_DEVICES": "",
@@ -199,47 +198,3 @@ def _prepare(
         LOCK_VARIABLE: str(lock.resolve()),
     }
     return small, environment
-
-
-def _data_lock() -> dict[str, Any]:
-    """What the lock file says of data sets: of models it says what their substitutes are not."""
-    from troll.common.lock_file import MODELS, lock_path
-
-    path = lock_path()
-    lock = read_json(path) if path.exists() else {}
-    return {name: entry for name, entry in lock.items() if not name.startswith(MODELS)}
-
-
-def _remove(root: Path) -> None:
-    if not root.exists():
-        return
-    if not (root / _FILE).exists() and not (root / REPORT).exists():
-        raise UserError(f"{root}: is not a rehearsal's; move it out of the way")
-    shutil.rmtree(root)
-
-
-def _clean(root: Path) -> None:
-    for name in _RAW:
-        path = root / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for path in root.glob("groups/*/runs.csv.gz"):
-        path.unlink()
-
-
-def _workflow(small: Experiment, root: Path, environment: dict[str, str], cores: int) -> list[Check]:
-    """Runs the workflow on the small experiment, its output in a log; gives a failed check if it fails."""
-    log = root / _LOG
-    say(f"the workflow: {len(small.runs())} runs, log in {log}")
-    targets = ["all", *small.groups()]
-    ended = run_workflow(root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True)
-    if not ended.status:
-        return []
-    return [Check("workflow", "failed", f"ended with status {ended.status}: {ended.last}", str(log))]
-
-
-def _outcome(small: Experiment, root: Path, environment: dict[str, str]) -> Iterator[Check]:
-    from troll.operations.rehearsal.outcome import checks_of, finished
-    from troll.operations.rehearsal.resume import check_resuming
-
-    yield from checks_of(small, root)
-    yield from check_resuming(finished(small, root), environment)

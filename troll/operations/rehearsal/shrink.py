@@ -1,27 +1,79 @@
-"""Makes an experiment small by rule: the same keys and names, other numbers."""
+"""Makes an experiment small by rule: few runs, with the same keys and names and with other numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import ceil, gcd, lcm
 from typing import Any
 
 from troll.experiment.experiment import Experiment, Run
+from troll.experiment.groups import runs_of
 from troll.experiment.settings import CostBenchmark, StepBenchmark, Training
 from troll.operations.rehearsal.report import PREFIX
 from troll.operations.rehearsal.sources import as_hub
 
+COORDINATES = ("model", "task", "trust_region", "estimator", "condition")
+Pair = tuple[str, str, str, str]
 PROCESSES = "processes"
 """Ends the name of the condition under which one run keeps its number of processes."""
 
 _RESPONSE_TOKENS = 16
 _SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
-_ROLLOUT_BATCHES = 2
 _SPLITS = {"train": 24, "validation": 4, "test": 4}
 _SUITE = 2
+_FIXED = {
+    "rollout_batches": 2,
+    "max_response_tokens": _RESPONSE_TOKENS,
+    "checkpoint_every": 1,
+    "gpus": 0,
+}
 # What the smallest run gets; others in proportion, so that mini-batches and staleness keep their shape.
 _SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
 # Random models have to move within a few steps: far enough to leave a ball of 0.25 nats.
 _LEARNING_RATE, _LARGEST_RATE, _CRITIC_RATE = 0.02, 0.1, 0.01
+
+
+def pairs_of(run: Run) -> set[Pair]:
+    """Every pair of coordinates of a run, as (coordinate, name, coordinate, name).
+
+    A name alone is in each of its pairs; the suites that a run is evaluated on go with its task.
+    """
+    return {
+        (first, getattr(run, first), second, getattr(run, second))
+        for first, second in combinations(COORDINATES, 2)
+    }
+
+
+def cover(runs: Sequence[Run]) -> list[Run]:
+    """Runs that together have every pair that all runs have, found greedily; in the order of the matrix.
+
+    The greedy choice takes at most ln(n) + 1 times as many as the fewest possible, n being the number of
+    pairs of one run (Chvatal 1979, set cover). A run whose pairs others have is left out again.
+    """
+    pairs = {run: pairs_of(run) for run in runs}
+    missing: set[Pair] = set().union(*pairs.values())
+    chosen: list[Run] = []
+    while missing:
+        chosen.append(max(pairs, key=lambda run: len(pairs[run] & missing)))
+        missing -= pairs[chosen[-1]]
+    for run in list(chosen):
+        if pairs[run] <= set().union(*(pairs[other] for other in chosen if other != run)):
+            chosen.remove(run)
+    return sorted(chosen, key=list(pairs).index)
+
+
+def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool = False) -> list[Run]:
+    """The runs of a rehearsal, of the experiment's first seed: a cover, or all of them."""
+    names = list(groups)
+    runs = [run for run in runs_of(experiment, names) if run.seed == experiment.seeds[0]]
+    if full:
+        return runs
+    possible, chosen = set(runs), set(cover(runs))
+    for members in experiment.groups().values():  # a group without a run would have no page
+        selected = [run for run in members if run in possible]
+        if selected and not names and not chosen & set(selected):
+            chosen.add(selected[0])
+    return [run for run in runs if run in chosen]
 
 
 @dataclass(frozen=True)
@@ -38,14 +90,19 @@ class Scale:
         divide, multiply = self.divisors[key]
         return max(1, value * multiply // divide)
 
+    def more_prompts(self, training: Training, processes: int = 1) -> int:
+        """How many times as many prompts it takes for responses to divide into mini-batches and processes."""
+        parts = self.count("mini_batches", training.mini_batches) * training.micro_batches * processes
+        responses = self.count("prompts_per_batch", training.prompts_per_batch)
+        responses *= self.count("responses_per_prompt", training.responses_per_prompt)
+        return parts // gcd(parts, responses)
+
     def training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of training, or overrides of some of them, made small key by key."""
         return {key: self._value(key, value) for key, value in settings.items()}
 
     def _value(self, key: str, value: Any) -> Any:
-        if key == "vllm":
-            return None
-        if value is None:
+        if value is None or key == "vllm":
             return None
         if key in self.divisors:
             return self.count(key, value)
@@ -54,22 +111,14 @@ class Scale:
         if key == "micro_batch_tokens":
             return max(1, round(value * self.tokens))
         if key == "critic":
-            rate = {"learning_rate": min(_CRITIC_RATE, value["learning_rate"] * self.learning_rate)}
-            small = dict(value) | (rate if "learning_rate" in value else {})
-            return small | (
-                {"warmup_steps": min(1, value["warmup_steps"])} if "warmup_steps" in value else {}
-            )
+            small = {"warmup_steps": min(1, value.get("warmup_steps", 0))}
+            small["learning_rate"] = min(_CRITIC_RATE, value.get("learning_rate", 0) * self.learning_rate)
+            return {name: small.get(name, setting) for name, setting in value.items()}
         if key == "overlong":
             return dict(value) | {"buffer": max(1, ceil(value.get("buffer", 4096) * self.response))}
         if key in ("validate_every", "policy_lag"):
             return min(1, value)
-        fixed = {
-            "rollout_batches": _ROLLOUT_BATCHES,
-            "max_response_tokens": _RESPONSE_TOKENS,
-            "checkpoint_every": 1,
-            "gpus": 0,
-        }
-        return fixed.get(key, value)
+        return _FIXED.get(key, value)
 
 
 def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
@@ -83,40 +132,30 @@ def scale_of(trainings: Sequence[Training], reference: Training) -> Scale:
     for key, smallest in _SMALLEST.items():
         common = gcd(*(getattr(training, key) for training in trainings))
         divisors[key] = (common, gcd(common, smallest))
-    small = Scale(divisors, 1, 1, 1)
-    more = 1
-    for training in trainings:
-        parts = small.count("mini_batches", training.mini_batches) * training.micro_batches
-        responses = small.count("prompts_per_batch", training.prompts_per_batch)
-        responses *= small.count("responses_per_prompt", training.responses_per_prompt)
-        more = lcm(more, parts // gcd(parts, responses))
+    unscaled = Scale(divisors, 1, 1, 1)
     divide, multiply = divisors["prompts_per_batch"]
+    more = lcm(*(unscaled.more_prompts(training) for training in trainings))
     divisors["prompts_per_batch"] = (divide, multiply * more)
-    scaled = Scale(divisors, 1, 1, 1)
-
-    def per_step(count: Any) -> float:
-        of_batch = count("prompts_per_batch") * count("responses_per_prompt")
-        return float(of_batch / count("mini_batches"))
-
-    before = per_step(lambda key: getattr(reference, key))
-    after = per_step(lambda key: scaled.count(key, getattr(reference, key)))
+    before = {key: getattr(reference, key) for key in _SMALLEST}
+    after = {key: unscaled.count(key, value) for key, value in before.items()}
     return Scale(
         divisors,
         _LEARNING_RATE / reference.learning_rate,
-        min(1.0, after / before),
+        min(1.0, _per_step(after) / _per_step(before)),
         min(1.0, _RESPONSE_TOKENS / reference.max_response_tokens),
     )
 
 
+def _per_step(sizes: Mapping[str, int]) -> float:
+    """Responses of an optimiser step."""
+    return sizes["prompts_per_batch"] * sizes["responses_per_prompt"] / sizes["mini_batches"]
+
+
 def processes_of(experiment: Experiment, runs: Sequence[Run]) -> tuple[Run, int] | None:
     """The run that keeps its number of processes, and that number; none where every run has one process."""
-    counted = [(experiment.training_of(run).gpus, run) for run in runs]
-    several = [(count, number, run) for number, (count, run) in enumerate(counted) if count > 1]
-    if not several:
-        return None
-    projecting = [item for item in several if item[2].trust_region.startswith("troll")] or several
-    count, _, run = min(projecting, key=lambda item: item[:2])
-    return run, count
+    several = [(run, gpus) for run in runs if (gpus := experiment.training_of(run).gpus) > 1]
+    projecting = [item for item in several if item[0].trust_region.startswith("troll")]
+    return min(projecting or several, key=lambda item: item[1], default=None)
 
 
 def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
@@ -127,7 +166,10 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     def used(coordinate: str) -> list[str]:
         return list(dict.fromkeys(getattr(run, coordinate) for run in runs))
 
-    prompts = {task: _prompts(task, trainings, scale) for task in used("task")}
+    prompts: dict[str, int] = {}
+    for run, training in trainings.items():
+        count = scale.count("prompts_per_batch", training.prompts_per_batch)
+        prompts[run.task] = max(count, prompts.get(run.task, 0))
     small: dict[str, Any] = {
         "experiment": f"{PREFIX}{experiment.experiment}",
         "summary": f"rehearsal of {experiment.experiment}: small, on random models, its numbers mean nothing",
@@ -160,14 +202,6 @@ def shrink(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     if (kept := processes_of(experiment, runs)) is not None:
         _add_processes(small, *kept, trainings[kept[0]], scale)
     return small
-
-
-def _prompts(task: str, trainings: Mapping[Run, Training], scale: Scale) -> int:
-    return max(
-        scale.count("prompts_per_batch", training.prompts_per_batch)
-        for run, training in trainings.items()
-        if run.task == task
-    )
 
 
 def _task(experiment: Experiment, name: str, prompts: int, scale: Scale) -> dict[str, Any]:
@@ -210,25 +244,16 @@ def _rule(rule: Any, scale: Scale) -> dict[str, Any]:
 
 def _blocks(experiment: Experiment, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A block for each run and group, so that the matrix has these runs and no others."""
-    selected = set(runs)
-    groups = {
-        name: [run for run in members if run in selected] for name, members in experiment.groups().items()
-    }
-    grouped = {run for members in groups.values() for run in members}
-    named = [(name, run) for name, members in groups.items() for run in members]
+    groups = experiment.groups()
+    named = [(name, run) for name, members in groups.items() for run in members if run in runs]
+    grouped = {run for _, run in named}
     return [_block(run) | {"group": name} for name, run in named] + [
         _block(run) for run in runs if run not in grouped
     ]
 
 
 def _block(run: Run) -> dict[str, Any]:
-    return {
-        "models": [run.model],
-        "tasks": [run.task],
-        "trust_regions": [run.trust_region],
-        "estimators": [run.estimator],
-        "conditions": [run.condition],
-    }
+    return {f"{coordinate}s": [getattr(run, coordinate)] for coordinate in COORDINATES}
 
 
 def _cost(cost: CostBenchmark | None) -> dict[str, Any] | None:
@@ -255,9 +280,7 @@ def _shorten_warmup(small: dict[str, Any], trainings: Mapping[Run, Training]) ->
 def _add_processes(small: dict[str, Any], run: Run, gpus: int, training: Training, scale: Scale) -> None:
     """Adds the run that keeps its number of processes: a condition of its own, prompts for all of them."""
     prompts = scale.count("prompts_per_batch", training.prompts_per_batch)
-    responses = prompts * scale.count("responses_per_prompt", training.responses_per_prompt)
-    parts = scale.count("mini_batches", training.mini_batches) * training.micro_batches * gpus
-    prompts *= parts // gcd(parts, responses)
+    prompts *= scale.more_prompts(training, gpus)
     name = f"{run.condition}-{gpus}-{PROCESSES}"
     condition = small["conditions"][run.condition]
     small["conditions"][name] = {**condition, "gpus": gpus, "prompts_per_batch": prompts}

@@ -7,7 +7,7 @@ where the hub cannot be reached, the names that are known here count.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +17,9 @@ from troll.common.digests import digest_of_json
 from troll.common.errors import UserError, nearest
 from troll.common.files import read_yaml
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.model_settings import Hub, ModelSettings, Wheel
-from troll.operations.rehearsal.checks import Check, failures_or_ok
+from troll.experiment.model_settings import Hub, ModelSettings
+from troll.operations.hub_context import config_of
+from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
 Kind = Literal["here", "hub", "known", "package", "nowhere"]
 """On this machine; on the hub, which was asked; known by name; left to pip; none of these."""
@@ -50,21 +51,6 @@ class Source:
     kind: Kind  # see `Kind`
     directory: Path | None = None  # of its configuration and tokenizer, where they are here
     template: bool | None = None  # whether it has a chat template; None where nobody knows
-
-
-def _here(model_id: str) -> Path | None:
-    """The directory of a model's configuration and tokenizer, in the mirror or the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from troll.common.hub import in_mirror
-
-    directory = in_mirror(model_id)
-    if directory is None:
-        cached = try_to_load_from_cache(model_id, "config.json")
-        directory = Path(cached).parent if isinstance(cached, str) else None
-    if directory is None or not any((directory / name).exists() for name in _TOKENIZERS):
-        return None
-    return directory
 
 
 def _has_template(directory: Path) -> bool:
@@ -109,9 +95,9 @@ def source_of(model_id: str) -> Source:
     """Where a pretrained model comes from."""
     if model_id in _packages:
         return _packages[model_id]
-    directory = _here(model_id)
-    if directory is not None:
-        return Source(model_id, "here", directory, _has_template(directory))
+    config = config_of(model_id)
+    if config is not None and any(config.with_name(name).exists() for name in _TOKENIZERS):
+        return Source(model_id, "here", config.parent, _has_template(config.parent))
     wheel_model = known_models().get(model_id)
     answer = ask_hub("models", model_id)
     template = wheel_model.template if wheel_model else None
@@ -132,31 +118,19 @@ def hubs_of(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Hub]:
 
 def as_hub(model: ModelSettings) -> Hub | None:
     """A pretrained model as one of the hub, ``wheel/<package>-<version>-<digest>`` for a package's."""
-    if model.wheel is None:
+    if (wheel := model.wheel) is None:
         return model.hub
-    wheel = model.wheel
+    from troll.training.wheel_model import kept_at
+
     version = re.sub(r"[^A-Za-z0-9.]", "-", wheel.version)
-    name = f"{_PACKAGE}{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
-    kept = _kept(wheel)
+    name = f"wheel/{wheel.name}-{version}-{digest_of_json(wheel.model_dump())[:8]}"
+    kept = kept_at(wheel)
     _packages[name] = Source(name, "here" if kept else "package", kept, kept is None or _has_template(kept))
     return Hub(id=name)
 
 
-_PACKAGE = "wheel/"
 _packages: dict[str, Source] = {}
 """Sources of packages by the ids that `as_hub` gave them."""
-
-
-def _kept(wheel: Wheel) -> Path | None:
-    from troll.training.wheel_model import kept_at
-
-    return kept_at(wheel)
-
-
-def _model_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
-    for name, hub in hubs_of(experiment, runs).items():
-        if source_of(hub.id).kind == "nowhere":
-            yield Check("models", "failed", _nowhere(hub.id), f"models.{name}.hub.id")
 
 
 def _nowhere(model_id: str) -> str:
@@ -166,8 +140,8 @@ def _nowhere(model_id: str) -> str:
 
 def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     """Whether every model is somewhere."""
-    kinds = [source_of(hub.id).kind for hub in hubs_of(experiment, runs).values()]
-    if not kinds:
+    sources = {name: source_of(hub.id) for name, hub in hubs_of(experiment, runs).items()}
+    if not sources:
         return []
     words = {
         "here": "on this machine",
@@ -175,32 +149,14 @@ def check_models(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
         "known": "known by name, the hub was not reached",
         "package": "in a package, which pip was not asked for",
     }
+    kinds = [source.kind for source in sources.values()]
     counted = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    return failures_or_ok("models", _model_failures(experiment, runs), ", ".join(counted))
-
-
-def _template_failures(experiment: Experiment, runs: Sequence[Run]) -> Iterator[Check]:
-    for name, hub in hubs_of(experiment, runs).items():
-        key = f"models.{name}.hub.chat_template_of"
-        if hub.chat_template_of is not None:
-            other = source_of(hub.chat_template_of)
-            if other.kind == "nowhere":
-                yield Check("chat templates", "failed", _nowhere(other.id), key)
-            elif other.template is False:
-                yield Check("chat templates", "failed", f"{other.id} has no chat template", key)
-        elif source_of(hub.id).template is False:
-            # Written as null, the file says that its prompts are plain text.
-            state: Literal["note", "failed"] = (
-                "note" if "chat_template_of" in hub.model_fields_set else "failed"
-            )
-            problem = f"{hub.id} has no chat template, so that its prompts are plain text"
-            remedy = "; name a model that has one, or write null if that is meant"
-            yield Check(
-                "chat templates",
-                state,
-                problem + (remedy if state == "failed" else ", as the file says"),
-                key,
-            )
+    failures = [
+        Check("models", "failed", _nowhere(source.id), f"models.{name}.hub.id")
+        for name, source in sources.items()
+        if source.kind == "nowhere"
+    ]
+    return failures_or_ok("models", failures, ", ".join(counted))
 
 
 def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
@@ -208,41 +164,51 @@ def check_templates(experiment: Experiment, runs: Sequence[Run]) -> list[Check]:
     hubs = hubs_of(experiment, runs)
     if not hubs:
         return []
+    failures: list[Check] = []
+    for name, hub in hubs.items():
+        state: State = "failed"
+        problem = ""
+        source = source_of(hub.chat_template_of or hub.id)
+        if hub.chat_template_of is not None:
+            if source.kind == "nowhere":
+                problem = _nowhere(source.id)
+            elif source.template is False:
+                problem = f"{source.id} has no chat template"
+        elif source.template is False:
+            problem = f"{hub.id} has no chat template, so that its prompts are plain text"
+            if "chat_template_of" in hub.model_fields_set:  # null: its prompts are to be plain text
+                state, problem = "note", f"{problem}, as the file says"
+            else:
+                problem += "; name a model that has one, or write null if that is meant"
+        if problem:
+            failures.append(Check("chat templates", state, problem, f"models.{name}.hub.chat_template_of"))
     others = sum(hub.chat_template_of is not None for hub in hubs.values())
-    return failures_or_ok(
-        "chat templates", _template_failures(experiment, runs), f"{len(hubs)} models, {others} take another's"
-    )
+    return failures_or_ok("chat templates", failures, f"{len(hubs)} models, {others} take another's")
 
 
-@dataclass(frozen=True)
-class Data:
-    """The data sets of an experiment."""
+def check_data(experiment: Experiment, runs: Sequence[Run]) -> tuple[list[Check], list[str]]:
+    """Reads every part of the data that is here, and looks for a source of the others.
 
-    checks: list[Check]  # what was found
-    absent: list[str]  # sets that are not on this machine, and are replaced by built-in rows
-
-
-def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
-    """Reads every part of the data that is here, and looks for a source of the others."""
+    Returns what was found, and the sets that are not here, which are replaced by built-in rows.
+    """
     from troll.operations.fetch import needed_data
     from troll.tasks.datasets.catalogue import DATA_SETS
     from troll.tasks.datasets.load import load, mirror_of
 
     failures: list[Check] = []
     absent: list[str] = []
-    here = 0
-    for name, splits in needed_data(experiment, runs).items():
+    needed = needed_data(experiment, runs)
+    for name, splits in needed.items():
         item = DATA_SETS[name]
         key = f"tasks.{name}" if name in experiment.tasks else f"tasks.*.evaluate_on.{name}"
         try:
             mirrored = mirror_of(item) is not None
         except UserError as error:
-            return Data([Check("data", "failed", str(error), "TROLL_DATA_MIRROR")], absent)
+            return [Check("data", "failed", str(error), "TROLL_DATA_MIRROR")], absent
         try:
             if mirrored or item.evalplus is None:  # it would download its sets
                 for split in splits:
                     load(name, split)
-                here += 1
                 continue
         except UserError as error:
             if mirrored:
@@ -258,11 +224,9 @@ def check_data(experiment: Experiment, runs: Sequence[Run]) -> Data:
             if ask_hub("datasets", repository) is False
         ]
     if absent:
-        failures.insert(
-            0, Check("data", "note", f"not here, built-in rows used instead: {', '.join(absent)}")
-        )
-    total = here + len(absent)
-    return Data(
-        failures_or_ok("data", failures, f"{here} of {total} sets read on this machine") if total else [],
-        absent,
-    )
+        words = f"not here, built-in rows used instead: {', '.join(absent)}"
+        failures.insert(0, Check("data", "note", words))
+    if not needed:
+        return [], absent
+    here = len(needed) - len(absent)
+    return failures_or_ok("data", failures, f"{here} of {len(needed)} sets read on this machine"), absent

@@ -23,8 +23,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": {"query_pre_attn_scalar": 32},
 }
-# Of a real configuration: what would not fit two layers.
-_BY_LAYER = ("no_rope_layers", "max_window_layers")
+# Of a real configuration: what is no setting of a small one, or would not fit two layers.
+_LEFT_OUT = ("model_type", "quantization_config", "torch_dtype", "no_rope_layers", "max_window_layers")
 _VOCABULARY, _CONTEXT = 512, 8192
 _DEMONSTRATIONS = 3000
 # A token ends a response with this chance, so that about four in five responses of 16 tokens end.
@@ -36,17 +36,14 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}> {{ message.content
 
 def write_models(directory: Path, experiment: Experiment, runs: Sequence[Run], tasks: Iterable[str]) -> None:
     """Writes a mirror (`troll.common.hub.MIRROR`) with a substitute for every model of the hub."""
-    tokenizer: Path | None = None
     for seed, hub in enumerate(hubs_of(experiment, runs).values()):
-        source = source_of(hub.id)
-        if source.directory is None and tokenizer is None:
-            tokenizer = _tokenizer(directory.parent / "tokenizer", tasks)
-        _write(directory / hub.id, source, tokenizer, seed, weights=True)
-        if (other := hub.chat_template_of) is not None and not (directory / other / "config.json").exists():
-            template = source_of(other)
-            if template.directory is None and tokenizer is None:
-                tokenizer = _tokenizer(directory.parent / "tokenizer", tasks)
-            _write(directory / other, template, tokenizer, seed, weights=False)
+        for model_id in dict.fromkeys((hub.id, hub.chat_template_of)):
+            weights = model_id == hub.id
+            if model_id is None or (not weights and (directory / model_id / "config.json").exists()):
+                continue
+            source = source_of(model_id)
+            tokenizer = source.directory or _tokenizer(directory.parent / "tokenizer", tasks)
+            _write(directory / model_id, source, tokenizer, seed, weights=weights)
 
 
 def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
@@ -57,16 +54,14 @@ def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
     return directory
 
 
-def _write(path: Path, source: Source, stand_in: Path | None, seed: int, *, weights: bool) -> None:
+def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights: bool) -> None:
     from transformers import AutoTokenizer
 
     from troll.training.outputs import fresh_directory
 
     if (path / "model.safetensors").exists():
         return
-    place = source.directory or stand_in
-    assert place is not None, "one of them is made before"
-    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(of_tokenizer)
     if source.directory is None:
         # What nobody knows of has one: the check of the templates says so where it is known to have none.
         tokenizer.chat_template = None if source.template is False else TEMPLATE
@@ -88,15 +83,10 @@ def _config(source: Source, tokenizer: Any) -> Any:
     settings: dict[str, Any]
     if source.directory is not None:
         facts = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
-        real = {
-            key: value for key, value in facts.items() if key not in ("quantization_config", "torch_dtype")
-        }
-        kind = real.pop("model_type")
+        kind, real = facts["model_type"], {key: facts[key] for key in facts if key not in _LEFT_OUT}
         settings = real | {key: size for key, size in _SIZES.items() if key in real or key != "head_dim"}
         if isinstance(real.get("layer_types"), list):
             settings["layer_types"] = real["layer_types"][: _SIZES["num_hidden_layers"]]
-        for key in _BY_LAYER:
-            settings.pop(key, None)
         vocabulary = max(int(real.get("vocab_size", 0)), len(tokenizer))
     else:
         bundled = known_models().get(source.id)
