@@ -332,7 +332,7 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
     assert result.exit_code == 0, result.output
     assert load_experiment(tmp_path / "t.yaml").experiment == "board-trials"
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
-    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
     command = [
         "release",
         "final",
@@ -351,7 +351,7 @@ def test_the_commands_write_experiments_that_can_be_read(tmp_path, protocol, mon
 @pytest.mark.parametrize("command", ["trials", "trials by a link", "final"])
 def test_the_protocol_is_not_overwritten(tmp_path, protocol, monkeypatch, command):
     rows = validation(protocol, lambda *_: 0.5)
-    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
     path, link = tmp_path / "functions.yaml", tmp_path / "link.yaml"
     path.write_text(yaml.safe_dump(PROTOCOL))
     link.symlink_to(path)
@@ -373,7 +373,7 @@ def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch,
     words = ["release", "final", str(path), "--results", "results/testbed", "--out", str(tmp_path / "f")]
 
     def said(rows):
-        monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
+        monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
         error = CliRunner().invoke(app, [*words, *rules]).exception
         assert isinstance(error, UserError) and not (tmp_path / "f").exists()
         return str(error)
@@ -416,7 +416,7 @@ def workflow(tmp_path, protocol, monkeypatch):
     (tmp_path / "workflow/Snakefile").touch()
     (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(PROTOCOL))
     rows = validation(protocol, lambda task, trial, seed: 0.1 * trial.number)
-    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: Results(rows, rows))
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: Results(rows, rows))
     monkeypatch.setattr("troll.operations.workflow.run_workflow", run_workflow)
     monkeypatch.setattr("troll.operations.leaderboard.make_board", lambda *made: ran.append(made[1:]))
     return ran, failing
@@ -450,7 +450,7 @@ def rounds(workflow, monkeypatch):
     places = {"other-trials": [100, 101], "board-round-2": [102, 103], "board-round-3": [104]}
     tables = {name: runs[runs["seed"].isin(seeds)] for name, seeds in places.items()}
     monkeypatch.setattr(
-        "troll.analysis.data.results.read_results", lambda path: Results(tables[path.name], runs)
+        "troll.operations.leaderboard.read_results", lambda path: Results(tables[path.name], runs)
     )
     monkeypatch.setattr("troll.analysis.leaderboard.inputs.concatenated", lambda frames, _: pd.concat(frames))
     return workflow[0], tables

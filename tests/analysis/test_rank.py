@@ -510,7 +510,7 @@ def test_a_rule_is_ranked_beside_a_baseline_that_is_run_first(own_rules, monkeyp
     monkeypatch.setattr("troll.operations.leaderboard.run_experiment", run_experiment)
     known = with_rule(protocol, "soft-wall", f"{own_rules}:soft_wall", {})
     monkeypatch.setattr("troll.operations.rank.read_rounds", lambda *_: validation(known, trial_score))
-    monkeypatch.setattr("troll.analysis.data.results.read_results", lambda _: differing(BETTER, protocol)[0])
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", lambda _: differing(BETTER, protocol)[0])
     with pytest.raises(UserError, match="enough"):
         rank(f"{own_rules}:soft_wall", [], path)
     assert ran == [
@@ -574,7 +574,7 @@ def test_fresh_seeds_are_run_look_by_look(monkeypatch, tmp_path, only):
         return next(one for one in fresh_seeds(protocol, rate) if set(one.items["task"]) == {task})
 
     monkeypatch.setattr("troll.operations.leaderboard.run_experiment", run_experiment)
-    monkeypatch.setattr("troll.analysis.data.results.read_results", read_results)
+    monkeypatch.setattr("troll.operations.leaderboard.read_results", read_results)
     monkeypatch.setattr("troll.analysis.leaderboard.own_rule.read_results", read_results)
     best = {
         (task, name): protocol.trials_of(name)[0]

@@ -16,10 +16,9 @@ from troll.common import progress
 from troll.experiment.files import read_experiment
 from troll.operations import progress_line
 from troll.operations.progress_line import handler as module
-from troll.operations.progress_line.expected import expected_seconds
 from troll.operations.progress_line.handler import LogHandler, Settings
-from troll.operations.progress_line.logs import tail
 from troll.operations.progress_line.state import State
+from troll.operations.progress_line.steps import expected_seconds, tail
 from troll.operations.progress_line.words import Stage, line_of, news, read_stage, roughly
 
 

@@ -11,7 +11,7 @@ from transformers import TrainerState
 from troll.experiment.files import read_experiment
 from troll.operations.progress_line.handler import LogHandler
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import Steps, read_all, read_steps, steps_in_log, totals
+from troll.operations.progress_line.steps import Steps, read_steps, steps_in_log
 from troll.operations.progress_line.words import Stage, line_of
 from troll.training.callbacks import ProgressCallback
 
@@ -30,7 +30,7 @@ def test_steps_tell_the_time_left_before_any_run_is_done():
     now = [100.0]
     state = State(clock=lambda: now[0])
     state.plan({"train": 3})
-    state.start(0, "train", "train it", RUN)
+    state.start(0, "train", "train it")
     assert state.left() is None and state.seconds("train") is None
     now[0] += 50
     state.running[0].steps = Steps(20, 100, 2.0)
@@ -45,7 +45,7 @@ def test_a_run_that_takes_longer_than_usual_is_not_nearly_done():
     now = [0.0]
     state = State(clock=lambda: now[0], expected={"train": 60.0})
     state.plan({"train": 1})
-    state.start(0, "train", "", RUN)
+    state.start(0, "train", "")
     now[0] += 600
     state.running[0].steps = Steps(10, 100, 60.0)
     assert state.left() == pytest.approx(90 * 60) and state.share() < 0.11
@@ -54,7 +54,7 @@ def test_a_run_that_takes_longer_than_usual_is_not_nearly_done():
 def test_a_resumed_run_tells_what_a_whole_one_takes():
     state = State(clock=lambda: 0.0)
     state.plan({"train": 2})
-    state.start(0, "train", "", RUN)
+    state.start(0, "train", "")
     state.running[0].steps = Steps(90, 100, 3.0)
     assert state.seconds("train") == pytest.approx(300)
     assert state.left() == pytest.approx(30 + 300)
@@ -66,8 +66,6 @@ def test_steps_are_read_from_what_the_run_writes(tmp_path):
     assert read_steps(write(tmp_path, 12.0), 8, 60) == Steps(1, 8, 12.0), "one step has its own time"
     directory = write(tmp_path, 12.0, 14.0, 16.0)
     assert read_steps(directory, 8, 60) == Steps(3, 8, 2.0)
-    jobs = {7: (RUN, 60.0), 8: ("another/run", 60.0)}
-    assert read_all(jobs, {RUN: 8}, tmp_path) == {7: Steps(3, 8, 2.0)}
     before = time.time() - 3600
     os.utime(directory / "metrics.jsonl", (before, before))
     assert read_steps(directory, 8, 60) is None, "steps of an earlier attempt"
@@ -100,18 +98,15 @@ def test_a_base_model_tells_its_steps_in_its_log(tmp_path, capfd):
     assert steps_in_log(log, 60) is None, "of an earlier attempt"
 
 
-def test_the_steps_of_a_whole_run_are_those_of_its_training(repository, tmp_path):
+def test_a_job_is_known_by_its_output_and_its_steps_are_those_of_its_training(repository, tmp_path):
     experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
-    known = totals(experiment, tmp_path)
-    assert known == {run.run_id: experiment.training_of(run).steps for run in experiment.runs()}
+    handler = SimpleNamespace(settings=SimpleNamespace(root=tmp_path, experiment=experiment))
 
+    def reader(rule, output):
+        return LogHandler._reader(handler, SimpleNamespace(rule_name=rule, output=output, log=None))
 
-def test_the_run_of_a_job_is_known_by_its_output(tmp_path):
-    handler = SimpleNamespace(settings=SimpleNamespace(root=tmp_path))
-    for rule, output, run in (
-        ("train", [f"{tmp_path}/runs/{RUN}/manifest.json"], RUN),
-        ("train", None, ""),
-        ("train", ["elsewhere/manifest.json"], ""),
-        ("grade", [f"{tmp_path}/runs/{RUN}/grades.json"], ""),
-    ):
-        assert LogHandler._trains(handler, SimpleNamespace(rule_name=rule, output=output)) == run
+    write(tmp_path, 12.0, 14.0)
+    read = reader("train", [f"{tmp_path}/runs/{RUN}/manifest.json"])
+    assert read(60.0) == Steps(2, experiment.training_of(experiment.run(RUN)).steps, 2.0)
+    assert reader("train", None) is reader("train", ["elsewhere/manifest.json"]) is None
+    assert reader("grade", [f"{tmp_path}/runs/{RUN}/grades.json"]) is None

@@ -2,18 +2,53 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import yaml
 
+from troll.analysis.data.results import read_results
+from troll.analysis.data.tidy import read_tidy
+from troll.analysis.leaderboard.board import board_table
+from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
+from troll.analysis.leaderboard.figures import (
+    budget_figure,
+    contrasts_figure,
+    differences_figure,
+    profile_figure,
+)
+from troll.analysis.leaderboard.inputs import (
+    check_fresh,
+    check_named_once,
+    choose,
+    kept_for,
+    trial_runs,
+    trial_scores,
+    tried_in,
+    tuned_elsewhere,
+    tuning_table,
+    tuning_values,
+)
+from troll.analysis.leaderboard.levels import levels_table
+from troll.analysis.leaderboard.own_rule import beside, read_finals
+from troll.analysis.leaderboard.protocol import (
+    Protocol,
+    among,
+    final_experiments,
+    read_protocol,
+    round_experiment,
+    trials_experiment,
+)
+from troll.analysis.leaderboard.ranking import ranking_table, seeds_of_rules, seeds_there
+from troll.analysis.render.formats import listed, write_table
+from troll.analysis.render.style import write_figure
 from troll.common.errors import UserError
+from troll.common.files import write_text
 from troll.common.processor import available_cores
 from troll.common.progress import say
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from troll.analysis.leaderboard.protocol import Protocol
+from troll.experiment.files import parse_experiment
+from troll.operations import workflow
+from troll.operations.protocol_checks import check_tuned_in, checked_protocol
 
 
 def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> list[str]:
@@ -22,13 +57,7 @@ def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> l
     Runs that are in the tables or finished are not made again. Writes results/NAME-trials, where the protocol
     has rounds results/NAME-round-N, results/NAME-TASK, and the board in results/NAME.
     """
-    from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.protocol import among
-    from troll.common.files import write_text
-    from troll.operations.protocol_checks import checked_protocol
-    from troll.operations.workflow import in_checkout
-
-    in_checkout("rank")
+    workflow.in_checkout("rank")
     whole = checked_protocol(protocol)
     known = among(whole, rules or whole.rules)
     out, count = Path("results", known.name), cores or available_cores()
@@ -44,24 +73,21 @@ def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> l
 
 def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Sequence[Path]) -> None:
     """Writes the experiment of all trials, or of the round of tuning after those in ``results``."""
-    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
-    from troll.analysis.leaderboard.protocol import among, round_experiment, trials_experiment
-    from troll.operations.protocol_checks import checked_protocol
-
     whole = checked_protocol(protocol)
     known, done = among(whole, rules or whole.rules), len(results)
-    if not results:
-        if known.tuned_in:
-            raise UserError(
-                f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
-                f"--results {known.tuned_in} writes the next one"
-            )
-        write_experiment(out, trials_experiment(known), protocol)
-        return
     if done > len(known.rounds):
         raise UserError(f"{protocol}: no round is left after {done}; continue with `troll release final`")
-    scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
-    write_experiment(out, round_experiment(known, done, kept_for(scores, known, done)), protocol)
+    if results:
+        scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
+        experiment = round_experiment(known, done, kept_for(scores, known, done))
+    elif known.tuned_in:
+        raise UserError(
+            f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
+            f"--results {known.tuned_in} writes the next one"
+        )
+    else:
+        experiment = trials_experiment(known)
+    write_experiments({out: experiment}, protocol)
 
 
 def write_finals(
@@ -72,12 +98,6 @@ def write_finals(
     ``results`` are of the trials, of each round in order, and ``fresh`` of the seeds so far, of each task.
     Without ``rules`` all that have trials are meant.
     """
-    from troll.analysis.data.results import read_results
-    from troll.analysis.leaderboard.inputs import choose, trial_scores, tried_in
-    from troll.analysis.leaderboard.protocol import among, final_experiments
-    from troll.analysis.leaderboard.ranking import seeds_of_rules, seeds_there
-    from troll.operations.protocol_checks import checked_protocol
-
     known = checked_protocol(protocol)
     runs = read_rounds(results, known)
     there = tried_in(runs, known, results[0])
@@ -92,12 +112,9 @@ def write_finals(
 
 
 def run_rounds(
-    known: "Protocol", files: Path, cores: int, protocol: Path, only: str | None = None
+    known: Protocol, files: Path, cores: int, protocol: Path, only: str | None = None
 ) -> list[Path]:
     """Runs all rounds of tuning, one after the other, and returns the directories of their results."""
-    from troll.analysis.leaderboard.inputs import kept_for, trial_scores
-    from troll.analysis.leaderboard.protocol import round_experiment, trials_experiment
-
     if known.tuned_in and only is None:
         done = [Path(known.tuned_in)]
     else:
@@ -110,7 +127,7 @@ def run_rounds(
 
 
 def run_fresh(
-    known: "Protocol",
+    known: Protocol,
     best: Mapping[tuple[str, str], Any],
     files: Path,
     cores: int,
@@ -122,11 +139,6 @@ def run_fresh(
     A rule of one's own (``only``) is run alone, in experiments of its own, and compared with the baseline in
     ``results/<name>-<task>``.
     """
-    from troll.analysis.data.results import read_results
-    from troll.analysis.leaderboard.own_rule import beside, read_finals
-    from troll.analysis.leaderboard.protocol import final_experiments
-    from troll.analysis.leaderboard.ranking import seeds_of_rules
-
     counts = seeds_of_rules(known, [])
     while True:
         experiments = final_experiments(known, best, only, counts).values()
@@ -146,12 +158,8 @@ def run_fresh(
             say(f"{name}: continues to {counts[name]} fresh seeds")
 
 
-def read_rounds(directories: Sequence[Path], known: "Protocol", option: str = "--results") -> "pd.DataFrame":
+def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--results") -> pd.DataFrame:
     """The runs of all rounds of tuning that are done, as one tidy table."""
-    from troll.analysis.data.results import read_results
-    from troll.analysis.leaderboard.inputs import check_named_once, tuning_table
-    from troll.operations.protocol_checks import check_tuned_in
-
     check_named_once(directories, option)
     tables = {path: read_results(path).runs for path in directories}
     if known.tuned_in is not None:
@@ -165,32 +173,6 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     Tables: ``board`` and ``trials``, ``levels`` where there are any, ``contrasts`` and ``ranking`` where the
     protocol has them. Figures: ``differences``, ``budget``, ``profile``, and ``contrasts`` likewise.
     """
-    from troll.analysis.data.results import read_results
-    from troll.analysis.data.tidy import read_tidy
-    from troll.analysis.leaderboard.board import board_table
-    from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
-    from troll.analysis.leaderboard.figures import (
-        budget_figure,
-        contrasts_figure,
-        differences_figure,
-        profile_figure,
-    )
-    from troll.analysis.leaderboard.inputs import (
-        check_fresh,
-        check_named_once,
-        choose,
-        trial_runs,
-        trial_scores,
-        tried_in,
-        tuned_elsewhere,
-        tuning_values,
-    )
-    from troll.analysis.leaderboard.levels import levels_table
-    from troll.analysis.leaderboard.protocol import among, read_protocol
-    from troll.analysis.leaderboard.ranking import ranking_table
-    from troll.analysis.render.formats import listed, write_table
-    from troll.analysis.render.style import write_figure
-
     check_named_once(final)
     whole = read_protocol(protocol)
     runs = read_rounds(trials, whole, "--trials")
@@ -199,14 +181,15 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     scores = trial_scores(runs, known)
     finals = {path: read_results(path) for path in final}
     check_fresh(finals, whole)
+    fresh = [*finals.values()]
     begun = [trial_runs(read_tidy(path).runs, whole) for path in trials]
     ended = {name: sum(one.get(name, 0) for one in begun) for name in whole.rules}
-    table = board_table([*finals.values()], scores, choose(scores, known), known, missing, ended)
-    table.attrs["notes"][1:1] = tuned_elsewhere(runs, [*finals.values()], known)
-    levels = levels_table([*finals.values()], known)
+    table = board_table(fresh, scores, choose(scores, known), known, missing, ended)
+    table.attrs["notes"][1:1] = tuned_elsewhere(runs, fresh, known)
+    levels = levels_table(fresh, known)
     tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
     if known.ranking is not None:
-        tables["ranking"] = ranking_table([*finals.values()], known)
+        tables["ranking"] = ranking_table(fresh, known)
     figures = {
         "differences": differences_figure(table),
         "budget": budget_figure(scores, table),
@@ -214,12 +197,12 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     }
     said = None
     if known.comparison is not None:
-        if absent := lacking([*finals.values()], known):
+        if absent := lacking(fresh, known):
             say(f"contrasts: not made yet; no fresh seeds of {listed(absent)}")
         else:
             tuning = tuning_values(runs, scores, known)
-            tables["contrasts"] = contrasts_table([*finals.values()], known, tuning)
-            figures["contrasts"] = contrasts_figure(tables["contrasts"], [*finals.values()], known)
+            tables["contrasts"] = contrasts_table(fresh, known, tuning)
+            figures["contrasts"] = contrasts_figure(tables["contrasts"], fresh, known)
             said = sentence(tables["contrasts"], known)
     for name, made in tables.items():
         write_table(made, out / name)
@@ -230,29 +213,19 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
 
 def run_experiment(experiment: dict[str, Any], directory: Path, cores: int, protocol: Path) -> Path:
     """Runs an experiment made from a protocol through the workflow; returns the directory of its results."""
-    from troll.operations.workflow import run_workflow
-
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{experiment['experiment']}.yaml"
-    write_experiment(path, experiment, protocol)
+    write_experiments({path: experiment}, protocol)
     log = path.with_suffix(".log")
     say(f"{experiment['experiment']}: log in {log}")
-    ended = run_workflow(path, ["all"], log, cores=cores)
+    ended = workflow.run_workflow(path, ["all"], log, cores=cores)
     if ended.status:
         raise UserError(f"{log}: the workflow ended with status {ended.status}: {ended.last}")
     return Path("results", experiment["experiment"])
 
 
-def write_experiment(path: Path, experiment: dict[str, Any], protocol: Path) -> None:
-    """Writes an experiment file made from a protocol; what is wrong with it is said here."""
-    write_experiments({path: experiment}, protocol)
-
-
 def write_experiments(files: Mapping[Path, dict[str, Any]], protocol: Path) -> None:
     """Writes experiment files made from a protocol, after all of them have been looked at."""
-    from troll.common.files import write_text
-    from troll.experiment.files import parse_experiment
-
     for path, experiment in files.items():
         if path.exists() and path.samefile(protocol):
             raise UserError(f"{path}: is the protocol, which must not be overwritten; name another place")

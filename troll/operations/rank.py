@@ -10,17 +10,34 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from troll.algorithms.trust_regions import TRUST_REGIONS
+from troll.algorithms.trust_regions.rule_files import names_a_file
+from troll.analysis.leaderboard.inputs import choose, trial_scores
+from troll.analysis.leaderboard.own_rule import (
+    beside,
+    check_release,
+    check_same_protocol,
+    own_board,
+    places,
+    read_finals,
+    readings,
+    released_trials,
+    with_rule,
+)
+from troll.analysis.leaderboard.protocol import Protocol, among, trials_experiment
+from troll.analysis.render.formats import listed, shown, write_table
 from troll.common.errors import UserError, nearest
 from troll.common.processor import available_cores
+from troll.common.progress import say
 from troll.common.strict_yaml import parse_yaml
+from troll.experiment.files import parse_experiment
 from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from troll.analysis.leaderboard.protocol import Protocol
+from troll.operations.protocol_checks import checked_protocol, rule_problems
+from troll.operations.workflow import in_checkout, terminations
 
 PROTOCOL = Path("workflow/config/ranking.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
@@ -43,27 +60,6 @@ def rank(
     ``rule`` is a file and a function, ``my_rules.py:soft_wall``, ``space`` values to try, ``name=1,2,3``
     each, and ``board`` results/NAME with a board that the same protocol made.
     """
-    import pandas as pd
-
-    from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.own_rule import (
-        beside,
-        check_release,
-        check_same_protocol,
-        own_board,
-        places,
-        read_finals,
-        readings,
-        released_trials,
-        with_rule,
-    )
-    from troll.analysis.leaderboard.protocol import trials_experiment
-    from troll.analysis.render.formats import shown, write_table
-    from troll.common.progress import say
-    from troll.experiment.files import parse_experiment
-    from troll.operations.protocol_checks import checked_protocol, rule_problems
-    from troll.operations.workflow import in_checkout
-
     in_checkout("rank")
     released = checked_protocol(protocol)
     name = _name_of(rule)
@@ -108,12 +104,8 @@ def rank(
     ]
 
 
-def _baseline(known: "Protocol", place: Path, cores: int, protocol: Path) -> "pd.DataFrame":
+def _baseline(known: Protocol, place: Path, cores: int, protocol: Path) -> pd.DataFrame:
     """Runs trials and fresh seeds of the baseline, where no board has them; returns the trials' scores."""
-    from troll.analysis.leaderboard.inputs import choose, trial_scores
-    from troll.analysis.leaderboard.protocol import among
-    from troll.common.progress import say
-
     say(f"{known.baseline}: runs that all rules of {protocol} are compared with, made once")
     alone, files = among(known, [known.baseline]), place / "experiments"
     scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
@@ -123,9 +115,6 @@ def _baseline(known: "Protocol", place: Path, cores: int, protocol: Path) -> "pd
 
 def _name_of(rule: str) -> str:
     """The rule's name on the board, when the file can be loaded."""
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.algorithms.trust_regions.rule_files import names_a_file
-
     if not names_a_file(rule):
         raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
     TRUST_REGIONS[rule]  # loads it, or says what is wrong
@@ -147,8 +136,6 @@ def _check_contract(rule: str) -> None:
 
 def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Exit status and output of tests; a request to end this process ends them first."""
-    from troll.operations.workflow import terminations
-
     with terminations() as terminated:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -181,11 +168,8 @@ def _space(entries: Sequence[str]) -> dict[str, list[Any]]:
     return space
 
 
-def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: "Protocol") -> None:
+def _check_space(space: Mapping[str, Sequence[Any]], rule: str, protocol: Protocol) -> None:
     """Names first: with a wrong one, nobody can say how many values there should be."""
-    from troll.algorithms.trust_regions import TRUST_REGIONS
-    from troll.analysis.render.formats import listed
-
     if not space:
         return
     settings = TRUST_REGIONS[rule].settings

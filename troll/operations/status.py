@@ -55,22 +55,20 @@ class RunStatus:
     log: Path | None = None  # the log with the error
 
 
-def _tail(path: Path) -> str:
-    """The last lines of a file, without a first half one; empty if there is no file."""
+def last_text(path: Path, size: int = _TAIL_BYTES) -> str:
+    """The end of a file, maybe from within a line on; empty if there is no file."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            content = file.read().decode("utf-8", errors="replace")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return content.partition("\n")[2] if size > _TAIL_BYTES else content
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a metrics file; one that is being written, or is damaged, is left out."""
+    """The last whole lines of a metrics file; one that is half there, or is damaged, is left out."""
     rows = []
-    for line in _tail(path).splitlines():
+    for line in last_text(path).splitlines():
         try:
             row = parse_json(line)
         except ValueError:
@@ -88,8 +86,7 @@ def _number(value: Any) -> float | None:
 
 
 def _wall_s(row: dict[str, Any]) -> float | None:
-    time_of_step = row.get("time")
-    return _number(time_of_step.get("wall_s")) if isinstance(time_of_step, dict) else None
+    return _number(row["time"].get("wall_s")) if isinstance(row.get("time"), dict) else None
 
 
 def is_held(directory: Path) -> bool | None:
@@ -113,7 +110,7 @@ def is_held(directory: Path) -> bool | None:
 
 def _error_in(log: Path) -> str:
     """The last error of a log; empty if it names none."""
-    errors = _ERROR.findall(_tail(log))
+    errors = _ERROR.findall(last_text(log))
     return str(errors[-1]).strip() if errors else ""
 
 
@@ -122,11 +119,9 @@ def _pace(rows: list[dict[str, Any]]) -> float | None:
     recent = rows[-_RECENT_STEPS:]
     if len(recent) < 2:
         return None
-    first, last = recent[0], recent[-1]
-    began, ended = _wall_s(first), _wall_s(last)
-    if began is None or ended is None or last["step"] == first["step"]:
-        return None
-    return (ended - began) / (last["step"] - first["step"])
+    began, ended = _wall_s(recent[0]), _wall_s(recent[-1])
+    steps = recent[-1]["step"] - recent[0]["step"]
+    return (ended - began) / steps if began is not None and ended is not None and steps else None
 
 
 def pace_of(metrics: Path) -> tuple[int, float | None]:
@@ -134,8 +129,7 @@ def pace_of(metrics: Path) -> tuple[int, float | None]:
     rows = _last_rows(metrics)
     if not rows:
         return 0, None
-    step, pace = rows[-1]["step"], _pace(rows)
-    since = _wall_s(rows[-1])
+    step, pace, since = rows[-1]["step"], _pace(rows), _wall_s(rows[-1])
     if pace is None and since is not None and step:
         pace = since / step
     return step, pace
@@ -187,20 +181,12 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
     """The states of base models and runs of an experiment, or of groups of it, in the order of the file."""
     root = results / experiment.experiment
     runs, held = runs_of(experiment, only), made(experiment, root)
-    bases = dict.fromkeys((run.model, run.task) for run in runs)
-    settings = experiment.models
-    # What is only linked is no work worth a line.
-    trained = [
-        (model, task)
-        for model, task in bases
-        if settings[model].pretrained is None or settings[model].supervised_steps is not None
-    ]
-    statuses = [
-        RunStatus(name, "done")
-        if (name := f"{BASE}/{model}/{task}") in held
-        else status_of_base(root, model, task)
-        for model, task in trained
-    ]
+    statuses = []
+    for model, task in dict.fromkeys((run.model, run.task) for run in runs):
+        settings, name = experiment.models[model], f"{BASE}/{model}/{task}"
+        # What is only linked is no work worth a line.
+        if settings.pretrained is None or settings.supervised_steps is not None:
+            statuses.append(RunStatus(name, "done") if name in held else status_of_base(root, model, task))
     for run in runs:
         steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)
         if run.run_id in held:
@@ -211,14 +197,10 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
 
 
 def _line(status: RunStatus) -> str:
-    parts = [f"{status.state:8}"]
-    if status.steps:
-        parts.append(f"{status.step:>6}/{status.steps:<6}")
-        parts.append(f"{clock(status.left_s) + ' left' if status.left_s is not None else '':13}")
-        parts.append(f"{f'{100 * status.success:.0f} %' if status.success is not None else '':5}")
-    else:
-        parts.append(" " * 34)
-    return " ".join([*parts, status.name]).rstrip()
+    left = "" if status.left_s is None else f"{clock(status.left_s)} left"
+    success = "" if status.success is None else f"{100 * status.success:.0f} %"
+    progress = f"{status.step:>6}/{status.steps:<6} {left:13} {success:5}" if status.steps else " " * 34
+    return f"{status.state:8} {progress} {status.name}".rstrip()
 
 
 def show(statuses: Iterable[RunStatus], title: str) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,9 +18,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.experiment.experiment import Experiment
-from troll.operations.progress_line.expected import expected_seconds
 from troll.operations.progress_line.state import State
-from troll.operations.progress_line.steps import read_all, steps_in_log, totals
+from troll.operations.progress_line.steps import Steps, expected_seconds, read_steps, steps_in_log
 from troll.operations.progress_line.words import (
     decided,
     failure,
@@ -46,6 +46,7 @@ _NOISE = re.compile(
     r"Exiting because a job execution failed|.* has been submitted with|SLURM run ID|At least one job did not"
 )
 """Messages that say nothing of how a run goes. All others are shown, as is everything from a warning on."""
+_BASES = ("base_model", "hub_model")
 _INTERRUPTED = "Terminating processes on user request"
 _JOBS_FAILED = "At least one job did not complete successfully"
 _COMPLETE = re.compile(r"Complete log\(s\): (.+)")
@@ -84,8 +85,6 @@ class LogHandler(LogHandlerBase):
         self._broken = self._interrupted = False
         self._shown = 0.0  # the share that the last plain line told
         self._spoke = self._began = time.monotonic()
-        self._bases: dict[int, list[str]] = {}  # logs of base models that are being made, by job
-        self._totals: dict[str, int] = {}  # optimiser steps of whole runs
         self._read = -_READ_S  # when steps were read last
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
@@ -124,16 +123,16 @@ class LogHandler(LogHandlerBase):
                 self._state.plan(told.stats)
                 self._start()
             case LogEvent.JOB_INFO:
-                self._state.start(
-                    told.jobid, told.rule_name, str(told.rule_msg or told.rule_name), self._trains(told)
-                )
-                if told.rule_name in ("base_model", "hub_model"):
-                    self._bases[told.jobid] = list(told.log or ())
+                name = str(told.rule_msg or told.rule_name)
+                begun = self._state.start(told.jobid, told.rule_name, name)
+                begun.logs, begun.read = list(told.log or ()), self._reader(told)
                 self._paint()
             case LogEvent.JOB_FINISHED:
-                if str(self._state.finish(told.job_id)).startswith("claims"):
+                done = self._state.finish(told.job_id)
+                if done is not None and done.rule.startswith("claims"):
                     self._judged()
-                self._say(taken(self._bases.pop(told.job_id, [])))
+                if done is not None and done.rule in _BASES:
+                    self._say(taken(done.logs))
                 self._progress()
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)
@@ -151,13 +150,16 @@ class LogHandler(LogHandlerBase):
             case None | LogEvent.GROUP_ERROR:
                 self._message(record)
 
-    def _trains(self, told: Any) -> str:
-        """The id of the run that a job trains; empty for other jobs."""
-        if told.rule_name != "train":
-            return ""
+    def _reader(self, told: Any) -> Callable[[float], Steps | None] | None:
+        """What reads the steps of a job that trains, by its seconds so far; None for other jobs."""
+        if told.rule_name in _BASES and told.log:
+            return partial(steps_in_log, Path(told.log[0]))
+        experiment, runs = self.settings.experiment, self.settings.root / "runs"
         directory = Path(next(iter(getattr(told, "output", None) or ()), "")).parent
-        runs = self.settings.root / "runs"
-        return str(directory.relative_to(runs)) if directory.is_relative_to(runs) else ""
+        if told.rule_name != "train" or experiment is None or not directory.is_relative_to(runs):
+            return None
+        run = experiment.run(str(directory.relative_to(runs)))
+        return partial(read_steps, directory, experiment.training_of(run).steps)
 
     def _message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -171,9 +173,10 @@ class LogHandler(LogHandlerBase):
             self.end()
             if self._stage.last or self._state.finished < self._state.total:
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
-        elif text in ("", "None", self._last):  # while it ends, Snakemake says so again and again
-            return
-        elif record.levelno >= logging.WARNING or not _NOISE.match(text):
+        # While it ends, Snakemake says so again and again.
+        elif text not in ("", "None", self._last) and (
+            record.levelno >= logging.WARNING or not _NOISE.match(text)
+        ):
             self._last = text
             self._say([text])
 
@@ -192,7 +195,6 @@ class LogHandler(LogHandlerBase):
         """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""
         with suppress(Exception):
             if self.settings.experiment is not None:
-                self._totals = totals(self.settings.experiment, self.settings.root)
                 self._state.expected = expected_seconds(self.settings.experiment, self.settings.root)
         while not self._stop.wait(_REPAINT_S):
             self.acquire()
@@ -211,14 +213,10 @@ class LogHandler(LogHandlerBase):
         now = time.monotonic()
         if now - self._read < _READ_S:
             return
-        self._read, running = now, self._state.running
-        jobs = {number: (job.run, now - job.started) for number, job in running.items() if job.run}
-        for number, steps in read_all(jobs, self._totals, self.settings.root).items():
-            running[number].steps = steps
-        for number, logs in self._bases.items():
-            if number in running and logs:
-                seen = steps_in_log(Path(logs[0]), now - running[number].started)
-                running[number].steps = seen or running[number].steps
+        self._read = now
+        for job in self._state.running.values():
+            if job.read is not None:
+                job.steps = job.read(now - job.started) or job.steps
 
     def _progress(self) -> None:
         """After a job: the line, or, without a terminal, a plain one where enough has changed."""

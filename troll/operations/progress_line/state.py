@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from troll.operations.progress_line.steps import Steps
@@ -22,8 +22,10 @@ class Job:
     rule: str
     name: str  # what it does, for people
     started: float  # when, in seconds of the clock
-    run: str = ""  # id of the run that it trains; empty for other jobs
-    steps: Steps | None = None  # the optimiser steps that it has written; None where there are none yet
+    logs: Sequence[str] = ()
+    # reads the optimiser steps of a job that trains, by its seconds so far
+    read: Callable[[float], Steps | None] | None = None
+    steps: Steps | None = None  # those that it has written; None where there are none yet
 
     def seconds(self, now: float) -> float | None:
         """What the whole job takes by the pace of its steps; None where that is not known yet.
@@ -71,23 +73,23 @@ class State:
         """Takes the number of jobs of each rule, those that are done included."""
         self.jobs = Counter({rule: count for rule, count in jobs.items() if rule != "total"})
 
-    def start(self, number: int, rule: str, name: str, run: str = "") -> None:
+    def start(self, number: int, rule: str, name: str) -> Job:
         """A job has started, for the first time or again."""
         now = self.clock()
         self._begun = now if self._begun is None else self._begun
         self.failed.pop(number, None)
-        self.running[number] = Job(rule, name, now, run)
+        job = self.running[number] = Job(rule, name, now)
         if self.done[rule] + sum(job.rule == rule for job in self.running.values()) > self.jobs[rule]:
             self.jobs[rule] += 1  # of a checkpoint, or planned later
+        return job
 
-    def finish(self, number: int) -> str | None:
-        """A job is done; returns its rule, None where it was not heard of (a part of a group)."""
+    def finish(self, number: int) -> Job | None:
+        """A job is done; None where it was not heard of (a part of a group)."""
         job = self.running.pop(number, None)
-        if job is None:
-            return None
-        self.done[job.rule] += 1
-        self._spent[job.rule] = self._spent.get(job.rule, 0.0) + self.clock() - job.started
-        return job.rule
+        if job is not None:
+            self.done[job.rule] += 1
+            self._spent[job.rule] = self._spent.get(job.rule, 0.0) + self.clock() - job.started
+        return job
 
     def fail(self, number: int) -> Job | None:
         """A job has failed; it may be tried again."""
@@ -125,9 +127,7 @@ class State:
         every = sum(self._weight(rule) * count for rule, count in self.jobs.items())
         if not every:
             return self._most
-        now, done = self.clock(), 0.0
-        for rule, count in self.done.items():
-            done += self._weight(rule) * count
+        now, done = self.clock(), sum(self._weight(rule) * count for rule, count in self.done.items())
         for job in self.running.values():
             weight = self._weight(job.rule)
             if job.steps is not None:

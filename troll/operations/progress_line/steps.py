@@ -1,18 +1,21 @@
-"""How far running jobs are inside: the optimiser steps that runs and base models write as they train."""
+"""What jobs take: the optimiser steps that running ones write, and the times of earlier ones."""
 
+import json
 import re
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 
 from troll.experiment.experiment import Experiment
-from troll.experiment.looks import with_further_seeds
-from troll.operations.progress_line.logs import tail
-from troll.operations.status import pace_of
+from troll.operations.outputs import made
+from troll.operations.plan import earlier_runs, estimate
+from troll.operations.status import last_text, pace_of
 
 _PROGRESS = re.compile(r"\[train\] .+: step (\d+)/(\d+), .+, ([\d:]+) left$")
 """What `troll.training.callbacks.ProgressCallback` prints."""
+_TAIL_LINES, _TAIL_BYTES = 8, 16_384
+_MEASURED, _MOST_FILES = ("base_model", "sample", "grade"), 50
 
 
 @dataclass(frozen=True)
@@ -24,51 +27,68 @@ class Steps:
     pace_s: float | None  # seconds of one step; None where it is not known yet
 
 
-def totals(experiment: Experiment, root: Path) -> dict[str, int]:
-    """Optimiser steps of a whole run, by its id."""
-    runs = with_further_seeds(experiment, root).runs()
-    one_of_each = {run.group_id: run for run in runs}
-    steps = {setting: experiment.training_of(run).steps for setting, run in one_of_each.items()}
-    return {run.run_id: steps[run.group_id] for run in runs}
+def tail(path: Path) -> list[str]:
+    """The last lines of a job's log that are not empty."""
+    lines = last_text(path, _TAIL_BYTES).splitlines()
+    return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
 
 
-def read_steps(
-    directory: Path, total: int, running_s: float, *, now: Callable[[], float] = time.time
-) -> Steps | None:
+def _written_by(path: Path, running_s: float) -> bool:
+    """Whether a job that has run for so long has written a file: it may be of an earlier attempt."""
+    try:
+        return path.stat().st_mtime >= time.time() - running_s
+    except OSError:
+        return False
+
+
+def read_steps(directory: Path, total: int, running_s: float) -> Steps | None:
     """The steps of a running job; None where this attempt has written none yet."""
     path = directory / "metrics.jsonl"
-    try:
-        if path.stat().st_mtime < now() - running_s:
-            return None
-    except OSError:
-        return None
-    done, pace_s = pace_of(path)
+    done, pace_s = pace_of(path) if _written_by(path, running_s) else (0, None)
     return Steps(min(done, total), total, pace_s) if done else None
 
 
-def steps_in_log(log: Path, running_s: float, *, now: Callable[[], float] = time.time) -> Steps | None:
+def steps_in_log(log: Path, running_s: float) -> Steps | None:
     """The steps of a base model that is being trained, from the last line of progress in its job's log."""
-    try:
-        if log.stat().st_mtime < now() - running_s:
-            return None
-    except OSError:
-        return None
     lines = [match for line in tail(log) if (match := _PROGRESS.match(line))]
-    if not lines:
+    if not lines or not _written_by(log, running_s):
         return None
     done, total = int(lines[-1][1]), int(lines[-1][2])
     left_s = sum(int(part) * 60**power for power, part in enumerate(reversed(lines[-1][3].split(":"))))
     return Steps(min(done, total), total, left_s / (total - done) if done < total else None)
 
 
-def read_all(
-    jobs: Mapping[int, tuple[str, float]], totals: Mapping[str, int], root: Path
-) -> dict[int, Steps]:
-    """The steps of running jobs by number; ``jobs`` are the run that each trains, and its seconds so far."""
-    progress = {}
-    for number, (run_id, running_s) in jobs.items():
-        if total := totals.get(run_id):
-            steps = read_steps(root / "runs" / run_id, total, running_s)
-            if steps is not None:
-                progress[number] = steps
-    return progress
+def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
+    """Seconds of a job, by rule; rules of which nothing is known are left out.
+
+    Training is estimated as `troll check` does, for the runs that are missing; the other rules take what
+    they took, by Snakemake's benchmarks, in this experiment or else in any.
+    """
+    measured = {rule: seconds for rule in _MEASURED if (seconds := _measured(root, rule)) is not None}
+    held = made(experiment, root)
+    missing = [
+        run
+        for run in experiment.runs()
+        if run.run_id not in held and not (root / "runs" / run.run_id / "manifest.json").exists()
+    ]
+    seen = list(earlier_runs(root.parent)) if missing else []
+    times = [estimate(experiment, run, experiment.training_of(run), seen) for run in missing]
+    estimated = [seconds for seconds in times if seconds is not None]
+    if estimated and len(estimated) == len(missing):
+        # An estimate is of all jobs of a run.
+        others = measured.get("sample", 0.0) + measured.get("grade", 0.0)
+        measured["train"] = max(mean(estimated) - others, 1.0)
+    return measured
+
+
+def _measured(root: Path, rule: str) -> float | None:
+    for place in (root, *sorted(root.parent.glob("*"))):
+        times = []
+        for path in sorted((place / "benchmarks" / rule).rglob("*.jsonl"))[:_MOST_FILES]:
+            try:
+                times.append(float(json.loads(path.read_text().splitlines()[-1])["s"]))
+            except (OSError, IndexError, KeyError, TypeError, ValueError):
+                continue  # half written, or of another version
+        if times:
+            return median(times)
+    return None

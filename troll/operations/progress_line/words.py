@@ -4,18 +4,18 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from troll.operations.progress_line.logs import tail
+from pydantic import BaseModel
+
 from troll.operations.progress_line.state import Job, State
+from troll.operations.progress_line.steps import tail
 
 _UNDECIDED = ("not run", "inconclusive")
 _TAKEN = re.compile(r"\[base\] .+: taken from ")
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(BaseModel):
     """The stage of `make results` that this run of Snakemake is."""
 
     title: str = ""  # such as ``look 2``; empty where there is one stage
@@ -29,23 +29,15 @@ class Stage:
 def read_stage(text: str | None) -> Stage:
     """The stage in the environment; the only one where there is none, or none that can be read."""
     try:
-        entries = json.loads(text or "{}")
-        until = entries.get("until")
-        return Stage(
-            str(entries.get("title", "")),
-            float(until) if until is not None else None,
-            bool(entries.get("last", True)),
-            bool(entries.get("first", True)),
-        )
-    except (ValueError, TypeError, AttributeError):
+        return Stage.model_validate_json(text or "{}")
+    except ValueError:
         return Stage()
 
 
 def line_of(state: State, stage: Stage, claims: str = "", now: float | None = None) -> str:
     """How far it is, in one line; ``claims`` says how many are decided, ``now`` is seconds since 1970."""
-    left, now = state.left(), time.time() if now is None else now
+    left, at_least, now = state.left(), state.at_least(), time.time() if now is None else now
     parts = [f"{100 * state.share():.0f} %, {state.finished} of {state.total} jobs"]
-    at_least = state.at_least()
     if left is not None:
         parts.append(f"{roughly(left)} left")
     else:
