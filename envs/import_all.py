@@ -12,7 +12,7 @@ from contextlib import suppress
 sys.dont_write_bytecode = False
 sys.pycache_prefix = None
 
-from troll.common.quiet_libraries import quiet_libraries  # noqa: E402
+from troll.common.processor import quiet_libraries  # noqa: E402
 from troll.warm.server import MODULES  # noqa: E402
 
 quiet_libraries()

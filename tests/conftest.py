@@ -16,8 +16,7 @@ import pytest
 from forked_snakemake import warm_server
 
 from troll import warm
-from troll.common.processor import prepare_processor
-from troll.common.quiet_libraries import quiet_libraries
+from troll.common.processor import prepare_processor, quiet_libraries
 
 quiet_libraries()
 prepare_processor()

@@ -12,8 +12,7 @@ from golden_values import PATHS, recorded_for, refusal, text_of
 
 from troll.common.files import write_text
 from troll.common.numerics import NUMERICS
-from troll.common.processor import first_processor, prepare_processor
-from troll.common.quiet_libraries import quiet_libraries
+from troll.common.processor import first_processor, prepare_processor, quiet_libraries
 
 
 def main(out):

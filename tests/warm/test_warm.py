@@ -329,7 +329,7 @@ def test_every_command_of_the_workflow_has_its_modules(repository):
 
 LOAD = """
 import importlib, os
-from troll.common.quiet_libraries import quiet_libraries
+from troll.common.processor import quiet_libraries
 from troll.warm.server import MODULES
 quiet_libraries()
 for names in MODULES.values():

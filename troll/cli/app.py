@@ -27,9 +27,8 @@ from troll.cli.former import Commands
 from troll.cli.options import Log
 from troll.common.errors import UserError
 from troll.common.machine_errors import in_a_line
-from troll.common.processor import prepare_processor
+from troll.common.processor import prepare_processor, quiet_libraries
 from troll.common.progress import log_to, say
-from troll.common.quiet_libraries import quiet_libraries
 
 app = typer.Typer(
     name="troll",

@@ -19,27 +19,23 @@ def commit_of(root: Path = _ROOT) -> str | None:
         The full hash; None outside of git. An installed package may be below somebody else's checkout, whose
         commit says nothing of it, so that `root` itself has to be one.
     """
-    if not (root / ".git").exists():
-        return None
-    try:
-        head = _git(root, "rev-parse", "HEAD").strip()
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head + DIRTY if changed.strip() else head
+    head = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
+    return None if head is None or changed is None else head + DIRTY * bool(changed)
 
 
 def is_committed(paths: Iterable[Path], root: Path = _ROOT) -> bool:
     """Whether files and directories are as the commit has them, without changes and without new files."""
+    return _git(root, "status", "--porcelain", "--untracked-files=normal", "--", *map(str, paths)) == ""
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says; None where it fails, or `root` is no checkout."""
     if not (root / ".git").exists():
-        return False
-    try:
-        command = ("status", "--porcelain", "--untracked-files=normal", "--", *map(str, paths))
-        return not _git(root, *command).strip()
-    except (OSError, subprocess.SubprocessError):
-        return False
-
-
-def _git(root: Path, *arguments: str) -> str:
+        return None
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout.strip()

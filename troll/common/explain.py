@@ -1,7 +1,7 @@
 """What pydantic refuses, as one line: field, what is wrong, and what would be right."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -18,7 +18,8 @@ def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
     """What an annotation allows, in words: "a number >= 0 or infinity", "one of 'k1', 'k2', or none"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return takes(arguments[0], [*_flat(arguments[1:]), *bounds])
+        inner = [part for item in arguments[1:] for part in getattr(item, "metadata", [item])]
+        return takes(arguments[0], [*inner, *bounds])
     if origin in (Union, UnionType):
         words = " or ".join(takes(item, bounds) for item in arguments if item is not NoneType)
         return f"{words}, or none" if NoneType in arguments else words
@@ -37,11 +38,6 @@ def takes(annotation: Any, bounds: Sequence[Any] = ()) -> str:
     named = {str: "text", bool: "true or false", Any: "anything"}
     plain = str(annotation) if arguments else getattr(annotation, "__name__", str(annotation))
     return named.get(annotation) or plain
-
-
-def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
-    for item in metadata:
-        yield from getattr(item, "metadata", [item])
 
 
 def _range(noun: str, bounds: Sequence[Any]) -> str:

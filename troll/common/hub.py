@@ -8,7 +8,8 @@ the first time, at the one that the hub has now. ``HF_HUB_OFFLINE=1`` takes what
 
 import fnmatch
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,10 @@ class Snapshot:
 
 def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
     """The model's files, checked against the lock file, which the first download writes."""
-    directory = in_mirror(model_id)
+    directory, revision = in_mirror(model_id), ""
     if directory is not None:
-        revision = ""
-        names = _wanted(
-            model_id, sorted(path.name for path in directory.iterdir() if path.is_file()), weights
-        )
+        here = sorted(path.name for path in directory.iterdir() if path.is_file())
+        names = _wanted(model_id, here, weights)
     else:
         revision = lock_file.pinned(lock_file.MODELS + model_id).get("revision") or _resolve(model_id)
         names = _wanted(model_id, _listing(model_id, revision, weights), weights)
@@ -73,10 +72,7 @@ def mirror() -> Path | None:
 def in_mirror(model_id: str) -> Path | None:
     """The model's directory in the mirror; None if there is no mirror, or it lacks the model: ask the hub."""
     root = mirror()
-    if root is None:
-        return None
-    directory = root / model_id
-    if not directory.is_dir():
+    if root is None or not (directory := root / model_id).is_dir():
         return None
     if not (directory / "config.json").is_file():
         raise UserError(f"{directory}: has no config.json; delete it, or put a whole model there")
@@ -133,19 +129,21 @@ def _facts(path: Path) -> dict[str, int | str]:
     return {"bytes": size, "sha256": sha256_of_file(path)}
 
 
-def _unreachable(model_id: str, error: Exception) -> UserError:
-    remedy = "fetch it where the hub can be reached (troll fetch FILE), or name a local mirror in "
-    return lock_file.unreachable(f"model {model_id}", error, remedy + MIRROR)
+@contextmanager
+def _asking_the_hub(model_id: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # its errors come from several libraries below it
+        remedy = "fetch it where the hub can be reached (troll fetch FILE), or name a local mirror in "
+        raise lock_file.unreachable(f"model {model_id}", error, remedy + MIRROR) from None
 
 
 def _resolve(model_id: str) -> str:
     """The revision that the hub has now."""
     from huggingface_hub import HfApi
 
-    try:
+    with _asking_the_hub(model_id):
         revision = HfApi().model_info(model_id).sha
-    except Exception as error:  # its errors come from several libraries below it
-        raise _unreachable(model_id, error) from None
     return lock_file.named_revision(f"model {model_id}", revision)
 
 
@@ -156,17 +154,13 @@ def _listing(model_id: str, revision: str, weights: bool) -> list[str]:
         return pinned
     from huggingface_hub import HfApi
 
-    try:
+    with _asking_the_hub(model_id):
         return list(HfApi().list_repo_files(model_id, revision=revision))
-    except Exception as error:  # its errors come from several libraries below it
-        raise _unreachable(model_id, error) from None
 
 
 def _download(model_id: str, revision: str, names: list[str]) -> Path:
     """The directory of the hub's cache that holds these files; resumes an interrupted download."""
     from huggingface_hub import snapshot_download
 
-    try:
+    with _asking_the_hub(model_id):
         return Path(snapshot_download(model_id, revision=revision, allow_patterns=names))
-    except Exception as error:  # its errors come from several libraries below it
-        raise _unreachable(model_id, error) from None

@@ -22,7 +22,6 @@ _FULL_TEXT = (
     "unexpected pos",
     "iostream error",
 )
-_MEMORY_TEXT = ("can't allocate memory", "CUDA out of memory")
 
 
 @contextmanager
@@ -56,17 +55,19 @@ def _explanation(error: Exception, directory: Path) -> str | None:
         return _disk_full(directory)
     if isinstance(error, OSError) and error.errno in _CLOSED:
         return f"{where}: cannot be written ({error.strerror}); make it writable. {_INTACT.capitalize()}"
-    # torch is not imported for the sake of a class: light commands fail, too.
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or _mentions(error, _MEMORY_TEXT)
-    ):
+    if about_memory(error):
         cause = str(error).strip().partition("\n")[0].split(". ")[0]
         why = f" ({cause})" if cause else ""
         advice = "more training.micro_batches, or fewer training.micro_batch_tokens, need less"
         return f"{directory}: memory ran out{why}; {advice}. {_INTACT.capitalize()}"
     return None
+
+
+def about_memory(error: Exception) -> bool:
+    """Whether memory ran out: of the machine, or of a GPU."""
+    # torch is not imported for the sake of a class: light commands fail, too.
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or _mentions(error, ("can't allocate memory", "CUDA out of memory"))
 
 
 def _disk_full(directory: Path) -> str:

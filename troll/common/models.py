@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from troll.common.digests import damage
 from troll.common.errors import UserError
 from troll.common.files import read_json
+from troll.common.machine_errors import about_memory
 
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
@@ -50,7 +51,7 @@ def load_model(checkpoint: Path, **options: Any) -> Any:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True, **options)
     except Exception as error:  # of several libraries with classes of their own
-        if isinstance(error, MemoryError) or _about_memory(error):
+        if about_memory(error):
             raise
         raise loading_error(checkpoint, error) from None
     missing = sorted(report["missing_keys"])
@@ -58,10 +59,6 @@ def load_model(checkpoint: Path, **options: Any) -> Any:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(f"{checkpoint}: has no weights for {missing[0]}{others}; they would be random")
     return model
-
-
-def _about_memory(error: Exception) -> bool:
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def loading_error(checkpoint: Path, error: Exception) -> UserError:

@@ -32,16 +32,13 @@ def last_change(rule: str) -> int:
 
     What has the same one comes out alike, whichever versions recorded it.
     """
-    return max(
-        (change.numerics for change in CHANGES if change.rules is None or rule in change.rules), default=0
-    )
+    return max(_changes(rule), default=0)
 
 
 def changed_since(numerics: int, rule: str, *, until: int | None = None) -> bool:
     """Whether a run (a base model without a rule) would come out differently at a later version, or now."""
-    later = (
-        change
-        for change in CHANGES
-        if numerics < change.numerics and (until is None or change.numerics <= until)
-    )
-    return any(change.rules is None or rule in change.rules for change in later)
+    return any(numerics < change and (until is None or change <= until) for change in _changes(rule))
+
+
+def _changes(rule: str) -> list[int]:
+    return [change.numerics for change in CHANGES if change.rules is None or rule in change.rules]

@@ -1,4 +1,4 @@
-"""What a process asks of processor and memory before torch and numpy are imported."""
+"""What a process asks of processor, memory and libraries before torch and numpy are imported."""
 
 import ctypes
 import os
@@ -12,6 +12,15 @@ from pathlib import Path
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT_BYTES = 1 << 30
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+}
 
 
 def prepare_processor() -> None:
@@ -23,6 +32,12 @@ def prepare_processor() -> None:
             os.environ.setdefault(name, value)
     if sys.platform == "linux":
         _keep_memory()
+
+
+def quiet_libraries() -> None:
+    """Silences the libraries' progress bars and advice before they are imported; a user's settings stay."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 @cache

@@ -9,18 +9,10 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PydanticUserError,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, create_model, model_validator
 
 from troll.common.errors import UserError, unknown
-from troll.common.explain import explain
+from troll.common.explain import validated
 
 _SECTIONS = ("Args:", "Arguments:", "Keyword Args:", "Keyword Arguments:", "Settings:")
 _ENTRY = re.compile(r"(?P<indent>\s+)\*{0,2}(?P<name>\w+)\s*(\([^)]*\))?:(?P<text>.*)")
@@ -53,10 +45,7 @@ class Settings(StrictModel):
     @classmethod
     def completed(cls, where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All settings: those given, to the last digit as they are, and defaults."""
-        try:
-            cls.model_validate(dict(settings))
-        except ValidationError as error:
-            raise UserError(f"{where}: {explain(error, cls)}") from None
+        validated(cls, dict(settings), where)
         return cls.defaults() | dict(settings)
 
     @model_validator(mode="after")

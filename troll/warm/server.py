@@ -24,8 +24,7 @@ from typing import Any
 
 import troll
 from troll.analysis.registry import ENTRIES
-from troll.common.processor import prepare_processor
-from troll.common.quiet_libraries import quiet_libraries
+from troll.common.processor import prepare_processor, quiet_libraries
 from troll.warm.client import HANDED_ON, circumstances, peer
 
 _TRAINING = ("troll.training.run", "transformers.models.qwen3.modeling_qwen3")
