@@ -13,9 +13,7 @@ from troll.common.seeding import derive_seed
 from troll.experiment.experiment import resolve
 from troll.experiment.files import load_experiment, parse_experiment, read_run_file, write_run_file
 from troll.experiment.model_settings import ModelSettings
-from troll.experiment.names import RULES
-from troll.experiment.shapes import LEAST_VOCABULARY, shape_problems
-from troll.experiment.validation import STEP_SHAPES
+from troll.experiment.validation import LEAST_VOCABULARY, RULES, STEP_SHAPES, shape_problems
 from troll.training.base_model import new_model
 from troll.training.tokenizer import train_tokenizer
 

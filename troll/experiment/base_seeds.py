@@ -44,22 +44,17 @@ def with_base_models_apart(data: Any) -> Any:
     taken = [name for names in families.values() for name in names if name in data["models"]]
     if taken:
         raise ValueError(f"models.{taken[0]}: is also what base_seeds make; give one of them another name")
-    return {**data, "models": models, **_matrix(data, families)} if families else data
+    if isinstance(blocks := data.get("matrix"), list):
+        data = {**data, "matrix": [_block(block, families) for block in blocks]}
+    return {**data, "models": models}
 
 
 def _are_seeds(seeds: Any) -> bool:
     return isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
 
 
-def _matrix(data: Mapping[str, Any], families: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The matrix with families in place of their names; nothing where the file has none of that shape."""
-    blocks = data.get("matrix")
-    if not isinstance(blocks, list):
-        return {}
-    return {"matrix": [_block(block, families) for block in blocks]}
-
-
 def _block(block: Any, families: Mapping[str, list[str]]) -> Any:
+    """A block of the matrix with families in place of their names."""
     names = block.get("models") if isinstance(block, Mapping) else None
     if not isinstance(names, list):
         return block

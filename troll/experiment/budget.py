@@ -78,39 +78,35 @@ def budget_of(experiment: Experiment, runs: Sequence[Run]) -> Budget:
 
 def disk_gb(experiment: Experiment) -> float:
     """Disk for the experiment's pretrained models, in 10^9 bytes: download, results, a run's checkpoints."""
-    sizes = _sizes(experiment)
-    if not sizes:
-        return 0.0
-    kept = _CHECKPOINT * max(sizes) * experiment.training.checkpoints_kept
-    return budget_of(experiment, experiment.runs()).disk_gb + sum(sizes) * _DOWNLOAD + kept
+    _, downloads, checkpoints = _models(experiment)
+    return budget_of(experiment, experiment.runs()).disk_gb + downloads + checkpoints
 
 
-def _sizes(experiment: Experiment) -> list[float]:
+def _models(experiment: Experiment) -> tuple[int, float, float]:
+    """Pretrained models of known size; 10^9 bytes of their downloads, and of a run's checkpoints at most."""
     names = dict.fromkeys(run.model for run in experiment.runs())
     sizes = [billions_of(experiment.models[name].pretrained) for name in names]
-    return [size for size in sizes if size is not None]
+    known = [size for size in sizes if size is not None]
+    kept = experiment.training.checkpoints_kept
+    return len(known), sum(known) * _DOWNLOAD, max(known, default=0.0) * _CHECKPOINT * kept
 
 
 def budget_lines(experiment: Experiment) -> list[str]:
     """The budget by group, as lines of text."""
-    runs = experiment.runs()
-    groups = {**experiment.groups(), "all": runs}
     seeds = len(experiment.seeds)
     lines = [f"budget of {experiment.experiment} ({seeds} seed{'s' if seeds > 1 else ''}), estimated:"]
     lines.append(f"  {'group':<18}{'runs':>6}{'GPU-hours':>12}{'checkpoints':>14}")
-    for name, members in groups.items():
+    for name, members in {**experiment.groups(), "all": experiment.runs()}.items():
         budget = budget_of(experiment, members)
         hours = f"{budget.gpu_hours:,.0f}" if budget.gpu_hours >= 10 else f"{budget.gpu_hours:.1f}"
         lines.append(f"  {name:<18}{budget.runs:>6}{hours:>12}{budget.disk_gb:>11,.0f} GB")
-    sizes = _sizes(experiment)
-    kept = experiment.training.checkpoints_kept
-    if sizes:
+    models, downloads, checkpoints = _models(experiment)
+    if models:
         lines.append(
-            f"  and {sum(sizes) * _DOWNLOAD:,.0f} GB for {len(sizes)} models; up to "
-            f"{max(sizes) * _CHECKPOINT * kept:,.0f} GB for the checkpoints of a run while it trains"
+            f"  and {downloads:,.0f} GB for {models} models; up to {checkpoints:,.0f} GB for the checkpoints "
+            "of a run while it trains"
         )
-    unknown = budget_of(experiment, runs).unknown
-    if unknown:
+    if unknown := budget_of(experiment, experiment.runs()).unknown:
         lines.append(f"  {unknown} runs are of models without `billions` and count as nothing")
     seconds = step_seconds()
     return [

@@ -5,7 +5,7 @@ This is the only place that knows run names, paths and seeds of runs. Every key 
 `troll.experiment.files` reads one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -135,9 +135,16 @@ class Experiment(StrictModel):
     def _with_base_models_apart(cls, data: Any) -> Any:
         return with_base_models_apart(data)
 
-    def runs(self) -> list[Run]:
-        """Every run of the matrix, each once, in the order of the file."""
-        return list(self._runs.values())
+    def runs(self, groups: Sequence[str] = ()) -> list[Run]:
+        """Every run of the matrix, each once, in the order of the file; or those of some groups."""
+        if not groups:
+            return list(self._runs.values())
+        runs_by_group = self.groups()
+        for group in groups:
+            if group not in runs_by_group:
+                valid = ", ".join(runs_by_group) or "none, no block has a group"
+                raise UserError(f"experiment {self.experiment} has no group {group!r}; valid: {valid}")
+        return list(dict.fromkeys(run for group in groups for run in runs_by_group[group]))
 
     @cached_property
     def _runs(self) -> dict[str, Run]:
@@ -151,12 +158,9 @@ class Experiment(StrictModel):
             for condition in block.conditions or self.conditions
             for estimator in block.estimators or self.estimators
             for trust_region in block.trust_regions or self.trust_regions
-            for seed in self._seeds_of(f"{model}/{task}/{trust_region}/{estimator}/{condition}")
+            for setting in [f"{model}/{task}/{trust_region}/{estimator}/{condition}"]
+            for seed in dict.fromkeys([*self.seeds, *self.further_seeds.get(setting, [])])
         ]
-
-    def _seeds_of(self, setting: str) -> list[int]:
-        """The seeds of a setting, each once."""
-        return list(dict.fromkeys([*self.seeds, *self.further_seeds.get(setting, [])]))
 
     def groups(self) -> dict[str, list[Run]]:
         """The runs of each named group of blocks, each once; a run may belong to several groups."""
@@ -184,20 +188,20 @@ class Experiment(StrictModel):
         Inside of a block such as ``critic`` single keys are overridden too; null removes the block.
         """
         settings: Mapping[str, Any] = self.training.model_dump()
-        for override in self.overrides_of(run):
+        for override in self.overrides_of(run).values():
             settings = merged(settings, override)
         return Training.model_validate(settings)
 
-    def overrides_of(self, run: Run) -> list[Mapping[str, Any]]:
-        """What overrides the settings of a run, in this order; see `training_of`."""
-        return [
-            recipe_of(self.estimators[run.estimator].rule),
-            self.models[run.model].training,
-            self.tasks[run.task].training,
-            self.trust_regions[run.trust_region].training,
-            self.estimators[run.estimator].training,
-            self.conditions[run.condition],
-        ]
+    def overrides_of(self, run: Run) -> dict[str, Mapping[str, Any]]:
+        """What overrides the settings of a run, in this order, by place in the file; see `training_of`."""
+        return {
+            "": recipe_of(self.estimators[run.estimator].rule),
+            f"models.{run.model}.training": self.models[run.model].training,
+            f"tasks.{run.task}.training": self.tasks[run.task].training,
+            f"trust_regions.{run.trust_region}.training": self.trust_regions[run.trust_region].training,
+            f"estimators.{run.estimator}.training": self.estimators[run.estimator].training,
+            f"conditions.{run.condition}": self.conditions[run.condition],
+        }
 
 
 def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,22 +268,21 @@ def _resolve_task(experiment: Experiment, name: str) -> TaskOfRun:
 
 def resolve_base(experiment: Experiment, model: str, task: str) -> BaseConfig:
     """Everything that defines a base model."""
-    demonstrations = experiment.models[model].base_seed or 0
     return BaseConfig(
         experiment=experiment.experiment,
         run_id=f"{model}/{task}/{BASE}",
         model=resolve_model(experiment, model),
         task=_resolve_task(experiment, task),
         seeds=SeedsOfBase(
-            model=_clip_seed(derive_seed(stream="base", model=model, task=task)), data=demonstrations
+            model=_seed(stream="base", model=model, task=task), data=experiment.models[model].base_seed or 0
         ),
         rehearsal=experiment.rehearsal,
     )
 
 
-def _clip_seed(seed: int) -> int:
-    """Seeds that numpy accepts too have 32 bits."""
-    return seed % 2**32
+def _seed(**coordinates: str | int) -> int:
+    """A derived seed of 32 bits, as numpy accepts them too."""
+    return derive_seed(**coordinates) % 2**32
 
 
 def run_seeds(run: Run) -> SeedsOfRun:
@@ -291,6 +294,6 @@ def run_seeds(run: Run) -> SeedsOfRun:
     """
     coordinates: dict[str, str | int] = {"model": run.model, "task": run.task, "seed": run.seed}
     return SeedsOfRun(
-        training=_clip_seed(derive_seed(stream="training", **coordinates)),
-        evaluation=_clip_seed(derive_seed(stream="evaluation", **coordinates)),
+        training=_seed(stream="training", **coordinates),
+        evaluation=_seed(stream="evaluation", **coordinates),
     )

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from troll.common.errors import UserError
-from troll.common.explain import explain
+from troll.common.explain import explain, validated
 from troll.common.files import read_yaml, write_text
 from troll.experiment.experiment import Experiment
 from troll.experiment.run_config import RunConfig
@@ -22,10 +22,7 @@ def _parse_shape(data: Any, source: str) -> Experiment:
     """The file's keys and types; names, settings and combinations are not looked at."""
     if not isinstance(data, dict):
         raise UserError(f"{source}: expected a mapping with keys {', '.join(Experiment.model_fields)}")
-    try:
-        return Experiment.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, Experiment)}") from None
+    return validated(Experiment, data, source)
 
 
 def parse_experiment(data: Any, source: str) -> Experiment:

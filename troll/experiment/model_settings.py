@@ -10,6 +10,12 @@ from troll.common.settings import StrictModel
 _HUB_ID = r"^[\w.-]+/[\w.-]+$"
 
 
+Billions = Annotated[
+    Positive | None,
+    Field(description="10^9 parameters, for estimates of time and disk; part of no run's identity"),
+]
+
+
 def _inside(value: str) -> str:
     parts = value.split("/")
     if "\\" in value or any(part in ("", ".", "..") for part in parts):
@@ -53,10 +59,7 @@ class HubModel(StrictModel):
 class Hub(HubModel):
     """A model on the Hugging Face hub. Its revision is in the lock file, resources/data.lock.json."""
 
-    billions: Positive | None = Field(
-        None,
-        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
-    )
+    billions: Billions = None
 
 
 class WheelModel(StrictModel):
@@ -77,10 +80,7 @@ class Wheel(WheelModel):
     the one that is named is read, and nothing of the package is installed or run.
     """
 
-    billions: Positive | None = Field(
-        None,
-        description="10^9 parameters, for estimates of time and disk; part of no run's identity",
-    )
+    billions: Billions = None
 
 
 class FromScratch(StrictModel):
@@ -97,7 +97,6 @@ class FromScratch(StrictModel):
         0.02,
         description="standard deviation of the first weights; 0.02 is transformers' default, for wide "
         "models: narrow ones learn to copy much sooner from about 1 / sqrt(width)",
-        # As above.
         exclude_if=lambda value: value == 0.02,
     )
     supervised: Supervised = Field(

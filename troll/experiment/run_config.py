@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
+from pydantic import Discriminator, Field, Tag
 
 from troll.algorithms.ranges import Count, Whole
 from troll.common.settings import StrictModel
@@ -15,16 +15,15 @@ class ScratchModelOfRun(FromScratch):
 
     name: str = Field(description="in the experiment file")
     hub: None = None
-    base_seed: Whole | None = Field(None, description="where there are several base models of one kind")
+    # Configurations without one stay what they were to the last byte: runs are known by their digests.
+    base_seed: Whole | None = Field(
+        None,
+        description="where there are several base models of one kind",
+        exclude_if=lambda value: value is None,
+    )
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Configurations without one stay what they were to the last byte: runs are known by their digests.
-        data: dict[str, Any] = dump(self)
-        return data if self.base_seed is not None else {k: v for k, v in data.items() if k != "base_seed"}
 
-
-# Configurations of models without them stay what they were to the last byte.
+# As above.
 _Supervised = Annotated[SupervisedSteps | None, Field(exclude_if=lambda value: value is None)]
 
 

@@ -1,5 +1,6 @@
 """What is wrong with an experiment file, as one line: place, value, and what would be right."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -7,14 +8,55 @@ from pydantic import ValidationError
 
 from troll.common.errors import UserError, unknown
 from troll.common.explain import explain
-from troll.experiment.experiment import Experiment, Run, merged
-from troll.experiment.names import name_problems
+from troll.experiment.experiment import BASE, Experiment, Run, merged
+from troll.experiment.model_settings import ModelSettings
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training
-from troll.experiment.shapes import context_problems, shape_problems
 from troll.tasks import testbed
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
+
+LONGEST = 100
+"""Characters of a name; file names have at most 255."""
+
+RULES = frozenset(
+    {
+        "all",
+        "append",
+        "approximation_task",
+        "approximation_zipf",
+        "audit",
+        "base_model",
+        "benchmark_problems",
+        "benchmarks",
+        "claims",
+        "collect",
+        "configure",
+        "cost",
+        "cost_step",
+        "difficulty",
+        "grade",
+        "grade_benchmark",
+        "grade_suites",
+        "hub_model",
+        "oracle",
+        "problems",
+        "report",
+        "sample",
+        "sample_benchmark",
+        "sample_suites",
+        "suite_problems",
+        "tokenizer",
+        "train",
+    }
+)
+"""Names of the workflow's rules, which a group cannot have: `snakemake NAME` asks for either."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_GROUP = re.compile(r"[a-z][a-z0-9_]*")
+
+LEAST_VOCABULARY = 256 + 2
+"""The bytes, the end and the padding of `troll.training.tokenizer`."""
 
 STEP_SHAPES = ("qwen3-0.6b", "20m", "tiny")
 """Models of `cost.step`: those of `workflow/benchmarks/step_worker.py`, which is no part of the package."""
@@ -26,7 +68,7 @@ def _choices(where: str, name: str, valid: list[str]) -> str:
 
 def problems(experiment: Experiment) -> Iterator[str]:
     """Everything that the shape of the file does not show, as one line each."""
-    yield from name_problems(experiment)
+    yield from _name_problems(experiment)
     for name, task in experiment.tasks.items():
         yield from _task_problems(name, task)
     for name, model in experiment.models.items():
@@ -43,6 +85,54 @@ def problems(experiment: Experiment) -> Iterator[str]:
         for name in experiment.public_data.benchmarks:
             if name not in _suites():
                 yield _choices("public_data.benchmarks", name, _suites())
+
+
+def _name_problems(experiment: Experiment) -> Iterator[str]:
+    """Names that cannot be, and seeds that are there twice, as one line each."""
+    sections = ("models", "trust_regions", "estimators", "conditions")
+    names = [("experiment", experiment.experiment)]
+    names += [(section, name) for section in sections for name in getattr(experiment, section)]
+    for where, name in names:
+        if not _NAME.fullmatch(name) or len(name) > LONGEST or name == BASE:
+            yield (
+                f"{where}: name {_cut(name)}: letters, digits, dots, dashes and underscores only, at most "
+                f"{LONGEST}, and not {BASE!r}"
+            )
+    for number, block in enumerate(experiment.matrix):
+        if block.group is None:
+            continue
+        where = f"matrix[{number}].group: {_cut(block.group)}"
+        if not _GROUP.fullmatch(block.group) or len(block.group) > LONGEST:
+            yield f"{where}: small letters, digits and underscores only, at most {LONGEST}"
+        if block.group in RULES:
+            yield f"{where}: is the name of a rule of the workflow; take another"
+    if len(set(experiment.seeds)) != len(experiment.seeds):
+        yield f"seeds: {experiment.seeds} names a seed twice"
+
+
+def _cut(name: str) -> str:
+    return repr(name if len(name) <= LONGEST else f"{name[:40]}...")
+
+
+def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
+    """What transformers or the tokenizer would refuse of a model made from scratch.
+
+    The width need not divide by the heads: heads have a width of their own.
+    """
+    if model.pretrained is not None:
+        return
+    if model.heads % model.key_value_heads:
+        yield (
+            f"models.{name}.heads: {model.heads} do not divide into groups for {model.key_value_heads} "
+            "key_value_heads; make it a multiple"
+        )
+    if model.head_width % 2:
+        yield f"models.{name}.head_width: {model.head_width} is odd; rotary positions need an even one"
+    if model.vocabulary < LEAST_VOCABULARY:
+        yield (
+            f"models.{name}.vocabulary: {model.vocabulary} is too small; the tokenizer needs "
+            f"{LEAST_VOCABULARY} entries for bytes, end and padding"
+        )
 
 
 def _suites() -> list[str]:
@@ -184,13 +274,11 @@ def _cost_problems(experiment: Experiment) -> Iterator[str]:
 
 def _override_problems(experiment: Experiment) -> Iterator[str]:
     overrides: list[tuple[str, Mapping[str, Any]]] = [
-        *((f"models.{name}.training", model.training) for name, model in experiment.models.items()),
-        *((f"tasks.{name}.training", task.training) for name, task in experiment.tasks.items()),
         *(
-            (f"trust_regions.{name}.training", rule.training)
-            for name, rule in experiment.trust_regions.items()
+            (f"{section}.{name}.training", item.training)
+            for section in ("models", "tasks", "trust_regions", "estimators")
+            for name, item in getattr(experiment, section).items()
         ),
-        *((f"estimators.{name}.training", rule.training) for name, rule in experiment.estimators.items()),
         *((f"conditions.{name}", condition) for name, condition in experiment.conditions.items()),
     ]
     for where, override in overrides:
@@ -204,24 +292,32 @@ def _override_problems(experiment: Experiment) -> Iterator[str]:
 
 def _to_blame(experiment: Experiment, run: Run) -> str:
     """The place without whose overrides a run's settings do not clash; empty if none alone is to blame."""
-    places = {
-        f"conditions.{run.condition}": experiment.conditions[run.condition],
-        f"estimators.{run.estimator}.training": experiment.estimators[run.estimator].training,
-        f"trust_regions.{run.trust_region}.training": experiment.trust_regions[run.trust_region].training,
-        f"tasks.{run.task}.training": experiment.tasks[run.task].training,
-        f"models.{run.model}.training": experiment.models[run.model].training,
-    }
-    for place, left_out in places.items():
+    overrides = experiment.overrides_of(run)
+    for left_out in filter(None, reversed(overrides)):
         settings: Mapping[str, Any] = experiment.training.model_dump()
-        for override in experiment.overrides_of(run):
-            settings = settings if override is left_out else merged(settings, override)
+        for place, override in overrides.items():
+            settings = settings if place == left_out else merged(settings, override)
         try:
             Training.model_validate(settings)
         except ValidationError:
             continue
-        if left_out:
-            return place
+        return left_out
     return ""
+
+
+def context_problems(run: Run, training: Training, context: int) -> Iterator[str]:
+    """Prompts and responses of a run that are longer than its model's context: sampling would refuse them."""
+    response, prompt = training.max_response_tokens, training.max_prompt_tokens
+    if response >= context:
+        yield (
+            f"run {run.run_id}: max_response_tokens {response} leaves a prompt no room in the context of "
+            f"{context} tokens of model {run.model}; shorten responses"
+        )
+    elif prompt is not None and prompt + response > context:
+        yield (
+            f"run {run.run_id}: max_prompt_tokens {prompt} and max_response_tokens {response} exceed the "
+            f"context of {context} tokens of model {run.model}; shorten one of them"
+        )
 
 
 def light_problems(experiment: Experiment) -> Iterator[str]:

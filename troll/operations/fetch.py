@@ -8,7 +8,6 @@ from troll.common.hub import MIRROR, chat_template, snapshot
 from troll.common.lock_file import lock_path
 from troll.common.progress import say
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.groups import runs_of
 from troll.experiment.model_settings import Wheel
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
@@ -63,7 +62,7 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
 
     Every part is tried, whatever becomes of the others; a table at the end says which downloads failed.
     """
-    runs = runs_of(experiment, list(groups))
+    runs = experiment.runs(list(groups))
     models, data = needed_models(experiment, runs), needed_data(experiment, runs)
     templates = {name: _chat_template(name) for name in needed_templates(experiment, runs)}
     work: list[tuple[str, Callable[[], str]]] = [

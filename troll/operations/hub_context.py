@@ -9,7 +9,7 @@ from typing import Literal
 from troll.common.digests import sha256_of_file
 from troll.experiment.experiment import Experiment
 from troll.experiment.model_settings import ModelSettings, Wheel
-from troll.experiment.shapes import context_problems
+from troll.experiment.validation import context_problems
 
 
 def config_of(model_id: str) -> Path | None:

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from troll.common.files import LOCK, parse_json
 from troll.common.progress import clock
 from troll.experiment.experiment import BASE, Experiment, Run
-from troll.experiment.groups import runs_of
 from troll.operations.outputs import made
 
 State = Literal["done", "running", "failed", "stopped", "trained", "missing"]
@@ -180,7 +179,7 @@ def status_of_base(root: Path, model: str, task: str) -> RunStatus:
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
     """The states of base models and runs of an experiment, or of groups of it, in the order of the file."""
     root = results / experiment.experiment
-    runs, held = runs_of(experiment, only), made(experiment, root)
+    runs, held = experiment.runs(only), made(experiment, root)
     statuses = []
     for model, task in dict.fromkeys((run.model, run.task) for run in runs):
         settings, name = experiment.models[model], f"{BASE}/{model}/{task}"

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from troll.common.errors import UserError
 from troll.common.numerics import last_change
 from troll.common.progress import say
-from troll.experiment.shapes import LEAST_VOCABULARY
+from troll.experiment.validation import LEAST_VOCABULARY
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
 from troll.training.outputs import fresh_directory

@@ -15,7 +15,6 @@ from troll.common.errors import UserError
 from troll.common.files import read_json, write_json, write_text
 from troll.common.progress import clock, say
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.groups import runs_of
 from troll.operations.rehearsal.partitions import PROFILE, check_partitions
 from troll.operations.rehearsal.report import REPORT, Check, digest_of, failed, root_of
 from troll.operations.rehearsal.shrink import selection, shrink
@@ -63,7 +62,7 @@ def rehearse(
         in_checkout("rehearse")
         if results.resolve() != Path("results").resolve():
             raise UserError(f"--results: the workflow writes to results/, not to {results}; leave it out")
-    planned = runs_of(experiment, only)
+    planned = experiment.runs(only)
     tasks = {run.task for run in planned}
     skipped = {task: why for task, why in skipped_tasks(experiment).items() if task in tasks}
     runs = [run for run in selection(experiment, only, full=full) if run.task not in skipped]

@@ -7,7 +7,6 @@ from math import ceil, gcd, lcm
 from typing import Any
 
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.groups import runs_of
 from troll.experiment.settings import CostBenchmark, StepBenchmark, Training
 from troll.operations.rehearsal.report import PREFIX
 from troll.operations.rehearsal.sources import as_hub
@@ -65,7 +64,7 @@ def cover(runs: Sequence[Run]) -> list[Run]:
 def selection(experiment: Experiment, groups: Iterable[str] = (), *, full: bool = False) -> list[Run]:
     """The runs of a rehearsal, of the experiment's first seed: a cover, or all of them."""
     names = list(groups)
-    runs = [run for run in runs_of(experiment, names) if run.seed == experiment.seeds[0]]
+    runs = [run for run in experiment.runs(names) if run.seed == experiment.seeds[0]]
     if full:
         return runs
     possible, chosen = set(runs), set(cover(runs))
