@@ -16,21 +16,21 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import UserError
-from troll.common.files import read_json, write_json
+from troll.common.files import write_json
 from troll.common.hub import Snapshot, chat_template, link, snapshot
 from troll.common.models import load_model
 from troll.common.numerics import last_change
 from troll.common.processor import arithmetic
 from troll.common.progress import clock, say
-from troll.experiment.model_settings import FromScratch
+from troll.experiment.model_settings import FromScratch, SupervisedSteps
 from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelOfRun, WheelModelOfRun
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
 from troll.training.outputs import fresh_directory, save_model
 from troll.training.prompts import load_policy_tokenizer
-from troll.training.shared_place import Taken, take_or_make
-from troll.training.supervised import rows_of, train_supervised
+from troll.training.shared_place import take_or_make
+from troll.training.supervised import Row, rows_of, train_supervised
 from troll.training.tokenizer import load_tokenizer
 from troll.training.wheel_model import wheel_snapshot
 
@@ -38,7 +38,7 @@ _NAMES = ("name", "hub", "base_seed")
 """What of a model from scratch changes its weights by way of the seeds alone, or not at all."""
 _DECIDING = ("system", "capability", "blas", "threads", "gpus")
 """What of the machine decides, beside the processor, how sums are rounded."""
-_OF_THE_TRAINING = ("wall_s", "peak_gib", "final_loss")
+_OF_THE_TRAINING = ("wall_s", "peak_gib", "final_loss", "last_loss", "skipped_steps")
 _MADE_BY = ("git_commit", "numerics", "hardware")
 
 
@@ -66,31 +66,16 @@ def new_model(settings: FromScratch, tokenizer: PreTrainedTokenizerFast, seed: i
     return model
 
 
-def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
-    """Trains a base model into ``out``: checkpoint/ and, last, manifest.json; refuses a model of the hub."""
-    task, seeds = get_task(config.task.name), config.seeds
-    model = _from_scratch(config)
-    supervised = model.supervised
-    tokenizer = load_tokenizer(tokenizer_path)
-    count = supervised.steps * supervised.batch_size
-    demonstrations = task.demonstrate(count, seeds.data, config.task.settings)
-    network = new_model(model, tokenizer, seeds.model)
-    learnt = train_supervised(
-        network,
-        tokenizer,
-        rows_of(tokenizer, demonstrations),
-        supervised,
-        seed=seeds.model,
-        out=out / "trainer",
-        run_id=config.run_id,
-    )
-    save_model(network, tokenizer, out / "checkpoint")
-    write_json(
-        out / "manifest.json",
-        manifest_of(config, wall_s=learnt["wall_s"], data={"tokenizer": tokenizer_path})
-        | {"final_loss": learnt["final_loss"], "checkpoint": facts_of(out / "checkpoint")},
-    )
-    shutil.rmtree(out / "trainer", ignore_errors=True)
+def train_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> dict[str, Any]:
+    """Trains a base model into ``out``: checkpoint/ and, last, manifest.json; refuses a model of the hub.
+
+    Returns what the manifest says.
+    """
+    model, tokenizer = _from_scratch(config), load_tokenizer(tokenizer_path)
+    rows = rows_of(tokenizer, _demonstrations(config, model.supervised))
+    network = new_model(model, tokenizer, config.seeds.model)
+    data = {"tokenizer": tokenizer_path}
+    return _teach(config, network, tokenizer, rows, model.supervised, out, data, {}, None)
 
 
 def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> None:
@@ -102,22 +87,10 @@ def shared_base_model(config: BaseConfig, tokenizer_path: Path, out: Path) -> No
     """
 
     def make() -> dict[str, Any]:
-        train_base_model(config, tokenizer_path, out)
-        return dict(read_json(out / "manifest.json"))
+        return train_base_model(config, tokenizer_path, out)
 
-    if config.rehearsal:
-        make()
-        return
-    identity = identity_of(config, tokenizer_path)
-    taken = take_or_make(config.task.name, identity, out / "checkpoint", make)
-    if taken is None:
-        return
-    made = taken.made
-    manifest = manifest_of(config, wall_s=made["wall_s"], data={"tokenizer": tokenizer_path})
-    manifest |= {name: made[name] for name in _OF_THE_TRAINING}
-    manifest |= {"checkpoint": facts_of(out / "checkpoint")}
-    write_json(out / "manifest.json", manifest | {"made_by": {name: made[name] for name in _MADE_BY}})
-    say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(made['wall_s'])}")
+    identity, data = identity_of(config, tokenizer_path), {"tokenizer": tokenizer_path}
+    _take_or_make(config, config.task.name, identity, out, make, data, {})
 
 
 def identity_of(config: BaseConfig, tokenizer_path: Path) -> Mapping[str, Any]:
@@ -207,15 +180,9 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
     if isinstance(config.model, ScratchModelOfRun) or config.model.supervised is None:
         link_base_model(config, out)
         return
-    supervised, task = config.model.supervised, config.task
-    count = supervised.steps * supervised.batch_size
-    shown = get_task(task.name).demonstrate(count, config.seeds.data, task.settings)
+    supervised, name = config.model.supervised, f"{config.task.name}-supervised"
+    shown = _demonstrations(config, supervised)
     with pretrained(config, out) as (model, template, _):
-
-        def make() -> dict[str, Any]:
-            learnt = _learn(config, model, template, shown, out, digest_of_json(identity))
-            return manifest_of(config, wall_s=learnt["wall_s"], data={}) | learnt
-
         identity = {
             "pretrained": model.provenance["files"],
             "chat_template": template,
@@ -224,67 +191,79 @@ def pretrained_base_model(config: BaseConfig, out: Path) -> None:
             "seed": config.seeds.model,
             **_circumstances(),
         }
-        manifest, taken = _made_or_taken(config, f"{task.name}-supervised", identity, out, make)
-    manifest |= origin(config, model)
-    write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
-    if taken is not None:
-        say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(taken.made['wall_s'])}")
+        source = origin(config, model)
+
+        def make() -> dict[str, Any]:
+            out.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=out, prefix=".supervised.") as directory:
+                start, key = Path(directory), digest_of_json(identity)
+                link(model, start, template)
+                tokenizer, network = load_policy_tokenizer(start), load_model(start, dtype=torch.float32)
+                rows = rows_of(tokenizer, shown, network.generation_config)
+                return _teach(config, network, tokenizer, rows, supervised, out, {}, source, key)
+
+        _take_or_make(config, name, identity, out, make, {}, source)
 
 
-def _made_or_taken(
-    config: BaseConfig, name: str, identity: Mapping[str, Any], out: Path, make: Callable[[], dict[str, Any]]
-) -> tuple[dict[str, Any], Taken | None]:
-    """The manifest of supervised steps that were made now, or of ones that were taken, which says whose."""
-    if config.rehearsal:
-        return make(), None
-    made: dict[str, Any] = {}
-
-    def remember() -> dict[str, Any]:
-        made.update(make())
-        return made
-
-    taken = take_or_make(name, identity, out / "checkpoint", remember)
-    if taken is None:
-        return made, None
-    before = taken.made
-    manifest = manifest_of(config, wall_s=before["wall_s"], data={})
-    manifest |= {key: before[key] for key in (*_OF_THE_TRAINING, "last_loss")}
-    manifest |= {key: before[key] for key in ("skipped_steps",) if key in before}
-    return manifest | {"made_by": {key: before[key] for key in _MADE_BY}}, taken
+def _demonstrations(config: BaseConfig, supervised: SupervisedSteps) -> Sequence[Demonstration]:
+    count = supervised.steps * supervised.batch_size
+    return get_task(config.task.name).demonstrate(count, config.seeds.data, config.task.settings)
 
 
-def _learn(
+def _teach(
     config: BaseConfig,
-    model: Snapshot,
-    template: str | None,
-    shown: Sequence[Demonstration],
+    network: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    supervised: SupervisedSteps,
     out: Path,
-    identity: str,
-) -> dict[str, float]:
-    """Trains a pretrained model, and saves it in ``out / "checkpoint"``."""
-    assert not isinstance(config.model, ScratchModelOfRun) and config.model.supervised is not None
-    out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out, prefix=".supervised.") as name:
-        start = Path(name, "start")
-        start.mkdir()
-        link(model, start, template)
-        tokenizer = load_policy_tokenizer(start)
-        network = load_model(start, dtype=torch.float32)
-        rows = rows_of(tokenizer, shown, network.generation_config)
-        learnt = train_supervised(
-            network,
-            tokenizer,
-            rows,
-            config.model.supervised,
-            seed=config.seeds.model,
-            out=out / "trainer",
-            run_id=config.run_id,
-            pretrained=True,
-            identity=identity,
-        )
-        save_model(network, tokenizer, out / "checkpoint")
+    data: Mapping[str, Path],
+    source: Mapping[str, Any],
+    identity: str | None,
+) -> dict[str, Any]:
+    """Trains a model, from scratch without an ``identity``; writes checkpoint/ and, last, manifest.json."""
+    learnt = train_supervised(
+        network,
+        tokenizer,
+        rows,
+        supervised,
+        seed=config.seeds.model,
+        out=out / "trainer",
+        run_id=config.run_id,
+        pretrained=identity is not None,
+        identity=identity or "",
+    )
+    save_model(network, tokenizer, out / "checkpoint")
+    said = learnt if identity is not None else {"final_loss": learnt["final_loss"]}
+    manifest = manifest_of(config, wall_s=learnt["wall_s"], data=data) | said | dict(source)
+    manifest["checkpoint"] = facts_of(out / "checkpoint")
+    write_json(out / "manifest.json", manifest)
     shutil.rmtree(out / "trainer", ignore_errors=True)
-    return learnt
+    return manifest
+
+
+def _take_or_make(
+    config: BaseConfig,
+    name: str,
+    identity: Mapping[str, Any],
+    out: Path,
+    make: Callable[[], dict[str, Any]],
+    data: Mapping[str, Path],
+    source: Mapping[str, Any],
+) -> None:
+    """Has a model made by `_teach`, or takes one from the shared place, with a manifest that says whose."""
+    if config.rehearsal:
+        make()
+        return
+    taken = take_or_make(name, identity, out / "checkpoint", make)
+    if taken is None:
+        return
+    made = taken.made
+    manifest = manifest_of(config, wall_s=made["wall_s"], data=data)
+    manifest |= {key: made[key] for key in _OF_THE_TRAINING if key in made}
+    manifest |= {"made_by": {key: made[key] for key in _MADE_BY}, **source}
+    write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
+    say(f"[base] {config.run_id}: taken from {taken.entry}, trained in {clock(made['wall_s'])}")
 
 
 def _from_scratch(config: BaseConfig) -> ScratchModelOfRun:

@@ -71,32 +71,21 @@ def take_or_make(
     directory, and what it returns is kept beside the files, as JSON. A place that cannot be written is a
     line, and no error.
     """
-    place = shared_place()
-    if place is None:
-        make()
-        return None
-    identity, entry = _entry(place, name, identity)
-    with suppress(_DamagedError):  # without the lock, for which a place would have to be writable
-        if (taken := _take(entry, identity, files)) is not None:
-            return taken
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(only_writer(entry))
-        except OSError as error:
-            say(f"{place}: cannot be written ({error.strerror}), so that nothing is kept there")
-            make()
-            return None
-        try:
-            if (taken := _take(entry, identity, files)) is not None:
-                return taken
-        except _DamagedError as problem:
-            say(f"{entry}: {problem}; it is made again")
+
+    def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
+        return _take(entry, plain, files)
+
+    def kept(entry: Path, plain: Mapping[str, Any]) -> None:
         made = make()
         try:
-            _keep(entry, identity, files, made)
+            _clear(entry)
+            with fresh_directory(entry / _FILES) as temporary:
+                shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            _write_record(entry, plain, made)
         except OSError as error:
             say(f"{entry}: cannot be written ({error.strerror}), so that it is not kept there")
-    return None
+
+    return _obtain(name, identity, taken, kept, make)
 
 
 def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
@@ -104,28 +93,49 @@ def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[
 
     Arguments are those of `take_or_make`. None where there is no place, or none that can be written.
     """
+
+    def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
+        record = _whole(entry, plain)
+        return None if record is None else Taken(entry, record["made"])
+
+    def kept(entry: Path, plain: Mapping[str, Any]) -> Taken:
+        _clear(entry)
+        with fresh_directory(entry / _FILES) as temporary:
+            made = make(temporary)
+        return Taken(entry, _write_record(entry, plain, made)["made"])
+
+    return _obtain(name, identity, taken, kept, lambda: None)
+
+
+def _obtain(
+    name: str,
+    identity: Mapping[str, Any],
+    take: Callable[[Path, Mapping[str, Any]], Taken | None],
+    make: Callable[[Path, Mapping[str, Any]], Taken | None],
+    without: Callable[[], object],
+) -> Taken | None:
+    """What is taken from an entry, or made in it; ``without`` is called where there is no place for one."""
     place = shared_place()
     if place is None:
+        without()
         return None
-    identity, entry = _entry(place, name, identity)
-    with suppress(_DamagedError):
-        if (record := _whole(entry, identity)) is not None:
-            return Taken(entry, record["made"])
+    plain, entry = _entry(place, name, identity)
+    with suppress(_DamagedError):  # without the lock, for which a place would have to be writable
+        if (taken := take(entry, plain)) is not None:
+            return taken
     with ExitStack() as stack:
         try:
             stack.enter_context(only_writer(entry))
         except OSError as error:
             say(f"{place}: cannot be written ({error.strerror}), so that nothing is kept there")
+            without()
             return None
         try:
-            if (record := _whole(entry, identity)) is not None:
-                return Taken(entry, record["made"])
+            if (taken := take(entry, plain)) is not None:
+                return taken
         except _DamagedError as problem:
             say(f"{entry}: {problem}; it is made again")
-        _clear(entry)
-        with fresh_directory(entry / _FILES) as temporary:
-            made = make(temporary)
-        return Taken(entry, _write_record(entry, identity, made)["made"])
+        return make(entry, plain)
 
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
@@ -189,14 +199,6 @@ def _record(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if record["identity"] != identity:
         raise _DamagedError(f"{_RECORD} is that of something else")
     return dict(record)
-
-
-def _keep(entry: Path, identity: Mapping[str, Any], files: Path, made: Mapping[str, Any]) -> None:
-    """Copies files into an entry, whose lock this process holds; the record comes last."""
-    _clear(entry)
-    with fresh_directory(entry / _FILES) as temporary:
-        shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    _write_record(entry, identity, made)
 
 
 def _clear(entry: Path) -> None:
