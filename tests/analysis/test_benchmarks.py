@@ -113,5 +113,5 @@ def test_cut_prompts_are_counted_and_other_files_refused(tmp_path):
     label, found, cut = read_answers("base", tmp_path / "grades.json", tmp_path / "samples.jsonl")
     assert (label, found["task"], cut) == ("base", "gsm8k", 1)
     write_json(tmp_path / "grades.json", {"task": "gsm8k"})
-    with pytest.raises(UserError, match=r"grades.json: not a file of grades, it lacks data, data_sha256"):
+    with pytest.raises(UserError, match=r"grades.json: not a file of grades; it lacks data, data_sha256"):
         read_answers("base", tmp_path / "grades.json", tmp_path / "samples.jsonl")

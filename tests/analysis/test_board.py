@@ -100,7 +100,7 @@ def test_fresh_runs_with_other_settings_than_the_best_trial_are_refused(board, p
 
     pd.testing.assert_frame_equal(board_table(recorded(right), scores, best, protocol), table)
     with pytest.raises(
-        UserError, match=rf"^clip: chains: {name.rpartition('/')[2]} is .* and .* in the best"
+        UserError, match=rf"^clip: chains: {name.rpartition('/')[2]} is .* but .* in the best"
     ):
         board_table(recorded(2 * right), scores, best, protocol)
 
@@ -437,7 +437,9 @@ def test_a_fresh_run_that_is_missing_or_too_many_is_named(endpoint):
     )
     fewer = Protocol.model_validate(DUEL.model_dump() | {"seeds": SEEDS[1:]})
     tuning = tuning_values(validation(DUEL, certain), trial_scores(validation(DUEL, certain), DUEL), DUEL)
-    with pytest.raises(UserError, match="has a fresh run with seed 200, which the protocol lacks; contrasts"):
+    with pytest.raises(
+        UserError, match="has a fresh run with seed 200, which is not in the protocol; contrasts"
+    ):
         contrasts_table(fresh_seeds(DUEL, rates), fewer, tuning)
 
 

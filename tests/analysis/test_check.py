@@ -86,7 +86,7 @@ def test_a_changed_digit_is_found(copy: Path) -> None:
     only(copy, "tables/main")
     path = copy / "tables/main.csv"
     path.write_text(path.read_text().replace("1", "2", 1))
-    with pytest.raises(UserError, match=r"^tables/main\.csv: not what the tables in .*tidy give"):
+    with pytest.raises(UserError, match=r"^tables/main\.csv: differ from what the tables in .*tidy give"):
         check_results(copy)
 
 
@@ -97,7 +97,7 @@ def test_the_page_is_written_and_then_compared(copy: Path) -> None:
     assert copy / "README.md" in check_results(copy, claims=claims)
     text = (copy / "README.md").read_text()
     (copy / "README.md").write_text(text.replace("1", "2", 1))
-    with pytest.raises(UserError, match=r"^README\.md: not what the tables"):
+    with pytest.raises(UserError, match=r"^README\.md: differ from what the tables"):
         check_results(copy, claims=claims)
     check_results(copy, claims=claims, write=True)
     assert (copy / "README.md").read_text() == text
@@ -107,7 +107,7 @@ def test_a_format_that_is_missing_is_found_and_made_again(copy: Path) -> None:
     only(copy, "tables/main")
     before = (copy / "claims.json").read_bytes()
     (copy / "claims.json").unlink()
-    with pytest.raises(UserError, match=r"^claims\.json: not what"):
+    with pytest.raises(UserError, match=r"^claims\.json: differ from what"):
         check_results(copy, claims=[copy / "claims.yaml"])
     check_results(copy, claims=[copy / "claims.yaml"], write=True)
     assert (copy / "claims.json").read_bytes() == before
@@ -126,14 +126,14 @@ def test_a_changed_pixel_is_found_and_a_new_compression_is_not(copy: Path) -> No
     check_results(copy)
     rounded[5, :, 0] = rounded[5, 4, 0]
     imsave(path, rounded)
-    with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
+    with pytest.raises(UserError, match=r"^figures/final\.png: differ from what"):
         check_results(copy)
     pixels[3, 4, 0] = abs(pixels[3, 4, 0] - 0.5)
     imsave(path, pixels)
-    with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
+    with pytest.raises(UserError, match=r"^figures/final\.png: differ from what"):
         check_results(copy)
     path.write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"^figures/final\.png: not what"):
+    with pytest.raises(UserError, match=r"^figures/final\.png: differ from what"):
         check_results(copy)
 
 
@@ -152,7 +152,7 @@ def test_the_last_digits_may_be_another_processors(copy: Path, shift: float, sam
     if same:
         check_results(copy, claims=[copy / "claims.yaml"])
     else:
-        with pytest.raises(UserError, match=r"^tables/main\.csv, claims\.json: not what"):
+        with pytest.raises(UserError, match=r"^tables/main\.csv, claims\.json: differ from what"):
             check_results(copy, claims=[copy / "claims.yaml"])
 
 
@@ -160,7 +160,7 @@ def test_whole_numbers_and_names_have_to_be_the_same(copy: Path) -> None:
     only(copy, "tables/main")
     text = (copy / "claims.json").read_text()
     (copy / "claims.json").write_text(text.replace('"clip"', '"klip"', 1))
-    with pytest.raises(UserError, match=r"claims\.json: not what"):
+    with pytest.raises(UserError, match=r"claims\.json: differ from what"):
         check_results(copy, claims=[copy / "claims.yaml"])
 
 
@@ -168,7 +168,7 @@ def test_another_tidy_table_is_found(copy: Path) -> None:
     only(copy, "figures/projection_chains")
     given = read_results(copy)
     changed = Results(given.runs.assign(value=given.runs["value"] * 1.01), given.items)
-    with pytest.raises(UserError, match=r"^figures/projection_chains\.png: not what"):
+    with pytest.raises(UserError, match=r"^figures/projection_chains\.png: differ from what"):
         check_results(copy, results=changed)
 
 
@@ -309,7 +309,7 @@ def test_a_format_that_is_not_known_is_one_line(
     [
         ("projection", "nosuch", "--task: unknown task 'nosuch'; valid: chains"),
         ("projection", None, "is made for one task; name it with --task"),
-        ("main", "chains", "figure 'main' is of all tasks; leave out --task"),
+        ("main", "chains", "figure 'main' covers all tasks; leave out --task"),
     ],
 )
 def test_a_figure_of_no_task_or_of_the_wrong_one_is_refused(

@@ -161,7 +161,7 @@ def test_models_have_panels_of_their_own_and_experiments_do_not_mix(runs: pd.Dat
         "tiny · chains",
     ]
     assert all(len(thick(axes)) == 2 for axes in figure.axes)
-    with pytest.raises(UserError, match="experiment paper and testbed"):
+    with pytest.raises(UserError, match="experiments paper and testbed"):
         main_figure(pd.concat([runs, runs.assign(experiment="paper")]))
 
 

@@ -254,31 +254,31 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seeds": [0, 100]}, "seeds: 100 is a tuning seed too"),
+        ({"seeds": [0, 100]}, "seeds: 100 is also a tuning seed"),
         ({"baseline": "klip"}, "baseline: 'klip' is not one of the rules"),
-        ({"trials": 6}, "rules.clip: 4 trials (2 learning rates x 2 settings), and every rule gets 6"),
+        ({"trials": 6}, "rules.clip: 4 trials (2 learning rates x 2 settings), but every rule gets 6"),
         ({"trial": 6}, "trial: "),
         (
             {"rules": PROTOCOL["rules"] | {"base": PROTOCOL["rules"]["none"]}},
-            "rules.base: is what base models",
+            "rules.base: reserved for base models",
         ),
         ({"tuning_seeds": []}, "tuning_seeds: "),
         (
             {"rounds": [{"keep": 5, "seeds": [102]}]},
-            "rounds.0.keep: is 5, and the round before has 4 trials",
+            "rounds.0.keep: is 5, but the previous round has 4 trials",
         ),
         (
             {"rounds": [{"keep": 2, "seeds": [102]}, {"keep": 3, "seeds": [103]}]},
-            "rounds.1.keep: is 3, and the round before has 2 trials",
+            "rounds.1.keep: is 3, but the previous round has 2 trials",
         ),
         (
             {"rounds": [{"keep": 2, "seeds": [102]}, {"keep": 2, "seeds": [102]}]},
-            "rounds.1.seeds: 102 is a seed of a round before",
+            "rounds.1.seeds: 102 is a seed of a previous round",
         ),
-        ({"rounds": [{"keep": 2, "seeds": [101]}]}, "rounds.0.seeds: 101 is a seed of a round before"),
+        ({"rounds": [{"keep": 2, "seeds": [101]}]}, "rounds.0.seeds: 101 is a seed of a previous round"),
         (
             {"rounds": [{"keep": 2, "seeds": [1]}]},
-            "seeds: 1 is a tuning seed too; fresh seeds must be others",
+            "seeds: 1 is also a tuning seed; fresh seeds must be different",
         ),
         ({"rounds": [{"keep": 0, "seeds": [102]}]}, "rounds.0.keep is 0, must be an integer >= 1"),
         ({"rounds": [{"seeds": [102]}]}, "rounds.0.keep: is missing"),
@@ -295,17 +295,17 @@ def test_the_released_protocol_is_fair_and_has_every_rule(repository):
             compared(
                 contrasts=[{"method": "troll", "baseline": "clip"}, {"method": "clip", "baseline": "troll"}]
             ),
-            "comparison: contrasts: clip minus troll is there twice",
+            "comparison: contrasts: clip minus troll appears twice",
         ),
         (compared(margin=0), "comparison.margin is 0, must be a number > 0"),
         (
             compared(endpoints=["pass@2"]),
             "comparison.endpoints.0 is 'pass@2', must be one of 'pass@1', 'area'",
         ),
-        (compared(endpoints=["area", "area"]), "comparison: endpoints: area, area names one twice"),
+        (compared(endpoints=["area", "area"]), "comparison: endpoints: area, area has duplicates"),
         (
             compared(sentences=SENTENCES | {"below": "{metod} is below"}),
-            "comparison.sentences.below: {metod} is not known; a sentence may have method, baseline, ",
+            "comparison.sentences.below: unknown placeholder {metod}; valid: method, baseline, ",
         ),
         (
             compared(sentences=SENTENCES | {"below": "{method is below"}),
@@ -384,15 +384,13 @@ def test_results_without_trials_are_called_that(tmp_path, protocol, monkeypatch,
         "clip.1; expected results/board-trials"
     )
     others = rows[~rows["trust_region"].str.startswith("clip")]
-    assert said(others).startswith(
-        "results/testbed: has no trials of clip, which all rules are compared with"
-    )
+    assert said(others).startswith("results/testbed: has no trials of the baseline clip; run them first")
 
 
 def test_trials_of_another_protocol_are_called_that(protocol):
     rows = validation(protocol, lambda *_: 0.5)
     more = pd.concat([rows, rows.assign(run_id=rows["run_id"].str.replace("tuned", "stale"))])
-    with pytest.raises(UserError, match=r"^trial clip\.1 on chains has 4 runs, and the protocol 2, one for "):
+    with pytest.raises(UserError, match=r"^trial clip\.1 on chains has 4 runs, but the protocol has 2, one "):
         trial_scores(more, protocol)
 
 
@@ -523,7 +521,7 @@ def test_the_steps_can_be_taken_one_by_one(rounds):
     assert "has 4 of 5 runs; finish the trials first" in str(error)
     tables["more"] = tables["board-round-3"]
     error = step(*results(*tables), command="final").exception
-    assert str(error) == "results/more: is one directory too many; board has 3 rounds of tuning"
+    assert str(error) == "results/more: one directory too many; board has 3 rounds of tuning"
 
 
 @pytest.mark.parametrize(

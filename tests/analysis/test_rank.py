@@ -128,7 +128,7 @@ def test_the_own_rule_gets_the_same_number_of_trials():
         (3e-4, 1),
         (3e-4, 10),
     ]
-    with pytest.raises(UserError, match=r"rules\.mine: 6 trials .* and every rule gets 4"):
+    with pytest.raises(UserError, match=r"rules\.mine: 6 trials .* but every rule gets 4"):
         with_rule(known, "mine", "m.py:mine", {"coefficient": [1, 2, 3]})
     with pytest.raises(UserError, match="has a rule clip already"):
         with_rule(known, "clip", "m.py:clip", {})
@@ -210,8 +210,8 @@ def test_a_release_that_is_not_whole_is_named_before_a_rule_is_run(protocol, tmp
     assert len(released_trials(path, protocol)) == len(scores)
     for table, message in (
         (scores.drop(columns="score"), "not a table of trials; it has no column score"),
-        (scores.assign(rule="other"), "has other rules than the protocol"),
-        (scores[scores["rule"] != "clip"], "has 0 trials of clip on chains, and the protocol 4"),
+        (scores.assign(rule="other"), "has rules that are not in the protocol"),
+        (scores[scores["rule"] != "clip"], "has 0 trials of clip on chains, but the protocol has 4"),
     ):
         table.to_csv(path, index=False)
         with pytest.raises(UserError, match=message):
@@ -398,9 +398,9 @@ def test_a_rule_stops_where_further_seeds_would_hardly_show_anything():
 
 def test_what_the_looks_did_not_decide_is_no_board():
     protocol = Protocol.model_validate(RANKED)
-    with pytest.raises(UserError, match=r"^troll: has 8 fresh seeds, and gets 10 by the looks .*finish them"):
+    with pytest.raises(UserError, match=r"^troll: has 8 fresh seeds, but gets 10 by .* looks; finish them"):
         ranking_table(differing(BETTER[:8], protocol), protocol)
-    with pytest.raises(UserError, match=r"^troll: has 14 fresh seeds, and gets 6 by the looks .*it stopped"):
+    with pytest.raises(UserError, match=r"^troll: has 14 fresh seeds, but gets 6 by .* looks; it stopped"):
         ranking_table(differing(np.tile(LIKE, 3)[:14], protocol), protocol)
     final = differing(BETTER, protocol)
     few = [final[0], replace(final[1], items=final[1].items[final[1].items["seed"] != FRESH[-1]])]
@@ -439,7 +439,7 @@ def test_further_seeds_are_those_of_the_rules_that_go_on():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"looks": [8, 6]}, r"ranking\.looks: is \[8, 6\], must be growing numbers of seeds from 2 to 13"),
+        ({"looks": [8, 6]}, r"ranking\.looks: is \[8, 6\], must be ascending numbers of seeds from 2 to 13"),
         ({"looks": [1, 6]}, r"ranking\.looks: is \[1, 6\], must be"),
         ({"looks": [14]}, r"ranking\.looks: is \[14\], must be"),
         ({"power": 1}, r"ranking\.power"),
@@ -452,7 +452,7 @@ def test_looks_that_are_none_are_refused(tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         read_protocol(path)
     path.write_text(yaml.safe_dump(RANKED | compared()))
-    with pytest.raises(UserError, match=r"ranking: there are contrasts in `comparison`"):
+    with pytest.raises(UserError, match=r"ranking: excludes `comparison`"):
         read_protocol(path)
 
 
@@ -467,7 +467,9 @@ def test_rules_of_two_protocols_never_stand_in_one_table(tmp_path, repository, p
     check_same_protocol(tmp_path, path, ranked)  # no board yet
     old = validation(Protocol.model_validate(PROTOCOL), trial_score)
     here = Protocol.model_validate(RANKED | {"tuning_seeds": [300, 301]})
-    with pytest.raises(UserError, match=r"other-trials: its trials have the seeds 100 and 101, .* not mixed"):
+    with pytest.raises(
+        UserError, match=r"other-trials: its trials have the seeds 100 and 101, .* cannot be mixed"
+    ):
         tuning_table({tmp_path / "other-trials": old}, here)
 
 

@@ -105,7 +105,7 @@ def test_check_shows_the_difference_and_update_removes_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\n<!-- generated:tabel -->\n<!-- /generated -->", r"README.md:2: no generated block 'tabel'"),
+        ("a\n<!-- generated:tabel -->\n<!-- /generated -->", r"README.md:2: unknown block 'tabel'"),
         ("<!-- generated:t -->\n", r"README.md:1: block t is not closed"),
         ("<!-- generated:t -->\n<!-- generated:t -->\n", r"README.md:2: block t of line 1 is not closed"),
         ("<!-- /generated -->\n", r"README.md:1: .* without an opening marker"),

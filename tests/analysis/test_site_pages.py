@@ -166,7 +166,7 @@ def test_menus_name_questions_and_links_to_directories_lead_to_their_pages(check
 
 def test_directories_of_others_are_left_alone(checkout, tmp_path):
     (tmp_path / "mine/pages").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"mine/pages: there already, and not written by `troll .* site`"):
+    with pytest.raises(UserError, match=r"mine/pages: exists and was not written by `troll .* site`"):
         write_site(checkout, tmp_path / "mine")
-    with pytest.raises(UserError, match="no checkout of the repository"):
+    with pytest.raises(UserError, match="not a checkout of the repository"):
         write_site(tmp_path / "mine", tmp_path / "site")

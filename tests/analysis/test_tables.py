@@ -243,7 +243,7 @@ def test_every_test_metric_has_a_column(runs: pd.DataFrame) -> None:
 
 def test_two_experiments_are_not_averaged(runs: pd.DataFrame, items: pd.DataFrame) -> None:
     other = runs.assign(experiment="paper")
-    with pytest.raises(UserError, match="experiment paper and testbed"):
+    with pytest.raises(UserError, match="experiments paper and testbed"):
         main_table(pd.concat([runs, other]), items)
 
 

@@ -1,4 +1,4 @@
-"""Differences from the baseline by kind of model: a mark for each base model, a line for their mean."""
+"""Differences from the baseline by kind of model: a marker per base model, a line for their mean."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from troll.analysis.render.style import MethodStyles, empty, styled
 from troll.analysis.tables.base_models import compared_cells, kinds_of
 
 _SPREAD = 0.6
-"""Width that the base models of a kind take, of the one between kinds."""
+"""Width of a kind's base models, as a share of the distance between kinds."""
 
 
 def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
@@ -32,9 +32,9 @@ def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str
         styles = MethodStyles({cell.trust_region for cell in compared} | {baseline})
         for row, place in enumerate(places):
             for column, task in enumerate(tasks):
-                axes, wanted = panels[row, column], (*place, task)
-                here = [cell for cell in compared if (cell.condition, cell.estimator, cell.task) == wanted]
-                _panel(axes, items, here, names, kinds, styles, baseline)
+                axes, setting = panels[row, column], (*place, task)
+                group = [cell for cell in compared if (cell.condition, cell.estimator, cell.task) == setting]
+                _panel(axes, items, group, names, kinds, styles, baseline)
                 axes.set_title(" · ".join([task, *(place if several else place[:1])]))
             panels[row, 0].set_ylabel(f"difference from {baseline} (points)")
         _legend(figure, styles, baseline)
@@ -44,7 +44,7 @@ def base_models_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str
 def _panel(
     axes: Axes,
     items: pd.DataFrame,
-    here: list[Cell],
+    group: list[Cell],
     names: list[str],
     kinds: dict[str, str],
     styles: MethodStyles,
@@ -52,7 +52,7 @@ def _panel(
 ) -> None:
     axes.axhline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     for centre, name in enumerate(names):
-        members = [cell for cell in here if kinds[cell.model] == name]
+        members = [cell for cell in group if kinds[cell.model] == name]
         places = np.linspace(-_SPREAD / 2, _SPREAD / 2, len(members) + 2)[1:-1] + centre
         means: dict[str, list[float]] = {}
         for x, cell in zip(places, sorted(members, key=lambda cell: cell.model), strict=True):

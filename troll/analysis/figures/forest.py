@@ -1,4 +1,4 @@
-"""The first figure: every difference from the baseline, a line each, and their averages as diamonds."""
+"""Forest plot: a line for every difference from the baseline, and their averages as diamonds."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -29,14 +29,14 @@ from troll.analysis.tables.comparisons import comparison_family
 
 _LINE, _WIDTH = 0.17, 6.6
 _LONGEST = 60
-"""Rows of a column; conditions beyond it are in further columns side by side."""
+"""Maximum rows of a column; further conditions are placed in columns side by side."""
 _DIAMOND = "#3b3b3b"
 _PREDICTED = "#b9b9b9"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One setting's difference from the baseline in shares, with its 95 % interval."""
+    """One setting's difference from the baseline, as a share, with its 95 % interval."""
 
     cell: Cell
     difference: float
@@ -47,7 +47,7 @@ class Line:
 
 
 def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> list[Line]:
-    """The unique settings of one or several experiments, variants of a rule left out, in order."""
+    """The unique settings of one or several experiments, without variants of rules, in display order."""
     family = comparison_family(runs, items, baseline=baseline)
     names = dict.fromkeys(map(str, runs["experiment"]))
     varied = {name: variants(runs[runs["experiment"] == name]) for name in names}
@@ -64,7 +64,7 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
 
 
 def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
-    """The average over the settings of each condition that has three; else over all settings, named ""."""
+    """Averages by condition, for those with at least three settings; else over all settings, named ""."""
     mine = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
     groups = {name: [line for line in mine if line.cell.condition == name] for name in _conditions(mine)}
     groups = {name: group for name, group in groups.items() if len(group) >= LEAST_SETTINGS}
@@ -105,7 +105,7 @@ def forest_figure(runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "tro
 
 
 def _columns(lines: Sequence[Line], pooled: Mapping[str, Pooled]) -> list[dict[str, int]]:
-    """The conditions of each column, with the rows that each takes; "" is the average of all settings."""
+    """The conditions of each column with their numbers of rows; "" is the average of all settings."""
     count = Counter(line.cell.condition for line in lines)
     rows = {name: 1 + count[name] + (name in pooled) for name in _conditions(lines)}
     rows |= {"": 1} if "" in pooled else {}
@@ -125,7 +125,7 @@ def _draw(
     styles: MethodStyles,
     several: Collection[str],
 ) -> None:
-    rows: list[tuple[str, str, bool]] = []  # to the left, to the right, whether it is a heading
+    rows: list[tuple[str, str, bool]] = []  # left label, right label, whether it is a heading
     axes.axvline(0, color="#1c1c1c", linewidth=0.8, zorder=1)
     coordinates = [name for name in ("model", "task", "estimator", "trust_region") if name in several]
     for condition in _conditions(lines):
@@ -133,7 +133,7 @@ def _draw(
         for line in (line for line in lines if line.cell.condition == condition):
             _line(axes, len(rows), line, styles)
             name = " · ".join(getattr(line.cell, part) for part in coordinates) or line.cell.task
-            rows.append((name, _told(line.difference, line.low, line.high), False))
+            rows.append((name, _interval_text(line.difference, line.low, line.high), False))
         if condition in pooled:
             rows.append(("average", _diamond(axes, len(rows), pooled[condition]), False))
     if "" in pooled:
@@ -151,7 +151,7 @@ def _draw(
     axes.set_xlabel(f"test pass@1, difference from {BASELINE} (points)")
 
 
-def _told(middle: float, low: float, high: float) -> str:
+def _interval_text(middle: float, low: float, high: float) -> str:
     if np.isnan(low):
         return points(middle)
     return f"{points(middle)} [{points(low)}, {points(high)}]"
@@ -159,7 +159,7 @@ def _told(middle: float, low: float, high: float) -> str:
 
 def _line(axes: Axes, row: int, line: Line, styles: MethodStyles) -> None:
     colour, marker = styles.colour(line.cell.trust_region), styles.marker(line.cell.trust_region)
-    single = line.seeds < 2  # the interval is over problems then
+    single = line.seeds < 2  # its interval would be over problems
     if not single:
         axes.plot([line.low, line.high], [row] * 2, color=colour, linewidth=1.6, zorder=2)
     style: dict[str, Any] = {
@@ -171,10 +171,10 @@ def _line(axes: Axes, row: int, line: Line, styles: MethodStyles) -> None:
 
 
 def _diamond(axes: Axes, row: int, pooled: Pooled) -> str:
-    """The average: its interval from tip to tip; the line is the prediction interval for a new setting.
+    """Draws an average as a diamond as wide as its interval, on a line for the prediction interval.
 
     Returns:
-        The average in words.
+        The average as text.
     """
     if not np.isnan(pooled.predicted_low):
         ends = [pooled.predicted_low, pooled.predicted_high]
@@ -182,7 +182,7 @@ def _diamond(axes: Axes, row: int, pooled: Pooled) -> str:
     x = (pooled.low, pooled.estimate, pooled.high, pooled.estimate)
     corners = list(zip(x, (row, row - 0.33, row, row + 0.33), strict=True))
     axes.add_patch(Polygon(corners, closed=True, facecolor=_DIAMOND, edgecolor=_DIAMOND, zorder=4))
-    return _told(pooled.estimate, pooled.low, pooled.high)
+    return _interval_text(pooled.estimate, pooled.low, pooled.high)
 
 
 def _legend(figure: Figure, styles: MethodStyles, *, averaged: bool) -> None:

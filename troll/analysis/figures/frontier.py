@@ -1,4 +1,4 @@
-"""Success against divergence: how far each method and its variants drift, and where they end."""
+"""Success against divergence of each method and its variants."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,15 +22,15 @@ KL = SUMMARIES["late_kl"]
 SUCCESS = Summary("pass@1", SHARE, "test pass@1", label="test pass@1 (%)")
 _COLUMNS = 3
 _BESIDE = (((3, -6.5), "left"), ((-3, 3), "right"), ((3, 3), "left"))
-"""Where labels are, in points from the marker, and the side that they are aligned to: by family in turn."""
+"""Offsets of labels from the marker in points and their alignment, assigned to families in turn."""
 
 
 def frontier_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Test pass@1 against late KL, a panel for each setting in which variants of a rule were run.
+    """Test pass@1 against late KL: a panel for each setting in which variants of a rule were run.
 
-    A line joins a method and its variants in the order of their late KL; a label is what a variant's name
-    adds to the method's. Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted
-    line is the base model.
+    A line joins a method and its variants in the order of their late KL; labels are the suffixes of the
+    variants' names. Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line
+    is the base model.
     """
     require_one(runs)
     summary, defaults = per_run(runs), variants(runs)
@@ -70,22 +70,23 @@ def _draw(
 ) -> None:
     points = []
     for cell in members:
-        drift, ended = (measured(cell, measure, summary, items) for measure in (KL, SUCCESS))
-        if not np.isnan(ended[0]):
-            points.append((cell, drift, ended))
+        drift, success = (measured(cell, measure, summary, items) for measure in (KL, SUCCESS))
+        if not np.isnan(success[0]):
+            points.append((cell, drift, success))
     if not points:
         return
     colour = styles.colour(family)
     offset, side = _BESIDE[styles.methods.index(family) % len(_BESIDE)]
-    for cell, (kl, least_kl, most_kl), (success, low, high) in points:
-        # Artists of their own do not widen the axes: an interval that reaches zero ends at the edge.
-        axes.add_artist(Line2D([least_kl, most_kl], [success] * 2, linewidth=0.6, color=colour, alpha=0.5))
+    for cell, (kl, least_kl, most_kl), (mean, low, high) in points:
+        # Added as an artist, the line does not widen the axes: an interval that reaches zero ends at the
+        # edge.
+        axes.add_artist(Line2D([least_kl, most_kl], [mean] * 2, linewidth=0.6, color=colour, alpha=0.5))
         axes.vlines(kl, low, high, linewidth=0.9, color=colour, alpha=0.7)
         if cell.trust_region != family:
-            label, place = cell.trust_region.removeprefix(f"{family}-"), (kl, success)
+            label, place = cell.trust_region.removeprefix(f"{family}-"), (kl, mean)
             text: dict[str, Any] = {"ha": side, "fontsize": 5.5, "color": colour}
             axes.annotate(label, place, offset, textcoords="offset points", **text)
-    x, y = [drift[0] for _, drift, _ in points], [ended[0] for _, _, ended in points]
+    x, y = [drift[0] for _, drift, _ in points], [success[0] for _, _, success in points]
     style = styles.line(family) | {"marker": styles.marker(family), "markersize": 4}
     axes.plot(x, y, linewidth=1.2, zorder=3, **style)
 
@@ -95,8 +96,8 @@ def _finish(
 ) -> None:
     base_line(axes, items, setting, styles)
     parts = ("model", "task", "condition", "estimator")
-    told = [part for part in parts if len({getattr(cell, part) for cell in settings}) > 1]
-    axes.set_title(" · ".join(getattr(setting, part) for part in told or ("task",)))
+    varying = [part for part in parts if len({getattr(cell, part) for cell in settings}) > 1]
+    axes.set_title(" · ".join(getattr(setting, part) for part in varying or ("task",)))
     axes.set_xscale("log")
     axes.margins(x=0.1)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=9))

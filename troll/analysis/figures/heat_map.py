@@ -1,4 +1,4 @@
-"""Success by learning rate and staleness, a panel for each method, and its difference from the baseline."""
+"""Heat maps of success, and of its difference from the baseline, by learning rate and staleness."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _RATE, _STEPS, _LAG = (
     next(axis for axis in AXES if axis.name == name) for name in ("learning_rate", "staleness", "policy_lag")
 )
 _DARK = 0.6
-"""Of a colour scale, above which numbers are written in white."""
+"""Position on the colour scale above which numbers are white."""
 _LEAST_SPAN = 0.05
 
 
@@ -41,14 +41,14 @@ class Grid:
     """The cells of one setting by learning rate and staleness."""
 
     rates: tuple[float, ...]  # columns, ascending
-    # rows: optimiser steps for each batch of rollouts, and policy lag in batches; ascending
+    # rows: optimiser steps per rollout batch, and policy lag in batches; ascending
     stale: tuple[_Stale, ...]
-    methods: tuple[str, ...]  # in the order of legends
+    methods: tuple[str, ...]  # in display order
     cells: Mapping[tuple[str, float, _Stale], Cell]  # by method, rate and staleness
 
 
 def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
-    """By model, task and estimator, the methods that were run at every combination of two rates and more."""
+    """Grids by model, task and estimator, of the methods for which rate and staleness are `crossed`."""
     by_place: dict[_Place, dict[tuple[str, float, _Stale], Cell]] = {}
     for cell in trained_cells(runs):
         settings = recorded(runs, cell)
@@ -73,8 +73,8 @@ def grids(runs: pd.DataFrame) -> dict[_Place, Grid]:
 def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> Figure:
     """Two rows for each model, task and estimator: pass@1 of each method, its difference from the baseline.
 
-    Numbers are means over seeds, in percent and in points. A bold difference has a 95 % interval that leaves
-    out zero.
+    Numbers are means over seeds, in percent and in points. Differences whose 95 % interval excludes zero are
+    bold.
     """
 
     def against_baseline(cell: Cell) -> Interval | None:
@@ -82,38 +82,42 @@ def heat_map_figure(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = 
 
     require_one(runs)
     all_grids = grids(runs)
-    sizes = [(len(one.methods), len(one.rates), len(one.stale)) for one in all_grids.values()] or [(1, 1, 1)]
-    columns, wide, high = map(max, zip(*sizes, strict=True))
+    sizes = [(len(part.methods), len(part.rates), len(part.stale)) for part in all_grids.values()]
+    columns, rates, stale = map(max, zip(*(sizes or [(1, 1, 1)]), strict=True))
     with styled():
-        figure, panels = grid(2 * len(all_grids), columns, width=0.42 * wide + 0.35, height=0.3 * high + 0.6)
+        figure, panels = grid(
+            2 * len(all_grids), columns, width=0.42 * rates + 0.35, height=0.3 * stale + 0.6
+        )
         if not all_grids:
             empty(panels[0, 0], "learning rate and staleness were not varied together")
             return figure
         for axes in panels.flat:
             axes.set_visible(False)
-        for row, (place, one) in enumerate(all_grids.items()):
+        for row, (place, part) in enumerate(all_grids.items()):
             upper, lower = panels[2 * row], panels[2 * row + 1]
-            base = interval(items, next(iter(one.cells.values())).base_model())
-            tables = {name: _table(one, name, partial(interval, items))[0] for name in one.methods}
+            base = interval(items, next(iter(part.cells.values())).base_model())
+            tables = {name: _table(part, name, partial(interval, items))[0] for name in part.methods}
             span = _span([*tables.values(), np.asarray([base.estimate if base else np.nan])])
-            every = {name: _table(one, name, against_baseline) for name in one.methods if name != baseline}
-            gaps = {name: both for name, both in every.items() if not np.isnan(both[0]).all()}
+            changes = {
+                name: _table(part, name, against_baseline) for name in part.methods if name != baseline
+            }
+            gaps = {name: both for name, both in changes.items() if not np.isnan(both[0]).all()}
             widest = max([_LEAST_SPAN, *(float(np.nanmax(np.abs(gap))) for gap, _ in gaps.values())])
             for axes, (name, table) in zip(upper, tables.items(), strict=False):
-                _draw(axes, one, table, "viridis_r", span, signed=False)
+                _draw(axes, part, table, "viridis_r", span, signed=False)
                 axes.set_title(name)
             for axes, name in zip(lower, tables, strict=False):
                 if name in gaps:
-                    gap, sure = gaps[name]
-                    _draw(axes, one, gap, "RdBu", (-widest, widest), signed=True, bold=sure)
+                    gap, clear = gaps[name]
+                    _draw(axes, part, gap, "RdBu", (-widest, widest), signed=True, bold=clear)
                     axes.set_title(f"{name} {MINUS} {baseline}")
             for above, below in zip(upper, lower, strict=True):
                 (below if below.get_visible() else above).set_xlabel(_RATE.label)
-            for line in (upper, lower):  # rows of cells mean the same in all panels
+            for line in (upper, lower):  # all panels have the same rows of cells
                 for axes in [axes for axes in line if axes.get_visible()][1:]:
                     axes.tick_params(labelleft=False)
-            said = f" (base model {100 * base.estimate:.0f})" if base else ""
-            upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){said}", fontsize=7)
+            base_text = f" (base model {100 * base.estimate:.0f})" if base else ""
+            upper[0].set_ylabel(f"{' · '.join(place[1:])}\ntest pass@1 (%){base_text}", fontsize=7)
         return figure
 
 
@@ -124,14 +128,14 @@ def _span(tables: Sequence[Array]) -> tuple[float, float]:
 
 
 def _table(grid: Grid, name: str, measure: Callable[[Cell], Interval | None]) -> tuple[Array, Array]:
-    """Means over seeds ``[staleness, rate]``, NaN without runs, and where their intervals leave out zero."""
+    """Means over seeds ``[staleness, rate]``, NaN without runs, and where their intervals exclude zero."""
     table = np.full((len(grid.stale), len(grid.rates)), np.nan)
-    sure = np.zeros_like(table)
+    clear = np.zeros_like(table)
     for (method, rate, stale), cell in grid.cells.items():
         if method == name and (measured := measure(cell)) is not None:
             place = grid.stale.index(stale), grid.rates.index(rate)
-            table[place], sure[place] = measured.estimate, float(measured.reading() in ("higher", "lower"))
-    return table, sure
+            table[place], clear[place] = measured.estimate, float(measured.reading() in ("higher", "lower"))
+    return table, clear
 
 
 def _draw(
@@ -157,14 +161,14 @@ def _draw(
         style: dict[str, Any] = {"fontsize": 7, "weight": weight, "color": "w" if dark else "k"}
         axes.text(column, row, text, ha="center", va="center", **style)
     axes.set_xticks(range(len(grid.rates)), [_rate(rate) for rate in grid.rates], fontsize=6)
-    axes.set_yticks(range(len(grid.stale)), [_said(stale) for stale in grid.stale], fontsize=6)
+    axes.set_yticks(range(len(grid.stale)), [_staleness(stale) for stale in grid.stale], fontsize=6)
 
 
 def _rate(value: float) -> str:
-    """As in ``3e-5``: rates of a map often differ by less than a decade, and all are written alike."""
+    """A learning rate in scientific notation, such as ``3e-5``."""
     return np.format_float_scientific(value, trim="-", exp_digits=1)
 
 
-def _said(stale: _Stale) -> str:
+def _staleness(stale: _Stale) -> str:
     steps, lag = stale
     return f"{steps:g} steps" + (f", lag {lag:g}" if lag else "")

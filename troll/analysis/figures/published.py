@@ -1,4 +1,4 @@
-"""The paper's figures with our curves and the published end values; panels without runs keep the latter."""
+"""The paper's figures with our curves and the published end values, which panels without runs show alone."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def _comparison(
 
 
 def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """The paper's analysis: ablations, memory, time and entropy; hollow markers published, filled ours."""
+    """The paper's analysis: ablations, memory, time, entropy; published markers are hollow, ours filled."""
     parts = [("ablations", "MATH Eval (%)"), ("cost", "memory (GiB)"), ("cost", "time per step (s)")]
     parts.append(("entropy", "late entropy (nats)"))
     with styled():
@@ -115,7 +115,7 @@ def analysis_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
 
 
 def _dots(axes: Axes, table: pd.DataFrame, *, percent: bool) -> None:
-    """A line per method with its published and our value; the baseline first."""
+    """A row per method with the published and our value, the baseline first."""
     entries: dict[str, tuple[float, float]] = {}
     for _, row in table.iterrows():
         for role, fallback in (("baseline", "clip"), ("method", "troll")):

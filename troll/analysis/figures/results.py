@@ -1,4 +1,4 @@
-"""The figures: tidy tables in, a matplotlib Figure out, which ``style.write_figure`` writes."""
+"""Figures of results: functions from tidy tables to a matplotlib Figure for ``style.write_figure``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ _MOST_COLUMNS, _MOST_BASES = 6, 5
 _PANEL = 2.15, 1.75
 """Width and height of a panel of the main figure, in inches."""
 _LEAST_OF_CURVE = 4
-"""Fewer points than this are not a curve."""
+"""Minimum number of points of a curve."""
 
 _Condition = tuple[str, str]
 """Condition and estimator."""
@@ -59,10 +59,10 @@ _Condition = tuple[str, str]
 def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
     """Training success against steps: a row per model and task, a column per condition and estimator.
 
-    More than six such columns are cut into several rows for each model and task, where the estimators of one
-    condition stay together, and many rows are in blocks side by side. Where some settings have no run, those
-    that have one follow each other line by line. Panels of a model and task share their vertical range.
-    Variants of other trust regions are left out.
+    More than six columns are wrapped into several rows per model and task, keeping the estimators of a
+    condition together; many rows are arranged in blocks side by side. If some settings have no runs, the
+    panels of those with runs are wrapped in reading order instead. Panels of a model and task share their
+    vertical range. Variants of other trust regions are left out.
     """
     require_one(runs)
     shown, bases = _methods(runs), _bases(runs)
@@ -107,7 +107,7 @@ def main_figure(runs: pd.DataFrame, *, across: Across = STEPS) -> Figure:
 def _lines(
     runs: pd.DataFrame, bases: Sequence[Cell]
 ) -> tuple[Sequence[Sequence[tuple[Cell, _Condition]]], bool]:
-    """Base and setting of each panel of the main figure, row by row; whether that is every combination."""
+    """Base model and setting of each panel of the main figure by row; whether all combinations have runs."""
     settings = _settings(runs)
     present = {(cell.base_model(), (cell.condition, cell.estimator)) for cell in cells(runs)}
     if len(settings) > _MOST_COLUMNS:
@@ -125,10 +125,10 @@ def _lines(
 
 
 def _conditions_in_a_row(conditions: int, estimators: int) -> int:
-    """How many make rows of equal length, at most six panels wide, in a block nearest to a square."""
+    """Conditions per row, for rows of equal length and at most six panels in a block nearest to a square."""
     most = max(_MOST_COLUMNS // estimators, 1)
     fit = [count for count in range(1, most + 1) if conditions % count == 0]
-    if fit == [1]:  # a number without such divisors: the last row is shorter
+    if fit == [1]:  # no other divisor: the last row may be shorter
         fit = list(range(1, most + 1))
     return min(fit, key=lambda count: abs(count * estimators - math.ceil(conditions / count)))
 
@@ -136,7 +136,7 @@ def _conditions_in_a_row(conditions: int, estimators: int) -> int:
 def time_figure(runs: pd.DataFrame) -> Figure:
     """Training success against time; panels as in ``main_figure``.
 
-    Time is that of the processor for runs without a GPU which recorded it, else wall-clock time.
+    Processor time if all runs recorded it and none used a GPU, else wall-clock time.
     """
     timed = by_processor(runs)
     clock, runs = ("wall-clock", runs) if timed is None else ("processor", timed)
@@ -144,9 +144,9 @@ def time_figure(runs: pd.DataFrame) -> Figure:
 
 
 def task_figure(runs: pd.DataFrame, task: str, *, metrics: Sequence[Metric] = LEARNING) -> Figure:
-    """Everything that was logged about learning one task: a row per condition and estimator.
+    """The logged metrics of one task: a row per condition and estimator, a column per metric.
 
-    Columns are the ``metrics`` that any run has; a column's panels share their vertical axis.
+    Metrics that no run has are left out; panels of a column share their vertical axis.
     """
     rows = runs[runs["task"] == task]
     shown = _methods(rows)
@@ -160,14 +160,14 @@ def task_figure(runs: pd.DataFrame, task: str, *, metrics: Sequence[Metric] = LE
 
 
 def projection_figure(runs: pd.DataFrame, task: str) -> Figure:
-    """How the trust regions acted: tokens outside, KL before and after (bound dotted), step, kept mass."""
+    """What the trust regions did: clipped tokens, KL before and after (bound dotted), step, kept mass."""
     return task_figure(runs, task, metrics=PROJECTION)
 
 
 def ablation_figure(runs: pd.DataFrame) -> Figure:
-    """The variants of each rule beside its default: a row for each setting that was varied, by its doses.
+    """The variants of each rule with its default: a row for each setting and each varied parameter.
 
-    Means alone: ten bands would hide each other, and ``sensitivity_figure`` has the intervals.
+    Shows means only, because bands would overlap; ``sensitivity_figure`` has the intervals.
     """
     places = []
     defaults = variants(runs)
@@ -230,7 +230,7 @@ def _rows_figure(
 
 
 def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
-    """Whether any run logged it, and validation often enough to make a curve."""
+    """Whether any run logged the metric; validation metrics need `_LEAST_OF_CURVE` points."""
     rows = runs[runs["metric"] == metric.name]
     if rows.empty or (rows["source"] == "train").all():
         return not rows.empty
@@ -238,7 +238,7 @@ def _worth_drawing(runs: pd.DataFrame, metric: Metric) -> bool:
 
 
 def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Test pass@1 of every method: mean with its 95 % interval, a tick per seed, the base as a line."""
+    """Test pass@1 of every method: mean with 95 % interval, a tick per seed, the base model as a line."""
     require_one(runs)
     shown, bases = _methods(runs), _bases(runs)
     methods: dict[Cell, dict[_Condition, list[str]]] = {base: {} for base in bases}
@@ -277,7 +277,7 @@ def _points(
     methods: Mapping[_Condition, Sequence[str]],
     styles: MethodStyles,
 ) -> None:
-    """A line for each method of each setting, and an empty one after each setting."""
+    """Draws a row for each method of each setting, with an empty row after each setting."""
     ticks, line = [], 0
     for (condition, estimator), names in methods.items():
         ticks.append(line + (len(names) - 1) / 2)
@@ -291,7 +291,7 @@ def _points(
             axes.plot(each, np.full(each.size, height), "|", color=colour, markersize=5, alpha=0.6)
             width = 0.8 if each.size < 3 else 1.8
             axes.plot([success.low, success.high], [height] * 2, linewidth=width, color=colour)
-            fill = "white" if each.size == 1 else colour  # one seed: the choice of problems only
+            fill = "white" if each.size == 1 else colour  # one seed: the interval is over problems only
             style: dict[str, Any] = {"color": colour, "markersize": 4.5, "markerfacecolor": fill}
             axes.plot(success.estimate, height, styles.marker(name), **style)
         line += len(names) + 1
@@ -304,7 +304,7 @@ def _points(
 
 
 def _bases(runs: pd.DataFrame) -> list[Cell]:
-    """The base models of all runs, whether or not they were graded."""
+    """The base models of all runs, graded or not."""
     return sorted({cell.base_model() for cell in trained_cells(runs)}, key=cell_order)
 
 

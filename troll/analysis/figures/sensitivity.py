@@ -1,4 +1,4 @@
-"""How much a setting matters: test success and training behaviour against a setting's value, as lines."""
+"""Sensitivity to settings: test success and training behaviour against the value of a setting."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,7 +22,7 @@ from troll.analysis.statistics import seed_interval
 
 _LEAST_LOG = 1e-12
 _DIGIT = 0.03
-"""Width of a label's digit, as a share of a panel's."""
+"""Width of a digit of a tick label, as a share of the panel's width."""
 MEASURES = (
     Summary("pass@1", SHARE, "test pass@1", label="test pass@1 (%)", scale="share"),
     *(SUMMARIES[name] for name in ("max_drawdown", "late_kl", "entropy")),
@@ -30,7 +30,7 @@ MEASURES = (
 
 
 def sensitivity_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
-    """Every setting that was varied: a row per model, task, estimator and setting, a column per measure.
+    """Every varied setting: a row per model, task, estimator and setting, a column per measure.
 
     Markers are means over seeds, bars Student's 95 % intervals over seeds. The dotted line is the base model.
     """
@@ -83,7 +83,7 @@ def _draw(
     axes.plot(x, mean, linewidth=1.6, marker=styles.marker(line.family), markersize=4, zorder=3, **style)
     axes.vlines(x, mean, high, **bar)
     for position, least, middle in zip(x, low, mean, strict=True):
-        # As an artist of its own it does not widen the axis: a bar that reaches zero ends at the edge.
+        # Added as an artist, the bar does not widen the axis: if it reaches zero, it ends at the edge.
         axes.add_artist(Line2D([position] * 2, [least, middle], **bar))
     if name_it and line.label:
         where = (float(x[-1]), float(mean[-1]))
@@ -93,7 +93,7 @@ def _draw(
 def measured(
     cell: Cell, measure: Summary, summary: pd.DataFrame, items: pd.DataFrame
 ) -> tuple[float, float, float]:
-    """Mean over the seeds of a cell with its 95 % interval; NaN where nothing was measured."""
+    """Mean over the seeds of a cell with its 95 % interval; NaN without values."""
     if measure.name == "pass@1":
         success = interval(items, cell)
         return (success.estimate, success.low, success.high) if success else (np.nan, np.nan, np.nan)
@@ -126,7 +126,7 @@ def _finish(axes: Axes, axis: Axis, members: Sequence[Line], measure: Summary) -
 
 
 def base_line(axes: Axes, items: pd.DataFrame, cell: Cell, styles: MethodStyles) -> None:
-    """A line at the success of a cell's base model, where it was graded."""
+    """Draws a line at the success of a cell's base model, if it was graded."""
     base = interval(items, cell.base_model())
     if base is not None:
         axes.axhline(base.estimate, linewidth=1.2, zorder=1, **styles.line(BASE))

@@ -1,4 +1,4 @@
-"""The leaderboard: every rule at its best, compared with the tuned baseline on fresh seeds, task by task."""
+"""The leaderboard: every rule with its best settings, compared with the tuned baseline on fresh seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,13 +36,13 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 
 TARGET = 0.9
-"""Share of the best rule's final success that rollouts are counted to."""
+"""Target of the column ``rollouts``, as a share of the best rule's final success."""
 DRAWS = 10_000
-"""Of the seeds, for the ranges of places."""
+"""Bootstrap draws of the seeds for the ranges of ranks."""
 FEW_TRIALS = 4
-"""Trials of the column that says what a smaller budget would have found."""
+"""Number of trials for the column ``few``: the expected result of a smaller tuning budget."""
 RECONSTRUCTED = "-recon-"
-"""In the names of rules that are our reading of a paper."""
+"""Part of the names of rules that are reconstructions of a paper's method."""
 
 
 def board_table(
@@ -58,12 +58,12 @@ def board_table(
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``rule``, ``learning_rate``, ``settings``, ``seeds``;
         test ``pass@1`` with its 95 % interval, and that of the ``worst`` and ``best`` seed; ``difference``
-        from the baseline, paired by seed, with its interval and Holm's ``p_holm`` over the whole board;
+        from the baseline, paired by seed, with its interval and ``p_holm``, corrected over the whole board;
         ``improvement`` (chance that a seed of the rule ends above one of the baseline); ``auc`` (mean height
-        of the curve of training success); ``rollouts`` until training success is at `TARGET` of the best
-        rule's final success (median over seeds, infinite where half of them or more never are); ``late_kl``;
-        share of runs that ``collapsed``; ``few`` and ``all``: validation success of the expected best of
-        `FEW_TRIALS` trials and of all.
+        of the training success curve); ``rollouts`` (batches until training success reaches `TARGET` of the
+        best rule's final success, median over seeds, infinite if at least half never reach it); ``late_kl``;
+        ``collapsed`` (share of runs); ``few`` and ``all`` (validation success of the expected best of
+        `FEW_TRIALS` trials, and of the best of all).
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -76,7 +76,7 @@ def board_table(
             for cell in members:
                 if (task, cell.trust_region) not in best:
                     raise UserError(
-                        f"{cell.trust_region}: {task}: fresh seeds, and no trials they were chosen by"
+                        f"{cell.trust_region}: {task}: has fresh seeds, but no tuning trials in the protocol"
                     )
                 rows.append(
                     _row(results, cell, lines[cell], target, protocol, best[task, cell.trust_region], trials)
@@ -105,19 +105,19 @@ def board_table(
             f"{early_in_words(early, len(ranked))}: earlier versions lost the validation after the last "
             "step. They are to be made again.",
         )
-    if read := [*frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"].unique()]:
+    if names := [*frame.loc[frame["rule"].str.contains(RECONSTRUCTED), "trust_region"].unique()]:
         frame.attrs["notes"].append(
-            f"Reconstructed from secondary sources, without the paper's exact objective: {listed(read)}."
+            f"Reconstructed from secondary sources, without the paper's exact objective: {listed(names)}."
         )
     return frame.drop(columns="p")
 
 
 def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """How sure the places are: by task and rule, the range of its place when seeds are drawn again.
+    """The 95 % bootstrap interval of each rule's rank, by task and rule.
 
-    From the 2.5th to the 97.5th percentile of its place by mean test pass@1 in `DRAWS` draws of the seeds
-    with replacement, the same for all rules. Only seeds that every rule has are drawn; a task with fewer than
-    two of them has no ranges.
+    From the 2.5th to the 97.5th percentile of its rank by mean test pass@1 over `DRAWS` draws of the seeds
+    with replacement, the same draws for all rules. Only seeds that every rule has are drawn; tasks with fewer
+    than two such seeds are left out.
     """
     ranges: dict[tuple[str, str], tuple[int, int]] = {}
     for results in final:
@@ -130,35 +130,35 @@ def place_ranges(final: Sequence[Results], names: Sequence[str]) -> dict[tuple[s
         task = members[0].task
         random = np.random.default_rng(derive_seed(purpose="places", task=task))
         drawn = random.integers(len(means), size=(DRAWS, len(means)))
-        again = means.to_numpy()[drawn].mean(axis=1)  # [draws, rules]
-        places = 1 + (again[:, None, :] > again[:, :, None]).sum(axis=2)
+        resampled = means.to_numpy()[drawn].mean(axis=1)  # [draws, rules]
+        places = 1 + (resampled[:, None, :] > resampled[:, :, None]).sum(axis=2)
         low, high = np.quantile(places, [0.025, 0.975], axis=0, method="inverted_cdf")
         ranges |= {(task, str(name)): (int(low[n]), int(high[n])) for n, name in enumerate(means)}
     return ranges
 
 
 def _put_readings(frame: pd.DataFrame, ranking: pd.DataFrame) -> None:
-    """Differences of tasks as `ranking_table` has them: a family for each rule, and none where it stopped."""
+    """Replaces differences and p-values by those of `ranking_table`, NaN for rules that stopped early."""
     columns = ["difference", "difference_low", "difference_high"]
-    read = ranking.set_index(["trust_region", "analysis"])
+    readings = ranking.set_index(["trust_region", "analysis"])
     for index, row in frame.iterrows():
         for label in (f"{row['task']} ({row['model']}) alone", f"{row['task']} alone"):
-            if (key := (row["trust_region"], label)) in read.index:
+            if (key := (row["trust_region"], label)) in readings.index:
                 frame.loc[index, [*columns, "p_holm"]] = (
-                    read.loc[key, [*columns, "p"]].astype(float).to_numpy()
+                    readings.loc[key, [*columns, "p"]].astype(float).to_numpy()
                 )
                 break
 
 
 def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results], protocol: Protocol) -> None:
-    """Every difference of the board is one from the baseline."""
-    compared = {row["task"] for row in rows if row["trust_region"] == protocol.baseline}
-    alone = [task for task in dict.fromkeys(row["task"] for row in rows) if task not in compared]
-    if alone or not rows:
+    """Raises `UserError` unless the baseline has runs on every task of the board."""
+    with_baseline = {row["task"] for row in rows if row["trust_region"] == protocol.baseline}
+    without = [task for task in dict.fromkeys(row["task"] for row in rows) if task not in with_baseline]
+    if without or not rows:
         experiments = dict.fromkeys(
             name for results in final for name in results.runs["experiment"].astype(str)
         )
-        on = f" on {', '.join(alone)}" if alone else ""
+        on = f" on {', '.join(without)}" if without else ""
         raise UserError(
             f"leaderboard: {', '.join(experiments) or 'the finals'}: no run of the baseline "
             f"{protocol.baseline}{on}; run it first"
@@ -166,7 +166,7 @@ def _check_baseline(rows: Sequence[Mapping[str, Any]], final: Sequence[Results],
 
 
 def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
-    """Fresh runs have the settings of the trial that the board names."""
+    """Raises `UserError` unless the fresh runs have the settings of the best trial."""
     expected = {"training/learning_rate": trial.learning_rate} | {
         f"trust_region/settings/{name}": float(value)
         for name, value in trial.settings.items()
@@ -178,14 +178,14 @@ def _check_settings(runs: pd.DataFrame, task: str, trial: Trial) -> None:
             if not np.isclose(value, meant, rtol=1e-9, atol=0):
                 raise UserError(
                     f"{trial.name}: {task}: {name.rpartition('/')[2]} is {value:g} in the fresh run "
-                    f"{run_id}, and {meant:g} in the best trial; run the fresh seeds of the best trial first"
+                    f"{run_id}, but {meant:g} in the best trial; run the fresh seeds of the best trial first"
                 )
 
 
 def _check_seeds(table: pd.DataFrame, cell: Cell, protocol: Protocol) -> None:
-    """Every rule has all fresh seeds: means, pairs and what the board says of them are of the same runs."""
+    """Raises `UserError` unless a rule has all fresh seeds."""
     if protocol.ranking is not None and cell.trust_region != protocol.baseline:
-        return  # how many a rule gets is decided at the looks: `ranking_table` checks it
+        return  # the looks decide how many seeds a rule gets: `ranking_table` checks them
     if missing := sorted(set(protocol.seeds) - set(table.index.astype(int))):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: no fresh run with seed {', '.join(map(str, missing))}; "
@@ -231,15 +231,15 @@ def _row(
     row["auc"], row["late_kl"] = spread(line["auc"])[0], spread(line["late_kl"])[0]
     row["rollouts"] = _rollouts_to(cell.rows(results.runs), target)
     row["collapsed"] = float(collapsed_runs(results.items, cell).mean())
-    made = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
-    tried = first_scores(made).to_list()
-    row["few"] = expected_best(tried, min(FEW_TRIALS, len(tried)))
-    row["all"] = max(tried)
+    of_rule = trials[(trials["task"] == cell.task) & (trials["rule"] == cell.trust_region)]
+    trial_scores = first_scores(of_rule).to_list()
+    row["few"] = expected_best(trial_scores, min(FEW_TRIALS, len(trial_scores)))
+    row["all"] = max(trial_scores)
     return row
 
 
 def _rollouts_to(rows: pd.DataFrame, target: float) -> float:
-    """Median over seeds of the rollout batches until training success reaches a target; infinite if never."""
+    """Median over seeds of the batches until training success reaches the target; infinite if never."""
     batches = curve(rows, "success")
     numbers = np.arange(1, len(batches) + 1)
     reached = [steps_to(numbers, values.to_numpy(), target) for _, values in batches.items()]
@@ -262,27 +262,27 @@ _STYLES = {
 
 
 def _at_edges(best: Mapping[tuple[str, str], Trial], protocol: Protocol) -> list[str]:
-    """The rules whose best trial has the least or largest of the numbers tried, by what and task."""
+    """Rules whose best trial has an extreme value of a tuned number, with the settings and tasks in words."""
     edges: dict[str, dict[str, list[str]]] = {}
     for (task, name), trial in best.items():
-        trials = [_tried(tried) for tried in protocol.trials_of(name)]
-        for what, value in _tried(trial).items():
-            values = {tried[what] for tried in trials}
+        trials = [_tuned_numbers(other) for other in protocol.trials_of(name)]
+        for setting, value in _tuned_numbers(trial).items():
+            values = {numbers[setting] for numbers in trials}
             if len(values) > 1 and value in (min(values), max(values)):
-                edges.setdefault(name, {}).setdefault(what, []).append(task)
+                edges.setdefault(name, {}).setdefault(setting, []).append(task)
     return [f"{name} ({'; '.join(_edges_in_words(tasks))})" for name, tasks in edges.items()]
 
 
-def _tried(trial: Trial) -> dict[str, float]:
+def _tuned_numbers(trial: Trial) -> dict[str, float]:
     numbers = {name: value for name, value in trial.settings.items() if type(value) in (int, float)}
     return {"learning rate": trial.learning_rate} | numbers
 
 
 def _edges_in_words(tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Settings that take the same value are at their edges on the same tasks: said once."""
+    """Settings by tasks, in words; settings with the same tasks are joined."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for what, names_of_tasks in tasks.items():
-        groups.setdefault(tuple(names_of_tasks), []).append(what)
+    for setting, names_of_tasks in tasks.items():
+        groups.setdefault(tuple(names_of_tasks), []).append(setting)
     return [f"{listed(names)} on {listed(names_of_tasks)}" for names_of_tasks, names in groups.items()]
 
 
@@ -293,20 +293,20 @@ def _not_on_the_board(
     best: Mapping[tuple[str, str], Trial],
     board: pd.DataFrame,
 ) -> list[str]:
-    """Which rules of the protocol have no row, and how far each has come, in sentences."""
+    """Sentences about the rules of the protocol that have no row, by their progress."""
     rows = set(zip(board["task"], board["trust_region"], strict=True))
     present = {name for _, name in rows}
     lacking = [(task, name) for task, name in best if (task, name) not in rows]
     tuned = dict.fromkeys(f"{name} on {task}" if name in present else name for task, name in lacking)
-    of = protocol.tuning_runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
-    some = [f"{name} ({begun[name]} of {of} runs)" for name in missing if begun.get(name)]
-    none = [name for name in missing if not begun.get(name)]
-    said = {
+    planned = protocol.tuning_runs * len(protocol.experiment["tasks"]) * max(board["model"].nunique(), 1)
+    by_state = {
         "Tuned, and not yet run on fresh seeds": tuned,
-        "Trials begun, at which nobody has looked": some,
-        "No runs yet": none,
+        "Trials begun, at which nobody has looked": [
+            f"{name} ({begun[name]} of {planned} runs)" for name in missing if begun.get(name)
+        ],
+        "No runs yet": [name for name in missing if not begun.get(name)],
     }
-    return [f"{what}: {', '.join(names)}." for what, names in said.items() if names]
+    return [f"{state}: {', '.join(names)}." for state, names in by_state.items() if names]
 
 
 def _notes(protocol: Protocol, tasks: int, left: list[str], edges: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Contrasts that a protocol fixes before its first run: which rules are compared, and what is then said."""
+"""Contrasts that a protocol fixes before its first run: the comparisons and the wording of their outcomes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,26 +25,26 @@ from troll.common.errors import UserError
 from troll.common.seeding import derive_seed
 
 TRIMMED = 0.2
-"""Share of the seeds that the trimmed mean leaves out at either end."""
+"""Share of the seeds that the trimmed mean drops at either end."""
 RESAMPLES = 10_000
-"""Of the tuning seeds."""
+"""Bootstrap draws of the tuning seeds."""
 MEAN = "mean of the tasks"
-"""The analysis that is read; all others show how robust it is."""
+"""The primary analysis; all others are robustness checks."""
 _ENDPOINTS = {"pass@1": "test pass@1", "area": "mean height of curve"}
 
 Tuning = Mapping[tuple[str, str], pd.DataFrame]
-"""Validation success by task and rule: tuning seeds by the trials that went through all rounds."""
+"""Validation success by task and rule: a row per tuning seed, a column per trial of the last round."""
 
 
 def lacking(final: Sequence[Results], protocol: Protocol) -> list[str]:
-    """The rules of the contrasts that have no fresh runs on a task, with it."""
+    """Rules of the contrasts without fresh runs on a task, as ``<rule> on <task>``."""
     present = {(cell.trust_region, cell.task) for results in final for cell in cells(results.items)}
     expected = [(name, task) for name in protocol.compared for task in protocol.experiment["tasks"]]
     return [f"{name} on {task}" for name, task in expected if (name, task) not in present]
 
 
 def fresh_values(final: Sequence[Results], protocol: Protocol, endpoint: str) -> dict[str, pd.DataFrame]:
-    """An endpoint of every fresh run of the rules that are compared."""
+    """An endpoint of every fresh run of the compared rules: by rule, a row per seed and a column per task."""
     by_rule: dict[str, dict[str, pd.Series]] = {name: {} for name in protocol.compared}
     for results in final:
         summary, present = per_run(results.runs), cells(results.items)
@@ -77,21 +77,21 @@ def _check_seeds(values: pd.Series, cell: Cell, endpoint: str, protocol: Protoco
         )
     if others := sorted(present - set(protocol.seeds)):
         raise UserError(
-            f"{cell.trust_region}: {cell.task}: has a fresh run with seed {others[0]}, which the protocol "
-            "lacks; contrasts are of the seeds that were fixed"
+            f"{cell.trust_region}: {cell.task}: has a fresh run with seed {others[0]}, which is not in the "
+            "protocol; contrasts only use the seeds that it fixes"
         )
 
 
 def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning) -> pd.DataFrame:
-    """Every contrast of a protocol: what is read of it, and how robust that is.
+    """The outcome of every contrast of a protocol, with robustness checks.
 
     Returns:
         A row for each endpoint, contrast and analysis: ``endpoint``, ``method``, ``baseline``, ``analysis``
-        (`MEAN`; for the first endpoint also each task, the trimmed mean, without collapsed runs, with the
-        uncertainty of the tuning), ``seeds``, ``difference`` (method minus baseline, paired by seed) with its
-        95 % interval, ``p`` of a paired t-test, ``p_holm`` over the contrasts of an endpoint,
-        ``p_equivalence`` (the larger of two one-sided tests against the margin) and ``reading``: above,
-        below, within or undecided.
+        (`MEAN`; for the first endpoint also each task alone, the trimmed mean, without collapsed runs, and
+        with the uncertainty of the tuning), ``seeds``, ``difference`` (method minus baseline, paired by seed)
+        with its 95 % interval, ``p`` of a paired t-test, ``p_holm`` corrected over the contrasts of an
+        endpoint, ``p_equivalence`` (the larger p-value of two one-sided tests against the margin) and
+        ``reading``: above, below, within or undecided.
     """
     comparison = protocol.comparison
     assert comparison is not None
@@ -110,7 +110,7 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
             if not first:
                 continue
             collapsed = fallen[contrast.method] | fallen[contrast.baseline]
-            robust = {f"{task} alone": _student(own, margin) for task, own in by_task.items()}
+            robust = {f"{task} alone": _student(seeds, margin) for task, seeds in by_task.items()}
             robust[f"{TRIMMED:.0%} trimmed mean".replace("%", " %")] = _trimmed(differences)
             robust["without collapsed runs"] = _student(differences[~collapsed], margin)
             if endpoint == "pass@1":
@@ -118,8 +118,8 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
                     differences, shifts[contrast.method] - shifts[contrast.baseline], protocol
                 )
             for analysis, row in robust.items():
-                read = outcome(row["difference_low"], row["difference_high"], margin)
-                rows.append(names | {"analysis": analysis} | row | {"p_holm": np.nan, "reading": read})
+                reading = outcome(row["difference_low"], row["difference_high"], margin)
+                rows.append(names | {"analysis": analysis} | row | {"p_holm": np.nan, "reading": reading})
         for row, p_value, equivalence in zip(
             means,
             holm([mean["p"] for mean in means]),
@@ -142,14 +142,14 @@ def contrasts_table(final: Sequence[Results], protocol: Protocol, tuning: Tuning
 
 
 def outcome(low: float, high: float, margin: float) -> str:
-    """What an interval of a difference says: above, below, within the margin, or undecided."""
+    """Classifies the interval of a difference: above or below 0, within the margin, or undecided."""
     if low > 0 or high < 0:
         return "above" if low > 0 else "below"
     return "within" if -margin <= low and high <= margin else "undecided"
 
 
 def _student(differences: pd.Series, margin: float) -> dict[str, Any]:
-    """Student's interval and tests of paired differences, one for each seed."""
+    """Student's interval and tests of paired differences [S]."""
     if len(differences) < 2:
         return {"seeds": len(differences)} | dict.fromkeys(_NUMBERS, np.nan)
     return {
@@ -166,7 +166,7 @@ def _trimmed(differences: pd.Series) -> dict[str, Any]:
 
 
 def _with_tuning(differences: pd.Series, shift: Array, protocol: Protocol) -> dict[str, Any]:
-    """The mean over seeds, where the tuning might have chosen other trials."""
+    """The mean over seeds with an interval that includes the uncertainty of the tuning's choice."""
     values = differences.to_numpy()
     random = np.random.default_rng(derive_seed(purpose="fresh seeds", protocol=protocol.name))
     noise = stats.sem(values) * random.standard_t(len(values) - 1, size=len(shift))
@@ -177,12 +177,12 @@ def _with_tuning(differences: pd.Series, shift: Array, protocol: Protocol) -> di
 
 
 def _chosen_again(tuning: Tuning, protocol: Protocol) -> dict[tuple[str, str], Array]:
-    """The place of the trial that each of `RESAMPLES` draws of the tuning seeds chooses, by task and rule."""
+    """Index of the trial chosen in each of `RESAMPLES` draws of the tuning seeds, by task and rule."""
     chosen = {}
     for task in protocol.experiment["tasks"]:
         random = np.random.default_rng(derive_seed(purpose="tuning seeds", protocol=protocol.name, task=task))
         count = len(tuning[task, protocol.compared[0]])
-        drawn = random.integers(count, size=(RESAMPLES, count))  # the same of all rules
+        drawn = random.integers(count, size=(RESAMPLES, count))  # the same for all rules
         for name in protocol.compared:
             values = tuning[task, name].to_numpy()
             chosen[task, name] = values[drawn].mean(axis=1).argmax(axis=1)
@@ -190,7 +190,7 @@ def _chosen_again(tuning: Tuning, protocol: Protocol) -> dict[tuple[str, str], A
 
 
 def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
-    """What each draw of the tuning seeds changes of a rule's expected success, mean over the tasks."""
+    """The change in a rule's expected success by draw of the tuning seeds, mean over the tasks."""
     changes: dict[str, list[Array]] = {name: [] for name in protocol.compared}
     for key, numbers in _chosen_again(tuning, protocol).items():
         means = tuning[key].to_numpy().mean(axis=0)
@@ -199,7 +199,7 @@ def _shifts(tuning: Tuning, protocol: Protocol) -> dict[str, Array]:
 
 
 def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series]:
-    """By rule, which of the protocol's seeds collapsed in one of the settings."""
+    """By rule, which of the protocol's seeds collapsed in any setting."""
     seeds = sorted(protocol.seeds)
     fallen = {name: pd.Series(False, index=seeds) for name in protocol.compared}
     for results in final:
@@ -210,14 +210,14 @@ def _fallen(final: Sequence[Results], protocol: Protocol) -> dict[str, pd.Series
 
 
 def sentence(table: pd.DataFrame, protocol: Protocol) -> str:
-    """What the protocol says of the outcome of its first contrast."""
+    """The protocol's sentence for the outcome of its first contrast."""
     comparison, row = protocol.comparison, table.iloc[0]
     assert comparison is not None
     low, high = row["difference_low"], row["difference_high"]
-    said = [getattr(comparison.sentences, str(row["reading"]))]
+    parts = [getattr(comparison.sentences, str(row["reading"]))]
     if row["reading"] in ("above", "below") and -comparison.margin <= low and high <= comparison.margin:
-        said.append(comparison.sentences.small)
-    return " ".join(said).format(
+        parts.append(comparison.sentences.small)
+    return " ".join(parts).format(
         method=row["method"],
         baseline=row["baseline"],
         difference=f"{points(row['difference'])} {bracketed(row, 'difference')}",
@@ -249,8 +249,8 @@ def _notes(table: pd.DataFrame, protocol: Protocol, tuning: Tuning) -> list[str]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
     alike = table[same & (table["baseline"] == first["baseline"])]
     other = alike[(alike["reading"] != first["reading"]) & alike["difference"].notna()]
-    told = [f"{row['analysis']} ({row['reading']})" for _, row in other.iterrows()]
-    robust = f"otherwise in {listed(told)}" if told else "the same in every analysis"
+    deviating = [f"{row['analysis']} ({row['reading']})" for _, row in other.iterrows()]
+    robust = f"otherwise in {listed(deviating)}" if deviating else "the same in every analysis"
     again = []
     for (task, name), numbers in _chosen_again(tuning, protocol).items():
         best = int(tuning[task, name].to_numpy().mean(axis=0).argmax())

@@ -1,4 +1,4 @@
-"""Figures of the leaderboard: differences from the tuned baseline, what a smaller budget finds, how soon."""
+"""Figures of the leaderboard: differences from the tuned baseline, tuning budget, speed and contrasts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ from troll.analysis.render.style import MethodStyles, legend, styled
 _LINE = 0.17
 _SEEDS: Mapping[str, Any] = {"color": "#9a9a9a", "markersize": 2.2, "zorder": 2}
 _NAMED = 5
-"""Rules that get a colour in the figure of budgets, beside the baseline and TROLL; the others are grey."""
+"""Number of rules drawn in colour in `budget_figure`, besides the baseline and TROLL; others are grey."""
 
 
 def differences_figure(board: pd.DataFrame) -> Figure:
-    """Test pass@1 minus that of the tuned baseline, best rule first, a panel for each task and model."""
+    """Test pass@1 minus that of the tuned baseline, best rule first: a panel for each task and model."""
     groups = list(board.groupby(["task", "model"], sort=False))
     rules = int(max(len(rows) for _, rows in groups))
     with styled():
@@ -49,7 +49,7 @@ def _draw_differences(axes: Axes, rows: pd.DataFrame, styles: MethodStyles) -> N
 
 
 def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
-    """Expected validation success of the best of one to all trials, a panel for each task.
+    """Expected validation success of the best trial by number of trials: a panel for each task.
 
     Source: Dodge et al. 2019; the estimator is `troll.analysis.leaderboard.inputs.expected_best`.
     """
@@ -79,10 +79,10 @@ def budget_figure(trials: pd.DataFrame, board: pd.DataFrame) -> Figure:
 
 
 def performance_profile(board: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
-    """By rule, the share of tasks where it reaches the target within each ratio of the quickest's rollouts.
+    """By rule, the share of tasks where it reaches the target within ``ratios`` times the fastest's rollouts.
 
-    A rule that never reaches it, or has no runs on a task, counts as infinite there. Source: AlgoPerf's
-    performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
+    A rule that never reaches the target, or has no runs on a task, counts as infinite there. Source:
+    AlgoPerf's performance profiles (Dahl et al. 2023, section 4.3), with tau from 1 to 4.
     """
     setting = [board["task"], board["model"]]
     quickest = board["rollouts"].groupby(setting).transform("min")
@@ -119,9 +119,9 @@ def profile_figure(board: pd.DataFrame) -> Figure:
 
 
 def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> Figure:
-    """Each contrast: every seed on each task, the means of tasks, and the mean of the tasks as a diamond.
+    """The first endpoint by contrast: seeds and mean for each task, the mean of the tasks as a diamond.
 
-    Of the first endpoint. The margin is shaded.
+    The margin is shaded.
     """
     comparison = protocol.comparison
     assert comparison is not None
@@ -156,7 +156,7 @@ def contrasts_figure(table: pd.DataFrame, final: Sequence[Results], protocol: Pr
 
 
 def _in_points(row: "Mapping[Any, Any] | pd.Series[Any]") -> tuple[float, float, float]:
-    """A difference and its interval."""
+    """A difference and its interval in percentage points."""
     return 100 * row["difference"], 100 * row["difference_low"], 100 * row["difference_high"]
 
 

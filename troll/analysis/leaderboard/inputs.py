@@ -1,7 +1,4 @@
-"""What a board is made from: scores of trials, round by round, and directories that hold what they should.
-
-How much tuning a rule needs is shown by the expected best of fewer trials (`expected_best`).
-"""
+"""Inputs of a board: scores of trials by round, the choice of the best trial, and checks of directories."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,11 +26,11 @@ TRIAL_STYLES = {
     "after": Style("After (% of steps)", percent),
 }
 ROUND_STYLES = {"first": Style("In the first round (%)", percent), "rounds": Style("Rounds", whole)}
-"""Of the columns that the table of trials has where they are tuned in rounds."""
+"""Styles of the further columns of protocols with rounds."""
 
 
 def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """The rules of which there are runs of trials: of the last round, or of any where that has none."""
+    """The rules with trials in the last round, or in any round if the last has none yet."""
     last = runs[runs["seed"].isin(protocol.stages[-1])] if protocol.rounds else runs
     present = set((runs if last.empty else last)["trust_region"])
     names = {trial.name for variant, trial in protocol.trials_by_variant.items() if variant in present}
@@ -43,19 +40,19 @@ def tried(runs: pd.DataFrame, protocol: Protocol) -> list[str]:
 def trial_scores(
     runs: pd.DataFrame, protocol: Protocol, only: str | None = None, rounds: int | None = None
 ) -> pd.DataFrame:
-    """Success on validation problems at the end of each trial; all rounds count by default.
+    """Final validation success of each trial, by default after all rounds.
 
     Returns:
-        Columns task, rule, trial (number), learning_rate, settings (in words), score (mean over the tuning
-        seeds of its rounds, and models), runs (how many) and after: the share of a trial's optimiser steps
-        that are before the last validation, 1 unless that after the last step is missing. Where the protocol
-        has rounds, also first (its score after the first) and rounds (in how many it was). A run that
-        collapsed counts with the success that it ended with, one that stopped at a loss that is not finite
-        with 0, where the protocol lets it count; else it leaves no results, and its trial is unfinished.
+        Columns ``task``, ``rule``, ``trial`` (number), ``learning_rate``, ``settings`` (in words), ``score``
+        (mean over models and the tuning seeds of its rounds), ``runs`` (their number) and ``after`` (share of
+        a trial's optimiser steps before the last validation: 1 unless the final validation is missing). If
+        the protocol has rounds, also ``first`` (the score after the first) and ``rounds`` (their number). A
+        collapsed run counts with its final success; a run that stopped at a non-finite loss counts as 0 if
+        the protocol admits it, else it has no results and its trial is unfinished.
     """
     last = _last_validations(runs)
     ends = _last_steps(runs, last)
-    # A validation stands in the line of the step after it, that after the last step in the last line.
+    # A validation is logged with the step that follows it; the final one with the last step.
     last = last.assign(after=((last["step"] - 1) / ends).where(last["step"] < ends, 1.0))
     models = len(set(runs["model"]) - {""})
     stages = protocol.stages if rounds is None else protocol.stages[: rounds + 1]
@@ -69,8 +66,8 @@ def trial_scores(
             }
             lines = _rule_lines(ends_of_rule, protocol, stages, task, models)
             for trial, line in zip(trials, lines, strict=True):
-                told = {"learning_rate": trial.learning_rate, "settings": trial.described}
-                rows.append({"task": task, "rule": name, "trial": trial.number, **told, **line})
+                tuned = {"learning_rate": trial.learning_rate, "settings": trial.described}
+                rows.append({"task": task, "rule": name, "trial": trial.number, **tuned, **line})
     frame = pd.DataFrame(rows)
     if not protocol.rounds:
         frame = frame.drop(columns=list(ROUND_STYLES))
@@ -87,12 +84,12 @@ def _last_validations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _last_steps(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
-    """The last step of the run that each of the rows is of."""
+    """The last step of each row's run."""
     return rows["run_id"].astype(str).map(runs.groupby(runs["run_id"].astype(str))["step"].max())
 
 
 def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) -> Tuning:
-    """Success on validation problems at the end of the trials among which the choice was made."""
+    """Final validation success of the finalists by task and rule: a row per seed, a column per trial."""
     last = _last_validations(runs)
     values = {}
     for (task, name), group in _finalists(scores):
@@ -106,7 +103,7 @@ def tuning_values(runs: pd.DataFrame, scores: pd.DataFrame, protocol: Protocol) 
 
 
 def _finalists(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """The trials that went through all rounds, by task and rule."""
+    """The trials of the last round, by task and rule."""
     for (task, name), group in scores.groupby(["task", "rule"], sort=False, observed=True):
         last = group if "rounds" not in group else group[group["rounds"] == group["rounds"].max()]
         yield (str(task), str(name)), last
@@ -119,7 +116,7 @@ def _rule_lines(
     task: str,
     models: int,
 ) -> list[dict[str, float]]:
-    """What the table of trials says of a rule's trials on a task, from the ends of their runs, by variant."""
+    """Rows of `trial_scores` for a rule's trials on a task, from their last validations by variant."""
     lines: dict[str, dict[str, float]] = {variant: {} for variant in ends}
     kept, seeds = list(ends), set[int]()
     for number, stage in enumerate(stages):
@@ -138,7 +135,7 @@ def _rule_lines(
 
 
 def _best(scores: Mapping[str, float], keep: int) -> list[str]:
-    """The trials with the highest scores, in the order of the file; of equal ones the first."""
+    """The trials with the highest scores, in file order; ties go to the first."""
     best = sorted(scores, key=lambda variant: -scores[variant])[:keep]
     return [variant for variant in scores if variant in best]
 
@@ -146,7 +143,7 @@ def _best(scores: Mapping[str, float], keep: int) -> list[str]:
 def _check_count(runs: int, trial: str, expected: int) -> None:
     if runs > expected:
         raise UserError(
-            f"trial {trial} has {runs} runs, and the protocol {expected}, one for each "
+            f"trial {trial} has {runs} runs, but the protocol has {expected}, one for each "
             "tuning seed and model; they belong to another protocol"
         )
     if runs < expected:
@@ -154,7 +151,7 @@ def _check_count(runs: int, trial: str, expected: int) -> None:
 
 
 def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tuple[str, str], list[Trial]]:
-    """The trials that go on to a further round, by task and rule, in the order of the file."""
+    """The trials that advance to a further round, by task and rule, in file order."""
     kept = {}
     for (task, name), group in scores[scores["rounds"] == number].groupby(["task", "rule"], sort=False):
         variants = [f"{name}.{trial}" for trial in group["trial"]]
@@ -164,10 +161,7 @@ def kept_for(scores: pd.DataFrame, protocol: Protocol, number: int) -> dict[tupl
 
 
 def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Trial]:
-    """The best trial of each rule on each task; of equal ones the first in the order of the file.
-
-    Where trials were tuned in rounds it is one of those that went through all of them.
-    """
+    """The best trial of each rule on each task, among those of the last round; ties go to the first."""
     best = {}
     for (task, name), group in _finalists(scores):
         number = int(group["trial"].iloc[int(group["score"].to_numpy().argmax())])
@@ -176,12 +170,12 @@ def choose(scores: pd.DataFrame, protocol: Protocol) -> dict[tuple[str, str], Tr
 
 
 def first_scores(scores: pd.DataFrame) -> pd.Series:
-    """The score of each trial after the first round, in which all of them ran on the same seeds."""
+    """The score of each trial after the first round, in which all trials have the same seeds."""
     return scores["first"] if "first" in scores else scores["score"]
 
 
 def expected_best(scores: Sequence[float], budget: int) -> float:
-    """Expected best of ``budget`` trials, drawn without replacement from those that were made.
+    """Expected best of ``budget`` trials drawn without replacement; shows how much tuning a rule needs.
 
     The unbiased estimator of Tang et al. (2020, "Showing Your Work Doesn't Always Work", eq. 5), for the
     quantity of Dodge et al. (2019, "Show Your Work").
@@ -190,16 +184,16 @@ def expected_best(scores: Sequence[float], budget: int) -> float:
     if not 1 <= budget <= count:
         raise UserError(f"expected_best: budget is {budget}, must be 1 to {count}")
     ordered = np.sort(np.asarray(scores, dtype=float))
-    below = np.arange(count)  # trials that are no better than each
+    below = np.arange(count)  # number of trials ranked below each
     weights = comb(below, budget - 1) / comb(count, budget)
     return float(ordered @ weights)
 
 
 def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.DataFrame:
-    """The runs of all rounds of tuning as one table."""
+    """Concatenates the runs of all tuning rounds after checking their seeds."""
     if len(tables) > len(protocol.stages):
         raise UserError(
-            f"{list(tables)[-1]}: is one directory too many; {protocol.name} has "
+            f"{list(tables)[-1]}: one directory too many; {protocol.name} has "
             f"{counted(len(protocol.stages), 'round')} of tuning"
         )
     for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
@@ -207,37 +201,37 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
         tuned_seeds = sorted({int(seed) for seed in mine["seed"].dropna()})
         if tuned_seeds and not set(tuned_seeds) & set(seeds):
             raise UserError(
-                f"{path}: its trials have the seeds {listed([*map(str, tuned_seeds)])}, and those of "
-                f"{protocol.name} have {listed([*map(str, seeds)])} in this round: they are another "
-                "protocol's, with which they are not mixed"
+                f"{path}: its trials have the seeds {listed([*map(str, tuned_seeds)])}, but those of "
+                f"{protocol.name} have {listed([*map(str, seeds)])} in this round; they belong to another "
+                "protocol and cannot be mixed"
             )
     return concatenated([*tables.values()], RUN_COLUMNS) if len(tables) > 1 else next(iter(tables.values()))
 
 
 def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Protocol) -> list[str]:
-    """What a board says of a first round that another protocol has made, in sentences."""
+    """Sentences of a board about a first round whose runs are those of another protocol."""
     if protocol.tuned_in is None:
         return []
     name = Path(protocol.tuned_in).name
     first = runs[runs["experiment"].astype(str) == name]
     until = max(int(results.runs["numerics"].max()) for results in final)
-    said = [f"The runs of the first round are those of {name}, which were not made again."]
+    notes = [f"The runs of the first round are those of {name}, which were not made again."]
     if old := outdated_rules(first[first["trust_region"].isin(protocol.trials_by_variant)], until):
-        said.append(
+        notes.append(
             f"Those of {listed(old)} were made with earlier numerics than the fresh seeds, and would come "
             "out differently now: they say less well which trials are best."
         )
-    return said
+    return notes
 
 
 def outdated_rules(runs: pd.DataFrame, until: int) -> list[str]:
-    """The rules of which some run would come out differently with later numerics."""
+    """The rules with runs that would give other results with the numerics ``until``."""
     made = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
     return sorted({str(rule) for rule, old in made if changed_since(int(old), str(rule), until=until)})
 
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:
-    """The rules of which there are trials."""
+    """The rules with trials in a directory; raises `UserError` without any, or without the baseline's."""
     names = tried(runs, protocol)
     if not names:
         first = next(iter(protocol.trials_by_variant))
@@ -246,22 +240,19 @@ def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[st
             f"trial, such as {first}; expected results/{protocol.tuning_experiments[0]}"
         )
     if protocol.baseline not in names:
-        raise UserError(
-            f"{directory}: has no trials of {protocol.baseline}, which all rules are compared with; run them "
-            "first"
-        )
+        raise UserError(f"{directory}: has no trials of the baseline {protocol.baseline}; run them first")
     return names
 
 
 def trial_runs(runs: pd.DataFrame, protocol: Protocol) -> dict[str, int]:
-    """How many runs of trials each rule has, be they on the board or not."""
+    """Number of trial runs by rule, including rules that are not on the board."""
     names = runs.drop_duplicates("run_id")["trust_region"].astype(str)
     rules = names.map({variant: trial.name for variant, trial in protocol.trials_by_variant.items()})
     return {str(name): int(count) for name, count in rules.value_counts().items()}
 
 
 def check_named_once(directories: Sequence[Path], option: str = "--final") -> None:
-    """Runs that are read twice would count twice in what is corrected for the number of comparisons."""
+    """Raises `UserError` if a directory is given twice: its runs would be counted twice."""
     seen: dict[Path, Path] = {}
     for path in directories:
         place = path.resolve()
@@ -272,7 +263,7 @@ def check_named_once(directories: Sequence[Path], option: str = "--final") -> No
 
 
 def check_fresh(finals: Mapping[Path, Results], protocol: Protocol) -> None:
-    """Makes sure that results hold fresh seeds of the protocol's rules, those of each task once."""
+    """Raises `UserError` unless results hold fresh seeds of the protocol, each task in one directory."""
     tasks: dict[str, Path] = {}
     expected = [f"results/{protocol.name}-{task}" for task in protocol.experiment["tasks"]]
     for directory, results in finals.items():
@@ -295,7 +286,7 @@ def check_fresh(finals: Mapping[Path, Results], protocol: Protocol) -> None:
 
 
 def _check_one_setting(directory: Path, fresh: Sequence[Cell]) -> None:
-    """A rule has one row for each model and task."""
+    """Raises `UserError` if runs have several conditions or estimators: a board compares under one."""
     for key in ("condition", "estimator"):
         names = sorted({getattr(cell, key) for cell in fresh})
         if len(names) > 1:

@@ -1,4 +1,4 @@
-"""Success by level of difficulty: which of a task's levels each rule learns to solve, and how often."""
+"""Success by difficulty level: which levels of a task each rule learns to solve, and how often."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,19 +20,19 @@ from troll.tasks import testbed
 from troll.tasks.write import write_problems
 
 SOLVED = 0.5
-"""A run solves a level where at least this share of its samples is right."""
+"""A run solves a level if at least this share of its samples is correct."""
 
 
 def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
-    """One row per task and rule, best first, below the base model.
+    """One row per task and rule, best first, followed by the base model.
 
-    Tasks of the testbed alone: their test problems, which bear the levels, are generated again, and must have
-    the digest of those that the runs were tested on.
+    Only for tasks of the testbed: their test problems, which record the levels, are generated again and must
+    have the digest of those that the runs were tested on.
 
     Returns:
         Columns: ``task``, ``model``, ``trust_region``, ``seeds``; ``level_1`` and so on (test pass@1, mean
         over seeds); ``solved`` and ``solved_sd`` (levels solved by a seed, mean and standard deviation);
-        ``every`` (share of seeds that solve all levels). No rows where no task has levels.
+        ``every`` (share of seeds that solve all levels). Empty if no task has levels.
     """
     rows: list[dict[str, Any]] = []
     for results in final:
@@ -63,7 +63,7 @@ def levels_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
 
 
 def problem_levels(results: Results, task: str, protocol: Protocol) -> Mapping[str, int]:
-    """The level of each test problem by its id; none for a task of public data, or where the data differ."""
+    """The level of each test problem by id; empty for public data, or if the data differ."""
     if task not in testbed.NAMES:
         return {}
     settings = TaskSettings.model_validate(protocol.experiment["tasks"][task])
@@ -79,7 +79,7 @@ def problem_levels(results: Results, task: str, protocol: Protocol) -> Mapping[s
 
 def _row(items: pd.DataFrame, cell: Cell, levels: Mapping[str, int]) -> dict[str, Any]:
     table = scores(items, cell)
-    # An array: a function would be asked for the problems of all tasks, which are the column's categories.
+    # An array, because a function would be called for all categories, which include problems of other tasks.
     by_level = table.T.groupby(np.array([levels[str(name)] for name in table])).mean().T
     solved = (by_level >= SOLVED).sum(axis=1)
     mean, deviation = spread(solved)
@@ -89,7 +89,7 @@ def _row(items: pd.DataFrame, cell: Cell, levels: Mapping[str, int]) -> dict[str
         "trust_region": cell.trust_region,
         "seeds": len(table) if cell.trust_region != BASE else pd.NA,
         "mean": float(table.mean(axis=1).mean()),
-        **{f"level_{level}": float(own.mean()) for level, own in by_level.items()},
+        **{f"level_{level}": float(rates.mean()) for level, rates in by_level.items()},
         "solved": mean,
         "solved_sd": deviation,
         "every": float((solved == by_level.shape[1]).mean()),

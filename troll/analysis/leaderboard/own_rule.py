@@ -1,4 +1,4 @@
-"""A rule of one's own on the board: its runs, made here, beside the released ones of all others."""
+"""Ranking of a user's rule on the board: local runs of the rule with the released runs of all others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,16 +29,16 @@ HERE, RELEASED = "here", "released"
 
 
 def with_rule(protocol: Protocol, name: str, rule: str, space: Mapping[str, Sequence[Any]]) -> Protocol:
-    """The protocol with a rule more, which gets the same number of trials.
+    """The protocol with an additional rule, which gets the same number of trials.
 
-    Without settings to try, all trials are learning rates, evenly spaced on a logarithmic scale between the
-    protocol's least and largest.
+    Without a ``space`` of settings, trials vary the learning rate, evenly spaced on a logarithmic scale
+    between the protocol's smallest and largest.
     """
     if name in protocol.rules:
         raise UserError(f"{rule}: the leaderboard has a rule {name} already; give the function another name")
     rounds = [round_name(number) for number, _ in enumerate(protocol.rounds, start=1)]
     if name == BASE or name in (TRIALS, *rounds, *protocol.experiment["tasks"]):
-        raise UserError(f"{rule}: {name} is the name of something else there; give the function another name")
+        raise UserError(f"{rule}: the name {name} is reserved; give the function another name")
     rates = np.geomspace(min(protocol.learning_rates), max(protocol.learning_rates), protocol.trials)
     candidate = Candidate(
         rule=rule,
@@ -65,34 +65,34 @@ def released_trials(path: Path, protocol: Protocol) -> pd.DataFrame:
     if absent:
         raise UserError(f"{path}: not a table of trials; it has no column {absent[0]}")
     if not set(scores["rule"]) <= set(protocol.rules):
-        raise UserError(f"{path}: has other rules than the protocol; it belongs to another board")
+        raise UserError(f"{path}: has rules that are not in the protocol; it belongs to another board")
     for task in protocol.experiment["tasks"]:
         at_baseline = scores[(scores["task"] == task) & (scores["rule"] == protocol.baseline)]
         if len(at_baseline) != protocol.trials:
             raise UserError(
-                f"{path}: has {len(at_baseline)} trials of {protocol.baseline} on {task}, and the protocol "
-                f"{protocol.trials}; it belongs to another board"
+                f"{path}: has {len(at_baseline)} trials of {protocol.baseline} on {task}, but the protocol "
+                f"has {protocol.trials}; it belongs to another board"
             )
     return scores
 
 
 def check_same_protocol(board: Path, protocol: Path, expected: Protocol) -> None:
-    """Makes sure that a rule is not ranked among rules that another protocol tuned and compared."""
+    """Raises `UserError` if the board was made by another protocol than the expected one."""
     path = board / "protocol.yaml"
     if not path.exists():
         return
-    made = read_protocol(path)
+    of_board = read_protocol(path)
     for key in ("trials", "tuning_seeds", "rounds", "seeds", "ranking", "baseline"):
-        if getattr(made, key) != getattr(expected, key):
+        if getattr(of_board, key) != getattr(expected, key):
             raise UserError(
-                f"{board}: its rules were tuned and compared by another protocol ({key} is not that of "
+                f"{board}: its rules were tuned and compared by another protocol ({key} differs from "
                 f"{protocol}); rules of both cannot share a table: leave --board out, or name the "
                 f"protocol of that board (--protocol)"
             )
 
 
 def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[str]:
-    """What is read of a rule, in a line, where the protocol ranks each rule for itself."""
+    """The result of a rule as a line; empty unless the protocol ranks each rule separately."""
     if protocol.ranking is None:
         return []
     table = ranking_table(final, protocol)
@@ -107,7 +107,7 @@ def readings(final: Sequence[Results], protocol: Protocol, name: str) -> list[st
 
 
 def check_release(root: Path, protocol: Protocol) -> None:
-    """Makes sure that the released runs are there beside which a rule is ranked."""
+    """Raises `UserError` unless every task has released runs of the baseline."""
     for task in protocol.experiment["tasks"]:
         directory = root / f"{protocol.name}-{task}"
         if protocol.baseline not in set(read_results(directory).runs["trust_region"]):
@@ -115,7 +115,7 @@ def check_release(root: Path, protocol: Protocol) -> None:
 
 
 def beside(released: Results, added: Results, name: str) -> Results:
-    """The released runs of a task and those of one's own rule, with the released base model."""
+    """The released runs of a task, including the base model, and those of the added rule."""
 
     def together(theirs: pd.DataFrame, mine: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([theirs, mine[mine["trust_region"] == name]], ignore_index=True)
@@ -130,7 +130,7 @@ def own_board(
     scores: pd.DataFrame,
     finals: Mapping[str, tuple[Results, Results]],
 ) -> pd.DataFrame:
-    """`board_table` with the own rule among the released ones; ``runs`` says "here" or "released"."""
+    """`board_table` with the added rule; the column ``runs`` is "here" or "released"."""
     for task, (released, added) in finals.items():
         _check_problems(task, released, added)
     results = [beside(released, added, name) for released, added in finals.values()]
@@ -143,10 +143,10 @@ def own_board(
 def _check_problems(task: str, released: Results, added: Results) -> None:
     theirs, mine = (_digests(part.runs, "test_data") for part in (released, added))
     if theirs and mine and theirs != mine:
-        told = [", ".join(sorted(digest[:12] for digest in digests)) for digests in (mine, theirs)]
+        here, there = (", ".join(sorted(digest[:12] for digest in digests)) for digests in (mine, theirs))
         raise UserError(
-            f"{task}: the test problems of the runs here ({told[0]}) are not those of the release "
-            f"({told[1]}); rank the rule from the commit of the release"
+            f"{task}: the test problems of the runs here ({here}) differ from those of the release "
+            f"({there}); rank the rule from the commit of the release"
         )
 
 
@@ -155,7 +155,7 @@ def _digests(runs: pd.DataFrame, name: str) -> set[str]:
 
 
 def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
-    """The tasks whose released runs would come out differently from the source here."""
+    """A note that names the tasks whose released runs have outdated numerics."""
     other = [
         task
         for task, (released, added) in finals.items()
@@ -170,7 +170,7 @@ def _source_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
 
 
 def _base_notes(finals: Mapping[str, tuple[Results, Results]]) -> list[str]:
-    """What the base models here and those of the release have in common: pairs rest on them."""
+    """Notes that compare the local base models with the released ones, on which paired differences rest."""
     lines = []
     for task, (released, added) in finals.items():
         theirs, mine = (_base_rate(results) for results in (released, added))
@@ -188,7 +188,7 @@ def _base_rate(results: Results) -> float:
 
 
 def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[str]:
-    """The place of the own rule on each task with its range, in a line each."""
+    """The rank of the added rule on each task with its range, as lines."""
     ranges = place_ranges(finals, [str(rule) for rule in table["trust_region"].unique()])
     lines = []
     for (task, model), group in table.groupby(["task", "model"], sort=False, observed=True):
@@ -207,7 +207,7 @@ def places(table: pd.DataFrame, name: str, finals: Sequence[Results]) -> list[st
 def read_finals(
     root: Path, protocol: Protocol, name: str, tasks: Sequence[str]
 ) -> dict[str, tuple[Results, Results]]:
-    """Released and own results of fresh seeds by task."""
+    """Released and added results of fresh seeds by task."""
     return {
         task: (
             read_results(root / f"{protocol.name}-{task}"),

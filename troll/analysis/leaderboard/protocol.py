@@ -1,9 +1,9 @@
-"""What is asked of every rule, and the experiments that ask it: trials, then fresh seeds at the best of them.
+"""The leaderboard's protocol and its experiments: tuning trials, then fresh seeds with the best trial.
 
 The protocol file is written before the first run. Trials are a grid of learning rates and settings, the same
-number for each rule; the best by success on validation problems is kept. They may be tuned in rounds: all
-trials on few seeds, then the best of them on further ones. A protocol may also fix contrasts: which rules are
-compared, how, and what is said of each outcome.
+number for each rule; the trial with the best validation success is chosen. Tuning may have rounds: all trials
+on few seeds, then the best of them on further seeds. A protocol may also fix contrasts: the comparisons,
+their analysis and the wording of each outcome.
 """
 
 import itertools
@@ -29,48 +29,47 @@ TRIALS, FINAL = "trials", "final"
 
 
 class Candidate(StrictModel):
-    """A rule, and the values of its settings that trials may take."""
+    """A rule and its search space."""
 
     rule: str  # its registered name, or ``file.py:function``
-    settings: dict[str, Any] = Field({})  # what is the same in all trials
-    # values by setting. Settings whose names are joined by a comma take the same value.
+    settings: dict[str, Any] = Field({})  # fixed in all trials
+    # values to try by setting; settings joined by a comma take the same value
     space: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field({})
-    learning_rates: list[Positive] = Field([])  # of this rule, in place of the protocol's
+    learning_rates: list[Positive] = Field([])  # of this rule, instead of the protocol's
 
 
 class Round(StrictModel):
     """A further round of tuning."""
 
-    # trials of each rule and task that go on to it: the best by the mean over all seeds so far
+    # number of trials of each rule and task that advance to it: the best by the mean over all seeds so far
     keep: int = Field(ge=1)
-    seeds: list[Whole] = Field(min_length=1)  # that they get beside those
+    seeds: list[Whole] = Field(min_length=1)  # their additional seeds
 
 
 class Protocol(StrictModel):
     """The contents of a protocol file."""
 
     name: str  # of the leaderboard; the experiments are ``<name>-trials`` and ``<name>-<task>``
-    trials: int = Field(ge=1)  # settings tried of each rule, exactly
+    trials: int = Field(ge=1)  # number of trials of each rule, exactly
     tuning_seeds: list[Whole] = Field(min_length=1)  # of each trial
-    # of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice is made among
-    # those of the last round, by the mean over all their seeds
+    # further rounds of tuning after that on `tuning_seeds`, in which fewer trials get more seeds; the choice
+    # is made among the trials of the last round, by the mean over all their seeds
     rounds: list[Round] = Field([])
-    # results/<experiment> of another protocol's trials, whose runs are those of the first round
+    # results/<experiment> of another protocol's trials, whose runs are used as the first round
     tuned_in: str | None = None
-    seeds: list[Whole] = Field(min_length=2)  # of each rule at its best; none of them is a tuning seed
+    seeds: list[Whole] = Field(min_length=2)  # fresh seeds of each tuned rule, disjoint from tuning seeds
     learning_rates: list[Positive] = Field(min_length=1)  # tried with every combination of a rule's settings
-    baseline: str  # the rule that others are compared with
-    rules: dict[str, Candidate] = Field(min_length=1)  # by the names that tables show
+    baseline: str  # the rule with which others are compared
+    rules: dict[str, Candidate] = Field(min_length=1)  # by displayed name
     # what all runs share: tasks, models, estimators, training, evaluation, as in an experiment file
     experiment: dict[str, Any]
-    # what is compared; none: every rule with the baseline, on the board alone
+    # fixed contrasts; None: the board only compares every rule with the baseline
     comparison: Comparison | None = None
-    # what a run counts whose loss is not finite: ``zero``, a success of 0 in tuning and at every endpoint;
-    # ``stop``, nothing: the board cannot be made. By default ``zero`` where `comparison` says what is
-    # compared.
+    # treatment of runs with a non-finite loss: ``zero`` counts a success of 0 in tuning and at every
+    # endpoint; ``stop`` leaves the board unfinished. Defaults to ``zero`` if `comparison` is set.
     not_finite: Literal["stop", "zero"] = "stop"
-    # each rule is compared with the baseline for itself, with looks at which it may stop; none: all have all
-    # fresh seeds, and Holm's correction is over the whole board
+    # compares each rule separately with the baseline, with looks at which it may stop; None: all rules get
+    # all fresh seeds, and Holm's correction is over the whole board
     ranking: Ranking | None = None
 
     @model_validator(mode="before")
@@ -82,17 +81,17 @@ class Protocol(StrictModel):
     @model_validator(mode="after")
     def _check_fields_agree(self) -> "Protocol":
         if shared := set(self.tuning_seeds) & set(self.seeds):
-            raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
+            raise ValueError(f"seeds: {min(shared)} is also a tuning seed; fresh seeds must be different")
         if self.baseline not in self.rules:
             raise ValueError(f"baseline: {self.baseline!r} is not one of the rules")
-        if BASE in self.rules:  # its trials may have the name with a number, its fresh runs may not have it
-            raise ValueError(f"rules.{BASE}: is what base models are called; take another name")
+        if BASE in self.rules:
+            raise ValueError(f"rules.{BASE}: reserved for base models; use another name")
         for name, rule in self.rules.items():
             count = len(self.trials_of(name))
             if count != self.trials:
                 raise ValueError(
                     f"rules.{name}: {count} trials ({len(self._rates(rule))} learning rates x "
-                    f"{count // len(self._rates(rule))} settings), and every rule gets {self.trials}"
+                    f"{count // len(self._rates(rule))} settings), but every rule gets {self.trials}"
                 )
         self._check_rounds()
         if unknown := sorted(set(self.compared) - set(self.rules)):
@@ -105,14 +104,14 @@ class Protocol(StrictModel):
         for number, round_ in enumerate(self.rounds):
             if round_.keep > before:
                 raise ValueError(
-                    f"rounds.{number}.keep: is {round_.keep}, and the round before has {before} trials"
+                    f"rounds.{number}.keep: is {round_.keep}, but the previous round has {before} trials"
                 )
             if shared := used & set(round_.seeds):
                 raise ValueError(
-                    f"rounds.{number}.seeds: {min(shared)} is a seed of a round before; take others"
+                    f"rounds.{number}.seeds: {min(shared)} is a seed of a previous round; use other seeds"
                 )
             if shared := set(round_.seeds) & set(self.seeds):
-                raise ValueError(f"seeds: {min(shared)} is a tuning seed too; fresh seeds must be others")
+                raise ValueError(f"seeds: {min(shared)} is also a tuning seed; fresh seeds must be different")
             before, used = round_.keep, used | set(round_.seeds)
 
     def _check_ranking(self) -> None:
@@ -120,38 +119,38 @@ class Protocol(StrictModel):
             return
         if self.comparison is not None:
             raise ValueError(
-                "ranking: there are contrasts in `comparison`, which have all seeds; leave one out"
+                "ranking: excludes `comparison`, whose contrasts use all seeds; leave one of them out"
             )
-        looks = self.ranking.looks
-        if looks != sorted(set(looks)) or not 2 <= looks[0] <= looks[-1] < len(self.seeds):
+        looks, most = self.ranking.looks, len(self.seeds) - 1
+        if looks != sorted(set(looks)) or not 2 <= looks[0] <= looks[-1] <= most:
             raise ValueError(
-                f"ranking.looks: is {looks}, must be growing numbers of seeds from 2 to {len(self.seeds) - 1}"
+                f"ranking.looks: is {looks}, must be ascending numbers of seeds from 2 to {most}"
             )
 
     @property
     def compared(self) -> list[str]:
-        """The rules that the contrasts name, each once."""
+        """The distinct rules in the contrasts."""
         contrasts = self.comparison.contrasts if self.comparison else ()
-        return list(dict.fromkeys(name for one in contrasts for name in (one.method, one.baseline)))
+        return list(dict.fromkeys(name for pair in contrasts for name in (pair.method, pair.baseline)))
 
     @property
     def kept(self) -> list[int]:
-        """How many trials of each rule and task are in each round."""
+        """Number of trials per rule and task, by round."""
         return [self.trials, *(round_.keep for round_ in self.rounds)]
 
     @property
     def stages(self) -> list[list[int]]:
-        """The seeds that each round adds, the first round's first."""
+        """The seeds that each round adds, from the first round on."""
         return [self.tuning_seeds, *(round_.seeds for round_ in self.rounds)]
 
     @property
     def tuning_runs(self) -> int:
-        """Runs of a rule in all rounds, for each task and model."""
+        """Number of tuning runs of a rule over all rounds, per task and model."""
         return sum(count * len(seeds) for count, seeds in zip(self.kept, self.stages, strict=True))
 
     @property
     def tuning_experiments(self) -> list[str]:
-        """The experiments of the rounds, by their directories in ``results``."""
+        """Names of the rounds' experiments, which are directories of ``results``."""
         further = [f"{self.name}-{round_name(number)}" for number in range(1, len(self.rounds) + 1)]
         return [Path(self.tuned_in).name if self.tuned_in else f"{self.name}-{TRIALS}", *further]
 
@@ -159,7 +158,7 @@ class Protocol(StrictModel):
         return rule.learning_rates or self.learning_rates
 
     def trials_of(self, name: str) -> "list[Trial]":
-        """The trials of a rule, in the order of the file."""
+        """The trials of a rule, in file order."""
         rule = self.rules[name]
         keys = [[single.strip() for single in key.split(",")] for key in rule.space]
         points = [
@@ -171,13 +170,13 @@ class Protocol(StrictModel):
 
     @cached_property
     def trials_by_variant(self) -> "dict[str, Trial]":
-        """Every trial, by the name of its trust region in the experiment of trials."""
+        """All trials by the name of their trust region in the experiment of trials."""
         return {trial.variant: trial for name in self.rules for trial in self.trials_of(name)}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of one rule in the protocol, numbered from 1 in the order of the file."""
+    """A trial: one combination of a rule's settings, numbered from 1 in file order."""
 
     name: str
     number: int
@@ -186,12 +185,12 @@ class Trial:
 
     @property
     def variant(self) -> str:
-        """Its name as a trust region of the experiment of trials."""
+        """The name of its trust region in the experiment of trials."""
         return f"{self.name}.{self.number}"
 
     @property
     def described(self) -> str:
-        """Its settings in words; a dash where it has none."""
+        """Its settings in words; a dash if it has none."""
         return ", ".join(f"{name} {value}" for name, value in self.settings.items()) or "–"
 
 
@@ -207,17 +206,17 @@ def read_protocol(path: Path) -> Protocol:
 
 
 def explained(error: ValidationError) -> str:
-    """What is wrong with a protocol, as one line that begins with the key."""
-    first = error.errors()[0]  # what `_check_fields_agree` says names its key itself
+    """The first error of a protocol as one line that begins with the key."""
+    first = error.errors()[0]  # messages of `_check_fields_agree` already begin with the key
     return explain(error, Protocol) if first["loc"] else str(first["msg"]).removeprefix("Value error, ")
 
 
 def among(protocol: Protocol, names: Collection[str]) -> Protocol:
-    """The protocol with some of its rules only: the board grows rule by rule."""
+    """The protocol restricted to some of its rules, as the board grows rule by rule."""
     if unknown := next((name for name in names if name not in protocol.rules), None):
         raise UserError(f"the leaderboard has no rule {unknown}; it has {', '.join(protocol.rules)}")
     if protocol.baseline not in names:
-        raise UserError(f"{protocol.baseline} must be among the rules: others are compared with it")
+        raise UserError(f"{protocol.baseline} must be among the rules: it is the baseline")
     rules = {name: rule for name, rule in protocol.rules.items() if name in names}
     contents = protocol.model_dump() | {"rules": rules}
     if not set(protocol.compared) <= set(rules):
@@ -228,8 +227,8 @@ def among(protocol: Protocol, names: Collection[str]) -> Protocol:
 def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, Any]:
     """The experiment file of the first round: a trust region for each trial, on the tuning seeds.
 
-    Trials are chosen by validation; the test problems, which nobody looks at before the fresh seeds, are
-    answered once instead of as often as the protocol says.
+    Trials are chosen by validation success. Test problems are sampled only once each, because their scores
+    are not used before the fresh seeds.
     """
     trials = [trial for trial in protocol.trials_by_variant.values() if only in (None, trial.name)]
     what = "Trials of every rule on the tuning seeds"
@@ -237,14 +236,14 @@ def trials_experiment(protocol: Protocol, only: str | None = None) -> dict[str, 
 
 
 def round_name(number: int) -> str:
-    """How a further round is called in the name of its experiment; the first of them is the second round."""
+    """The suffix of a further round's experiment; number 1 is the second round."""
     return f"round-{number + 1}"
 
 
 def round_experiment(
     protocol: Protocol, number: int, kept: Mapping[tuple[str, str], Sequence[Trial]], only: str | None = None
 ) -> dict[str, Any]:
-    """The experiment file of a further round: on each task the kept trials, on the round's seeds."""
+    """The experiment file of a further round: the kept trials of each task on the round's seeds."""
     tasks: dict[str, list[str]] = {}
     for (task, name), trials in kept.items():
         if only in (None, name):
@@ -263,7 +262,7 @@ def final_experiments(
     only: str | None = None,
     counts: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Experiment files of fresh seeds by task, each rule at its best, with its ``counts`` of seeds or all."""
+    """Experiment files of fresh seeds by task, each rule with its best trial, on ``counts`` seeds or all."""
     rules = {name: rule for name, rule in protocol.rules.items() if only in (None, name)}
     seed_counts = {name: (counts or {}).get(name, len(protocol.seeds)) for name in rules}
     least = min(seed_counts.values())
@@ -332,18 +331,18 @@ def _experiment(
 
 
 def chosen_early(scores: pd.DataFrame) -> dict[str, float]:
-    """Rules with trials chosen before they ended, with the least share of optimiser steps by then."""
+    """Rules with trials chosen before they ended, with the smallest share of completed optimiser steps."""
     after = scores.groupby("rule", sort=False, observed=True)["after"].min()
     return {str(name): float(share) for name, share in after.items() if share < 1}
 
 
 def early_in_words(early: Mapping[str, float], rules: int) -> str:
-    """What `chosen_early` found, as the beginning of a sentence."""
+    """The result of `chosen_early` as the beginning of a sentence."""
     trials = "The trials" if len(early) == rules else f"The trials of {listed([*early])}"
     return f"{trials} were chosen after {100 * min(early.values()):.0f} % of their optimiser steps"
 
 
 def rate(value: float) -> str:
-    """A learning rate, as files write it: 3e-5, 4.13e-5."""
+    """A learning rate as written in files: 3e-5, 4.13e-5."""
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

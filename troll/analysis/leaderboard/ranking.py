@@ -1,10 +1,10 @@
-"""Rules compared with the baseline one by one: a family for each rule, and looks at which it may stop.
+"""Ranking: each rule is compared separately with the baseline, with interim looks for futility.
 
-A rule's fresh seeds are looked at after a few of them. Where the predictive power is low, as the seeds that
-are left would hardly show a difference (Spiegelhalter, Freedman and Blackburn 1986, "Monitoring clinical
-trials: conditional or predictive power?"), it stops, and is read as undecided: stopping for futility alone
-adds no false positives. The others go on to the last seed, and are tested there once. The uncertainty of the
-tuning is part of interval and test.
+At a look after some of its fresh seeds, a rule stops and counts as undecided if its predictive power is low,
+that is, if the remaining seeds are unlikely to show a difference (Spiegelhalter, Freedman and Blackburn 1986,
+"Monitoring clinical trials: conditional or predictive power?"). Stopping only for futility does not add false
+positives. Other rules continue to the last seed and are tested once. Intervals and tests include the
+uncertainty of the tuning.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ UNDECIDED = "no difference shown"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A mean difference over seeds, its interval and p; the uncertainty of the tuning is in both."""
+    """A mean difference over seeds, with interval and p-value that include the uncertainty of the tuning."""
 
     difference: float
     low: float
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> Outcome:
-    """Student's test of a mean over [S] seeds, two or more, whose expectation has itself a known spread."""
+    """Student's test of a mean over [S] seeds, S > 1; ``spread`` is the expectation's standard deviation."""
     values = np.asarray(differences, dtype=float)
     sampled = values.var(ddof=1) / len(values)
     whole = sampled + spread**2
@@ -53,9 +53,9 @@ def student(differences: ArrayLike, spread: float, *, level: float = LEVEL) -> O
 
 
 def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) -> Array:
-    """How likely the test at the last seed shows a difference, as the seeds so far ``[..., S]`` predict it.
+    """Chance that the test at the last seed shows a difference, predicted from the seeds so far ``[..., S]``.
 
-    The expectation has a flat prior, and the standard deviation stays as it is.
+    Assumes a flat prior of the expectation and an unchanged standard deviation.
     """
     values = np.asarray(differences, dtype=float)
     now, mean, deviation = values.shape[-1], values.mean(axis=-1), values.std(axis=-1, ddof=1)
@@ -68,25 +68,25 @@ def predictive_power(differences: ArrayLike, seeds: int, spread: float = 0.0) ->
 
 
 def goes_on(differences: ArrayLike, seeds: int, ranking: Ranking, spread: float) -> NDArray[np.bool_]:
-    """Whether a rule with these differences [..., S] gets further seeds."""
+    """Whether a rule with these differences [..., S] continues to the next seeds."""
     return np.asarray(predictive_power(differences, seeds, spread) >= ranking.power)
 
 
 def seeds_wanted(differences: pd.Series, protocol: Protocol) -> int:
-    """How many of the protocol's seeds a rule gets, as far as its differences tell."""
+    """How many of the protocol's seeds a rule gets, given its differences so far."""
     ranking = protocol.ranking
     assert ranking is not None
     spread = ranking.spread_of_difference(len(protocol.experiment["tasks"]))
     seeds = protocol.seeds
     for look in ranking.looks:
-        there = len(differences) >= look
-        if not (there and goes_on(differences.loc[seeds[:look]], len(seeds), ranking, spread)):
+        reached = len(differences) >= look
+        if not (reached and goes_on(differences.loc[seeds[:look]], len(seeds), ranking, spread)):
             return look
     return len(seeds)
 
 
 def seeds_of_rules(protocol: Protocol, final: Sequence[Results]) -> dict[str, int]:
-    """How many fresh seeds each rule gets next: all, or where each is ranked for itself, those of a look."""
+    """How many fresh seeds each rule gets next: all, or with a ranking those of its next look."""
     counts = dict.fromkeys(protocol.rules, len(protocol.seeds))
     if protocol.ranking is not None:
         for name in (rule for rule in counts if rule != protocol.baseline):
@@ -96,7 +96,7 @@ def seeds_of_rules(protocol: Protocol, final: Sequence[Results]) -> dict[str, in
 
 
 def seeds_there(protocol: Protocol, final: Sequence[Results], name: str) -> int:
-    """How many fresh seeds a rule has on the task where it has fewest."""
+    """The smallest number of fresh seeds of a rule on any task."""
     counts = [
         cell.rows(results.items)["seed"].nunique()
         for results in final
@@ -107,7 +107,7 @@ def seeds_there(protocol: Protocol, final: Sequence[Results], name: str) -> int:
 
 
 def differences_of(final: Sequence[Results], protocol: Protocol, name: str) -> pd.DataFrame:
-    """Differences of a rule from the baseline in test pass@1, by seed and task, in the order of the seeds."""
+    """A rule's differences from the baseline in test pass@1: a row per seed, a column per task."""
     differences: dict[str, pd.Series] = {}
     for results in final:
         for cell in (member for member in cells(results.items) if member.trust_region == name):
@@ -115,8 +115,8 @@ def differences_of(final: Sequence[Results], protocol: Protocol, name: str) -> p
             differences[cell.task if cell.task not in differences else f"{cell.task} ({cell.model})"] = values
     counts = {label: len(values) for label, values in differences.items()}
     if len(set(counts.values())) > 1:
-        told = listed([f"{count} on {label}" for label, count in counts.items()])
-        raise UserError(f"{name}: has {told} fresh seeds; finish them on all tasks first")
+        by_task = listed([f"{count} on {label}" for label, count in counts.items()])
+        raise UserError(f"{name}: has {by_task} fresh seeds; finish them on all tasks first")
     return pd.DataFrame(differences)
 
 
@@ -126,10 +126,10 @@ def _paired(results: Results, cell: Cell, protocol: Protocol) -> pd.Series:
         for part in (cell, cell.with_trust_region(protocol.baseline))
     )
     expected = protocol.seeds[: len(seeds)]
-    if unlike := sorted(seeds ^ set(expected)):
+    if differing := sorted(seeds ^ set(expected)):
         raise UserError(
             f"{cell.trust_region}: {cell.task}: its fresh seeds are not the first of the protocol's "
-            f"({'no' if unlike[0] in expected else 'has'} seed {unlike[0]}); finish them in their order"
+            f"({'no' if differing[0] in expected else 'has'} seed {differing[0]}); finish them in order"
         )
     if lacking := sorted(seeds - baseline_seeds):
         raise UserError(
@@ -143,13 +143,13 @@ def _paired(results: Results, cell: Cell, protocol: Protocol) -> pd.Series:
 
 
 def ranking_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
-    """What is read of each rule: a family of its own.
+    """The outcome of each rule, which is a separate family of comparisons.
 
     Returns:
-        A row for each rule with fresh seeds but the baseline, and analysis: the mean of the tasks, which is
-        read, and each task alone, corrected by Holm over the tasks of this rule. Columns ``trust_region``,
-        ``analysis``, ``seeds``, ``difference`` with its interval, ``p`` and ``reading``. A rule that stopped
-        has no interval and no p.
+        A row for each rule with fresh seeds, except the baseline, and analysis: the mean of the tasks, which
+        is primary, and each task alone, corrected by Holm over the tasks of the rule. Columns
+        ``trust_region``, ``analysis``, ``seeds``, ``difference`` with its interval, ``p`` and ``reading``.
+        Interval and p are NaN for a rule that stopped early.
     """
     ranking = protocol.ranking
     assert ranking is not None
@@ -161,7 +161,7 @@ def ranking_table(final: Sequence[Results], protocol: Protocol) -> pd.DataFrame:
         seeds_needed = seeds_wanted(mean, protocol)
         if seeds_needed != len(mean):
             raise UserError(
-                f"{name}: has {len(mean)} fresh seeds, and gets {seeds_needed} by the looks of the protocol; "
+                f"{name}: has {len(mean)} fresh seeds, but gets {seeds_needed} by the protocol's looks; "
                 f"{'finish them first' if seeds_needed > len(mean) else 'it stopped there'}"
             )
         whole = seeds_needed == len(protocol.seeds)
@@ -192,7 +192,7 @@ _COLUMNS = (
 
 
 def _read(values: pd.Series, ranking: Ranking, tasks: int, *, whole: bool, family: int = 1) -> dict[str, Any]:
-    """A row: of several in a family, intervals hold together (Bonferroni)."""
+    """The numbers of a row; intervals of a ``family`` of several rows hold simultaneously (Bonferroni)."""
     if not whole:
         ends = dict.fromkeys(("difference_low", "difference_high", "p"), np.nan)
         said = f"{UNDECIDED}; stopped after {len(values)} seeds"
@@ -210,7 +210,7 @@ def _reading(difference: float, p_value: float) -> dict[str, Any]:
 
 
 def notes_of(protocol: Protocol) -> str:
-    """How rules are read, in words."""
+    """A note that explains how rules are compared."""
     ranking = protocol.ranking
     assert ranking is not None
     looks = ", ".join(map(str, ranking.looks))

@@ -1,10 +1,9 @@
-"""One writer for all tables: numbers in CSV, readable cells in Markdown, HTML and, on demand, LaTeX.
+"""Formatting and writing of tables: CSV with full numbers, and rounded Markdown, HTML and LaTeX.
 
-A table is a plain DataFrame of numbers. Columns that belong together are recognised by their names: ``x``
-with ``x_sd`` is shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". ``attrs["notes"]`` is a
-list of sentences that go below the table, ``attrs["headings"]`` may rename columns, ``attrs["styles"]`` may
-bring styles of the table's own, and the columns in ``attrs["quoted"]`` do not come from runs: they are shown
-in rows that say "not run" too.
+A table is a DataFrame of numbers. Columns that belong together are recognised by name: ``x`` with ``x_sd`` is
+shown as "x ± sd", with ``x_low`` and ``x_high`` as "x [low, high]". In ``attrs``, ``notes`` is a list of
+sentences below the table, ``headings`` renames columns, ``styles`` adds styles by column, and ``quoted``
+names columns that do not come from runs and are therefore also shown in rows that are "not run".
 """
 
 import html
@@ -28,7 +27,7 @@ _HIDDEN = ("status", "planned", "mixed")
 
 
 def percent(value: float) -> str:
-    """A share as a percentage with one decimal, without the sign."""
+    """A share as a percentage with one decimal, without the percent sign."""
     return _signed(f"{100 * value:.1f}")
 
 
@@ -38,17 +37,17 @@ def points(value: float, digits: int = 1) -> str:
 
 
 def points_tick(value: float, _: object) -> str:
-    """A difference of shares at a tick of an axis, in percentage points."""
+    """Tick label of a difference of shares, in percentage points."""
     return f"{100 * value:+g}".replace("-", MINUS) if value else "0"
 
 
 def percent_tick(value: float, _: object) -> str:
-    """A share at a tick of an axis, in percent."""
+    """Tick label of a share, in percent."""
     return f"{100 * value:g}"
 
 
 def significant(value: float) -> str:
-    """Three significant digits; powers of ten below 0.001."""
+    """A number with three significant digits, or in scientific notation below 0.001."""
     if math.isinf(value):
         return str(value)
     if value == 0:
@@ -70,24 +69,24 @@ def whole(value: float) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """Some words as a list in a sentence: a, b and c."""
+    """Words joined as a list in a sentence: a, b and c."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 seed, 2 seeds."""
+    """A number with its noun in singular or plural: 1 seed, 2 seeds."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def bracketed(
     row: "Mapping[str, Any] | pd.Series[Any]", name: str, show: Callable[[float], str] = points
 ) -> str:
-    """The interval of a column's value in a row: [low, high]."""
+    """The interval of a column in a row, as [low, high]."""
     return f"[{show(row[f'{name}_low'])}, {show(row[f'{name}_high'])}]"
 
 
 def _signed(text: str) -> str:
-    """A number with a minus sign instead of a hyphen (its exponent keeps one); zero has no sign."""
+    """A number with a minus sign instead of a hyphen, except in the exponent; zero has no sign."""
     if not text.strip("+-0."):
         return text.lstrip("+-")
     return f"{MINUS}{text[1:]}" if text.startswith("-") else text
@@ -95,7 +94,7 @@ def _signed(text: str) -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """How a column is shown: its heading and the format of its numbers."""
+    """Heading and number format of a column."""
 
     heading: str
     show: Callable[[float], str] = significant
@@ -131,18 +130,18 @@ STYLES: Mapping[str, Style] = {
 
 
 def heading(frame: pd.DataFrame, name: str) -> str:
-    """What is above a column."""
+    """The heading of a column."""
     return _style(frame, name).heading
 
 
 def _style(frame: pd.DataFrame, name: str) -> Style:
     styles: Mapping[str, Style] = frame.attrs.get("styles", {})
     renamed = frame.attrs.get("headings", {}).get(name)
-    style = styles.get(name) or _known_style(name)
+    style = styles.get(name) or _default_style(name)
     return replace(style, heading=renamed) if renamed else style
 
 
-def _known_style(name: str) -> Style:
+def _default_style(name: str) -> Style:
     if name.startswith("status/"):
         return Style(f"{name.partition('/')[2].capitalize()} (% of samples)", percent)
     if name.startswith("official/pass@"):
@@ -155,7 +154,7 @@ def _known_style(name: str) -> Style:
 
 
 def shown(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of a table as text; "not run" or "skipped" takes the place of the first number."""
+    """Headings and cells of a table as text; "not run" or "skipped" replaces the first number of a row."""
     names = _visible(frame)
     styles = {name: _style(frame, name) for name in names}
     quoted = frame.attrs.get("quoted", ())
@@ -207,7 +206,7 @@ def _cell(row: "pd.Series[Any]", name: str, show: Callable[[float], str]) -> str
 
 
 def _as_precise(value: float, like: str) -> str:
-    """The value with as many decimals as the text of the mean before it."""
+    """The value with as many decimals as the text ``like`` of its mean."""
     if "e" in like:
         return significant(value)
     return f"{value:.{len(like.partition('.')[2])}f}"
@@ -219,13 +218,13 @@ def notes(frame: pd.DataFrame) -> list[str]:
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """A pipe table and its notes; numbers are aligned to the right."""
+    """A pipe table with notes; numeric columns are right-aligned."""
     headings, rows = shown(frame)
     if not rows:
         return "\n".join(notes(frame) or ["No runs."]) + "\n"
     lines = ["| " + " | ".join(headings) + " |"]
     lines.append("| " + " | ".join("---:" if right else "---" for right in _numeric(frame)) + " |")
-    # A cell is one line here: some quote programs.
+    # Cells may contain line breaks, such as those that quote programs.
     lines += [
         "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows
     ]
@@ -234,7 +233,7 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 def to_latex(frame: pd.DataFrame) -> str:
-    r"""A booktabs tabular and its notes; needs ``\usepackage{booktabs}`` and UTF-8 input."""
+    r"""A booktabs tabular with notes; requires ``\usepackage{booktabs}`` and UTF-8 input."""
     headings, rows = shown(frame)
     numeric = _numeric(frame) if rows else [False]
     lines = [
@@ -252,7 +251,7 @@ def to_latex(frame: pd.DataFrame) -> str:
 
 
 def to_html(frame: pd.DataFrame) -> str:
-    """A ``<table>`` and its notes, without style: the page around it has that."""
+    """A ``<table>`` with notes; styles are those of the page."""
     headings, rows = shown(frame)
     below = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes(frame))
     if not rows:
@@ -262,7 +261,7 @@ def to_html(frame: pd.DataFrame) -> str:
 
 
 def _numeric(frame: pd.DataFrame) -> list[bool]:
-    """Which visible columns of a table with rows have numbers: they are aligned to the right."""
+    """Which visible columns of a non-empty table are numeric and therefore right-aligned."""
     return [not isinstance(frame[name].iloc[0], str) for name in _visible(frame)]
 
 
@@ -271,7 +270,7 @@ def _visible(frame: pd.DataFrame) -> list[str]:
     if "model" in frame.columns and frame["model"].nunique() == 1:
         hidden.add("model")
     if {"rule", "trust_region"} <= {*frame.columns} and (frame["rule"] == frame["trust_region"]).all():
-        hidden.add("rule")  # every method bears the name of its rule
+        hidden.add("rule")  # every method has the name of its rule
     return [
         str(name)
         for name in frame.columns
@@ -304,7 +303,7 @@ _LATEX = {
 
 def _escape(text: str) -> str:
     escaped = "".join(_LATEX.get(character, character) for character in text)
-    # After the end of a row, a bracket would be read as its argument.
+    # A bracket after the end of a row would be parsed as its optional argument.
     return f"{{}}{escaped}" if escaped.startswith("[") else escaped
 
 
@@ -313,11 +312,11 @@ FORMATS: Mapping[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
     "markdown": (".md", to_markdown),
     "latex": (".tex", to_latex),
 }
-"""Of a table: suffix and writer. CSV has numbers in full, the others round them."""
+"""Suffix and writer by format of a table. CSV has full numbers, the other formats round them."""
 
 
 def write_table(frame: pd.DataFrame, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> list[Path]:
-    """Writes a table in some of `FORMATS` beside each other, and returns the paths."""
+    """Writes a table as ``<stem>.<suffix>`` in some of `FORMATS`, and returns the paths."""
     check_known("format", formats, FORMATS)
     written = {stem.with_name(stem.name + FORMATS[name][0]): FORMATS[name][1] for name in formats}
     for path, text in written.items():

@@ -1,4 +1,4 @@
-"""One HTML page that opens offline: sentences, tables, figures and captions, images inside the file."""
+"""Self-contained HTML pages: text, tables, figures with embedded images, and captions."""
 
 import base64
 import html
@@ -24,7 +24,7 @@ class Section:
 
 
 def figure_section(title: str, image: Path, caption: str = "") -> Section:
-    """A PNG, put into the page, with its caption."""
+    """A section with an embedded PNG and its caption."""
     try:
         data = base64.b64encode(image.read_bytes()).decode()
     except FileNotFoundError:
@@ -35,18 +35,18 @@ def figure_section(title: str, image: Path, caption: str = "") -> Section:
 
 
 def asset(name: str) -> str:
-    """A style sheet or script of the pages: ``page.css`` or ``sort.js``."""
+    """The text of a style sheet or script: ``page.css`` or ``sort.js``."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def sort_key(text: str) -> str:
-    """What a cell of numbers is sorted by: its first number; nothing where there is none."""
+    """The sort key of a numeric cell: the number at its beginning, or empty."""
     match = _NUMBER.match(text)
     return match[1].replace("\N{MINUS SIGN}", "-").replace(",", "") if match else ""
 
 
 def sortable(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
-    """A table in a box that scrolls, whose columns ``sort.js`` sorts; its cells are HTML already."""
+    """A table in a scrollable box, sortable by ``sort.js``; cells are HTML."""
     kinds = ["number" if right else "text" for right in numeric]
     titles = "".join(
         f'<th scope="col" class="{kind}">{cell}</th>' for kind, cell in zip(kinds, head, strict=True)
@@ -65,23 +65,23 @@ def sortable(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequen
 
 
 def _key(cell: str) -> str:
-    """The attribute that a number is sorted by."""
+    """The ``data-sort`` attribute of a numeric cell."""
     return f' data-sort="{sort_key(html.unescape(cell))}"'
 
 
 def cells_of(line: str) -> list[str]:
-    """The cells of a line of a pipe table in Markdown."""
+    """The cells of a row of a Markdown pipe table."""
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
 
 
 def bullets(markdown: Sequence[str]) -> str:
-    """Sentences of ``readme.sentences`` as a list."""
+    """The Markdown list of ``readme.sentences`` as an HTML list."""
     points = "".join(f"<li>{_inline(line.removeprefix('- '))}</li>\n" for line in markdown)
     return f"<ul>\n{points}</ul>\n"
 
 
 def paragraphs(text: str) -> str:
-    """Plain text as HTML paragraphs; ``code`` and **strong** are understood."""
+    """Plain text as HTML paragraphs, with support for ``code`` and **strong**."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
     return "".join(f"<p>{_inline(part)}</p>\n" for part in parts)
 
@@ -93,7 +93,7 @@ def _inline(text: str) -> str:
 
 
 def joined(sections: Iterable[Section], prefix: str, heading: str, after: str = "") -> str:
-    """Sections below headings of a level, with links to them above (``after`` each) if there are several."""
+    """Sections with their headings, preceded by links (each followed by ``after``) if there are several."""
     named = [(f"{prefix}-{index}", section) for index, section in enumerate(sections, start=1)]
     links = "".join(f'<a href="#{name}">{html.escape(part.title)}</a>{after}' for name, part in named)
     body = "".join(
@@ -104,12 +104,12 @@ def joined(sections: Iterable[Section], prefix: str, heading: str, after: str = 
 
 
 def folded(summary: str, body: str, *, opened: bool = False) -> str:
-    """HTML below a summary, folded away unless it is ``opened``."""
+    """HTML below a summary, folded unless ``opened``."""
     return f"<details{' open' * opened}><summary>{summary}</summary>\n{body}</details>\n"
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section], opening: str = "") -> None:
-    """Writes an HTML document without links to outside; ``opening`` is HTML before the links to sections."""
+    """Writes a self-contained HTML document; ``opening`` is HTML before the links to the sections."""
     write_text(
         path,
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

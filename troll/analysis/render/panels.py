@@ -1,7 +1,8 @@
-"""Panels of curves: what one shows, how it is drawn, and how panels in a grid share their limits.
+"""Panels of curves in a grid, and their shared limits.
 
-A thin line per seed, a thick line for their mean and a band from the smallest to the largest seed. What is
-measured once for a batch of rollouts is at its first update, and the last of it lasts until the last one.
+A panel has a thin line per seed, a thick line for the mean and a band from the smallest to the largest seed.
+Values that are measured once per rollout batch are drawn at its first update; the value of the last batch is
+held until the last update.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from troll.analysis.render.style import MethodStyles, empty
 Share = Literal["none", "row", "col"]
 T = TypeVar("T")
 FLOOR = 1e-8
-"""Below this, differences of float32 probabilities are rounding, and would fill a logarithmic axis."""
+"""Smaller differences of float32 probabilities are rounding errors, which would fill a logarithmic axis."""
 _TRAIN_S, _CPU_S = f"{SUMMARY}/train_s", f"{SUMMARY}/cpu_s"
 
 
@@ -34,14 +35,14 @@ class Across:
     """The horizontal axis: optimiser steps, or the mean time at which the seeds reached a step."""
 
     label: str = "optimiser steps"  # of the axis, with the unit
-    seconds: float | None = None  # length of the unit of time; None for steps
+    seconds: float | None = None  # seconds per unit of time; None for steps
 
 
 STEPS = Across()
 
 
 def rows_of(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    """The rows that a panel needs, each with its run's last update: ``last_step`` and ``last_s``."""
+    """The rows of a metric, with step and time of their run's last update: ``last_step`` and ``last_s``."""
     ends = runs.loc[runs["metric"] == _TRAIN_S].set_index("run_id")
     last = ends[["step", "value"]].rename(columns={"step": "last_step", "value": "last_s"})
     return runs[runs["metric"] == metric.name].join(last, on="run_id")
@@ -58,7 +59,7 @@ def panel(
     missing: str = "no values",
     spread: bool = True,
 ) -> bool:
-    """Draws every method's curves; ``missing`` is what an empty panel says."""
+    """Draws every method's curves, or the text ``missing``; returns whether any curve was drawn."""
     drawn = False
     for name in shown:
         mine = setting.with_trust_region(name).rows(rows)
@@ -74,16 +75,16 @@ def panel(
         x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
         style = styles.line(name)
         steps_with_values = ~np.isnan(values).all(axis=1)
-        at, known = x[steps_with_values], values[steps_with_values]
+        at, present = x[steps_with_values], values[steps_with_values]
         if spread:
             for seed in values.T:
                 measured = ~np.isnan(seed)
                 axes.plot(x[measured], seed[measured], linewidth=0.5, alpha=0.35, color=style["color"])
-            low, high = np.nanmin(known, axis=1), np.nanmax(known, axis=1)
+            low, high = np.nanmin(present, axis=1), np.nanmax(present, axis=1)
             axes.fill_between(at, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        # Broken lines lie above solid ones: what is equal shows as both.
+        # Dashed lines are drawn above solid ones, so that both are visible where they coincide.
         order = 3.0 if style["linestyle"] == "solid" else 3.5
-        axes.plot(at, np.nanmean(known, axis=1), linewidth=1.7, zorder=order, **style)
+        axes.plot(at, np.nanmean(present, axis=1), linewidth=1.7, zorder=order, **style)
     if not drawn:
         empty(axes, f"no values above {FLOOR:g}" if metric.scale == "log" else missing)
         return False
@@ -99,7 +100,7 @@ def panel(
 
 
 def _held(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """A curve whose last values, those of the last batch, are held until the last update."""
+    """A curve with the values of the last batch held until the last update."""
     train = rows[rows["source"] == "train"] if len(rows) else rows
     if table.empty or train.empty:
         return table
@@ -119,10 +120,10 @@ def _positions(rows: pd.DataFrame, table: pd.DataFrame, across: Across) -> "np.n
 
 
 def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
-    """The runs with processor time in place of wall-clock time; None where it says nothing.
+    """The runs with processor time instead of wall-clock time; None if a run used a GPU or lacks it.
 
-    Runs without a GPU often share their processor with others: their wall-clock time is not their own. Their
-    processor time says nothing where a GPU did the work, or where a run has not recorded it.
+    Runs without a GPU often share their processor with others, which distorts their wall-clock time;
+    processor time is meaningless for work done on a GPU.
     """
     train = runs[runs["source"] == "train"]
     gpus = runs.loc[(runs["source"] == "manifest") & (runs["metric"] == "gpus")]
@@ -141,7 +142,7 @@ def by_processor(runs: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
-    """Time in the largest unit in which the longest run takes at least two."""
+    """A time axis in the largest unit of which the longest run takes at least two."""
     longest = float(runs.loc[runs["metric"] == _TRAIN_S, "value"].max())
     for name, seconds in (("hours", 3600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
@@ -150,7 +151,7 @@ def time_axis(runs: pd.DataFrame, clock: str = "wall-clock") -> Across:
 
 
 def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], styles: MethodStyles) -> None:
-    """A dotted line at the KL bound of every method that has one in its settings."""
+    """Draws a dotted line at the KL bound of every method that has one in its settings."""
     for name in shown:
         recorded = settings_by(setting.with_trust_region(name).rows(runs), ["run_id"])
         bound = {float(settings.get("trust_region/settings/kl_bound", "nan")) for _, settings in recorded}
@@ -159,15 +160,17 @@ def bounds(axes: Axes, runs: pd.DataFrame, setting: Cell, shown: Sequence[str], 
 
 
 def limits(panels: Sequence[Axes], metric: Metric | Summary) -> None:
-    """Gives the panels that were drawn one vertical range; shares start at zero."""
+    """Sets a common vertical range for all panels with curves; shares start at zero."""
     drawn = [axes for axes in panels if axes.lines]
     if not drawn:
         return
     low = min(axes.get_ylim()[0] for axes in drawn)
     high = max(axes.get_ylim()[1] for axes in drawn)
-    if metric.scale == "linear":  # a line along the edge is seen
+    if metric.scale == "linear":  # a margin keeps lines along the edge visible
         low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
-    if metric.scale == "log" and high < 10 * low:  # less than a decade would make noise look like change
+    if (
+        metric.scale == "log" and high < 10 * low
+    ):  # at least a decade, so that noise does not look like change
         middle = np.sqrt(low * high)
         low, high = middle / np.sqrt(10), middle * np.sqrt(10)
     for axes in drawn:
@@ -188,7 +191,7 @@ def grid(
     sharey: Share = "none",
     sharex: Share = "none",
 ) -> tuple[Figure, "np.ndarray[Any, Any]"]:
-    """Panels of a given size in inches; the height may differ from row to row."""
+    """A figure with panels of a given size in inches; heights may differ by row."""
     heights = [height] * max(rows, 1) if isinstance(height, int | float) else list(height)
     size = (width * max(columns, 1) + 0.5, sum(heights) + 0.3)
     layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.04)
@@ -199,12 +202,12 @@ def grid(
 
 
 def wrapped(panels: Sequence[T], columns: int) -> list[Sequence[T]]:
-    """Panels in reading order, in rows of a length."""
+    """Panels in reading order, in rows of ``columns`` panels."""
     return [panels[start : start + columns] for start in range(0, len(panels), columns)]
 
 
 def blocks_of(rows: int, columns: int, width: float, height: float) -> int:
-    """Into how many blocks side by side rows of panels are cut so that the figure is nearest to a square."""
+    """Number of side-by-side blocks of rows that makes the figure most nearly square."""
     return min(
         range(1, max(rows, 1) + 1),
         key=lambda blocks: max(blocks * columns * width, -(-rows // blocks) * height),

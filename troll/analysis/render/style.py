@@ -1,4 +1,4 @@
-"""The one style of all figures: colours, line styles, sizes and files that do not change from run to run."""
+"""The common style of all figures (colours, line styles, sizes), and reproducible figure files."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from troll.analysis.data.tidy import BASE
 from troll.common.errors import check_known
 from troll.common.files import atomic_path
 
-# Okabe-Ito hues, darkened or lightened so that neighbours differ in lightness too and survive a grey print.
+# Okabe-Ito hues, darkened or lightened so that neighbours also differ in lightness, for greyscale prints.
 _COLOURS = {BASE: "#6b6b6b", "clip": "#e8710a", "troll": "#0b4f8a"}
 _FURTHER = ("#56b4e9", "#cc79a7", "#009e73", "#b8860b", "#882255", "#000000")
 _DASHES: Mapping[str, Any] = {"clip": (0, (4, 1.6)), "troll": "solid"}
-# Doses of one setting share a hue, from light to dark; no hue serves two settings.
+# Variants of one setting share a hue, from light to dark; settings have different hues.
 _HUES = (
     ("#8fd3b6", "#2f9e77", "#0b5d41", "#04301f"),
     ("#cdb4e6", "#8e5bbf", "#542788", "#2d0a52"),
@@ -37,12 +37,12 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Of a figure, with what keeps dates and versions out of its file."""
+"""Formats of figures, with the metadata that keeps dates and versions out of the files."""
 MOST_PIXELS = 4000
-"""Of a PNG, to either side: larger images open badly, or are refused as a decompression bomb."""
-_WIDTH, _AREA = 1800, 2_700_000  # of a PNG in pixels: pages show some 1100, and results are kept in git
-_OFTEN = 1 / 2000  # of its pixels have a colour: it is kept
-_EDGES = 32  # colours of all other pixels
+"""Maximum width and height of a PNG: larger images open badly or are rejected as a decompression bomb."""
+_WIDTH, _AREA = 1800, 2_700_000  # of a PNG in pixels: pages show about 1100, and results are kept in git
+_OFTEN = 1 / 2000  # colours with at least this share of the pixels are kept
+_EDGES = 32  # number of colours for all other pixels
 _BYTES = np.array([1 << 16, 1 << 8, 1], np.int32)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -71,14 +71,14 @@ _SETTINGS = {
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,
     "svg.hashsalt": "troll",
-    "svg.fonttype": "path",  # letters as outlines look alike whatever the fonts
+    "svg.fonttype": "path",  # outlines do not depend on installed fonts
     "axes.formatter.use_mathtext": True,
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draws with this style, whatever the user's own settings, and leaves those as they were."""
+    """Draws in this style, independently of the user's settings, which are restored."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -86,7 +86,7 @@ def styled() -> Iterator[None]:
 
 
 def dose_families(names: Sequence[str]) -> dict[str, list[str]]:
-    """Methods that differ in one number at the end of their names, by what they share of it."""
+    """Methods whose names differ only in a trailing number, by their common prefix."""
     groups: dict[str, list[str]] = {}
     for name in names:
         if (match := _DOSE.match(name)) is not None:
@@ -95,10 +95,10 @@ def dose_families(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 class MethodStyles:
-    """Colours, dashes and markers of methods; clip dashed and troll solid, as in the paper."""
+    """Colours, dashes and markers of methods; clip is dashed and troll solid, as in the paper."""
 
     def __init__(self, trust_regions: Iterable[str]):
-        """Assigns looks in the order of ``method_order``, whatever order the names come in."""
+        """Assigns styles in the order of ``method_order``, regardless of the order of the names."""
         self.methods = sorted(set(trust_regions) - {BASE}, key=method_order)
         self._of: dict[str, dict[str, Any]] = {BASE: {"color": _COLOURS[BASE], "linestyle": ":"}}
         further = 0
@@ -120,7 +120,7 @@ class MethodStyles:
             self._of[name] = {"color": colour, "linestyle": dashes, "marker": marker}
 
     def line(self, trust_region: str) -> dict[str, Any]:
-        """Keywords for a line: colour and dashes."""
+        """Keyword arguments of a line: colour and dashes."""
         styles = self._of[trust_region]
         return {"color": styles["color"], "linestyle": styles["linestyle"]}
 
@@ -133,7 +133,7 @@ class MethodStyles:
         return str(self._of[trust_region]["marker"])
 
     def mark(self, trust_region: str, linewidth: float) -> Line2D:
-        """A legend's handle of a marker with its interval."""
+        """A legend handle for a marker with its interval."""
         colour, marker = self.colour(trust_region), self.marker(trust_region)
         return Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=linewidth)
 
@@ -149,7 +149,7 @@ def legend(
     y: float = 1.0,
     columns: int = 6,
 ) -> None:
-    """One legend for the whole figure, above the panels."""
+    """Adds a legend for the whole figure above the panels."""
     names = [*styles.methods, *([BASE] if base else [])]
     handles: list[Any] = _handles(styles, names)
     for name, handle in zip(names, handles, strict=True):
@@ -179,29 +179,29 @@ def _handles(styles: MethodStyles, names: Sequence[str]) -> list[Line2D]:
 
 
 def beside(axes: Axes, styles: MethodStyles, names: Sequence[str]) -> None:
-    """A legend of some methods to the right of a panel."""
+    """Adds a legend of some methods to the right of a panel."""
     handles = _handles(styles, names)
     axes.legend(handles, names, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=3.2)
 
 
 def empty(axes: Axes, text: str = "not run") -> None:
-    """Says in a panel why it is empty."""
+    """Writes the reason why a panel is empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#777777")
-    # Ticks are hidden, not removed: the axes may be shared with panels that need them.
+    # Ticks are hidden, not removed, because other panels may share the axes.
     axes.tick_params(which="both", left=False, bottom=False, labelleft=False, labelbottom=False)
     axes.grid(False)
 
 
 def _reduce_colours(path: Path) -> None:
-    """Rewrites a PNG with a palette: what fills some area keeps its colour, and edges get one near theirs."""
+    """Rewrites a PNG with a palette: frequent colours are kept, rare ones (of edges) are approximated."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     packed = np.asarray(image).astype(np.int32) @ _BYTES
     colours, inverse, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    often = colours[counts >= _OFTEN * packed.size][: 256 - _EDGES]
+    frequent = colours[counts >= _OFTEN * packed.size][: 256 - _EDGES]
     octree = image.quantize(_EDGES, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     edges = np.asarray(octree.getpalette(), np.int32).reshape(-1, 3)[:_EDGES]
-    palette = np.concatenate([_unpacked(often), edges])
+    palette = np.concatenate([_unpacked(frequent), edges])
     nearest, least = np.zeros(len(colours), np.uint8), np.full(len(colours), np.inf)
     for index, colour in enumerate(palette):
         distance = ((_unpacked(colours) - colour) ** 2).sum(axis=-1)
@@ -217,25 +217,25 @@ def _unpacked(colours: np.ndarray) -> np.ndarray:
 
 
 def _resolution(width: float, height: float) -> float:
-    """Dots per inch at which a PNG of this size in inches stays within the limits."""
+    """Dots per inch that keep a PNG of this size in inches within the limits."""
     limits = (_WIDTH / width, (_AREA / (width * height)) ** 0.5, (MOST_PIXELS - 2) / max(width, height))
     return min(float(mpl.rcParams["savefig.dpi"]), *limits)
 
 
 def _frame(figure: Figure) -> dict[str, Any]:
-    """What is drawn of a figure and how finely: all of it, and a large figure within the limits of a PNG."""
+    """Bounding box and resolution for saving a figure, within the limits of a PNG."""
     width, height = figure.get_size_inches()
     if _resolution(1.1 * width, 1.1 * height) == mpl.rcParams["savefig.dpi"]:
         return {"dpi": mpl.rcParams["savefig.dpi"], "bbox_inches": "tight", "pad_inches": 0.06}
-    if figure.get_layout_engine() is not None:  # once: laying out a hundred panels takes seconds
+    if figure.get_layout_engine() is not None:  # only once, as the layout of a hundred panels takes seconds
         figure.draw_without_rendering()
-        figure.set_layout_engine(None)  # "none" would leave a placeholder, for which saving draws once more
-    box = figure.get_tightbbox().padded(0.06)  # legends above the panels included
+        figure.set_layout_engine(None)  # "none" would leave a placeholder, for which saving draws again
+    box = figure.get_tightbbox().padded(0.06)  # including legends above the panels
     return {"dpi": _resolution(box.width, box.height), "bbox_inches": box}
 
 
 def write_figure(figure: Figure, stem: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Writes a figure without dates, so that the same data give the same bytes."""
+    """Writes a figure without dates: the same data give the same bytes. Returns the paths."""
     check_known("format", formats, FORMATS)
     paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
     with styled():

@@ -1,7 +1,7 @@
-"""The mark of data sets that replace those that the paper used.
+"""Marks for data sets that replace the paper's.
 
-A mirror of the data may hold another version of a set (`troll.tasks.datasets.catalogue.DataSet.substitute`);
-every table that such a set touches says so.
+A mirror may hold another version of a data set (`troll.tasks.datasets.catalogue.DataSet.substitute`), which
+is marked in every table that uses it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ MARK = "‡"
 
 
 def marked(name: str, substitute: bool) -> str:
-    """The name of a data set, with the mark if it is a substitute."""
+    """The name of a data set, marked if it is a substitute."""
     return f"{name} {MARK}" if substitute else name
 
 
 def substitute_note(notes: Mapping[str, str]) -> list[str]:
-    """The sentence below a table that says what is in place of the paper's data sets, if anything is."""
+    """The note of a table on its substitutes; empty without any."""
     if not notes:
         return []
     listed = "; ".join(f"{name}: {note}" if note else name for name, note in sorted(notes.items()))
@@ -31,10 +31,10 @@ def substitute_note(notes: Mapping[str, str]) -> list[str]:
 
 
 def mark_substitutes(frame: pd.DataFrame, notes: Mapping[str, str]) -> pd.DataFrame:
-    """A table with its substitutes marked, with a note that says what they are.
+    """A table with its substitutes marked and explained in a note.
 
-    Data sets are the values of ``task``, and columns named ``<data set>/...``. A mean over the paper's MATH
-    Eval is touched by its members.
+    Data sets are the values of ``task`` and the prefixes of columns ``<data set>/...``; a mean over the
+    paper's MATH Eval is marked if any member is a substitute.
     """
     names = {str(name) for name in frame["task"]} if "task" in frame.columns else set()
     columns = {str(column): _sets(str(column).partition("/")) & set(notes) for column in frame.columns}
@@ -61,7 +61,7 @@ REHEARSAL = (
 
 
 def mark_rehearsal(frame: pd.DataFrame, rehearsal: bool) -> pd.DataFrame:
-    """A table of a rehearsal with the note that it is one; any other table as it is."""
+    """Adds a note to a table of a rehearsal; other tables are unchanged."""
     if rehearsal:
         frame = frame.copy()
         frame.attrs["notes"] = [*frame.attrs.get("notes", []), REHEARSAL]
@@ -69,14 +69,14 @@ def mark_rehearsal(frame: pd.DataFrame, rehearsal: bool) -> pd.DataFrame:
 
 
 def _sets(parts: tuple[str, str, str]) -> set[str]:
-    """The data sets behind a column, by what is before and after the slash."""
+    """The data sets of a column, from its name partitioned at the slash."""
     if not parts[1]:
         return set()
     return set(MATH_EVAL) if parts[0] == "math-eval" else {parts[0]}
 
 
 def find_substitutes(directories: Sequence[Path]) -> dict[str, str]:
-    """The substitutes among the data that runs and base models were graded on: notes by name."""
+    """The substitutes among the data sets that runs and base models were graded on: notes by name."""
     notes: dict[str, str] = {}
     for directory in directories:
         if (directory / "grades.json").exists():
@@ -88,6 +88,6 @@ def find_substitutes(directories: Sequence[Path]) -> dict[str, str]:
 
 
 def substitutes_of(grades: Mapping[str, Any]) -> dict[str, str]:
-    """The substitute among the data of a file of grades: its note by the name of the task, or nothing."""
+    """The note on the data of a file of grades by name of the task; empty unless it is a substitute."""
     data = grades.get("data") or {}
     return {str(grades["task"]): str(data.get("note", ""))} if data.get("substitute") else {}

@@ -1,4 +1,4 @@
-"""Proof that released tables and figures are those of the tidy table: make them again and compare."""
+"""Verification of released tables and figures: recomputes them from the tidy tables and compares."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ from troll.common.errors import UserError
 from troll.common.files import atomic_path, read_json, write_text
 
 _ROUNDING = 1e-9
-# Other last digits change pixels on the edges of curves a little, and a few of them, by the palette, more.
+# Rounding changes pixels on the edges of curves slightly, and through the palette a few of them strongly.
 _SHADE, _JUMP, _JUMPING = 16 / 255, 0.4, 1 / 2000
 
 
@@ -35,9 +35,13 @@ def check_results(
     write: bool = False,
     figures: bool = True,
 ) -> list[Path]:
-    """Makes every table, figure and page of an experiment again from its tidy tables and compares them.
+    """Recomputes every table, figure and page of an experiment from its tidy tables and compares by `same`.
 
-    Files have to be the same: see `same`.
+    Returns:
+        The checked files; with ``write`` those that differed, which are rewritten.
+
+    Raises:
+        UserError: files differ (without ``write``), do not come from the tidy tables, or do not exist.
     """
     expected = results or read_results(directory)
     tracked = [
@@ -54,14 +58,14 @@ def check_results(
         foreign = [path for path in _stems(tracked) if not _make(path, directory, fresh, expected, claims)]
         if foreign:
             raise UserError(
-                f"{_names(foreign, directory)}: not made from the tidy table; "
-                "released tables and figures have to be, so remove or rename them"
+                f"{_names(foreign, directory)}: not made from the tidy table, as all released tables and "
+                "figures must be; remove or rename them"
             )
         different = [path for path in tracked if not same(path, fresh / path.relative_to(directory))]
         if different and (lacking := _lacks_plan(directory / PLAN)):
             plan, names = directory / PLAN, _names(different, directory)
             raise UserError(
-                f"{plan}: {lacking}; without it these cannot be made as they were: {names}; "
+                f"{plan}: {lacking}; without it these cannot be reproduced: {names}; "
                 f"restore it (git checkout -- {plan}), or collect the runs again"
             )
         if write:
@@ -71,14 +75,14 @@ def check_results(
             return different
     if different:
         raise UserError(
-            f"{_names(different, directory)}: not what the tables in {directory / TIDY} give; "
-            f"`troll release check {directory} --write` makes them again"
+            f"{_names(different, directory)}: differ from what the tables in {directory / TIDY} give; "
+            f"`troll release check {directory} --write` writes them again"
         )
     return tracked
 
 
 def _lacks_plan(path: Path) -> str:
-    """Why the plan says nothing of the runs; empty if it does. Who collects by hand may do without one."""
+    """Why the plan does not name the runs; empty if it does. Runs collected by hand may have no plan."""
     if not path.exists():
         return "no such file"
     plan = read_json(path)
@@ -87,7 +91,7 @@ def _lacks_plan(path: Path) -> str:
 
 
 def _files(directory: Path, suffixes: Sequence[str], pattern: str = "*") -> list[Path]:
-    """Every format of what there is in any of them: a format that is missing is a difference."""
+    """The paths in every format of files that exist in any: a missing format counts as a difference."""
     files = [path for path in directory.glob(pattern) if path.suffix in suffixes]
     return sorted(stem.with_name(stem.name + suffix) for stem in _stems(files) for suffix in suffixes)
 
@@ -101,11 +105,10 @@ def _names(paths: Sequence[Path], directory: Path) -> str:
 
 
 def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Sequence[Path]) -> bool:
-    """Makes the files of one stem; returns whether the tidy table knows how."""
+    """Makes the files of one stem; returns whether it is a registered table, figure or page."""
     target = fresh / stem.relative_to(directory)
     if stem.parent == directory:
-        claims_read = read_claims(claims) if claims else []
-        judged = judge(claims_read, results.runs, results.items, results.looks)
+        judged = judge(read_claims(claims) if claims else [], results.runs, results.items, results.looks)
         if stem.name == Path(overview.PAGE).stem:
             write_text(fresh / overview.PAGE, overview.page(results, judged, directory))
         else:
@@ -125,10 +128,10 @@ def _make(stem: Path, directory: Path, fresh: Path, results: Results, claims: Se
 
 
 def same(old: Path, new: Path) -> bool:
-    """Whether two released files are the same.
+    """Whether two released files are equal.
 
-    PNG files by their pixels and numbers in CSV and JSON up to what another processor rounds otherwise,
-    others by their bytes.
+    PNG files are compared by pixel and numbers in CSV and JSON by value, both up to rounding on other
+    processors; other files by their bytes.
     """
     if not (old.exists() and new.exists()):
         return False
@@ -136,7 +139,7 @@ def same(old: Path, new: Path) -> bool:
         try:
             before, after = imread(old), imread(new)
             return before.shape == after.shape and _look_alike(before, after)
-        except (OSError, SyntaxError):  # not an image any more
+        except (OSError, SyntaxError):  # not an image
             return False
     if old.read_bytes() == new.read_bytes():
         return True
@@ -145,7 +148,7 @@ def same(old: Path, new: Path) -> bool:
     if old.suffix == ".json":
         try:
             return _alike(json.loads(old.read_text()), json.loads(new.read_text()))
-        except ValueError:  # not JSON any more
+        except ValueError:  # not JSON
             return False
     return False
 
@@ -158,7 +161,7 @@ def _look_alike(before: np.ndarray, after: np.ndarray) -> bool:
 def _cells(path: Path) -> list[list[Any]]:
     def value(cell: str) -> Any:
         try:
-            return float(cell) if "." in cell else cell  # whole numbers and words have to be the same
+            return float(cell) if "." in cell else cell  # whole numbers and text must be equal
         except ValueError:
             return cell
 
@@ -167,7 +170,7 @@ def _cells(path: Path) -> list[list[Any]]:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Whether two values are equal, real numbers in all but their last digits."""
+    """Whether two values are equal, floats up to rounding."""
     if isinstance(old, float) and isinstance(new, float):
         return math.isclose(old, new, rel_tol=_ROUNDING, abs_tol=_ROUNDING) or (old != old and new != new)
     if isinstance(old, list) and isinstance(new, list):

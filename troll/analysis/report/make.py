@@ -1,4 +1,4 @@
-"""Makes the tables and figures of the registry: each entry's function with the results that it asks for."""
+"""Computation and writing of the tables and figures in the registry."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ _GIVEN = ("runs", "items", "expected", "skipped")
 
 
 def make(entry: Entry, results: Results, task: str | None = None) -> Any:
-    """Calls the function of an entry: a DataFrame for a table, a Figure for a figure."""
+    """Calls the function of an entry; returns a DataFrame for a table, a Figure for a figure."""
     module, _, name = entry.function.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"troll.analysis.{module}"), name)
     tables = entries("table")
@@ -38,31 +38,31 @@ def make(entry: Entry, results: Results, task: str | None = None) -> Any:
 
 
 def table(name: str, results: Results) -> pd.DataFrame:
-    """A table by name, data sets that replace the paper's marked, and a rehearsal's too."""
-    frame: pd.DataFrame = make(_known("table", name), results)
+    """A table by name, with marks for substitute data sets and rehearsals."""
+    frame: pd.DataFrame = make(_entry("table", name), results)
     frame.attrs["notes"] = [*frame.attrs.get("notes", []), *_places_note(results)]
     return mark_rehearsal(mark_substitutes(frame, results.substitutes), results.rehearsal)
 
 
 def _places_note(results: Results) -> list[str]:
-    """On which processors and with which libraries the runs were made, where a table has several."""
+    """A note on the processors and libraries of the runs, if there are several."""
     runs = results.runs.loc[results.runs["trust_region"] != BASE].drop_duplicates(["experiment", "run_id"])
     versions = runs["digest_environment"].astype(str)
     places = Counter(zip(map(_processor, runs["hardware"]), versions, strict=True))
     if len(places) < 2:
         return []
-    said = [f"{count} on {name} with versions {digest[:7]}" for (name, digest), count in places.items()]
-    return [f"The runs were made in {len(places)} places: {listed(said)}."]
+    parts = [f"{count} on {name} with versions {digest[:7]}" for (name, digest), count in places.items()]
+    return [f"The runs were made in {len(places)} places: {listed(parts)}."]
 
 
 def _processor(hardware: str) -> str:
-    """The processor of a run, and the instructions it used, as its manifest says."""
+    """The processor and instruction set that a run's manifest records."""
     parsed = json.loads(hardware) if hardware else {}
     names = (parsed.get("processor"), parsed.get("capability"))
     return " ".join(filter(None, names)) or "an unknown processor"
 
 
-def _known(kind: Kind, name: str) -> Entry:
+def _entry(kind: Kind, name: str) -> Entry:
     registered = entries(kind)
     if name not in registered:
         raise UserError(f"unknown {kind} {name!r}; valid: {', '.join(registered)}")
@@ -70,20 +70,20 @@ def _known(kind: Kind, name: str) -> Entry:
 
 
 def make_table(name: str, results: Results, stem: Path, formats: Sequence[str] = ("csv", "markdown")) -> None:
-    """Writes ``<stem>.csv`` and ``.md``, or other formats of `formats.FORMATS`."""
+    """Writes a table as ``<stem>.csv`` and ``<stem>.md``, or in other formats of `formats.FORMATS`."""
     write_table(table(name, results), stem, formats)
 
 
 def make_figure(
     name: str, results: Results, stem: Path, task: str | None = None, formats: Sequence[str] = ("png",)
 ) -> None:
-    """Writes ``<stem>.png``, or other formats of `style.FORMATS`."""
-    entry = _known("figure", name)
+    """Writes a figure as ``<stem>.png``, or in other formats of `style.FORMATS`."""
+    entry = _entry("figure", name)
     if entry.per_task and task is None:
         raise UserError(f"figure {name!r} is made for one task; name it with --task")
     tasks = dict.fromkeys(map(str, results.runs["task"]))
     if task is not None and not entry.per_task:
-        raise UserError(f"figure {name!r} is of all tasks; leave out --task")
+        raise UserError(f"figure {name!r} covers all tasks; leave out --task")
     if task is not None and task not in tasks:
         raise UserError(f"--task: {unknown('task', task, tasks)}")
     write_figure(make(entry, results, task), stem, formats)

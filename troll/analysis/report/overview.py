@@ -1,4 +1,4 @@
-"""What a visitor of ``results/`` reads: a page of Markdown for each experiment, and the list of all."""
+"""Markdown pages of ``results/``: one for each experiment, and the index of all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from troll.analysis.captions import caption
 from troll.analysis.claims.ledger import record, to_short_markdown
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.results import Results
-from troll.analysis.data.tidy import BASE
+from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.registry import Entry, entries
 from troll.analysis.render.formats import listed, to_markdown
 from troll.analysis.render.html import folded, paragraphs
@@ -26,20 +26,20 @@ from troll.analysis.report.questions import (
 from troll.common.files import read_json
 
 PAGE = "README.md"
-"""Name of the page in ``results/<experiment>``, where code hosts show it below the list of files."""
+"""File name of the page in ``results/<experiment>``, which code hosts show below the list of files."""
 
 
 def page(results: Results, judged: Sequence[ClaimVerdict], directory: Path) -> str:
-    """The page of an experiment: question, answer, verdicts, figures, and every table that is there."""
+    """The page of an experiment: question, answer, verdicts, and all figures and tables in ``directory``."""
     runs = results.runs
     name = str(runs["experiment"].iloc[0])
     drawn = {stem: (entry, title) for stem, entry, title in _drawn(directory)}
     first = opening_figure(name, list(drawn))
-    said = answer(name, map(record, judged))
+    answer_text = answer(name, map(record, judged))
     about = f"`{name}`: {results.summary}. " if results.summary else ""
     parts = [
         f"# {heading(name, results.summary)}",
-        f"{said}." if said else behind(name, directory, picture=not first),
+        f"{answer_text}." if answer_text else behind(name, directory, picture=not first),
         *(_figure(first, *drawn[first]) if first else ()),
         about + _size(runs),
         _verdicts(judged),
@@ -73,7 +73,7 @@ def _verdicts(judged: Sequence[ClaimVerdict]) -> str:
 
 
 def _drawn(directory: Path) -> Iterator[tuple[str, Entry, str]]:
-    """The figures that are there, with their headings, in the order of the registry."""
+    """The existing figures with their headings, in registry order."""
     for name, entry in entries("figure").items():
         for path in sorted((directory / "figures").glob(f"{name}*.png")):
             task = path.stem.removeprefix(name).removeprefix("_")
@@ -82,7 +82,7 @@ def _drawn(directory: Path) -> Iterator[tuple[str, Entry, str]]:
 
 
 def _figure(stem: str, entry: Entry, title: str) -> Iterator[str]:
-    """A figure and the first paragraph of its caption, which has literals and no other mark."""
+    """A figure and the first paragraph of its caption, whose only markup is literals."""
     yield f"![{title}](figures/{stem}.png)"
     yield caption(entry.caption).partition("\n\n")[0].replace("``", "`")
 
@@ -96,7 +96,7 @@ def _tables(results: Results, directory: Path) -> Iterator[str]:
 
 
 def _further(directory: Path) -> Iterator[tuple[str, str]]:
-    """Tables that other commands wrote beside the results, with their titles."""
+    """Paths and titles of the tables that other commands wrote to the directory."""
     paths = [path.relative_to(directory) for path in directory.glob("*.md")]
     paths += [path.relative_to(directory) for name in _FURTHER for path in (directory / name).rglob("*.md")]
     for path in sorted(paths):
@@ -108,27 +108,27 @@ def _further(directory: Path) -> Iterator[tuple[str, str]]:
 _FURTHER = ("approximation", "cost", "public")
 
 
-def index(root: Path, known: Mapping[str, Results]) -> str:
-    """The list of all released results in Markdown: what answers a question, then the runs behind it."""
-    first = {name: asked for name, asked in QUESTIONS.items() if name in known and asked.claim}
-    rows = [_answered(root, name, asked, known[name]) for name, asked in first.items()]
+def index(root: Path, experiments: Mapping[str, Results]) -> str:
+    """The index of all released results in Markdown: results that answer a question, then their runs."""
+    first = {name: asked for name, asked in QUESTIONS.items() if name in experiments and asked.claim}
+    rows = [_answered(root, name, asked, experiments[name]) for name, asked in first.items()]
     rows += [
         _row(f"{name}/{other.file}", other.question, other.answer(root / name), "", other.command)
         for name, other in OTHERS.items()
         if (root / name / other.file).exists()
     ]
     lines = ["| Question | Answer | Runs | Make it again |", "| --- | --- | ---: | --- |", *rows]
-    if behind := [name for name in known if name not in first]:
+    if rest := [name for name in experiments if name not in first]:
         lines += ["", "Runs behind the leaderboard and the duel:", ""]
         lines += ["| Question | Directory | Runs | Make it again |", "| --- | --- | ---: | --- |"]
-    for name in behind:
-        asked = QUESTIONS.get(name, Question(known[name].summary, ""))
-        lines.append(_row(f"{name}/{PAGE}", asked.text, f"`{name}`", _runs(known[name]), asked.command))
+    for name in rest:
+        asked = QUESTIONS.get(name, Question(experiments[name].summary, ""))
+        lines.append(_row(f"{name}/{PAGE}", asked.text, f"`{name}`", _runs(experiments[name]), asked.command))
     return "\n".join(lines) + "\n"
 
 
 def _answered(root: Path, name: str, asked: Question, results: Results) -> str:
-    """The row of an experiment."""
+    """The row of an experiment that answers a question."""
     path = root / name / "claims.json"
     claims = read_json(path)["claims"] if path.exists() else []
     return _row(f"{name}/{PAGE}", asked.text, answer(name, claims), _runs(results), asked.command)
@@ -139,9 +139,8 @@ def _row(target: str, question: str, *cells: str) -> str:
 
 
 def _runs(results: Results) -> str:
-    """How many runs an experiment has, and of how many seeds in each setting."""
+    """The number of runs of an experiment, and of seeds in each setting."""
     runs = results.runs[results.runs["trust_region"] != BASE].drop_duplicates("run_id")
-    counts = runs.groupby(["model", "task", "trust_region", "estimator", "condition"], observed=True).size()
-    seeds = sorted(set(counts))
-    many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-    return f"{len(runs):,} ({many} seeds)"
+    seeds = sorted(set(runs.groupby(list(GROUP), observed=True).size()))
+    count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    return f"{len(runs):,} ({count} seeds)"

@@ -1,4 +1,4 @@
-"""The report of an experiment as one page: the picture that answers its question, verdicts, all the rest."""
+"""The HTML report of an experiment: answer and figure, verdicts, tables, figures, methods and provenance."""
 
 import html
 import json
@@ -42,12 +42,12 @@ def make_page(
     commands: Sequence[str] = (),
     replication: Sequence[str] = (),
 ) -> None:
-    """Writes the report of one experiment.
+    """Writes the report of one experiment to ``out``.
 
-    The page begins with whether the runs replicate a release, then the question, the answer and the figure
-    that shows it (`questions`). Tables are made from the results; figures are those under ``figures/`` that
-    exist. The tables under ``cost/`` and ``public/`` (Markdown, as other commands write them), and the audit
-    under ``audit/``, are shown if there are any.
+    The page begins with the question, the answer and the figure that shows it (`questions`), followed by the
+    verdicts and whether the runs replicate a release (``replication``). Tables are computed from the results;
+    figures are taken from ``figures/``. The Markdown tables under ``cost/`` and ``public/`` and the audit
+    under ``audit/`` are included if they exist.
     """
     require_one(results.runs)
     name = str(results.runs["experiment"].iloc[0])
@@ -69,9 +69,9 @@ def make_page(
 
 
 def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figures: Path, first: str) -> str:
-    """The answer in a sentence, the figure that shows it, and what the experiment is."""
-    said = answer(name, map(ledger.record, judged))
-    text = paragraphs(f"{said}.").replace("<p>", '<p class="answer">') if said else ""
+    """The answer in a sentence, the figure that shows it, and the experiment's summary."""
+    answer_text = answer(name, map(ledger.record, judged))
+    text = paragraphs(f"{answer_text}.").replace("<p>", '<p class="answer">') if answer_text else ""
     if first:
         entry = entries("figure")[first]
         shown, _, rest = caption(entry.caption).partition("\n\n")
@@ -85,7 +85,7 @@ def _opening(name: str, results: Results, judged: Sequence[ClaimVerdict], figure
 
 
 def _chapter(title: str, parts: Iterable[Section]) -> Section:
-    """Sections as parts of one."""
+    """A section with sections as its parts."""
     return Section(title, joined(parts, title.lower().replace(" ", "-"), "h3", after="\n"))
 
 
@@ -100,7 +100,7 @@ def _verdicts(results: Results, judged: Sequence[ClaimVerdict], replication: Seq
 
 
 def size(results: Results) -> str:
-    """How many runs of what an experiment has, and how long they took, as HTML."""
+    """The size of an experiment as HTML: number of runs, coordinates, and hours of training."""
     runs = results.runs[results.runs["trust_region"] != BASE]
     finished = runs["run_id"].nunique()
     planned = sum(planned_seeds(results.expected).values()) if results.expected else finished
@@ -114,13 +114,13 @@ def size(results: Results) -> str:
 
 
 def _list(runs: pd.DataFrame, name: str, noun: str = "") -> str:
-    """The names of a column; only how many, where nobody would read them all."""
+    """The names in a column, or only their number if there are more than eight."""
     names = sorted(set(runs[name].dropna()))
     return f"{len(names)}{noun}" if len(names) > 8 else html.escape(", ".join(names))
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Whole numbers in rising order, those that follow each other as a span: "0 to 4, 7"."""
+    """Ascending whole numbers with consecutive ones as a span: "0 to 4, 7"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -141,7 +141,7 @@ def _folded(name: str) -> str:
 
 
 def _figures(results: Results, directory: Path, first: str) -> Iterator[Section]:
-    """The figures but the one that the page begins with."""
+    """The figures except the one at the beginning of the page."""
     tasks = sorted({str(name) for name in results.runs["task"]})
     for entry in entries("figure").values():
         for stem in stems([entry], tasks) if entry.when != "published" else ():
@@ -152,7 +152,7 @@ def _figures(results: Results, directory: Path, first: str) -> Iterator[Section]
 
 
 def _public_data(directory: Path) -> Iterator[Section]:
-    """Benchmarks and the graders' audit, where the experiment made them."""
+    """The benchmarks and the graders' audit, if the experiment has them."""
     for part in _written(directory / "public"):
         yield Section(part.title, part.body + _folded(f"{part.title.lower()}_table"))
     audit = directory / "audit/audit.md"
@@ -165,7 +165,7 @@ def _public_data(directory: Path) -> Iterator[Section]:
 
 
 def _written(directory: Path) -> Iterator[Section]:
-    """Tables that other commands have written as Markdown."""
+    """The Markdown tables that other commands wrote to a directory."""
     for path in sorted(directory.glob("*.md")):
         title = path.stem.replace("_", " ")
         text = path.read_text(encoding="utf-8")
@@ -176,7 +176,7 @@ _LINK = re.compile(r"\[([^\[\]]+)\]\(([\w./%+-]+\.jsonl)\)")
 
 
 def markdown_table(text: str, directory: str = ".") -> str:
-    """A pipe table and the paragraphs around it, as HTML; for tables that other commands have written."""
+    """A Markdown pipe table and the paragraphs around it as HTML."""
     rows, rest = [], []
     for line in text.splitlines():
         if line.startswith("|"):
@@ -195,7 +195,7 @@ def markdown_table(text: str, directory: str = ".") -> str:
 
 
 def _published(results: Results, figures: Path) -> Section:
-    """The paper's tables and figures: folded away where this experiment has none of the runs."""
+    """The paper's tables and figures; tables are folded if this experiment has none of their runs."""
     parts = []
     for name, entry in _published_entries("table"):
         frame = table(name, results)
@@ -218,7 +218,7 @@ def _published_entries(kind: Kind) -> list[tuple[str, Entry]]:
 
 
 def provenance(runs: pd.DataFrame, commands: Sequence[str]) -> Section:
-    """What made the runs: commands, commits, digests, versions and machines, with how many runs of each."""
+    """The runs' provenance: commands, commits, digests, versions and machines, with their numbers of runs."""
     rows = runs.drop_duplicates("run_id")
     lines = [("Commands", [f"<code>{html.escape(command)}</code>" for command in commands])]
     for name in (*PROVENANCE[:1], *(f"digest_{name}" for name in DIGESTS), *PROVENANCE[1:]):

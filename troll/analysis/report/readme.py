@@ -1,8 +1,8 @@
-"""Numbers in prose are build outputs: blocks between markers of a Markdown file come from the tables.
+"""Generated blocks of Markdown files: numbers in prose come from the tables.
 
-A block is everything between ``<!-- generated:NAME -->`` and ``<!-- /generated -->``. A name that ends in
-``.md`` is a table's file, as seen from the page. What a sentence says about a difference follows from its
-interval by ``Interval.verdict``; nobody types "better".
+A block is the text between ``<!-- generated:NAME -->`` and ``<!-- /generated -->``. A name that ends in
+``.md`` is the path of a table's file, relative to the page. The wording about a difference is derived from
+its interval by ``Interval.reading``.
 """
 
 import difflib
@@ -37,14 +37,14 @@ from troll.common.files import write_text
 
 _OPEN = re.compile(r"^<!-- generated:(?P<name>[a-z0-9-]+|[\w./-]+\.md(#[\w-]+)?) -->$")
 _CLOSE = "<!-- /generated -->"
-_FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)  # how to read a table: a page has its own words
+_FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)  # explanations, which the including page replaces
 _ORDER = ("higher", "lower", "no clear difference", "one seed only")
 _FEW_SEEDS = 5
 _SIGNIFICANT = 0.05
 _FINDINGS = 4
-"""Claims of the testbed that a README states; of the benchmark more, which asks more."""
+"""Number of the testbed's claims in the README; the benchmark shows more."""
 _TOP = 5
-"""Rules of each task that a README shows of the leaderboard."""
+"""Number of the leaderboard's rules in the README, for each task."""
 
 
 def blocks(
@@ -63,11 +63,11 @@ def blocks(
     method: str = "troll",
     baseline: str = BASELINE,
 ) -> dict[str, str]:
-    """The generated blocks of the README and of docs/findings.md: Markdown by name.
+    """The generated blocks of the README and docs/findings.md: Markdown by name.
 
-    ``early`` are rules with trials chosen before they ended, with the share of optimiser steps by then;
-    ``benchmark`` are the verdicts that the board shows; ``others`` those of all other experiments, which are
-    counted with those that are ``judged``.
+    ``early`` are rules with trials chosen before they ended, with the share of completed optimiser steps;
+    ``benchmark`` are the verdicts shown with the board; ``others`` are verdicts of all other experiments,
+    which are only counted, together with those ``judged``.
     """
     if family is not None:
         main = read_in_family(main, family)
@@ -90,9 +90,9 @@ def top_of(
     method: str = "troll",
     places: Mapping[tuple[str, str], tuple[int, int]] | None = None,
 ) -> str:
-    """What the leaderboard says of a method, and the best rules of each task beside it and the baseline."""
+    """The leaderboard's results for a method, and a table of each task's best rules, method and baseline."""
     tasks = [(str(task), rows) for task, rows in board.groupby("task", sort=False)]
-    told = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
+    lines = [_tuned(task, rows, method) for task, rows in tasks if method in set(rows["trust_region"])]
     decided = [line for line in findings(benchmark)[:-1] if line]
     parts = [_best_of(task, rows, method, places or {}) for task, rows in tasks]
     ranked = board["trust_region"].nunique()
@@ -116,11 +116,11 @@ def top_of(
         f"corrected by Holm for all differences of the board.{ranges}{mistake}{others} The whole board: "
         "[`results/leaderboard/board.md`](../results/leaderboard/board.md)."
     )
-    return "\n".join([*told, *decided, "", *parts, note]) + "\n"
+    return "\n".join([*lines, *decided, "", *parts, note]) + "\n"
 
 
 def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
-    """By how much a method and the baseline, both tuned, differ on a task."""
+    """A sentence on the difference between a method and the baseline, both tuned, on a task."""
     row = rows[rows["trust_region"] == method].iloc[0]
     baseline = rows[rows["difference"].isna()].iloc[0]
     p, side = float(row["p_holm"]), "higher" if row["difference"] > 0 else "lower"
@@ -137,17 +137,17 @@ def _tuned(task: str, rows: pd.DataFrame, method: str) -> str:
 def _best_of(
     task: str, rows: pd.DataFrame, method: str, places: Mapping[tuple[str, str], tuple[int, int]]
 ) -> str:
-    """The best rules of a task; a method and the baseline are there with their places, however low."""
+    """A table of the best rules of a task, and in any case of a method and the baseline, with their ranks."""
     rows = rows.reset_index(drop=True)
-    # The baseline is the row that is compared with none.
+    # The baseline's row has no difference.
     always = rows["difference"].isna() | (rows["trust_region"] == method)
     top = rows[(rows.index < _TOP) | always].copy()
-    told = [str(place) for place in top.index + 1]
+    ranks = [str(place) for place in top.index + 1]
     for index, name in enumerate(top["trust_region"]):
         if (task, name) in places:
             low, high = places[task, name]
-            told[index] += f" ({low} to {high})" if high > low else f" ({low})"
-    top.insert(0, "place", told)
+            ranks[index] += f" ({low} to {high})" if high > low else f" ({low})"
+    top.insert(0, "place", ranks)
     top["task"] = task
     columns = ["task", "place", "trust_region", "seeds", "pass@1", "difference", "p_holm"]
     columns += [f"{name}_{end}" for name in ("pass@1", "difference") for end in ("low", "high")]
@@ -157,7 +157,7 @@ def _best_of(
 
 
 def provenance(runs: pd.DataFrame) -> list[str]:
-    """What made the runs of each experiment and what they took, as a Markdown list."""
+    """Commits, time and memory of each experiment's runs, as a Markdown list."""
     trained = runs[runs["trust_region"] != BASE]
     return [
         f"- `results/{name}`: {_made(rows)}; {_took(rows)}."
@@ -168,15 +168,15 @@ def provenance(runs: pd.DataFrame) -> list[str]:
 def _made(rows: pd.DataFrame) -> str:
     made = made_from_commits(rows)
     parts = []
-    for commit, own in made.groupby("git_commit"):
-        text = f"{len(own)} at commit `{str(commit)[:7]}`" if commit else f"{len(own)} at no known commit"
-        changed = " (with changes that were not committed)" if own["changed"].iloc[0] else ""
-        parts.append(text + changed)
+    for commit, group in made.groupby("git_commit"):
+        at = f"commit `{str(commit)[:7]}`" if commit else "no known commit"
+        changed = " (with changes that were not committed)" if group["changed"].iloc[0] else ""
+        parts.append(f"{len(group)} at {at}{changed}")
     return f"{counted(len(made), 'run')}: {listed(parts)}"
 
 
 def _took(rows: pd.DataFrame) -> str:
-    """Time and memory of training, as the manifests record it."""
+    """Time and memory of training from the manifests."""
     values = rows[rows["source"] == "manifest"].groupby("metric", observed=True)["value"]
     seconds = values.get_group("wall_s") if "wall_s" in values.groups else pd.Series(dtype=float)
     text = f"{seconds.sum() / 3600:.1f} hours of training, {seconds.mean():.0f} seconds a run"
@@ -188,11 +188,11 @@ def _took(rows: pd.DataFrame) -> str:
 def sentences(
     main: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
 ) -> list[str]:
-    """What the main table says, as a Markdown list derived by rule.
+    """Sentences derived from the main table, as a Markdown list.
 
-    How many settings read higher, lower or unclear, the range of differences by condition, all settings of a
-    condition together, which methods end below or not clearly above the base model, KL, and what few seeds
-    mean.
+    The number of settings by reading, the range of differences by condition with KL, the aggregate over the
+    settings of a condition, methods that end below or not clearly above the base model, and a warning about
+    few seeds.
     """
     table = comparison_table(main, method=method, baseline=baseline)
     table = table if len(table) else pd.DataFrame({"difference": [], "condition": [], "reading": []})
@@ -240,7 +240,7 @@ def _condition(condition: str, rows: pd.DataFrame, method: str, baseline: str) -
 
 
 def _together(items: pd.DataFrame, method: str, baseline: str) -> Iterator[str]:
-    """All settings of a condition at once, where there are several."""
+    """Sentences on all settings of a condition together, if there are several."""
     table = aggregate_table(items, baseline=baseline)
     for _, row in table.iterrows():
         if row["trust_region"] == method and row["settings"] > 1:
@@ -265,7 +265,7 @@ def _difference(row: "pd.Series[Any]") -> str:
 
 
 def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[str, ...]) -> Iterator[str]:
-    """Names the methods that did not end clearly above the base model: the collapses a reader has to know."""
+    """Sentences on methods that did not end clearly above the base model."""
     for name in methods:
         for condition in sorted(set(compared["condition"])):
             intervals = [
@@ -286,7 +286,7 @@ def _against_base(items: pd.DataFrame, compared: pd.DataFrame, methods: tuple[st
 
 
 def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> str:
-    """Replaces the blocks of a Markdown text."""
+    """Replaces the generated blocks of a Markdown text."""
     lines: list[str] = []
     opened: tuple[int, str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -298,7 +298,7 @@ def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> 
         if match:
             if match["name"] not in generated:
                 valid = ", ".join(sorted(generated))
-                raise UserError(f"{name}:{number}: no generated block {match['name']!r}; there are {valid}")
+                raise UserError(f"{name}:{number}: unknown block {match['name']!r}; valid: {valid}")
             opened = number, match["name"]
             lines += [line, "", generated[match["name"]].strip("\n"), ""]
         elif line.strip() == _CLOSE:
@@ -314,13 +314,13 @@ def render(text: str, generated: Mapping[str, str], name: str = "README.md") -> 
 
 
 def included(text: str, page: Path) -> dict[str, str]:
-    """The tables that blocks of a page name by their files, by these names."""
+    """The tables that a page includes by file name, by these names."""
     names = [match["name"] for line in text.splitlines() if (match := _OPEN.match(line.strip()))]
     return {name: _section(page.parent, name) for name in names if ".md" in name}
 
 
 def _section(directory: Path, name: str) -> str:
-    """A file's text, or what is below one of its headings: ``page.md#the-heading``."""
+    """A file's text, or with ``page.md#the-heading`` the section below that heading."""
     file, _, anchor = name.partition("#")
     text = _read(directory / file)
     if not anchor:
@@ -328,7 +328,7 @@ def _section(directory: Path, name: str) -> str:
     for heading, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         if re.sub(r"[^\w-]+", "-", heading.lower()) == anchor:
             return f"{_FOLDED.sub('', body).strip()}\n"
-    raise UserError(f"{directory / file}: has no heading #{anchor}")
+    raise UserError(f"{directory / file}: no heading #{anchor}")
 
 
 def _old_and_new(path: Path, generated: Mapping[str, str]) -> tuple[str, str]:
@@ -337,7 +337,7 @@ def _old_and_new(path: Path, generated: Mapping[str, str]) -> tuple[str, str]:
 
 
 def check(path: Path, generated: Mapping[str, str]) -> str:
-    """The difference between a file and what it should be, as a unified diff; empty when there is none."""
+    """A unified diff from a file to its generated version; empty if it is up to date."""
     old, new = _old_and_new(path, generated)
     return "".join(
         difflib.unified_diff(
@@ -350,7 +350,7 @@ def check(path: Path, generated: Mapping[str, str]) -> str:
 
 
 def update(path: Path, generated: Mapping[str, str]) -> bool:
-    """Writes the blocks into a file; returns whether that changed it."""
+    """Updates the generated blocks of a file; returns whether it changed."""
     old, new = _old_and_new(path, generated)
     if new != old:
         write_text(path, new)

@@ -1,7 +1,7 @@
-"""Writes the sources of the site: the Markdown that git tracks, and the generator's configuration.
+"""Sources of the web site: adapted Markdown from git, and the generator's configuration.
 
-Pages are the files that a code host shows: README.md, docs/ and the pages of results/, with their figures.
-What differs is told in `troll.analysis.site.markdown`.
+Pages are README.md, CHANGELOG.md, docs/ and the pages of results/ with their figures;
+`troll.analysis.site.markdown` adapts them.
 """
 
 import json
@@ -23,7 +23,7 @@ from troll.common.files import write_text
 CONFIGURATION, PAGES, HTML = "zensical.toml", "pages", "html"
 _ASSETS = files(__package__) / "assets"
 _SCRIPT, _STYLE = "sort.js", "site.css"
-# In the order of a reader's questions; further pages follow by name.
+# In reading order; further pages follow by name.
 _DOCUMENTS = (
     "findings",
     "leaderboard",
@@ -43,7 +43,7 @@ _PICTURES = {
     "budget": "What fewer trials would have found",
     "profile": "How soon each rule is there",
 }
-"""Figures beside tables, which the tables' files do not show, by the names of their files."""
+"""Titles, by file name, of figures that are shown with the tables in their directory."""
 _TABLES = {
     "approximation": "How exact the projection of few tokens is",
     "board": "The board",
@@ -56,18 +56,18 @@ _TABLES = {
     "looks": "Errors of a decision after every seed",
     "trials": "Trials of the tuning",
 }
-"""Headings of tables that have none, by the names of their files."""
+"""Headings, by file name, of tables without one."""
 _WIDE = ("index.md", "results/index.md")
-"""Pages of tables that need the room of the list of headings."""
+"""Pages with wide tables, which hide the table of contents."""
 
 
 @dataclass(frozen=True)
 class Page:
     """A page of the site."""
 
-    path: str  # below the site's pages, ``results/testbed/index.md``
+    path: str  # relative to the site's pages, such as ``results/testbed/index.md``
     title: str
-    text: str  # Markdown as the generator reads it
+    text: str  # Markdown for the generator
 
 
 def write_site(
@@ -78,22 +78,26 @@ def write_site(
     revision: str = "main",
     address: str | None = None,
 ) -> list[Page]:
-    """Writes ``out/zensical.toml`` and ``out/pages``, from which ``zensical build`` makes ``out/html``.
+    """Writes ``out/zensical.toml`` and ``out/pages``, from which ``zensical build`` generates ``out/html``.
 
-    ``repository`` (a web address) and ``revision`` are for links to files that the site does not hold;
-    ``address`` is where the site will be.
+    Args:
+        root: a checkout of the repository.
+        out: directory of the sources.
+        repository: web address of the repository, for links to files that are not part of the site.
+        revision: branch, tag or commit of these links.
+        address: URL of the site.
     """
     tracked = tracked_files(root)
     directory = out / PAGES
     if directory.exists():
         if not (out / CONFIGURATION).exists():
             raise UserError(
-                f"{directory}: there already, and not written by `troll release site`; name another"
+                f"{directory}: exists and was not written by `troll release site`; choose another directory"
             )
         shutil.rmtree(directory)
     sources = {path: _target(path) for path in sorted(tracked) if _is_page(path)}
     shown = dict(sources)
-    for path, target in sources.items():  # a link to a directory leads to its page
+    for path, target in sources.items():  # links to a directory lead to its page
         if PurePosixPath(path).name == "README.md":
             shown[str(PurePosixPath(path).parent)] = target
     for name, other in OTHERS.items():
@@ -114,7 +118,7 @@ def write_site(
 
 
 def tracked_files(root: Path) -> frozenset[str]:
-    """Paths of all files that git tracks and that are there."""
+    """Paths of all existing files that git tracks."""
     command = ["git", "ls-files", "-z"]
     try:
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout
@@ -122,7 +126,7 @@ def tracked_files(root: Path) -> frozenset[str]:
         raise UserError(f"{root}: the files that git tracks cannot be listed ({error})") from None
     files = frozenset(path for path in listed.split("\0") if path and (root / path).is_file())
     if "README.md" not in files:
-        raise UserError(f"{root}: no checkout of the repository; the site is made of files that git tracks")
+        raise UserError(f"{root}: not a checkout of the repository; the site is built from tracked files")
     return files
 
 
@@ -133,7 +137,7 @@ def _is_page(path: str) -> bool:
 
 
 def _target(path: str) -> str:
-    """Where a file of the repository is shown: of a directory's README.md, as its index."""
+    """The site path of a file in the repository; a README.md becomes the index of its directory."""
     if path == "CHANGELOG.md":
         return "changes.md"
     name = PurePosixPath(path)
@@ -141,18 +145,19 @@ def _target(path: str) -> str:
 
 
 def _page(root: Path, source: str, target: str, links: Links) -> Page:
-    """A page with its heading; a table that another command wrote gets one, and the figures beside it."""
+    """A page of the site; tables without a heading get one, and the figures in their directory."""
     text = (root / source).read_text(encoding="utf-8")
     heading = next((line for line in text.splitlines() if line.startswith("# ")), "")
     path = PurePosixPath(source)
-    rows = path.stem if not re.search("^#", text, re.MULTILINE) else ""  # what anchors of rows begin with
+    rows = path.stem if not re.search("^#", text, re.MULTILINE) else ""  # prefix of the rows' anchors
     other = OTHERS.get(path.parts[1]) if path.parts[0] == "results" and len(path.parts) == 3 else None
     if other and path.name != other.file:
-        other = None  # its directory begins with another page
+        other = None  # the directory's main page is another file
     if other and not heading:
         heading = f"# {other.question}"
-        around = [heading, f"{said}." if (said := other.answer(root / path.parent)) else ""]
-        text = "\n\n".join([*filter(None, around), *_pictures(path, links.tracked), text])
+        answer = other.answer(root / path.parent)
+        opening = [heading, f"{answer}."] if answer else [heading]
+        text = "\n\n".join([*opening, *_pictures(path, links.tracked), text])
     elif not heading:
         heading = f"# {_TABLES.get(path.stem) or path.stem.replace('_', ' ').capitalize()}"
         text = "\n\n".join([heading, *_asked(path, links.tracked), text])
@@ -161,12 +166,12 @@ def _page(root: Path, source: str, target: str, links: Links) -> Page:
         text += "\n".join(["", "## Further tables and data", "", *beside, ""]) if beside else ""
     title = other.question if other else text_of(heading.removeprefix("# "))
     adapted = adapt(text, links.of(target, source), name=rows)
-    few = target in _WIDE or len(re.findall("^## ", text, re.MULTILINE)) < 2
-    return Page(target, title, f"---\nhide: [toc]\n---\n\n{adapted}" if few else adapted)
+    without_toc = target in _WIDE or len(re.findall("^## ", text, re.MULTILINE)) < 2
+    return Page(target, title, f"---\nhide: [toc]\n---\n\n{adapted}" if without_toc else adapted)
 
 
 def _asked(path: PurePosixPath, tracked: frozenset[str]) -> Iterator[str]:
-    """The question that a table of a directory belongs to, with a link to its page."""
+    """The question to which a table's directory belongs, as a link to its page."""
     name = path.parts[1]
     if name in QUESTIONS:
         question, first = QUESTIONS[name].text, "README.md"
@@ -186,13 +191,13 @@ def _pictures(path: PurePosixPath, tracked: frozenset[str]) -> Iterator[str]:
 
 
 def _beside(path: PurePosixPath, tracked: frozenset[str]) -> list[PurePosixPath]:
-    """The other tables of a directory, and their data."""
+    """The other tables and data files of the directory."""
     names = (PurePosixPath(name) for name in tracked if name.endswith((".md", ".csv")))
     return sorted(name for name in names if name.parent == path.parent and name != path)
 
 
 def configuration(pages: dict[str, Page], address: str | None) -> str:
-    """The generator's configuration: no font, script or style is asked for from elsewhere."""
+    """The generator's configuration, without external fonts, scripts or styles."""
 
     def listed(paths: Sequence[str]) -> str:
         chosen = [pages[path] for path in paths if path in pages]

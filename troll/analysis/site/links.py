@@ -1,4 +1,4 @@
-"""Where the links of the repository's files lead on the site."""
+"""Resolution of links between files of the repository for the site."""
 
 import posixpath
 import re
@@ -12,33 +12,33 @@ _COPIED = (".csv", ".png", ".svg", ".json")
 
 @dataclass
 class Links:
-    """Targets by their paths in the repository."""
+    """Resolves links by path in the repository."""
 
     tracked: frozenset[str]  # every file that git tracks
     pages: Mapping[str, str]  # site path by repository path
-    # address of the repository's pages on the web, for files that the site does not hold; None where it is
-    # not known, and then such a link is its text
+    # web address of the repository, for files that are not part of the site; without it, links to these are
+    # replaced by their text
     repository: str | None = None
-    revision: str = "main"  # branch, tag or commit that those are shown at
-    # files of the repository that pages link to and the site has to hold
+    revision: str = "main"  # branch, tag or commit of these links
+    # files that pages link to and that must be copied to the site
     copied: set[str] = field(default_factory=set)
 
     def of(self, page: str, source: str) -> Resolve:
-        """The resolver of one page."""
+        """The resolver for the links of one page."""
 
         def resolve(target: str) -> str | None:
             if re.match(r"[a-z]+:|//|#", target):
                 return target
             path, _, anchor = target.partition("#")
             resolved = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-            address = self._found(resolved)
+            address = self._on_site(resolved)
             if address is None:
-                return self._elsewhere(resolved, anchor)
+                return self._in_repository(resolved, anchor)
             return relative(page, f"{address}#{anchor}" if anchor else address)
 
         return resolve
 
-    def _found(self, path: str) -> str | None:
+    def _on_site(self, path: str) -> str | None:
         if path in self.pages:
             return self.pages[path]
         if path in self.tracked and path.endswith(_COPIED):
@@ -46,7 +46,7 @@ class Links:
             return path
         return None
 
-    def _elsewhere(self, path: str, anchor: str) -> str | None:
+    def _in_repository(self, path: str, anchor: str) -> str | None:
         if self.repository is None or path.startswith(".."):
             return None
         kind = "blob" if path in self.tracked else "tree"
@@ -54,7 +54,7 @@ class Links:
 
 
 def relative(page: str, target: str) -> str:
-    """The address of a site path, as a page names it: pages end in ``.html``."""
+    """The address of a site path relative to a page, with the suffix ``.html`` for pages."""
     path, _, anchor = target.partition("#")
     address = posixpath.relpath(path, posixpath.dirname(page) or ".")
     address = re.sub(r"\.md$", ".html", address)

@@ -1,8 +1,8 @@
-"""Markdown of the repository made ready for the site: anchors, links, and tables that sort.
+"""Adaptation of the repository's Markdown for the site: anchors, links and sortable tables.
 
-Pages are written for GitHub. Here headings get the anchors that GitHub gives them, links between files of the
-repository become links between pages, and every table becomes HTML whose rows have anchors of their own and
-whose columns sort by value. Anything else is left to the generator.
+Pages are written for GitHub. Headings get the anchors that GitHub assigns, links between files become links
+between pages, and tables become HTML with an anchor per row and columns that sort by value. The generator
+handles everything else.
 """
 
 import html
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from troll.analysis.render.html import cells_of, sort_key
 
 Resolve = Callable[[str], str | None]
-"""From the target of a link, as it is written, to the one on the site; None where there is none."""
+"""Maps the target of a link in the source to its target on the site; None if it has none."""
 
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
 _HEADING = re.compile(r"^(#{1,6}) +(.+?)(?: +\{#[\w.-]+\})? *$")
@@ -36,34 +36,34 @@ _VERDICTS = {
 }
 _LONGEST = 80
 _WIDE, _SHORT, _SPAN = 60, 24, 32
-"""Letters of the longest cell: a column with more of them is kept wide, with fewer it is never broken; one of
-numbers that has more is broken, for it has words too."""
+"""Limits of a column's longest cell in characters: text columns above `_WIDE` are kept wide, up to `_SHORT`
+never wrapped; number columns above `_SPAN` also contain words and are wrapped."""
 
 
 def anchor(text: str) -> str:
-    """The anchor that GitHub gives to a heading."""
+    """The anchor that GitHub assigns to a heading."""
     plain = re.sub(r"[^\w\- ]", "", text_of(text).lower())
     return plain.replace(" ", "-")
 
 
 def slug(text: str) -> str:
-    """A text as a part of an anchor: small letters, digits, dots and hyphens."""
+    """A text as part of an anchor: lower-case letters, digits, dots, plus signs, underscores and hyphens."""
     return re.sub(r"[^\w.+]+", "-", text_of(text).lower()).strip("-")[:_LONGEST]
 
 
 def text_of(markdown: str) -> str:
-    """Markdown without its marks."""
+    """Markdown without its markup."""
     return re.sub(r"[`*]", "", _LINK.sub(r"\2", markdown))
 
 
 @dataclass
 class Anchors:
-    """Anchors of one page, each given once: a second one of a name gets a number, as on GitHub."""
+    """Unique anchors of a page: repeated names get a number, as on GitHub."""
 
     taken: set[str] = field(default_factory=set)
 
     def take(self, name: str) -> str:
-        """The name, or the name with the first number that is free."""
+        """Reserves an anchor: the name, with the first free number if it is taken."""
         base, number = name or "part", 0
         anchor = base
         while anchor in self.taken:
@@ -77,16 +77,16 @@ def inline(text: str, resolve: Resolve) -> str:
     """A line of Markdown as HTML: code, strong, emphasis and links; raw HTML is shown as text."""
     kept: list[str] = []
 
-    def keep(found: str) -> str:
-        kept.append(found)
+    def keep(element: str) -> str:
+        kept.append(element)
         return f"\0{len(kept) - 1}\0"
 
     def link(match: re.Match[str]) -> str:
         image, shown, target = match.groups()
-        found = resolve(target)
+        address = resolve(target)
         if image:
-            return keep(f'<img alt="{html.escape(shown)}" src="{html.escape(found or target)}">')
-        return keep(f'<a href="{html.escape(found)}">') + shown + keep("</a>") if found else shown
+            return keep(f'<img alt="{html.escape(shown)}" src="{html.escape(address or target)}">')
+        return keep(f'<a href="{html.escape(address)}">') + shown + keep("</a>") if address else shown
 
     text = _CODE.sub(lambda match: keep(f"<code>{html.escape(match[2].strip())}</code>"), text)
     text = html.escape(_LINK.sub(link, text), quote=False)
@@ -139,14 +139,14 @@ def _cell(cell: str, kind: str, number: bool, resolve: Resolve, mark: str) -> st
 
 
 def _verdict(cell: str) -> str | None:
-    """A cell that is a verdict and nothing else, as a badge."""
+    """A badge for a cell that is only a verdict; otherwise None."""
     match = re.fullmatch(r"\*\*(.+)\*\*", cell)
     kind = next((kind for text, kind in _VERDICTS.items() if match and match[1].startswith(text)), None)
     return f'<span class="verdict {kind}">{html.escape(match[1])}</span>' if match and kind else None
 
 
 def figure(address: str, title: str, text: str = "") -> str:
-    """A figure that opens alone when it is clicked, with its caption in HTML."""
+    """A figure as HTML, linked to its image file, with an optional HTML caption."""
     shown = html.escape(title, quote=True)
     image = f'<img src="{address}" alt="{shown}" loading="lazy">'
     picture = f'<div class="picture"><a href="{address}" title="{shown}, by itself">{image}</a></div>'
@@ -155,14 +155,14 @@ def figure(address: str, title: str, text: str = "") -> str:
 
 
 def adapt(text: str, resolve: Resolve, *, name: str = "", anchors: Anchors | None = None) -> str:
-    """A page as the generator shall read it; anchors of rows begin with ``name``, or the heading above."""
+    """Adapts a page for the generator; row anchors begin with ``name``, or with the preceding heading."""
     anchors = anchors or Anchors()
     return "\n".join(_adapted(text.splitlines(), resolve, name, anchors)) + "\n"
 
 
 def _adapted(lines: Sequence[str], resolve: Resolve, name: str, anchors: Anchors) -> Iterator[str]:
     fence, section, index = "", "", 0
-    plain: list[str] = []  # of one paragraph: a link may run over the end of a line
+    plain: list[str] = []  # lines of one paragraph, as a link may span lines
 
     def flush() -> Iterator[str]:
         if plain:
@@ -200,19 +200,19 @@ def _adapted(lines: Sequence[str], resolve: Resolve, name: str, anchors: Anchors
 
 
 def _begins_list(line: str, before: str) -> bool:
-    """Whether a list begins right below a paragraph, as it may on GitHub; numbers have to begin with 1."""
+    """Whether a list begins directly below a paragraph, which GitHub allows; numbers must begin with 1."""
     return _FIRST.match(line) is not None and not _ITEM.match(before) and not before.startswith(" ")
 
 
 def _links(text: str, resolve: Resolve) -> str:
-    """A paragraph with the targets of its links resolved; a link that leads nowhere is its text."""
+    """A paragraph with resolved links; links without a target are replaced by their text."""
 
-    def one(match: re.Match[str]) -> str:
+    def resolved(match: re.Match[str]) -> str:
         image, shown, target = match.groups()
         address = resolve(target)
         if image:
             return f"![{shown}]({address or target})"
-        return f"[{_LINK.sub(one, shown)}]({address})" if address else shown
+        return f"[{_LINK.sub(resolved, shown)}]({address})" if address else shown
 
     if match := _IMAGE.fullmatch(text.strip()):
         return figure(resolve(match[2]) or match[2], match[1])
@@ -220,7 +220,7 @@ def _links(text: str, resolve: Resolve) -> str:
         return _ATTRIBUTE.sub(lambda match: f'{match[1]}="{resolve(match[2]) or match[2]}"', text)
     parts = re.split(r"(`+[^`]+`+)", text)
     if len(parts) == 1:
-        return _LINK.sub(one, text)
+        return _LINK.sub(resolved, text)
     kept = [part for part in parts if part.startswith("`")]
     marked = "".join(f"\0{kept.index(part)}\0" if part.startswith("`") else part for part in parts)
-    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], _LINK.sub(one, marked))
+    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], _LINK.sub(resolved, marked))

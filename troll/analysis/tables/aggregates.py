@@ -1,9 +1,9 @@
-"""Methods over all tasks and estimators of a condition at once, as rliable does for benchmarks of many tasks.
+"""Methods aggregated over all tasks and estimators of a condition, as rliable does for many-task benchmarks.
 
-Single settings have few seeds; together they have enough to say more. Source: Agarwal et al. 2021, "Deep RL
-at the edge of the statistical precipice": interquartile mean over all runs, probability of improvement as the
-mean over settings, intervals from a bootstrap that draws seeds within each setting. As there, scores are
-normalised by task first: 0 is the base model, 1 the ceiling, so that a mean over tasks means something.
+Single settings have few seeds; aggregation uses all of them. Source: Agarwal et al. 2021, "Deep RL at the
+edge of the statistical precipice": interquartile mean over all runs, probability of improvement as the mean
+over settings, intervals from a bootstrap stratified by setting. As there, scores are first normalised by task
+(0 is the base model, 1 the ceiling) to be comparable between tasks.
 """
 
 import math
@@ -35,14 +35,15 @@ REPLICATES = 2000
 def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
     """Normalised test pass@1 of each method over all settings of a model and condition.
 
-    Normalised: (pass@1 - base) / (1 - base), with the base model's pass@1 on the task. Only settings (tasks
-    and estimators) that the method shares with ``baseline`` count, and only where the base model was graded.
+    Normalised scores are (pass@1 - base) / (1 - base), with the base model's pass@1 on the task: at most 1,
+    negative below the base model. Only settings (tasks and estimators) count that the method shares with
+    ``baseline`` and in which the base model was graded.
 
     Returns:
         One row per model, condition and method: ``settings``, ``runs``, ``mean``, ``iqm`` (interquartile mean
         over the runs of all settings), ``iqm_baseline`` and ``improvement`` (chance that a random seed of the
-        method ends above one of the baseline's, mean over settings), each of the latter three with ``_low``
-        and ``_high``: 95 % percentile intervals. Normalised scores are at most 1, negative below the base.
+        method ends above one of the baseline, mean over settings); the last three have 95 % percentile
+        intervals, ``_low`` and ``_high``.
     """
     require_one(items)
     by_place: dict[tuple[str, str, str], list[Cell]] = {}
@@ -67,7 +68,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         }
         rng = stream("aggregate", 1, group[0])
         draws = [(_resampled(method_scores, rng), _resampled(other, rng)) for _ in range(REPLICATES)]
-        # By setting; the first line of each is what was observed, the others are what was drawn.
+        # By setting: the first row is the observed sample, the others are resampled.
         first = [np.array(draw) for draw in zip(method_scores, *(drawn for drawn, _ in draws), strict=True)]
         second = [np.array(draw) for draw in zip(other, *(drawn for _, drawn in draws), strict=True)]
         pairs = zip(first, second, strict=True)
@@ -79,7 +80,7 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
         ):
             row[name] = float(values[0])
             ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            # Single seeds are drawn as they are, which is no certainty.
+            # A single seed is always drawn unchanged: its interval would wrongly have no width.
             single = max(map(len, [*method_scores, *other])) < 2
             row[f"{name}_low"], row[f"{name}_high"] = (math.nan,) * 2 if single else map(float, ends)
         rows.append(row)
@@ -106,12 +107,12 @@ def aggregate_table(items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.Data
 
 
 def _normalised(items: pd.DataFrame, cell: Cell) -> Array:
-    """Test pass@1 of every seed on the way from the base model (0) to the ceiling (1) [S]."""
+    """Test pass@1 of every seed [S], scaled to 0 for the base model and 1 for the ceiling."""
     trained, base = (scores(items, part).to_numpy().mean(axis=1) for part in (cell, cell.base_model()))
     room = 1 - float(base.mean())
     return np.asarray((trained - base.mean()) / room if room else np.zeros_like(trained))
 
 
 def _resampled(groups: Sequence[Array], rng: np.random.Generator) -> list[Array]:
-    # What `rng.choice` draws, without what it does besides.
+    # The same draws as `rng.choice`, without its overhead.
     return [group[rng.integers(0, len(group), len(group))] for group in groups]

@@ -1,7 +1,7 @@
-"""Differences over base models: would another base model of the same kind say the same?
+"""Differences over base models, and their generalisation to further base models of the same kind.
 
-Runs from one base model say nothing about another, so each base model is a setting of its own, and what a
-further one would give is the prediction interval of `troll.analysis.pooling`.
+Runs from one base model say nothing about others: each base model is a separate setting. The prediction
+interval of `troll.analysis.pooling` covers a further base model.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from troll.analysis.tables.results import OFFICIAL_METRIC
 from troll.experiment.base_seeds import kind_name
 
 ALL = "all"
-"""In the place of a task or of a kind of model: the row is over all of them."""
+"""Value of ``task`` or ``model`` in rows over all of them."""
 
 
 def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
@@ -41,21 +41,22 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
 
     Returns:
         One row per condition, estimator, method, kind of model and task, and for all tasks and all kinds
-        together: ``base_models`` and ``settings`` (a task with a base model), ``seeds`` (the least of any
-        setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings; on public data after
-        the official ones, by lm-eval or evalplus, ``official_base`` and so on), ``difference`` with
-        ``_low`` and ``_high`` (random effects; from three settings with two seeds each on), ``further_low``
-        and ``further_high`` (those of a new setting, cut to [-1, 1]), ``lowest`` and ``highest``.
+        together: ``base_models`` and ``settings`` (pairs of a task and a base model), ``seeds`` (the fewest
+        of any setting), pass@1 of ``base``, ``baseline`` and ``method`` (means over settings; on public data
+        preceded by the official scores from lm-eval or evalplus, ``official_base`` and so on), ``difference``
+        with ``_low`` and ``_high`` (random effects; for at least three settings with two seeds each),
+        ``further_low`` and ``further_high`` (the interval of a new setting, clipped to [-1, 1]), ``lowest``
+        and ``highest``.
     """
     require_one(runs)
     kinds, compared = kinds_of(runs), compared_cells(runs, items, baseline)
     summary, rows = per_run(runs), []
     for place in dict.fromkeys((cell.condition, cell.estimator, cell.trust_region) for cell in compared):
-        here = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
-        names = _with_all(dict.fromkeys(kinds[cell.model] for cell in here))
-        tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in here)))
+        group = [cell for cell in compared if (cell.condition, cell.estimator, cell.trust_region) == place]
+        names = _with_all(dict.fromkeys(kinds[cell.model] for cell in group))
+        tasks = _with_all(dict.fromkeys(sorted(cell.task for cell in group)))
         for kind, task in product(names, tasks):
-            chosen = [cell for cell in here if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
+            chosen = [cell for cell in group if kind in (ALL, kinds[cell.model]) and task in (ALL, cell.task)]
             if row := _row(summary, items, chosen, baseline):
                 fixed = {"condition": place[0], "estimator": place[1], "trust_region": place[2]}
                 rows.append(fixed | {"model": kind, "task": task} | row)
@@ -85,9 +86,9 @@ def base_models_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
 
 
 def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASELINE) -> list[Cell]:
-    """The cells of base models that differ by their seed alone, which the baseline has too, in order.
+    """The cells of base models that differ only by seed and have runs of the baseline, in display order.
 
-    Variants of a rule are left out. Kinds of models go from narrow and shallow to wide and deep.
+    Variants of a rule are left out. Kinds of models are sorted by size, layers × width².
     """
     kinds, varied, present = kinds_of(runs), variants(runs), set(cells(items))
     layers, width = (_model_setting(runs, name) for name in ("layers", "width"))
@@ -109,14 +110,14 @@ def compared_cells(runs: pd.DataFrame, items: pd.DataFrame, baseline: str = BASE
 
 
 def kinds_of(runs: pd.DataFrame) -> dict[str, str]:
-    """The kind of each model that was made with a base seed, where the kind has several."""
+    """The kind of each model with a base seed, for kinds with several models."""
     seeds = _model_setting(runs, "base_seed")
     kinds = {model: kind_name(model, int(seed)) for model, seed in seeds.items()}
     return {model: kind for model, kind in kinds.items() if list(kinds.values()).count(kind) > 1}
 
 
 def _model_setting(runs: pd.DataFrame, name: str) -> dict[str, float]:
-    """A number that runs record of their model, by model."""
+    """A numeric setting of the model, by model."""
     recorded = {model: settings.get(f"model/{name}") for (model,), settings in settings_by(runs, ["model"])}
     return {str(model): float(value) for model, value in recorded.items() if isinstance(value, int | float)}
 
@@ -128,7 +129,7 @@ def _with_all(names: dict[str, None]) -> list[str]:
 def _row(
     summary: pd.DataFrame, items: pd.DataFrame, chosen: Sequence[Cell], baseline: str
 ) -> dict[str, Any] | None:
-    """Numbers of the settings of one row; None where none shares a seed and a problem with the baseline."""
+    """The numbers of one row; None if no setting shares a seed and a problem with the baseline."""
     every = {cell: paired_scores(items, cell, cell.with_trust_region(baseline)) for cell in chosen}
     pairs = {cell: pair for cell, pair in every.items() if pair is not None}
     if not pairs:
@@ -162,15 +163,15 @@ def _mean(tables: Sequence[pd.DataFrame]) -> float:
 
 
 def _official(summary: pd.DataFrame, compared: Sequence[Cell], baseline: str) -> dict[str, float]:
-    """pass@1 by the official scorer, means over settings; nothing where no setting is on public data."""
+    """Official pass@1, means over settings; empty without public data."""
     if OFFICIAL_METRIC not in summary:
         return {}
-    asked = {
+    by_role = {
         "base": [cell.base_model() for cell in compared],
         "baseline": [cell.with_trust_region(baseline) for cell in compared],
         "method": compared,
     }
     return {
         f"official_{name}": spread(spread(cell.rows(summary)[OFFICIAL_METRIC])[0] for cell in cells)[0]
-        for name, cells in asked.items()
+        for name, cells in by_role.items()
     }

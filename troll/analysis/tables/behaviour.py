@@ -1,4 +1,4 @@
-"""Tables of how training went: speed, stability, cost, and how many seeds it takes to see a difference."""
+"""Tables of training behaviour: speed, stability and cost, and the seeds needed to detect a difference."""
 
 import math
 
@@ -33,28 +33,28 @@ from troll.analysis.statistics import (
 )
 
 TARGET_STEP = 0.05
-"""Targets of success are multiples of this: a given success, not one fitted to a run."""
+"""Target success rates are rounded to multiples of this, so that they do not fit a particular run."""
 POINTS = (0.01, 0.02, 0.05)
-"""Differences in pass@1 that the power table asks about."""
+"""Differences in pass@1 of the power table."""
 MOST_SEEDS = 1000
 REFERENCE = "grpo"
-"""The estimator without a critic that others are compared with."""
+"""The estimator, without a critic, with which costs are compared."""
 _RATIOS = {"batch_cpu_s": "cpu_ratio", "peak_gib": "memory_ratio"}
 
 
 def speed_table(runs: pd.DataFrame, *, target: float | None = None, baseline: str = BASELINE) -> pd.DataFrame:
-    """Steps and hours to a given training success, and the height of the success curve.
+    """Steps and hours to a target training success, and the mean height of the success curve.
 
-    A run reaches the target at the first step at which the mean of its last few batches (a tenth of them, at
-    least two) is at or above it. Medians count runs that never get there as later than all others.
+    A run reaches the target at the first step at which the mean over its last batches (a tenth of the run, at
+    least two) is at or above it. In medians, runs that never reach it count as later than all others.
 
     Args:
         target: success between 0 and 1; by default, for each model and task, half-way from the success of the
-            first batch to the best final mean of any method, to the nearest 5 points.
+            first batch to the best final mean of any method, rounded to 5 points.
 
     Returns:
         One row per method and setting: ``target``, ``reached`` and ``seeds`` (runs), ``steps_to`` and
-        ``hours_to`` (medians over seeds; infinite when half of the runs or more never reach it), ``auc``
+        ``hours_to`` (medians over seeds; infinite if at least half of the runs never reach it), ``auc``
         with ``_sd``, ``area_difference`` with ``_low`` and ``_high``.
     """
     require_one(runs)
@@ -93,7 +93,7 @@ def _reach(value: float) -> str:
 
 
 def _target(success: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> float:
-    """Half-way from the start to the best end on this model and task."""
+    """Half-way from the initial success to the best final success for this model and task."""
     rows, ends = (
         frame[(frame["model"] == cell.model) & (frame["task"] == cell.task)] for frame in (success, summary)
     )
@@ -104,7 +104,7 @@ def _target(success: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> float:
 
 
 def _reached(rows: pd.DataFrame, target: float) -> list[tuple[float, float]]:
-    """Step and hours at which each seed reaches the target; infinite where it never does."""
+    """Step and hours at which each seed reaches the target; infinite if never."""
     reached = []
     for _, run in rows.sort_values("step").groupby("seed"):
         window = max(2, round(FINAL_SHARE * len(run)))
@@ -125,13 +125,13 @@ def _area_difference(summary: pd.DataFrame, cell: Cell, baseline: str) -> Interv
 
 
 def stability_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """How steadily each method trained: falls, collapses, divergence and entropy.
+    """Stability of training by method: drawdown, collapses, divergence and entropy.
 
     Returns:
         One row per method and setting: ``max_drawdown`` (largest fall of training success below its best so
         far) with ``_sd``, ``max_drawdown_worst`` (worst seed), ``collapsed`` (runs that end below half of the
-        base model's test pass@1; of the first batch's training success where no base model was graded),
-        ``late_kl`` (with ``_sd``), ``kl_max`` (any token), ``entropy_start``, ``entropy`` and
+        base model's test pass@1, or of the first batch's training success if no base model was graded),
+        ``late_kl`` (with ``_sd``), ``kl_max`` (largest over tokens), ``entropy_start``, ``entropy`` and
         ``entropy_kept`` (their ratio).
     """
     require_one(runs)
@@ -179,12 +179,13 @@ def _collapsed(runs: pd.DataFrame, summary: pd.DataFrame, cell: Cell) -> int:
 def power_table(
     runs: pd.DataFrame, items: pd.DataFrame, *, method: str = "troll", baseline: str = BASELINE
 ) -> pd.DataFrame:
-    """How many seeds it takes to see a difference in test pass@1, at the spread that was observed.
+    """Seeds needed to detect a difference in test pass@1, at the observed spread.
 
     Returns:
         One row per setting: ``spread`` (standard deviation over seeds of the paired difference) with
-        ``_low`` and ``_high`` (its own 95 % interval), and ``points_1``, ``points_2``, ``points_5``: the
-        least seeds at which a paired t-test finds such a difference with 80 % power; infinite above 1000.
+        ``_low`` and ``_high`` (its 95 % interval), and ``points_1``, ``points_2``, ``points_5``: the fewest
+        seeds at which a paired t-test detects a difference of that many points with 80 % power; infinite
+        above 1000.
     """
     require_one(runs)
     rows, varied = [], variants(items)
@@ -234,8 +235,9 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row per method and setting: ``batch_s`` and ``batch_cpu_s`` (wall-clock and processor seconds per
-        rollout batch with its updates; mean and ``_sd`` over seeds), ``cpu_ratio`` (processor time, times the
-        reference), ``peak_gib`` (largest process or, on a GPU, memory of tensors) and ``memory_ratio``.
+        rollout batch with its updates; mean and ``_sd`` over seeds), ``peak_gib`` (memory of the largest
+        process or, on a GPU, of tensors), and ``cpu_ratio`` and ``memory_ratio`` (processor time and memory
+        relative to clip with `REFERENCE`).
     """
     require_one(runs)
     summary = per_run(runs)
@@ -243,9 +245,9 @@ def training_cost_table(runs: pd.DataFrame) -> pd.DataFrame:
     for cell in trained_cells(runs[runs["source"] == "train"]):
         lines = cell.rows(summary)
         row = cell.coordinates | {"seeds": len(lines)} | spreads(lines, "batch_s", *_RATIOS)
-        other = Cell(cell.model, cell.task, cell.condition, REFERENCE, BASELINE)
-        beside = spreads(other.rows(summary), *_RATIOS)
-        rows.append(row | {ratio: row[name] / beside[name] for name, ratio in _RATIOS.items()})
+        reference_cell = Cell(cell.model, cell.task, cell.condition, REFERENCE, BASELINE)
+        reference = spreads(reference_cell.rows(summary), *_RATIOS)
+        rows.append(row | {ratio: row[name] / reference[name] for name, ratio in _RATIOS.items()})
     frame = pd.DataFrame(rows)
     frame.attrs["styles"] = {
         "batch_s": Style("Seconds per batch"),

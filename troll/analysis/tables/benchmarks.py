@@ -1,4 +1,4 @@
-"""Public benchmarks as one table: reference solutions ("oracle") beside the base models, graded alike."""
+"""The table of public benchmarks: reference solutions ("oracle") and base models, graded alike."""
 
 import math
 import os
@@ -29,19 +29,20 @@ _COLUMNS = (
 def benchmark_table(
     rows: Sequence[tuple[str, Mapping[str, Any], int]], skipped: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """One row per set and kind of answers.
+    """One row per data set and source of answers.
 
     Args:
-        rows: (name of the answers, a file of grades as `troll.evaluation.grading.grade` writes it, how many
-            of the samples were written after a prompt that was cut).
+        rows: (name of the answers, grades as written by `troll.evaluation.grading.grade`, number of samples
+            whose prompt was truncated).
+        skipped: reason by data set, for those that were not run.
 
     Returns:
-        ``task``, ``answers``, ``problems`` of ``available``, ``samples`` for each; ``official``, the pass@1
-        of ``scorer`` (lm-eval or evalplus), and ``official_base`` (plus sets: the few tests only); ``pass@1``
-        and ``base/pass@1``, the same by our judge; ``disagreements``, the samples on which the two differ,
-        and a link to their ``list``; ``cut`` (share of samples whose prompt was cut), source and digest of
-        the data. Intervals are of 95 % over problems: Wilson's where there is one sample for each problem,
-        else a t-interval on the problems' shares.
+        ``task``, ``answers``, ``problems`` of ``available``, ``samples`` per problem; ``official``, the
+        pass@1 of ``scorer`` (lm-eval or evalplus), and ``official_base`` (plus sets: with the few tests
+        only); ``pass@1`` and ``base/pass@1``, the same by our judge; ``disagreements``, the number of samples
+        on which the two differ, and a link to their ``list``; ``cut`` (share of samples with a truncated
+        prompt); source and digest of the data. 95 % intervals over problems: Wilson's with one sample per
+        problem, else a t-interval on the problems' success rates.
     """
     entries = []
     for answers, grades, cut in rows:
@@ -51,7 +52,7 @@ def benchmark_table(
         low, high = _interval(shares, max(samples))
         means = [sum(item["official"]) / len(item["official"]) for item in problems if "official" in item]
         official_low, official_high = _interval(means, max(samples))
-        apart = float(metrics.get("disagreements", math.nan))
+        disagreements = float(metrics.get("disagreements", math.nan))
         entries.append(
             {
                 "task": marked(grades["task"], bool(substitutes_of(grades))),
@@ -68,8 +69,8 @@ def benchmark_table(
                 "pass@1_low": low,
                 "pass@1_high": high,
                 "base/pass@1": float(metrics.get("base/pass@1", math.nan)),
-                "disagreements": apart,
-                "list": f"[list]({grades['listed']})" if apart > 0 and grades.get("listed") else "",
+                "disagreements": disagreements,
+                "list": f"[list]({grades['listed']})" if disagreements > 0 and grades.get("listed") else "",
                 "cut": cut / sum(samples),
                 "data": str(grades["data"].get("source", "")),
                 "sha256": str(grades["data_sha256"])[:12],
@@ -110,7 +111,7 @@ OFFICIAL = (
     "stricter: it looks at the last box alone, and runs programs where they cannot cheat. Disagreements "
     "are samples that one accepts and the other does not."
 )
-"""What tables say of official figures."""
+"""Note of tables with official scores."""
 _EXPLAINED = (
     f"{ORACLE}: the reference solutions, which show what the graders accept. The intervals cover the choice "
     "of problems alone. Where fewer problems are answered than there are, they were drawn without looking "
@@ -122,7 +123,7 @@ _EXPLAINED = (
 
 
 def _scorer(grades: Mapping[str, Any]) -> str:
-    """Who gave the official verdicts, by which task and metric."""
+    """Name, task and metric of the official scorer; empty without official grades."""
     official = grades.get("official")
     if not official:
         return ""
@@ -137,7 +138,7 @@ def _scorer(grades: Mapping[str, Any]) -> str:
 
 
 def _left_out(skipped: Mapping[str, str]) -> list[str]:
-    """A sentence for each reason."""
+    """A sentence about skipped data sets for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         reasons.setdefault(reason, []).append(name)
@@ -149,7 +150,7 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
     if samples == 1 and shares:
         ends = stats.binomtest(round(sum(shares)), len(shares)).proportion_ci(LEVEL, method="wilson")
         return float(ends.low), float(ends.high)
-    if len(set(shares)) < 2:  # no spread to go by
+    if len(set(shares)) < 2:  # the spread cannot be estimated
         return math.nan, math.nan
     mean, error = sum(shares) / len(shares), stats.sem(shares)
     low, high = stats.t.interval(LEVEL, len(shares) - 1, loc=mean, scale=error)
@@ -159,11 +160,11 @@ def _interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
 def read_answers(
     label: str, grades: Path, samples: Path, beside: Path | None = None
 ) -> tuple[str, Mapping[str, Any], int]:
-    """A row for `benchmark_table` from two files."""
+    """A row for `benchmark_table` from two files; links are relative to the directory ``beside``."""
     graded = read_json(grades)
     missing = {"task", "metrics", "problems", "missing", "data", "data_sha256"} - set(graded)
     if missing:
-        raise UserError(f"{grades}: not a file of grades, it lacks {', '.join(sorted(missing))}")
+        raise UserError(f"{grades}: not a file of grades; it lacks {', '.join(sorted(missing))}")
     listed = grades.with_name("disagreements.jsonl")
     if beside is not None and listed.exists():
         graded["listed"] = quote(Path(os.path.relpath(listed, beside)).as_posix())

@@ -1,7 +1,4 @@
-"""Comparisons of test pass@1: those of several experiments as one family, and methods at equal divergence.
-
-In a family each comparison stands once, corrected for how many there are.
-"""
+"""Comparisons of test pass@1: a family over several experiments, and methods at equal divergence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +22,7 @@ from troll.analysis.render.formats import Style
 from troll.analysis.statistics import LEVEL, Interval, holm, interval_columns, paired_p_value
 
 ALONE = "Reading: higher or lower where the interval excludes zero, so that p is below 0.05, each by itself."
-"""What a reading means in a table of one experiment; comparisons.md corrects for how many there are."""
+"""Note of tables of one experiment, whose readings are not corrected for the number of comparisons."""
 ONE_SEED = "Where a row has one seed, its interval is over test problems, and says nothing about another run."
 READING = (
     "Reading: higher or lower where p is below 0.05 after Holm over all comparisons of the testbed's "
@@ -34,10 +31,10 @@ READING = (
 
 
 def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
-    """Test pass@1 of every method against its baseline, over the unique comparisons of all experiments.
+    """Test pass@1 of every method compared with its baseline, each comparison once over all experiments.
 
-    A comparison that is in several experiments counts once (`troll.analysis.data.settings`), with the
-    runs of the first of them.
+    A comparison that appears in several experiments (`troll.analysis.data.settings`) uses the runs of the
+    first.
 
     Returns:
         One row per comparison: ``experiment`` (the first), the coordinates, ``against``, ``seeds``,
@@ -77,7 +74,7 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
 
 
 def reading(effect: float, p: float) -> str:
-    """What a corrected comparison says."""
+    """Classifies a difference by its corrected p-value, NaN for a single seed."""
     if p != p:
         return "one seed only"
     return ("higher" if effect > 0 else "lower") if p < 1 - LEVEL else "no clear difference"
@@ -90,7 +87,7 @@ def _row(experiment: str, items: pd.DataFrame, cell: Cell, other: Cell, interval
 
 
 def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
-    """A main table whose readings are those of a family of comparisons that has its own among them."""
+    """The main table with readings from a family of comparisons that includes those of its experiment."""
     if family.empty:
         return main
     readings = family[family["experiment"] == family["experiment"].iloc[0]].set_index(list(GROUP))["reading"]
@@ -105,12 +102,12 @@ def read_in_family(main: pd.DataFrame, family: pd.DataFrame) -> pd.DataFrame:
 
 
 def matched_table(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BASELINE) -> pd.DataFrame:
-    """Every method beside the variant of the baseline whose late divergence is nearest to its own.
+    """Every method compared with the variant of the baseline that has the nearest late divergence.
 
     Returns:
         One row per method and setting: ``against`` (the baseline's variant with the nearest late KL),
-        ``late_kl`` and ``late_kl_against`` (nats, means over seeds), ``ratio`` of the two and, where they
-        agree within `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
+        ``late_kl`` and ``late_kl_against`` (nats, means over seeds), their ``ratio`` and, if they agree
+        within `WITHIN`, the difference in test pass@1 with its 95 % interval and ``seeds``.
     """
     require_one(runs)
     families, late = variants(runs), late_divergences(per_run(runs))

@@ -1,7 +1,7 @@
-"""The paper's tables with the published number beside ours.
+"""The paper's tables with our numbers next to the published ones.
 
 Every row is one comparison of the paper: a baseline and a method on one model and data set. Rows without runs
-keep their published numbers and say "not run"; nothing published is left out.
+keep their published numbers with the status "not run"; no published number is left out.
 """
 
 import math
@@ -27,16 +27,16 @@ _ALIASES = {
     "Apertus-8B": "Apertus-8B-2509",
     "Apertus-8B-Instruct": "Apertus-8B-Instruct-2509",
 }
-"""Models that the source of the numbers names otherwise than the hub does."""
+"""Hub names of models by their names in the source of the numbers, where these differ."""
 _TASKS = {
     "GSM8K": "gsm8k*",
     "Eurus": "eurus-math*",
     "Code": "eurus-code*",
     "MATH": "math*",
     "MBPP": "mbpp*",
-    "HumanEval": "mbpp*",  # it has nothing to train on: models trained on MBPP are evaluated on it
+    "HumanEval": "mbpp*",  # has no training problems: models trained on MBPP are evaluated on it
 }
-"""Data sets of the source and the tasks that stand for them; DAPO's parts and MATH Eval are the task dapo."""
+"""Patterns of our tasks by data set of the source; DAPO's parts and MATH Eval are the task dapo."""
 _ESTIMATORS = {"GRPO": ("grpo",), "DrGRPO": ("dr-grpo",), "PPO": ("ppo", "gae"), "GSPO": ("grpo", "gspo")}
 _ESTIMATORS |= {"GAE": ("gae", "ppo"), "PPO-max": ("ppo-max",)}
 _MEASURES = {
@@ -44,29 +44,29 @@ _MEASURES = {
     "MATH_Eval": "math-eval/pass@1",
     "HumanEval": "humaneval/pass@1",
 }
-"""Our number for a data set where it is not test pass@1: final training success, mean over the suites."""
+"""Our metric by data set where it is not test pass@1."""
 _SWEPT = re.compile(r"([2-9]|\d\d+)x$|lr\d+$")
-"""Conditions of a sweep over staleness or learning rate; numbers of other tables are not theirs."""
+"""Conditions of a sweep over staleness or learning rate, which only match rows of these sweeps."""
 QWEN3 = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row: what is compared where, and what was published about it."""
+    """A row: a comparison in one setting, with its published numbers."""
 
-    model: str  # as the source names it
-    data: str  # data set, as the source names it
-    estimator: str  # as the source names it
-    baseline: str  # our trust region that is the baseline
-    method: str  # trust region of ours that the row is about
+    model: str  # name in the source
+    data: str  # data set, name in the source
+    estimator: str  # name in the source
+    baseline: str  # our trust region
+    method: str  # our trust region
     measure: str = "pass@1"  # column of ``per_run``, or "pass@1"
-    # of baseline and method; NaN where no number was read
+    # of baseline and method; NaN if unknown
     published: tuple[float, float] = (math.nan, math.nan)
-    quantity: str = ""  # what the numbers are, where a table holds several
+    quantity: str = ""  # name of the quantity, in tables with several
     condition: str = "*"  # pattern of condition names
 
     def holds(self, cell: Cell) -> bool:
-        """Whether a cell of the method is about this row's setting."""
+        """Whether a cell belongs to this row's setting."""
         task = _TASKS.get(self.data, "dapo*")
         return (
             cell.model == _ALIASES.get(self.model, self.model)
@@ -82,7 +82,7 @@ def _numbers(source: str, metric: str = "final_success*") -> list[Mapping[str, A
 
 
 def _pairs(rows: Sequence[Mapping[str, Any]], *, measure: str = "", quantity: str = "") -> list[Comparison]:
-    """Clip and TROLL of the same model, data and estimator as one row, in the order of the file."""
+    """Rows of clip and TROLL on the same model, data and estimator, in file order."""
     by_setting: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:
         key = (row["model"], row["dataset"], row["estimator"])
@@ -128,12 +128,12 @@ def _cost() -> list[Comparison]:
 
 
 def _code() -> list[Comparison]:
-    """No number was read off this figure; the text claims gains of 7 to 18 points."""
+    """Comparisons without numbers: none were read off the figure; the text claims gains of 7 to 18 points."""
     return [Comparison(model, "Code", "GRPO", "clip", "troll") for model in QWEN3]
 
 
 def _staleness() -> list[Comparison]:
-    """No number was read off the paper's figure; the conditions are those of the matrix."""
+    """Comparisons without numbers: none were read off the figure; the conditions are those of the matrix."""
     return [
         Comparison("Qwen3-4B", "DAPO_Eval", "GRPO", "clip", method, condition=f"*{condition}")
         for condition in ("stale1x", "stale4x", "stale16x")
@@ -142,7 +142,7 @@ def _staleness() -> list[Comparison]:
 
 
 def _summary() -> list[Comparison]:
-    """A published summary describes the experiments otherwise and gives no number for them."""
+    """Comparisons of a published summary, which describes other experiments and gives no numbers."""
     models = ("CodeLlama-7B", "CodeLlama-13B", "DeepSeek-Coder-1.3B", "DeepSeek-Coder-6.7B")
     comparisons = [
         Comparison(model, data, estimator, "clip", "troll", _MEASURES.get(data, "pass@1"))
@@ -158,7 +158,7 @@ def _summary() -> list[Comparison]:
 
 @dataclass(frozen=True)
 class _Section:
-    """One table of the paper: its rows, the format of its numbers and what has to be known."""
+    """One table of the paper: its rows, the format of its numbers and a note."""
 
     rows: Any
     show: Any = percent
@@ -214,12 +214,12 @@ SECTIONS: Mapping[str, _Section] = {
 
 
 def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd.DataFrame:
-    """One table of the paper with our numbers beside it.
+    """One table of the paper with our numbers next to the published ones.
 
     Returns:
-        One row per comparison (and condition, where ours has several): ``published_baseline``,
-        ``published_method``, ``published_gain``; ours as ``baseline`` and ``method`` with ``_sd``, ``_off``
-        (ours minus published) and ``gain`` with ``_low`` and ``_high`` (pass@1: paired).
+        One row per comparison (and condition, if ours has several): ``published_baseline``,
+        ``published_method``, ``published_gain``; our ``baseline`` and ``method`` with ``_sd`` and ``_off``
+        (ours minus published), and our ``gain``, for pass@1 paired and with ``_low`` and ``_high``.
     """
     chosen = SECTIONS[section]
     summary = per_run(runs)
@@ -228,7 +228,8 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
     for row in chosen.rows():
         here = [cell for cell in present if row.holds(cell)]
         matching = [cell for cell in here if fnmatchcase(cell.trust_region, row.method)]
-        if not row.method.startswith(row.baseline):  # a baseline alone is shown, but for a variant's default
+        # A baseline without runs of the method is shown, except as the default of a variant.
+        if not row.method.startswith(row.baseline):
             settings = {cell.with_trust_region("") for cell in matching}
             lone = [cell for cell in here if cell.trust_region == row.baseline]
             matching += [
@@ -250,7 +251,7 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
 
 
 def _styles(section: _Section, names: Mapping[str, str]) -> dict[str, Style]:
-    """Headings with the names of baseline and method where all rows share them."""
+    """Column styles, with the names of baseline and method in the headings if all rows share them."""
     styles = {"data": Style("Data"), "quantity": Style("Quantity")}
     for role, name in names.items():
         styles |= {

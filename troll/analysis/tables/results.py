@@ -1,7 +1,7 @@
-"""The tables: tidy tables in, a DataFrame of numbers out, which ``formats.write_table`` writes.
+"""Tables of results: functions from tidy tables to a DataFrame of numbers for ``formats.write_table``.
 
-Every row is one method in one setting. ``status`` is "run", "not run" (planned or to be expected, but no run
-was found) or "skipped"; nothing is left out silently.
+Every row is one method in one setting. ``status`` is "run", "not run" (planned or expected, without runs) or
+"skipped"; no row is left out silently.
 """
 
 import itertools
@@ -35,12 +35,12 @@ from troll.analysis.tables.benchmarks import OFFICIAL
 from troll.analysis.tables.comparisons import ALONE, ONE_SEED
 
 MAIN_METRICS = ("difference", "late_kl", "entropy", "final", "peak")
-"""Shown after pass@1 and the pass@k of the largest k that was measured."""
+"""Columns after pass@1 and the pass@k with the largest measured k."""
 ABLATION_METRICS = ("difference", "late_kl", "entropy", "final", "peak", "max_drawdown")
 OFFICIAL_METRIC = "official/pass@1"
 """pass@1 by lm-eval or evalplus, of runs on public data."""
 _CONSTRAINT_CHECK: Mapping[str, str] = {name: METRICS[name].worst for name in DIAGNOSTICS}
-"""Diagnostics of a run and which of its values over all steps and seeds a table shows."""
+"""Aggregation over all steps and seeds, by diagnostic."""
 
 
 def main_table(
@@ -51,18 +51,18 @@ def main_table(
     skipped: Mapping[str, str] | None = None,
     baseline: str = BASELINE,
 ) -> pd.DataFrame:
-    """Test scores and training behaviour of every method in every setting, variants of another one left out.
+    """Test scores and training behaviour of every method in every setting, except variants of other methods.
 
     Args:
         expected: coordinates of the planned runs; by default every method is expected in every setting
             that is present.
 
     Returns:
-        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k of the largest k (on public data
-        after ``official/pass@1`` and before the number of ``disagreements``), and ``MAIN_METRICS``: mean and
-        ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
-        ``p`` (paired t-test over seeds; it and the reading are of this comparison alone, and
-        ``comparison_family`` corrects for all). Shares are between 0 and 1, KL and entropy are in nats.
+        The coordinates, seeds, planned, status, mixed, pass@1 and the pass@k with the largest k (on public
+        data preceded by ``official/pass@1`` and followed by the number of ``disagreements``), and
+        ``MAIN_METRICS``: mean and ``_sd`` over seeds; ``difference`` has ``_low``, ``_high``, ``reading`` and
+        ``p`` (paired t-test over seeds), both uncorrected: see ``comparison_family``. Shares are between 0
+        and 1, KL and entropy in nats.
     """
     require_one(runs)
     names = {cell.trust_region for cell in cells(runs)} | {str(run["trust_region"]) for run in expected or ()}
@@ -78,9 +78,9 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
 
     Returns:
         The coordinates of the setting, seeds (of the method), on public data the official pass@1 of base
-        model and both methods, ``base``, ``baseline`` and ``method`` (test
-        pass@1 with ``_sd``), ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
-        ``attrs["headings"]`` says which methods they are.
+        model and both methods, ``base``, ``baseline`` and ``method`` (test pass@1 with ``_sd``),
+        ``difference`` with ``_low``, ``_high`` and ``reading``, and late KL of both.
+        ``attrs["headings"]`` names the methods.
     """
     rows = []
     trained = main[main["trust_region"].isin([method, baseline])]
@@ -124,11 +124,11 @@ def ablation_table(
     expected: Sequence[Mapping[str, object]] | None = None,
     skipped: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
-    """Variants of each rule beside its default, in the settings where a variant was run or planned.
+    """Variants of each rule and its default, in the settings where a variant was run or planned.
 
     Returns:
-        As ``main_table`` with pass@1 and ``ABLATION_METRICS``, rule by rule; differences are taken from the
-        rule's own default. Without rows when there are no variants.
+        As ``main_table`` with pass@1 and ``ABLATION_METRICS``, rule by rule; differences are from the rule's
+        default. Empty without variants.
     """
     require_one(runs)
     present = set(cells(runs)) | set(planned_seeds(expected or ()))
@@ -141,17 +141,18 @@ def ablation_table(
         metrics = (*_of_test(runs), *ABLATION_METRICS)
         parts.append(_table(runs, items, chosen, metrics, default, expected, skipped or {}, settings))
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    told = _notes(frame, runs, "the rule's default", skipped or {}) if parts else ["No variants were run."]
-    frame.attrs["notes"] = told
+    notes = _notes(frame, runs, "the rule's default", skipped or {}) if parts else ["No variants were run."]
+    frame.attrs["notes"] = notes
     return frame
 
 
 def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """What the trust regions did: worst and mean diagnostics over all steps and seeds of each method.
+    """Diagnostics of the trust regions over all steps and seeds of each method.
 
     Returns:
         One row per method and setting: ``clip_fraction`` and ``solver_evaluations`` are means over steps,
-        ``kept_mass`` the least, the others the largest value; missing where a rule does not log a diagnostic.
+        ``kept_mass_min`` is the smallest value, the others are the largest; NaN for diagnostics that a rule
+        does not log.
     """
     require_one(runs)
     summary, rows = per_run(runs), []
@@ -179,7 +180,7 @@ def constraint_check_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
-    """Mean over all optimiser steps of some runs, by their own means; NaN where none logs it."""
+    """Mean over all optimiser steps from the runs' means; NaN if no run logs the metric."""
     if column not in summary:
         return math.nan
     present = summary[summary[column].notna()]
@@ -187,10 +188,10 @@ def _mean_over_steps(summary: pd.DataFrame, column: str) -> float:
 
 
 def test_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Every test metric of every method: mean and spread over seeds, with the share of each status.
+    """Every test metric of every method, including the share of each status: mean and ``_sd`` over seeds.
 
     Returns:
-        One row per method and setting; columns are the metrics found, empty where a task has no such metric.
+        One row per method and setting, a column per metric; NaN if a task does not have the metric.
     """
     require_one(runs)
     summary = per_run(runs)
@@ -200,7 +201,7 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
         lines = cell.rows(summary)
         row = cell.coordinates | {"seeds": _seeds(cell, lines)}
         for metric in metrics:
-            # A run without any sample of some status had a share of zero of it.
+            # A status that no sample of a run has is not recorded: its share is zero.
             values = lines[metric].fillna(0.0) if metric.startswith("status/") else lines[metric]
             row[metric], row[f"{metric}_sd"] = spread(values)
         rows.append(row)
@@ -208,14 +209,14 @@ def test_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _test_order(metric: str) -> tuple[bool, bool, bool, str]:
-    """What the official scorer says first, then by our judge, then where they differ, and all else."""
+    """Sort key: official scores, those of our judge, disagreements, then all other metrics."""
     official = metric.startswith("official/")
-    apart = metric == "disagreements"
-    return not official, apart or "/" in metric, not apart and "/" in metric, metric
+    disagreements = metric == "disagreements"
+    return not official, disagreements or "/" in metric, not disagreements and "/" in metric, metric
 
 
 def _of_test(runs: pd.DataFrame, *, largest_k: bool = False) -> list[str]:
-    """Our pass@k; on public data after what the official scorer says, and before how often it differs."""
+    """Our pass@k; on public data preceded by the official pass@1 and followed by the disagreements."""
     tested = set(runs.loc[runs["source"] == "test", "metric"])
     sizes = {int(name.removeprefix("pass@")) for name in tested if largest_k and name.startswith("pass@")}
     ours = [f"pass@{k}" for k in sorted({1, max(sizes, default=1)})]
@@ -232,7 +233,7 @@ def _table(
     skipped: Mapping[str, str],
     settings: set[Cell] | None = None,
 ) -> pd.DataFrame:
-    """Rows of all chosen methods; ``settings`` (as cells of the reference) restricts where."""
+    """Rows of all chosen methods, restricted to ``settings`` (given as cells of the reference)."""
     summary = per_run(runs)
     planned = planned_seeds(expected) if expected is not None else {}
     shown = set(cells(runs)) | (set(planned) if expected is not None else _product(runs, chosen))
@@ -258,7 +259,7 @@ def _table(
 
 
 def _product(runs: pd.DataFrame, chosen: set[str]) -> set[Cell]:
-    """Every chosen method in every setting present, so that holes show."""
+    """Every chosen method in every setting that is present, so that missing runs are visible."""
     trained = trained_cells(runs)
     axes = [sorted({getattr(cell, name) for cell in trained}) for name in GROUP[:-1]]
     methods = sorted(chosen & {cell.trust_region for cell in trained})
@@ -298,8 +299,8 @@ def _notes(frame: pd.DataFrame, runs: pd.DataFrame, reference: str, skipped: Map
     if len(missing):
         notes.append(f"{len(missing)} of {len(frame)} rows have not been run.")
     if frame["mixed"].any():
-        odd = sorted(set(runs.loc[runs["mixed"], "run_id"]))
+        mixed = sorted(set(runs.loc[runs["mixed"], "run_id"]))
         notes.append(
-            f"† includes runs made with another version of program, environment or data: {', '.join(odd)}."
+            f"† includes runs made with another version of program, environment or data: {', '.join(mixed)}."
         )
     return notes
