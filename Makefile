@@ -66,7 +66,7 @@ coverage: env ## measure what the tests cover; takes longer than the tests alone
 	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 coverage run -m pytest -q
 	@"$(BIN)/coverage" combine -q && "$(BIN)/coverage" report
 
-golden: env ## make the golden runs of the tests again, after NUMERICS was raised; about a minute
+golden: env ## make the golden runs of the tests again, after NUMERICS was raised or a metric was added; about a minute
 	@"$(BIN)/python" tests/golden/make.py
 
 docs: env ## write what is generated: the JSON schema, docs/configuration.md, conda's files, config/config.yaml

@@ -52,5 +52,7 @@ def test_all_that_the_trainer_logs_is_reserved():
         logged |= set(names.values())
     for path in TRAINING.glob("*.py"):
         logged |= set(re.findall(r'(?:_report\(|_metrics\["train"\]\[)"([^"]+)"', path.read_text()))
-    assert {"update_skipped", "kl_to_reference", "success"} <= logged
+        for added in re.findall(r"diagnostics\.add\(\s*{(.*?)}", path.read_text(), re.DOTALL):
+            logged |= set(re.findall(r'"(\w+)":', added))
+    assert {"update_skipped", "kl_to_reference", "success", "entropy", "kept_tokens"} <= logged
     assert [n for n in logged if n not in RESERVED_METRICS and not n.startswith(RESERVED_BEGINNINGS)] == []
