@@ -1,8 +1,8 @@
-"""Per-token losses to one number, by name.
+"""Reduction of per-token losses to one number, by name.
 
-The normalisers are those of the whole mini-batch (over all its micro-batches and processes), given by the
-caller; each micro-batch then contributes its share, and the shares just add up. A mean taken over each
-micro-batch instead weighs tokens by the size of their micro-batch.
+The caller passes the normalisers of the whole mini-batch (over all its micro-batches and processes); each
+micro-batch then contributes its share, and the shares add up. A mean over each micro-batch would instead
+weight tokens by the size of their micro-batch.
 
 * token-mean: sum m l / sum m. DAPO; default of verl and of the TROLL paper.
 * seq-mean-token-mean: sum_i (sum_t m l / T_i) / B'. GRPO, GSPO, SAPO.
@@ -10,9 +10,9 @@ micro-batch instead weighs tokens by the size of their micro-batch.
 * seq-mean-token-sum-norm: sum_i (sum_t m l) / (B C). Dr. GRPO, with C the maximum response length.
 
 Here l are losses [B, T], m is the mask, T_i the number of tokens of response i and B' the number of
-non-empty responses, as in newer verl; TRL counts empty ones too, so that masking whole responses shrinks the
-gradient of the others. The last name divides by all B responses, as TRL does (loss_type "dr_grpo"); older
-verl leaves that division out, so that its effective learning rate grows with B.
+non-empty responses, as in newer verl; TRL also counts empty responses, so masking whole responses shrinks the
+gradient of the others. seq-mean-token-sum-norm divides by all B responses, as TRL does (loss_type "dr_grpo");
+older verl omits that division, so its effective learning rate grows with B.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Count = float | Tensor
 
 
 def check_aggregation(name: str) -> str:
-    """Return the name if it is known.
+    """Return the name if it is valid.
 
     Raises:
-        UserError: it is not; the message has the nearest name and all of them.
+        UserError: unknown name; the message lists the valid names and suggests the closest.
     """
     if name not in AGGREGATIONS:
         raise UserError(f"aggregation: {unknown('name', name, AGGREGATIONS)}")
@@ -48,10 +48,10 @@ def aggregate(
     responses: Count | None = None,
     max_response_tokens: Count | None = None,
 ) -> Tensor:
-    """One micro-batch's share of the mini-batch loss.
+    """Compute one micro-batch's share of the mini-batch loss.
 
-    The counts are of the whole mini-batch: all micro-batches, all processes. Left out, those of this mask are
-    taken, which is right when the mini-batch is one batch on one process.
+    The counts are those of the whole mini-batch, over all micro-batches and processes. They default to the
+    counts of this mask, which is correct for a mini-batch of one micro-batch on one process.
 
     Args:
         per_token: [B, T] losses.
@@ -60,11 +60,11 @@ def aggregate(
         tokens: number of response tokens.
         sequences: number of non-empty responses.
         responses: number of responses, empty ones included.
-        max_response_tokens: the longest response allowed: a constant of the run. Left out, T.
+        max_response_tokens: maximum response length, a constant of the run; T by default.
 
     Returns:
-        A scalar. The shares of all micro-batches and processes add up to the loss of the mini-batch; where
-        the engine averages gradients over W processes (DDP), multiply by W. Without any token it is 0.
+        A scalar. The shares of all micro-batches and processes add up to the loss of the mini-batch; if
+        gradients are averaged over W processes (DDP), multiply by W. It is 0 without any token.
 
     Raises:
         UserError: unknown name.

@@ -1,4 +1,4 @@
-"""Closed-form gradients that are no functions to be differentiated again."""
+"""Closed-form gradients that cannot be differentiated a second time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from troll.common.errors import UserError
 
 
 def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Marks the backward of a `torch.autograd.Function`: refuses to be part of a graph (create_graph=True).
+    """Decorate the backward of a `torch.autograd.Function` to raise under create_graph=True.
 
-    torch's own `once_differentiable` complains only where the upstream gradient itself needs a gradient, and
-    drops the second-order term silently where it does not.
+    torch's `once_differentiable` only raises if the upstream gradient requires a gradient, and otherwise
+    drops the second-order term silently.
 
     Args:
-        what: how messages call the function.
+        what: the function's name in error messages.
     """
 
     def mark(backward: Callable[..., Any]) -> Callable[..., Any]:

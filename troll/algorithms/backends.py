@@ -1,4 +1,4 @@
-"""Which backend computes, in which type, in pieces of which size; and checks that make no GPU wait."""
+"""Choice of backend, data types and chunk sizes, and checks that do not synchronise with the GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from troll.common.errors import UserError
 
 Backend = Literal["auto", "torch", "triton"]
 
-# Rows are worked through in pieces of this many elements: float64 temporaries stay at 32 MiB each.
+# Rows are processed in chunks of this many elements, which limits float64 temporaries to 32 MiB each.
 CHUNK_ELEMENTS = 1 << 22
-# A row of the projection lives in the registers of one program.
+# Maximum row length of the projection kernel, which keeps a row in the registers of one program.
 MAX_ATOMS = 2048
 
 _default_backend: ContextVar[Backend] = ContextVar("troll_projection_backend", default="auto")
@@ -32,10 +32,11 @@ def _triton_installed() -> bool:
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
-    """What "auto" means inside: "torch" to compare with, "triton" to run the kernels in Triton's interpreter.
+    """Context manager that sets the backend meant by "auto".
 
     Args:
-        backend: of `troll.project`, `kl_divergence` and the rules that use them.
+        backend: default of `troll.project`, `kl_divergence` and the rules that use them, such as "torch" for
+            comparisons or "triton" for kernels in Triton's interpreter.
     """
     token = _default_backend.set(backend)
     try:
@@ -45,15 +46,15 @@ def default_backend(backend: Backend) -> Iterator[None]:
 
 
 def takes_triton(device: torch.device, backend: Backend = "auto", where: str = "project") -> bool:
-    """Whether Triton kernels are to be used: "auto" takes them on CUDA where Triton is installed.
+    """Whether to use Triton kernels; "auto" uses them on CUDA if Triton is installed.
 
     Args:
-        device: of the tensors.
+        device: device of the tensors.
         backend: "auto", "torch" or "triton".
-        where: how messages call the caller.
+        where: the caller's name in error messages.
 
     Raises:
-        UserError: an unknown name, or Triton asked for where it cannot run.
+        UserError: an unknown backend, or "triton" where it cannot run.
     """
     backend = _default_backend.get() if backend == "auto" else backend
     if backend not in ("auto", "torch", "triton"):
@@ -69,14 +70,14 @@ def takes_triton(device: torch.device, backend: Backend = "auto", where: str = "
 
 
 def require(good: Tensor, message: str) -> None:
-    """Refuse a condition that does not hold, without a wait where Triton kernels are used.
+    """Require a condition, without synchronising with the device where Triton kernels are used.
 
     Args:
-        good: bool, one element.
-        message: one line.
+        good: the condition, a bool tensor with one element.
+        message: the error message, one line.
 
     Raises:
-        UserError: it does not hold. On CUDA with Triton an assertion on the device fails instead, which
+        UserError: the condition is false. On CUDA with Triton a device-side assertion fails instead, which
             prints the message and leaves the device unusable for the process.
     """
     if not takes_triton(good.device):
@@ -86,13 +87,13 @@ def require(good: Tensor, message: str) -> None:
     try:
         torch._assert_async(good, message)
     except RuntimeError:
-        if good.device.type == "cuda":  # an earlier error, that shows here
+        if good.device.type == "cuda":  # an earlier asynchronous error that surfaces here
             raise
         raise UserError(message) from None
 
 
 def require_equal(a: Tensor, b: Tensor, message: str) -> None:
-    """Refuse tensors that differ, as `require` does."""
+    """Require equal tensors, see `require`."""
     if a is b:
         return
     if a.shape != b.shape or not takes_triton(a.device):
@@ -103,14 +104,14 @@ def require_equal(a: Tensor, b: Tensor, message: str) -> None:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating type of a device: float64, or float32 where that does not exist (Apple MPS)."""
+    """The widest floating-point type of a device: float64, or float32 without float64 support (Apple MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
-    """The type of a result: the widest of the inputs, and at least float32.
+    """The data type of a result: the widest of the inputs, and at least float32.
 
-    A KL divergence near 1e-2 does not survive bfloat16, so half-precision inputs give float32 results.
+    bfloat16 is too coarse for a KL divergence near 1e-2, so half-precision inputs give float32 results.
     """
     dtype = torch.float32
     for tensor in tensors:
@@ -119,7 +120,7 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def row_chunks(rows: int, width: int) -> Iterator[slice]:
-    """Slices that cut [rows, width] into pieces of at most CHUNK_ELEMENTS elements, or one row."""
+    """Yield slices of the rows of [rows, width] with at most CHUNK_ELEMENTS elements, or one row."""
     step = max(1, CHUNK_ELEMENTS // max(1, width))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

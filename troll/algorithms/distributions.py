@@ -1,21 +1,21 @@
-"""Sparse next-token distributions: a few kept tokens and one atom for all the others.
+"""Sparse next-token distributions: a few kept tokens and one atom for all other tokens.
 
 A language model's distribution over V tokens is stored as K kept log-probabilities and the pooled mass of the
 remaining V - K tokens, the *tail*. The K + 1 atoms are a coarse partition of the vocabulary, so
 
-* they sum to one, whatever was dropped;
+* they sum to one, whichever tokens are dropped;
 * the KL divergence of two such distributions on the same tokens is a true KL divergence: never negative, and
   never above the KL divergence over the full vocabulary (data processing inequality);
-* mass that a policy moves outside the kept tokens lands in the tail and is charged for.
+* mass that a policy moves outside the kept tokens is part of the tail and enters the KL divergence.
 
-What the coarse KL misses, exactly (chain rule), with Q the tail mass of q and r = log q - log p:
+The exact error of the coarse KL (chain rule), with Q the tail mass of q and r = log q - log p, is
 
     KL(q || p) - KL_coarse(q || p) = Q KL(q given tail || p given tail)  <=  Q min(w, w^2 / 8),
 
 where w = max r - min r over the dropped tokens. (On the path from p to q inside the tail, KL is the integral
-of t Var_t(r) over t in [0, 1], and a variable within w has a variance of at most w^2 / 4. And no log-ratio of
-the two conditionals exceeds w, because their smallest is at most 0.) So the error is at most Q times a
-number that is small when the update moves the dropped logits alike; see `tail_gap_bound`.
+of t Var_t(r) over t in [0, 1], and a variable of range w has a variance of at most w^2 / 4. Also, no
+log-ratio of the two conditionals exceeds w, because the smallest is at most 0.) So the error is at most Q
+times a number that is small if the update moves the dropped logits alike; see `tail_gap_bound`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from troll.algorithms.divergences import kl_divergence
 from troll.common.errors import UserError
 
 # log 1e-12: log-probability of each dropped token in the paper's variant (configuration of its code), and the
-# least mass of a tail where two policies are compared.
+# minimum log-mass of a tail when two policies are compared.
 DEFAULT_LOG_PROB = -27.631
-# The tensors of a distribution by their names in a batch, and what stands there in rows without a token: no
-# kept token and all mass in the tail, so that every row is a distribution.
+# Names of a distribution's tensors in a batch, and their padding values for rows without a token: no kept
+# token and all mass in the tail, so every row is a valid distribution.
 BATCH_PADDING: Mapping[str, float] = {
     "token_ids": -1,
     "support_log_probs": -torch.inf,
@@ -50,9 +50,9 @@ class SparseLogProbs:
     Attributes:
         token_ids: [..., K] int64, distinct within a row; -1 in unused slots.
         log_probs: [..., K]; -inf in unused slots.
-        tail_log_prob: [...]; log of the total mass of all tokens that are not kept; -inf when none is left.
-        dropped_log_mass: [...]; log of the mass that was truly left out where tail_log_prob is not that (a
-            constant tail); None where it is.
+        tail_log_prob: [...]; log of the total mass of all tokens that are not kept; -inf without any.
+        dropped_log_mass: [...]; log of the mass that was actually dropped, if `tail_log_prob` differs from it
+            (a constant tail); else None.
     """
 
     token_ids: Tensor
@@ -61,10 +61,10 @@ class SparseLogProbs:
     dropped_log_mass: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that the shapes belong together.
+        """Check the shapes.
 
         Raises:
-            UserError: shapes [..., K], [..., K], [...] do not hold.
+            UserError: the shapes are not [..., K], [..., K] and [...].
         """
         shapes = tuple(tuple(x.shape) for x in (self.token_ids, self.log_probs, self.tail_log_prob))
         if shapes[0] != shapes[1] or shapes[0][:-1] != shapes[2]:
@@ -75,7 +75,7 @@ class SparseLogProbs:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The leading axes [...] that all tensors share."""
+        """The shape [...] of the leading axes."""
         return self.tail_log_prob.shape
 
     @property
@@ -84,7 +84,7 @@ class SparseLogProbs:
         return self.log_probs.shape[-1]
 
     def kept_mass(self) -> Tensor:
-        """Mass of the kept tokens in the whole distribution, [...], without gradient."""
+        """Mass of the kept tokens in the full distribution, [...], without gradient."""
         dropped = self.tail_log_prob if self.dropped_log_mass is None else self.dropped_log_mass
         return -torch.expm1(dropped.detach().clamp(max=0.0))
 
@@ -93,11 +93,11 @@ class SparseLogProbs:
         return torch.cat([self.log_probs, self.tail_log_prob.unsqueeze(-1)], dim=-1)
 
     def with_atoms(self, atoms: Tensor) -> SparseLogProbs:
-        """The same tokens with other log-probabilities, given as [..., K + 1] atoms."""
+        """The same tokens with new log-probabilities, given as atoms [..., K + 1]."""
         return SparseLogProbs(self.token_ids, atoms[..., :-1], atoms[..., -1])
 
     def _each(self, change: Callable[[Tensor, float], Tensor]) -> SparseLogProbs:
-        """Another with each tensor changed; `change` also gets what stands in rows without a token."""
+        """A copy with `change` applied to each tensor and its padding value, see `BATCH_PADDING`."""
         tensors = (self.token_ids, self.log_probs, self.tail_log_prob)
         ids, log_probs, tail = (
             change(values, fill) for values, fill in zip(tensors, BATCH_PADDING.values(), strict=True)
@@ -114,7 +114,7 @@ class SparseLogProbs:
         return self._each(lambda values, _: values.cpu())
 
     def where(self, mask: Tensor) -> SparseLogProbs:
-        """The same rows where mask (bool, of batch shape) is true, `BATCH_PADDING` elsewhere."""
+        """The rows where mask (bool, of batch shape) is true, `BATCH_PADDING` elsewhere."""
         off = ~mask
         return self._each(
             lambda values, fill: values.masked_fill(
@@ -123,7 +123,7 @@ class SparseLogProbs:
         )
 
     def rows(self, index: Tensor) -> SparseLogProbs:
-        """Chosen rows [M, K] of the flattened batch, or those where a boolean mask of batch shape is true."""
+        """Rows [M, K] selected by indices into the flattened batch, or by a boolean mask of batch shape."""
         if index.dtype == torch.bool:
             return self._each(lambda values, _: values[index])
         flat = self.flat()
@@ -135,13 +135,14 @@ class SparseLogProbs:
         return self._each(lambda values, _: values.reshape(-1, *values.shape[batch:]))
 
     def scatter(self, mask: Tensor, places: Tensor | None = None) -> SparseLogProbs:
-        """Rows [N, K] at the N places that mask [B, T] marks, padding (see `BATCH_PADDING`) elsewhere.
+        """Scatter rows [N, K] to the N positions where mask [B, T] is set; `BATCH_PADDING` elsewhere.
 
-        Differentiable even where N is 0.
+        Differentiable even for N = 0.
 
         Args:
             mask: [B, T].
-            places: [N] where the flattened mask is true, if known: to find them a GPU makes the host wait.
+            places: [N] indices of the set positions in the flattened mask, if already computed: on a GPU,
+                computing them synchronises with the host.
         """
         if places is None:
             places = mask.reshape(-1).nonzero().squeeze(-1)
@@ -154,7 +155,7 @@ class SparseLogProbs:
 
     @classmethod
     def cat(cls, parts: Sequence[SparseLogProbs]) -> SparseLogProbs:
-        """Distributions [B_i, ..., K] with exact tails one after the other, [sum B_i, ..., K]."""
+        """Concatenate distributions [B_i, ..., K] with exact tails to [sum B_i, ..., K]."""
         return cls(
             torch.cat([part.token_ids for part in parts]),
             torch.cat([part.log_probs for part in parts]),
@@ -162,15 +163,15 @@ class SparseLogProbs:
         )
 
     def to_batch(self, prefix: str = "") -> dict[str, Tensor]:
-        """Its tensors by the names of `BATCH_PADDING`: how it travels in a batch of rows or a model's output.
+        """The tensors by their names in `BATCH_PADDING`, for a batch of rows or a model's output.
 
-        Exact tails alone travel: `constant_tail` comes after `from_batch`.
+        Only exact tails are supported: apply `constant_tail` after `from_batch`.
 
         Args:
-            prefix: of the names, as in ``old_token_ids``.
+            prefix: prefix of the names, as in ``old_token_ids``.
 
         Returns:
-            Token ids as int32, which halves what a rollout batch of them takes.
+            The three tensors, token ids as int32 to halve their size in a rollout batch.
         """
         tensors = (self.token_ids.int(), self.log_probs, self.tail_log_prob)
         return {prefix + name: tensor for name, tensor in zip(BATCH_PADDING, tensors, strict=True)}
@@ -179,12 +180,12 @@ class SparseLogProbs:
     def from_batch(
         cls, batch: Mapping[str, Any], prefix: str = "", device: torch.device | None = None
     ) -> SparseLogProbs:
-        """What `to_batch` has put into a batch, shuffled, cut or padded as its other rows were.
+        """Restore the distribution that `to_batch` stored, even from a shuffled, split or padded batch.
 
         Args:
-            batch: with the three tensors.
-            prefix: of their names.
-            device: where to move them; None leaves them.
+            batch: contains the three tensors.
+            prefix: prefix of their names.
+            device: device to move them to; None keeps theirs.
         """
         token_ids, log_probs, tail = (batch[prefix + name].to(device=device) for name in BATCH_PADDING)
         return cls(token_ids.long(), log_probs, tail)
@@ -198,15 +199,15 @@ def _logsumexp(values: Tensor) -> Tensor:
 
 
 def on_support(values: Tensor, token_ids: Tensor, *, normalised: bool = False) -> SparseLogProbs:
-    """A dense distribution on given tokens, the rest pooled; differentiable in `values`.
+    """Restrict a dense distribution to given tokens and pool the rest; differentiable in `values`.
 
-    The reference path for small vocabularies: it works in float64 on all of [..., V].
-    `troll.algorithms.lm_head.head` computes the same from hidden states without ever holding V columns.
+    The reference implementation for small vocabularies: it works in float64 on all of [..., V].
+    `troll.algorithms.lm_head.head` computes the same from hidden states without materialising V columns.
 
     Args:
         values: [..., V] logits, or log-probabilities with `normalised`.
         token_ids: [..., K] int64, distinct; -1 in unused slots.
-        normalised: whether `values` are log-probabilities already.
+        normalised: whether `values` are log-probabilities.
     """
     dtype = result_dtype(values)
     log_probs = values.to(wide_dtype(values.device))
@@ -233,21 +234,21 @@ def sparsify(
     """Keep the most probable tokens until their mass is 1 - dropped_mass or there are `support_size` of them.
 
     Source: TROLL, arXiv 2510.03817, and its configuration (K = 64, delta = 1e-5, sampled token always
-    kept). The reference path, see `on_support`.
+    kept). The reference implementation, see `on_support`.
 
     Args:
         values: [..., V] logits, or log-probabilities with `normalised`. -inf allowed.
-        support_size: K >= 1, slots per row; more than V are cut to V.
-        dropped_mass: delta in [0, 1): a token is kept while more than this mass is left from it on downwards.
-        always_keep: [...] or [..., m] token ids that are kept whatever their probability; each takes a slot.
-        normalised: whether `values` are log-probabilities already.
-        tail: "pooled" puts the exact remaining mass into the tail, so that the result is normalised.
-            "constant" is the paper's variant: every dropped token gets `default_log_prob`, so that the tail
-            holds (V - kept) exp(default_log_prob) without gradient, and the kept tokens share the rest.
+        support_size: K >= 1, slots per row; at most V are used.
+        dropped_mass: delta in [0, 1): a token is kept while it and all less probable tokens hold more mass.
+        always_keep: [...] or [..., m] token ids that are kept regardless of probability; each takes a slot.
+        normalised: whether `values` are log-probabilities.
+        tail: "pooled" puts the exact remaining mass into the tail, so the result is normalised. "constant" is
+            the paper's variant: every dropped token gets `default_log_prob`, so the tail has the mass
+            (V - kept) exp(default_log_prob) without gradient, and the kept tokens share the rest.
         default_log_prob: log-probability of each dropped token under "constant".
 
     Returns:
-        [..., K] with slots in descending probability, unused ones last.
+        [..., K], slots in descending order of probability, unused slots last.
 
     Raises:
         UserError: support_size or dropped_mass out of range, or an unknown tail.
@@ -283,30 +284,30 @@ def sparsify(
 def constant_tail(
     sparse: SparseLogProbs, vocabulary: int, default_log_prob: float = DEFAULT_LOG_PROB
 ) -> SparseLogProbs:
-    """The same kept tokens with the paper's tail: each of the others has `default_log_prob`.
+    """Replace the tail by the paper's: each dropped token has `default_log_prob`.
 
-    The kept tokens share what is left in their proportions, so that the whole sums to one: with the kept
-    probabilities as they were, the ratio of a projected token to its old probability would jump by 1 / (kept
-    mass) at the edge of the ball, because a projected policy sums to one.
+    The kept tokens are rescaled so that the distribution sums to one. Without rescaling, the ratio of a
+    projected token to its old probability would jump by 1 / (kept mass) at the boundary of the ball, because
+    a projected policy sums to one.
 
     Args:
         sparse: [..., K], with its exact tail.
         vocabulary: V.
-        default_log_prob: of each dropped token; the paper's is log 1e-12.
+        default_log_prob: log-probability of each dropped token; log 1e-12 in the paper.
 
     Returns:
-        A distribution whose tail is a constant without gradient. It knows the mass that it has dropped.
+        A distribution with a constant tail without gradient; `dropped_log_mass` records the dropped mass.
     """
     empty = (sparse.token_ids < 0).all(-1)
     dropped = vocabulary - (sparse.token_ids >= 0).sum(-1)
     tail = (dropped.log() + default_log_prob).to(sparse.log_probs).masked_fill(empty, 0.0)
     scale = (torch.log1p(-tail.exp()) - _logsumexp(sparse.log_probs)).masked_fill(empty, 0.0)
-    truly = sparse.tail_log_prob if sparse.dropped_log_mass is None else sparse.dropped_log_mass
-    return SparseLogProbs(sparse.token_ids, sparse.log_probs + scale.unsqueeze(-1), tail, truly.detach())
+    exact = sparse.tail_log_prob if sparse.dropped_log_mass is None else sparse.dropped_log_mass
+    return SparseLogProbs(sparse.token_ids, sparse.log_probs + scale.unsqueeze(-1), tail, exact.detach())
 
 
 def _matches(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of `ids` [..., K]: whether it is among `others` [..., L], and at which place."""
+    """For each of `ids` [..., K]: whether it occurs in `others` [..., L], and its index there."""
     ordered, order = others.sort(dim=-1)
     place = torch.searchsorted(ordered.contiguous(), ids.contiguous()).clamp(max=others.shape[-1] - 1)
     shared = (ordered.gather(-1, place) == ids) & (ids >= 0)
@@ -320,13 +321,13 @@ def align(
     missing: Literal["pool", "default"] = "pool",
     default_log_prob: float = DEFAULT_LOG_PROB,
 ) -> tuple[SparseLogProbs, SparseLogProbs]:
-    """Two distributions with different supports on the same atoms.
+    """Express two distributions with different supports on common atoms.
 
-    * "pool": the atoms are the tokens that both keep; everything else is pooled on either side. This is the
-      finest partition on which both are known, so a KL divergence on it is a true one and a lower bound.
-    * "default": the atoms are the tokens that one of them keeps (the union, the paper's treatment); where a
-      distribution lacks a token it has `default_log_prob` there, taken out of its constant tail. Meant for
-      the "constant" variant of `sparsify`; the sums stay one.
+    * "pool": the atoms are the tokens that both keep; each distribution pools all others. This is the finest
+      partition on which both are known, so a KL divergence on it is a true divergence and a lower bound.
+    * "default": the atoms are the tokens that at least one keeps (the union, as in the paper); a token that a
+      distribution lacks gets `default_log_prob`, taken out of its constant tail. Intended for the "constant"
+      variant of `sparsify`; both still sum to one.
 
     Returns:
         Both distributions, with the same token_ids.
@@ -336,7 +337,7 @@ def align(
     in_b, place = _matches(a.token_ids, b.token_ids)
     in_a, _ = _matches(b.token_ids, a.token_ids)
     ids = a.token_ids.masked_fill(~in_b, -1)
-    b_there = b.log_probs.gather(-1, place)
+    b_shared = b.log_probs.gather(-1, place)
     if missing == "pool":
         pooled = []
         for part, shared in ((a, in_b), (b, in_a)):
@@ -346,12 +347,12 @@ def align(
             pooled.append(_logsumexp(rest))
         return (
             SparseLogProbs(ids, a.log_probs.masked_fill(~in_b, -torch.inf), pooled[0], a.dropped_log_mass),
-            SparseLogProbs(ids, b_there.masked_fill(~in_b, -torch.inf), pooled[1], b.dropped_log_mass),
+            SparseLogProbs(ids, b_shared.masked_fill(~in_b, -torch.inf), pooled[1], b.dropped_log_mass),
         )
     only_a, only_b = (a.token_ids >= 0) & ~in_b, (b.token_ids >= 0) & ~in_a
     union = torch.cat([a.token_ids, b.token_ids.masked_fill(~only_b, -1)], dim=-1)
     a_extra = torch.full_like(b.log_probs, default_log_prob).masked_fill(~only_b, -torch.inf)
-    b_first = torch.where(only_a, torch.full_like(b_there, default_log_prob), b_there)
+    b_first = torch.where(only_a, torch.full_like(b_shared, default_log_prob), b_shared)
     b_first = b_first.masked_fill(a.token_ids < 0, -torch.inf)
     b_extra = b.log_probs.masked_fill(~only_b, -torch.inf)
 
@@ -359,10 +360,10 @@ def align(
         tokens = (tail - default_log_prob).to(wide_dtype(tail.device)).exp().round() - taken
         return (tokens.clamp(min=0.0).log() + default_log_prob).to(tail)
 
-    ours, theirs = torch.cat([a.log_probs, a_extra], -1), torch.cat([b_first, b_extra], -1)
+    aligned_a, aligned_b = torch.cat([a.log_probs, a_extra], -1), torch.cat([b_first, b_extra], -1)
     return (
-        SparseLogProbs(union, ours, rest_of(a.tail_log_prob, only_b.sum(-1)), a.dropped_log_mass),
-        SparseLogProbs(union, theirs, rest_of(b.tail_log_prob, only_a.sum(-1)), b.dropped_log_mass),
+        SparseLogProbs(union, aligned_a, rest_of(a.tail_log_prob, only_b.sum(-1)), a.dropped_log_mass),
+        SparseLogProbs(union, aligned_b, rest_of(b.tail_log_prob, only_a.sum(-1)), b.dropped_log_mass),
     )
 
 
@@ -375,8 +376,8 @@ def kl(
 ) -> Tensor:
     """KL(a || b) on the common atoms, [...]; never negative, differentiable in both.
 
-    With pooled tails it is a lower bound of the KL divergence over the vocabulary, and off by at most
-    `tail_gap_bound` when both keep the same tokens. Different supports are aligned first, see `align`.
+    With pooled tails it is a lower bound of the KL divergence over the vocabulary, with an error of at most
+    `tail_gap_bound` if both keep the same tokens. Different supports are aligned first, see `align`.
     """
     if a.token_ids is not b.token_ids and not torch.equal(a.token_ids, b.token_ids):
         a, b = align(a, b, missing=missing, default_log_prob=default_log_prob)
@@ -384,7 +385,7 @@ def kl(
 
 
 def tail_gap_bound(tail_log_prob: Tensor, log_ratio_range: Tensor | float) -> Tensor:
-    """Largest difference between the dense and the coarse KL(q || p) on the same kept tokens.
+    """Upper bound of the difference between the dense and the coarse KL(q || p) on the same kept tokens.
 
     Q min(w, w^2 / 8), see the module docstring. If p and q are softmaxes of logits that differ by at most d
     on the dropped tokens, w <= 2 d.

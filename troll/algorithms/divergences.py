@@ -1,12 +1,12 @@
 """KL divergence of rows of log-probabilities: exact, never negative, safe at zero probability.
 
-For each row the *generalised* divergence is computed,
+Computes the *generalised* divergence of each row,
 
     KL(a || b) = sum_i [ a_i (log a_i - log b_i) - a_i + b_i ],
 
-whose terms are all >= 0. When both rows sum to one it is the usual KL divergence. Rows that come out of
-a low-precision log-softmax sum to 1 + delta; there the usual formula is off by delta and can be negative,
-this one is off by delta^2 / 2 and cannot.
+whose terms are all >= 0. For rows that sum to one it is the usual KL divergence. Rows from a
+low-precision log-softmax sum to 1 + delta: then the usual formula has an error of delta and can be negative,
+whereas this one has an error of delta^2 / 2 and cannot.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from troll.algorithms.backends import result_dtype, row_chunks, takes_triton, wi
 def kl_terms(log_a: Tensor, log_b: Tensor) -> Tensor:
     """The terms a (log a - log b) - a + b >= 0, elementwise, where 0 log 0 = 0 and a log(a / 0) = inf.
 
-    Computed in the type of the inputs. NaN in, NaN out.
+    Computed in the type of the inputs; propagates NaN.
     """
     a, b = log_a.exp(), log_b.exp()
-    # a = 0 leaves b. Without the substitution 0 * (-inf) would be NaN.
+    # For a = 0 the term is b; without the substitution 0 * (-inf) would be NaN.
     log_ratio = (log_a - log_b).masked_fill_(a == 0, 0.0)
     return (a * (log_ratio - 1.0) + b).clamp_(min=0.0)
 
 
 class _RowKL(torch.autograd.Function):
-    """Row-wise generalised KL with its closed-form gradient; keeps nothing but its two inputs."""
+    """Row-wise generalised KL with its closed-form gradient; only saves its two inputs."""
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor, log_b: Tensor) -> Tensor:
-        """Sum the terms of each row, in float64, a block of rows at a time."""
+        """Sum the terms of each row in float64, one block of rows at a time."""
         ctx.save_for_backward(log_a, log_b)
         wide = wide_dtype(log_a.device)
         out = log_a.new_empty(log_a.shape[0], dtype=wide)
@@ -65,8 +65,8 @@ def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
     """KL(a || b) over the last axis, differentiable in both arguments.
 
     The gradient is that of the generalised divergence of the module docstring, a (log a - log b) with
-    respect to log a. It differs from the usual a (log a - log b + 1) by a multiple of a, which vanishes
-    behind any normalisation (log-softmax).
+    respect to log a. It differs from the usual a (log a - log b + 1) by a multiple of a, which
+    vanishes under any normalisation (log-softmax).
 
     Args:
         log_a: [..., V] log-probabilities; -inf allowed.

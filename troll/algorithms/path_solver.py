@@ -1,6 +1,6 @@
-"""Root search on the path between two policies; the mathematics is in `troll.algorithms.projection`.
+"""Root search on the path between two policies; see `troll.algorithms.projection` for the mathematics.
 
-`troll.algorithms.triton_projection` takes the same steps for CUDA: a change here belongs there, too.
+Keep in sync with `troll.algorithms.triton_projection`, which implements the same steps for CUDA.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from torch import Tensor
 
 from troll.common.errors import UserError
 
-# Newton needs 2 to 5 evaluations, the heaviest tails seen 23; after this many the feasible end of the
-# bracket is returned and the residual tells.
+# Newton needs 2 to 5 evaluations, 23 for the heaviest tails observed. After this many, the feasible end of
+# the bracket is returned and the residual reports the distance from the bound.
 MAX_EVALUATIONS = 60
-# Log-probabilities below this are zero probabilities (masks are often the lowest finite number of a type).
+# Log-probabilities below this count as zero probability (masks are often the lowest finite number of a type).
 LOG_ZERO = -1e30
-# KL is a difference of numbers near one, so float64 gives it with this absolute error.
+# Absolute error of KL in float64, as a difference of numbers near one.
 KL_ROUNDING = 4e-15
 
 
 @dataclass(frozen=True)
 class SolvedRows:
-    """Solutions of [A, W] rows; all but the first three are [A].
+    """Solutions of the rows of [A, W]; the first three are [A, W], the others [A].
 
     Attributes:
         log_pi: log pi, normalised; -inf outside the common support.
         log_p: log p, normalised.
         deviation: r - E_pi[r] on the common support, 0 elsewhere.
         step_size: beta.
-        inverse_variance: 1 / Var_pi[r]; 0 where the constraint is not tight, so that the step does not move.
-        feasible: whether the ball can be met.
-        evaluations: evaluations of the path.
+        inverse_variance: 1 / Var_pi[r]; 0 where the constraint is not tight, so the step has no gradient.
+        feasible: whether any distribution on the common support is inside the ball.
+        evaluations: number of evaluations of the path.
         residual: relative distance of KL(pi || p) from the bound; 0 where it need not be tight.
     """
 
@@ -55,7 +55,7 @@ class _Evaluation:
 
 
 def _evaluate(log_p: Tensor, ratio: Tensor, step: Tensor) -> _Evaluation:
-    """One point of the path per row. `ratio` is centred under p: that keeps beta m - psi exact near p."""
+    """One point of the path per row. A `ratio` centred under p keeps beta m - psi exact near p."""
     log_pi = log_p + step.unsqueeze(-1) * ratio
     psi = torch.logsumexp(log_pi, dim=-1)
     log_pi -= psi.unsqueeze(-1)
@@ -75,31 +75,31 @@ def _first_step(log_p: Tensor, ratio: Tensor, target: Tensor) -> Tensor:
     discriminant = 1.0 + 4.0 * curvature * linear
     better = 2.0 * linear / (1.0 + discriminant.clamp(min=0.0).sqrt())
     guess = torch.where(discriminant > 0, better, linear)
-    # A row with constant ratio has no variance: p and q restricted are equal, try the end of the path.
+    # A row of constant ratio has no variance: p and the restricted q are equal, so try the end of the path.
     return torch.where(guess > 0, guess, 1.0).clamp_(max=1.0)
 
 
 def solve_steps(log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float) -> SolvedRows:
-    """Solve rows [A, W] that lie outside their ball.
+    """Solve rows [A, W] that are outside their ball.
 
     Args:
-        log_q: new policy, any scale per row.
-        log_p: old policy, any scale per row; it is normalised.
+        log_q: new policy, up to a constant per row.
+        log_p: old policy, up to a constant per row; normalised here.
         bound: [A], eps.
         tolerance: a row is done when eps (1 - tolerance) <= KL <= eps.
 
     Raises:
-        UserError: log_q holds +inf, or a row of the old policy has no probability at all.
+        UserError: log_q holds +inf, or a row of the old policy has no probability mass.
     """
     if bool((log_q == torch.inf).any()):
         raise UserError("project: +inf in log_probs; give log-probabilities")
     log_p = log_p.masked_fill(log_p < LOG_ZERO, -torch.inf)
     scale = torch.logsumexp(log_p, dim=-1, keepdim=True)
     if bool((scale == -torch.inf).any()):
-        raise UserError("project: a row of old_log_probs has no probability at all (every entry is -inf)")
+        raise UserError("project: a row of old_log_probs has no probability mass (every entry is -inf)")
     log_p = log_p - scale
     common = (log_q >= LOG_ZERO) & (log_p > -torch.inf)
-    # Where nothing is common the answer is p: treat its own support as common, with ratio 0.
+    # Without a common support the solution is p: treat the support of p as common, with ratio 0.
     disjoint = ~common.any(-1)
     common |= disjoint.unsqueeze(-1) & (log_p > -torch.inf)
     whole = (common | (log_p == -torch.inf)).all(-1)
@@ -117,7 +117,7 @@ def solve_steps(log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float) -
     total_kl = solved.kl - log_mass
     tight = solved.step_size < 1.0
     distance = (total_kl - bound).abs()
-    # A relative distance; absolute for a bound of zero, where p itself is the answer.
+    # Relative distance; absolute for a bound of zero, where the solution is p.
     residual = torch.where(bound > 0, distance / bound, distance).masked_fill_(~tight & feasible, 0.0)
     usable = tight & (solved.variance > 0)
     return SolvedRows(
@@ -147,10 +147,10 @@ def _unnormalised(log_q: Tensor) -> Tensor:
 
 
 def _ends_inside(log_p: Tensor, ratio: Tensor, bound: Tensor, candidates: Tensor) -> Tensor:
-    """Whether the end of the path is inside the ball, [A]: no root to search for, the answer is step 1.
+    """Whether the end of the path is inside the ball, [A]; the solution is then step 1, without a search.
 
-    Rows come here because q is outside; so this takes a q that lost mass with its restriction to the common
-    support, or had too much to begin with, and the others need not be tried. A search would creep there.
+    As q is outside the ball, this is only possible for `candidates`: rows whose q loses mass by restriction
+    to the common support, or is not normalised. A root search would converge slowly there.
     """
     inside = torch.zeros_like(candidates)
     index = candidates.nonzero().squeeze(-1)
@@ -161,10 +161,10 @@ def _ends_inside(log_p: Tensor, ratio: Tensor, bound: Tensor, candidates: Tensor
 
 
 def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends: Tensor) -> _Root:
-    """Newton on log h = log sqrt(2 KL) in log beta, inside a bracket; finished rows leave the working set.
+    """Newton on log h = log sqrt(2 KL) in log beta, inside a bracket; solved rows leave the working set.
 
-    A row whose miss has not halved takes a geometric bisection step instead: one-sided Newton creeps on
-    rows that turn steep suddenly (p nearly a point mass). Rows marked by `ends` are tried at step 1 at once.
+    A row whose error has not halved takes a geometric bisection step instead: one-sided Newton converges
+    slowly on rows that turn steep suddenly (p nearly a point mass). Rows marked by `ends` start at step 1.
     """
     rows, device = log_p.shape[0], log_p.device
     slack = torch.clamp(KL_ROUNDING / bound, min=tolerance, max=0.5)
@@ -181,7 +181,7 @@ def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends:
     todo = torch.arange(rows, device=device)
     lo, hi = torch.zeros_like(bound), torch.ones_like(bound)
     end_open = torch.ones_like(bound, dtype=torch.bool)
-    last_miss = torch.full_like(bound, torch.inf)
+    last_error = torch.full_like(bound, torch.inf)
     for number in range(1, MAX_EVALUATIONS + 1):
         if number == MAX_EVALUATIONS:
             step = lo
@@ -200,18 +200,18 @@ def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends:
         lo, hi = torch.where(inside, step, lo), torch.where(inside, hi, step)
         end_open &= inside
         # Newton in log beta for log h, where d log h / d log beta = beta^2 v / (2 KL).
-        miss = (target / h).log()
-        newton = step * (miss * 2.0 * at.kl / (step.square() * at.variance)).exp()
-        # The end of the path may be tried as long as it has not been found outside the ball.
+        error = (target / h).log()
+        newton = step * (error * 2.0 * at.kl / (step.square() * at.variance)).exp()
+        # Step 1 is allowed until a step was outside the ball.
         newton = torch.where((newton >= 1.0) & end_open, 1.0, newton)
-        slow = miss.abs() > 0.5 * last_miss
-        last_miss = miss.abs()
+        slow = error.abs() > 0.5 * last_error
+        last_error = error.abs()
         allowed = (newton > lo) & ((newton < hi) | end_open) & ~slow
         step = torch.where(allowed, newton, torch.where(lo > 0, (lo * hi).sqrt(), 0.1 * hi))
         if ended.numel():
             left = (~done).nonzero().squeeze(-1)
             todo, log_p, ratio, step = todo[left], log_p[left], ratio[left], step[left]
             bound, slack, target = bound[left], slack[left], target[left]
-            last_miss = last_miss[left]
+            last_error = last_error[left]
             lo, hi, end_open = lo[left], hi[left], end_open[left]
     return root

@@ -1,7 +1,7 @@
 r"""The TROLL projection: the nearest distribution inside a KL ball, exact, with its exact gradient.
 
-Notation. For one token position, p is the old policy (the one that sampled), q the new policy (the one that
-is trained), both over the same atoms; eps is the bound. Sums run over atoms.
+Notation. For one token position, p is the old policy, which sampled, and q the new policy, which is trained,
+both over the same atoms; eps is the bound. Sums run over atoms.
 
 **Problem** (TROLL, arXiv 2510.03817; both divergences take the projected policy first):
 
@@ -13,8 +13,8 @@ is trained), both over the same atoms; eps is the bound. Sums run over atoms.
 
 (The paper's eq. 4 is printed without the log of q; its code has it.)
 
-With the step size beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the straight
-line from log p to log q, normalised:
+With the step size beta = 1 / (eta + 1) in (0, 1] and the log-ratio r = log q - log p this is the normalised
+straight line from log p to log q:
 
     log pi = log p + beta r - psi(beta),        psi(beta) = log sum p exp(beta r).
 
@@ -28,7 +28,7 @@ so the root is unique and the divergence grows along the path.
 the root of the next order, h = sqrt(v) beta (1 + c beta) with c = k3 / (3 v), where v and k3 are the second
 and third cumulants of r under p. Then Newton's method for log h as a function of log beta,
 d log h / d log beta = beta^2 v / (2 KL), inside a bracket that shrinks with every evaluation. A row is done
-when eps (1 - tol) <= KL <= eps: the result lies on the feasible side. Only rows outside their ball are
+when eps (1 - tol) <= KL <= eps: the result is on the feasible side. Only rows outside their ball are
 solved, in float64: 2 to 3 evaluations per row to float32 accuracy, one more to float64 accuracy.
 
 **Gradient** (implicit function theorem; p fixed). From KL(beta, log q) = eps,
@@ -42,14 +42,15 @@ g = dL / d log pi:
 
     dL / d log q_j = beta [ g_j - pi_j G - pi_j (r_j - m) C / v ],   G = sum g_i,   C = sum g_i (r_i - m).
 
-The last term is the motion of beta; leaving it out ("frozen eta") is not a small error. Rows inside their
-ball pass g on unchanged. No iteration is differentiated, and nothing is kept for rows inside their ball.
+The last term is due to the change of beta; omitting it ("frozen eta") is not a small error. Rows inside their
+ball pass g through unchanged. No iteration is differentiated, and nothing is saved for rows inside their
+ball.
 
-**Zero probabilities.** KL(pi || q) and KL(pi || p) are finite only on S = {i : p_i > 0 and q_i > 0}, and
-nothing on S is closer to p than p restricted to S, at KL = -log p(S). So the problem on S has the bound
-eps + log p(S). Where that is negative the ball cannot be met: pi is p restricted to S (beta = 0), and
-`feasible` says so. Where even q restricted to S is inside the ball, pi is that (beta = 1, active, and the
-gradient is that of the normalisation alone). Where S is empty, pi is p.
+**Zero probabilities.** KL(pi || q) and KL(pi || p) are finite only on S = {i : p_i > 0 and q_i > 0}, and the
+distribution on S closest to p is p restricted to S, at KL = -log p(S). So the problem on S has the bound
+eps + log p(S). If that is negative, the problem is infeasible: pi is p restricted to S (beta = 0), and
+`feasible` is False. If q restricted to S is inside the ball, pi is that (beta = 1, active, and the gradient
+is only that of the normalisation). If S is empty, pi is p.
 
 The atoms of a sparse distribution are its K kept tokens and its tail; nothing above changes.
 """
@@ -79,33 +80,33 @@ from troll.common.errors import UserError
 
 Distribution = TypeVar("Distribution", Tensor, SparseLogProbs)
 
-# What a row can be refused for, by its status; the torch version raises at once.
+# Error messages by the status of a row; the torch implementation raises immediately.
 _REFUSALS = {
     1: "NaN or +inf in log_probs or old_log_probs; give log-probabilities",
-    2: "a row of old_log_probs has no probability at all (every entry is -inf)",
+    2: "a row of old_log_probs has no probability mass (every entry is -inf)",
     3: "kl_bound must be >= 0 (the paper uses 0.05)",
 }
 
 
 @dataclass(frozen=True)
 class Projection(Generic[Distribution]):
-    """The projected policy and how it was found. All but `log_probs` are of batch shape, without gradient.
+    """The projected policy and the solver's report. All but `log_probs` are of batch shape, without gradient.
 
     Attributes:
         log_probs: the projected policy, of the same kind as the input; at least float32.
-        step_size: beta in [0, 1]; 1 where nothing was moved, 0 where pi is the old policy (on the common
-            support).
+        step_size: beta in [0, 1]; 1 where pi is q, 0 where pi is p (on the common support).
         eta: the multiplier 1 / beta - 1 in [0, inf].
         kl_before: KL(q || p).
         kl_after: KL(pi || p), measured on the returned (rounded) log-probabilities.
-        active: True where q was outside the ball, so that pi differs from q.
-        feasible: False where no distribution on the common support lies inside the ball.
-        evaluations: how often the solver evaluated the path of this row; 0 for rows inside their ball.
-        residual: how far the constraint is from being tight, |KL - eps| / eps, in the solver's float64; 0 for
-            rows that need not be tight. Above 1e-4 the solver has not converged or the ball cannot be met.
-        status: int8, from the Triton kernels alone, which never wait for the device: 0 for rows that have a
-            result. The others are NaN in all floating fields; `check` says why. None where such rows have
-            been refused at once.
+        active: True where q is outside the ball, so pi differs from q.
+        feasible: False where no distribution on the common support is inside the ball.
+        evaluations: number of path evaluations by the solver; 0 for rows inside their ball.
+        residual: |KL - eps| / eps, the relative distance of the constraint from being tight, in the solver's
+            float64; 0 for rows that need not be tight. Above 1e-4 the solver has not converged or the problem
+            is infeasible.
+        status: int8, only from the Triton kernels, which do not synchronise with the device: 0 for rows with
+            a result. All other rows are NaN in all floating-point fields, and `check` raises for them. None
+            from plain torch, which rejects such rows immediately.
     """
 
     log_probs: Distribution
@@ -120,10 +121,10 @@ class Projection(Generic[Distribution]):
     status: Tensor | None = None
 
     def check(self) -> None:
-        """Wait for the device and refuse rows without a result.
+        """Synchronise with the device and raise if a row has no result.
 
         Raises:
-            UserError: NaN or +inf in the inputs, an old policy without any probability, a bound below 0.
+            UserError: NaN or +inf in the inputs, an old policy without probability mass, a bound below 0.
         """
         if self.status is not None and self.status.any():
             place = [int(index) for index in self.status.nonzero()[0]]
@@ -133,7 +134,7 @@ class Projection(Generic[Distribution]):
 
 @dataclass
 class _Report:
-    """Per-row results that the autograd function hands out beside its differentiable output; [N]."""
+    """Per-row results [N] of the autograd function besides its differentiable output."""
 
     step_size: Tensor
     kl_before: Tensor
@@ -145,13 +146,13 @@ class _Report:
 
 
 class _ProjectRows(torch.autograd.Function):
-    """Projection of the rows of [N, atoms]; backward is the closed-form product of the module docstring."""
+    """Projection of the rows of [N, atoms] with the closed-form backward of the module docstring."""
 
     @staticmethod
     def forward(
         ctx: Any, log_q: Tensor, log_p: Tensor, bound: Tensor, tolerance: float, box: list[_Report]
     ) -> Tensor:
-        """Solve the rows outside their ball, copy the others; put the report into `box`."""
+        """Solve the rows outside their ball, copy the others, and append the report to `box`."""
         out_dtype, wide = result_dtype(log_q, log_p), wide_dtype(log_q.device)
         rows = log_q.shape[0]
         kl_before = log_q.new_empty(rows, dtype=wide)
@@ -192,13 +193,13 @@ class _ProjectRows(torch.autograd.Function):
     @staticmethod
     @differentiable_once("project")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Apply beta [ g - pi G - pi (r - m) C / v ] on active rows, g itself on the others."""
+        """Return beta [ g - pi G - pi (r - m) C / v ] for active rows, g for the others."""
         result = grad.to(ctx.input_dtype, copy=True)
         for number, piece in enumerate(ctx.saved_pieces):
             log_pi, deviation, step_size, inverse_variance = ctx.saved_tensors[4 * number : 4 * number + 4]
             chosen = ctx.index[piece]
             pi = log_pi.to(step_size.dtype).exp()
-            # Atoms outside the common support have log pi = -inf, whatever q does.
+            # Atoms outside the common support have log pi = -inf, independent of q.
             upstream = grad[chosen].to(step_size.dtype).masked_fill_(pi == 0, 0.0)
             deviation = deviation.to(step_size.dtype)
             total = upstream.sum(-1, keepdim=True)
@@ -219,12 +220,12 @@ def _bound_rows(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Te
 
 
 def _bound_rows_without_wait(kl_bound: float | Tensor, shape: torch.Size, like: Tensor) -> Tensor:
-    """The bound as [N] or, for a number, [1]. The kernel checks tensors: reading them here would wait."""
+    """The bound as [N], or [1] for a number. The kernel checks tensors: a check here would synchronise."""
     if not isinstance(kl_bound, int | float):
         return _expanded(torch.as_tensor(kl_bound).detach().to(like.device, torch.float64), shape)
     if not kl_bound >= 0:
         raise _bad_bound(kl_bound)
-    return like.new_full((1,), kl_bound, dtype=torch.float64)  # a copy of a number to a device would wait
+    return like.new_full((1,), kl_bound, dtype=torch.float64)  # copying a number would synchronise
 
 
 def _bad_bound(worst: float) -> UserError:
@@ -299,29 +300,28 @@ def project(
 ) -> Projection[Tensor] | Projection[SparseLogProbs]:
     """Project each row of the new policy onto the KL ball around the old policy.
 
-    Differentiable once in `log_probs`, by the closed form of the module docstring; `old_log_probs` and
-    `kl_bound` are constants; a gradient with create_graph=True is refused. Half-precision inputs give
-    float32 results.
+    Differentiable once in `log_probs`, by the closed form of the module docstring; create_graph=True raises.
+    `old_log_probs` and `kl_bound` are constants. Half-precision inputs give float32 results.
 
     Args:
         log_probs: q, normalised log-probabilities, dense [..., V] or sparse [..., K]. -inf is allowed.
-        old_log_probs: p, of the same kind and on the same tokens. Rescaled to sum to one where q is outside
-            the ball, so a normalisation error of p cannot empty the ball.
-        kl_bound: eps >= 0 in nats, a number or a tensor that broadcasts to the batch shape; inf switches
-            the projection off. The paper uses 0.05.
-        tolerance: relative width of the accepted window [eps (1 - tolerance), eps], in [0, 0.5]. Default:
+        old_log_probs: p, of the same kind and on the same tokens. Normalised where q is outside the ball, so
+            a normalisation error of p cannot make the ball empty.
+        kl_bound: eps >= 0 in nats, a number or a tensor that broadcasts to the batch shape; inf disables the
+            projection. The paper uses 0.05.
+        tolerance: relative width of the accepted interval [eps (1 - tolerance), eps], in [0, 0.5]. Default:
             1e-10 for float64 inputs, 2e-5 otherwise.
-        backend: plain torch, or one Triton kernel per direction that never makes the host wait; "auto" takes
-            Triton on CUDA where it is installed, for rows of up to 2,048 atoms.
+        backend: plain torch, or one Triton kernel per direction without synchronisation; "auto" uses Triton
+            on CUDA if it is installed, for rows of up to 2,048 atoms.
 
     Returns:
         The projected policy and the solver's report.
 
     Raises:
-        UserError: NaN or +inf in the inputs, a negative or NaN bound, a tolerance out of its range, shapes or
-            supports that disagree, a backend that cannot run. The Triton kernels raise nothing that only the
-            device knows: rows with NaN or +inf, without any old probability or with a tensor's negative bound
-            come out as NaN, and `Projection.check` raises for them.
+        UserError: NaN or +inf in the inputs, a negative or NaN bound, a tolerance out of range, shapes or
+            supports that disagree, or an unavailable backend. The Triton kernels do not raise for values on
+            the device: rows with NaN or +inf, without old probability mass or with a negative bound in a
+            tensor become NaN, and `Projection.check` raises for them.
     """
     new, old = _pair_of_atoms(log_probs, old_log_probs)
     projection = _project_atoms(new, old, kl_bound, tolerance, backend)

@@ -1,7 +1,7 @@
-"""Types of numbers for annotations: of settings of rules and tasks, and of keys of files.
+"""Annotated number types for settings of rules and tasks, and for keys of files.
 
-Others are written the same way, ``Annotated[float, Field(gt=1.0)]`` with pydantic's ``Field``. Infinity is
-refused unless ``allow_inf_nan=True`` says otherwise.
+Further types can be written alike, as ``Annotated[float, Field(gt=1.0)]`` with pydantic's ``Field``. Infinity
+is rejected unless ``allow_inf_nan=True``.
 """
 
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ _LARGEST = 2**31
 
 
 def _number(value: Any) -> Any:
-    # YAML reads yes and no as flags, and Python takes a flag for a number; a user never means that.
+    # YAML parses yes and no as booleans, which Python accepts as numbers; users never mean that.
     if isinstance(value, bool):
         raise PydanticKnownError("float_type")
     if isinstance(value, int) and abs(value) >= _LARGEST:

@@ -1,4 +1,4 @@
-"""Rules by name: what is known of each, and one class for all registries."""
+"""Registries of named rules: their entries, and the class of all registries."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from troll.common.settings import Settings, settings_of
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of any registered rule.
+    """Registry entry of a rule.
 
     Attributes:
-        name: the name users write.
+        name: the name used in configurations.
         function: the rule.
         summary: first line of its docstring.
-        model: its settings, those of a controller included.
-        aggregation: the aggregation that belongs to it, if any.
+        model: its settings, including those of a controller.
+        aggregation: the aggregation that it requires, if any.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def settings(self) -> Mapping[str, FieldInfo]:
-        """Its settings by name."""
+        """The settings by name."""
         return self.model.model_fields
 
 
@@ -42,10 +42,10 @@ E = TypeVar("E", bound=Entry)
 
 
 class Registry(Mapping[str, E], Generic[E]):
-    """Registered rules of one kind, by name; reading it is all that others may do.
+    """Registered rules of one kind by name; a read-only mapping.
 
     Args:
-        kind: how messages call one of them, as in "trust region".
+        kind: name of the kind in error messages, such as "trust region".
     """
 
     def __init__(self, kind: str) -> None:
@@ -72,20 +72,20 @@ class Registry(Mapping[str, E], Generic[E]):
         aggregation: str | None = None,
         **more: Any,
     ) -> None:
-        """Makes a function known under a name.
+        """Register a function under a name.
 
         Args:
-            make: the class of the entry.
-            name: the name users write.
-            function: its keyword-only parameters are its settings.
-            defaults: defaults that differ from the function's.
-            controller: its keyword-only parameters are settings too.
-            aggregation: one of `AGGREGATIONS`, if one belongs to it.
-            **more: what else the entry holds.
+            make: class of the entry.
+            name: the name used in configurations.
+            function: the rule; its keyword-only parameters are its settings.
+            defaults: defaults that override the function's.
+            controller: its keyword-only parameters are settings, too.
+            aggregation: the aggregation that the rule requires, one of `AGGREGATIONS`.
+            **more: further attributes of the entry.
 
         Raises:
-            UserError: a default of a setting that does not exist, or is not allowed; a setting without a
-                default, or with an annotation that cannot be read; an unknown aggregation.
+            UserError: a default for an unknown setting, or an invalid default; a setting without a default or
+                with an unreadable annotation; an unknown aggregation.
         """
         controllers = () if controller is None else (controller,)
         model = settings_of(f"register({name!r})", function, *controllers, defaults=defaults)
@@ -99,7 +99,7 @@ class Registry(Mapping[str, E], Generic[E]):
         )
 
     def find(self, name: str) -> E:
-        """The entry of a name.
+        """Return the entry of a name.
 
         Raises:
             UserError: unknown name.
@@ -109,7 +109,7 @@ class Registry(Mapping[str, E], Generic[E]):
         return self[name]
 
     def complete(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings of a name: those given, and defaults.
+        """Validate the given settings of a rule and fill in the defaults.
 
         Raises:
             UserError: unknown name or setting, or a value that the setting does not allow.

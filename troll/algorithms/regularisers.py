@@ -4,10 +4,10 @@ With x = log pi(a) - log ref(a) for a token a sampled from pi:
 
     k1 = x,    k2 = x^2 / 2,    k3 = exp(-x) - 1 + x.
 
-Their values: k1 and k3 are unbiased for KL(pi || ref), k2 is biased in second order. Their gradients, as a
-loss on the sampled token, in expectation: 0 for k1, grad KL(pi || ref) for k2, grad KL(ref || pi) for k3. So
-k1 belongs into the reward (where it has the right gradient), k2 or k3 into the loss. "k1+" and "k3+" are
-straight-through: the value of k1 or k3 with the gradient of k2.
+As estimates, k1 and k3 are unbiased for KL(pi || ref), and k2 is biased in second order. As losses on the
+sampled token, their expected gradients are 0 for k1, grad KL(pi || ref) for k2 and grad KL(ref || pi) for k3.
+So k1 should be used in the reward (where it has the correct gradient), k2 or k3 in the loss. "k1+" and "k3+"
+are straight-through: the value of k1 or k3 with the gradient of k2.
 
 Source: verl, core_algos.py (kl_penalty), and Schulman's note on approximating KL divergence.
 """
@@ -24,12 +24,12 @@ from troll.algorithms.backends import result_dtype
 from troll.common.errors import UserError, unknown
 
 REGULARISERS = ("k1", "k2", "k3", "k1+", "k3+")
-# As in verl: -x is cut at +-20 before the exponential, k3 at 10.
+# As in verl: -x is clamped to +-20 before the exponential, k3 to at most 10.
 LOG_LIMIT, K3_LIMIT = 20.0, 10.0
 
 
 def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, name: str = "k3") -> Tensor:
-    """The named estimate for each sampled token, [B, T]; 0 at masked positions, which are never read.
+    """Estimate KL(pi || ref) at each sampled token, [B, T]; 0 at masked positions, which are ignored.
 
     Args:
         log_probs: [B, T] of the policy being trained; differentiable.
@@ -58,17 +58,17 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, name: st
 
 
 class ReferenceKLController:
-    """Moves the coefficient of the KL to the reference so that the KL stays near a target.
+    """Adapts the coefficient of the KL to the reference to keep the KL near a target.
 
     Source: Ziegler et al., arXiv 1909.08593, as in verl (AdaptiveKLController; coefficient 1e-3, target 0.1,
-    horizon 10000, off by default). This is the drift from the reference; the KL of one update, to the policy
-    that sampled, is the business of the trust regions.
+    horizon 10000, off by default). This KL measures the drift from the reference; the KL of a single update
+    to the sampling policy is controlled by the trust regions.
 
     Args:
         coefficient: initial value.
         target: nats per token.
         horizon: number of samples over which the coefficient adapts.
-        adaptive: False keeps the coefficient.
+        adaptive: whether the coefficient adapts.
     """
 
     def __init__(
@@ -98,5 +98,5 @@ class ReferenceKLController:
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved coefficient."""
+        """Restore a saved coefficient."""
         self.coefficient = float(state["coefficient"])

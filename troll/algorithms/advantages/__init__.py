@@ -1,10 +1,10 @@
 """Advantage estimators by name: from rewards of whole responses to an advantage per token.
 
-An estimator is one function `estimator(batch, *, setting=default, ...) -> Advantages` and one `register`
-line. The reward R_i is earned at the last token of response i, rewards per token come on top. Formulas are
-those of the papers; where reference implementations differ, the difference is a named setting.
+An estimator is a function `estimator(batch, *, setting=default, ...) -> Advantages` and a call of `register`.
+The reward R_i is earned at the last token of response i; rewards per token are added to it. Formulas are
+those of the papers; differences between reference implementations are named settings.
 
-Defined results for all of them: masked positions get 0, so a response without tokens gets 0 everywhere. A
+Conventions of all estimators: advantages are 0 at masked positions, and so for responses without tokens. A
 group of equal rewards gets 0 from every group estimator (before any whitening). A group of one has no
 baseline, so its advantage is the reward itself (as in verl).
 """

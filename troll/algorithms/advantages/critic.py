@@ -17,12 +17,12 @@ def gae(batch: RewardBatch, *, gamma: Share = 1.0, lam: Share = 1.0, whitened: b
     """GAE: A_t = sum (gamma lam)^l delta_(t+l) with delta_t = r_t + gamma V_(t+1) - V_t.
 
     Source: GAE, arXiv 1506.02438; gamma = lam = 1 and whitening over the batch's response tokens as in verl.
-    Returns A + V are taken before whitening. Masked tokens inside a response (tool output) are no steps.
+    Returns A + V are computed before whitening. Masked tokens inside a response (tool output) are skipped.
 
     Settings:
-        gamma: discount of a reward for each token.
+        gamma: discount factor per token.
         lam: lambda, the weight of later temporal differences.
-        whitened: make the batch's advantages have mean 0 and variance 1.
+        whitened: normalise the batch's advantages to mean 0 and variance 1.
     """
     if batch.values is None:
         raise UserError("estimator 'gae' needs the critic's values [B, T]")
@@ -47,7 +47,7 @@ class RunningMoments:
         self.count, self.mean, self.squares = 0.0, 0.0, 0.0
 
     def update(self, values: Tensor) -> None:
-        """Take in numbers of any shape."""
+        """Add values of any shape."""
         if not values.numel():
             return
         count, mean = float(values.numel()), float(values.double().mean())
@@ -59,7 +59,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Standard deviation; 1 as long as all numbers were equal, so that a division does nothing."""
+        """Standard deviation; 1 if all values are equal, so that dividing by it has no effect."""
         deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
         return deviation if deviation > 1e-8 else 1.0
 
@@ -77,17 +77,17 @@ def ppo_max(
     """PPO-max: outcome rewards normalised by running moments and clipped, then GAE.
 
     Source: "Secrets of RLHF I", arXiv 2307.04964, section 5: clip((R - mean) / std, -d, d) with historical
-    moments, d = 0.8 in its ablations and 0.3 in section 5.3. The token-level KL penalty of the recipe comes
-    in `token_rewards`; value clipping and critic pre-training belong to the trainer. `ppo-max-code` has the
-    settings of the released code: division by the running standard deviation only, no clipping.
+    moments, d = 0.8 in its ablations and 0.3 in section 5.3. The token-level KL penalty of the recipe is
+    part of `token_rewards`; value clipping and critic pre-training are done by the trainer. `ppo-max-code`
+    has the settings of the released code: division by the running standard deviation only, no clipping.
 
     Settings:
-        reward_norm: subtract the running mean and divide by the running standard deviation, divide alone, or
-            neither.
-        reward_clip: largest absolute reward after that; none for no bound.
-        gamma: discount of a reward for each token.
+        reward_norm: subtract the running mean and divide by the running standard deviation ("mean-std"), only
+            divide ("std"), or neither ("none").
+        reward_clip: largest absolute reward after normalisation; none disables clipping.
+        gamma: discount factor per token.
         lam: lambda, the weight of later temporal differences.
-        whitened: make the batch's advantages have mean 0 and variance 1.
+        whitened: normalise the batch's advantages to mean 0 and variance 1.
     """
     moments.update(batch.rewards)
     rewards = batch.rewards

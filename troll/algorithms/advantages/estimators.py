@@ -1,4 +1,4 @@
-"""Estimators without a critic; one function each, see `troll.algorithms.advantages` for the conventions."""
+"""Estimators without a critic; see `troll.algorithms.advantages` for their conventions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from troll.common.errors import UserError
 
 
 def _returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = sum over later response tokens of gamma^(steps) r, [B, T]; masked tokens are no steps."""
+    """G_t = sum over later response tokens of gamma^(steps) r, [B, T]; masked tokens are not steps."""
     running = torch.zeros_like(rewards[:, 0]) if rewards.shape[1] else rewards.new_zeros(0)
     result = torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):
@@ -37,7 +37,7 @@ def grpo(batch: RewardBatch, *, epsilon: Positive = 1e-6) -> Advantages:
 
 
 def dr_grpo(batch: RewardBatch) -> Advantages:
-    """Dr. GRPO: R - mean of the group, no division; belongs to seq-mean-token-sum-norm.
+    """Dr. GRPO: R - mean of the group, no division; uses the aggregation seq-mean-token-sum-norm.
 
     Source: Dr. GRPO, arXiv 2503.20783.
     """
@@ -45,7 +45,7 @@ def dr_grpo(batch: RewardBatch) -> Advantages:
 
 
 def rloo(batch: RewardBatch) -> Advantages:
-    """RLOO: R less the mean of the others in the group, = n / (n - 1) (R - mean).
+    """RLOO: R minus the mean reward of the group's other responses, = n / (n - 1) (R - mean).
 
     Source: RLOO, arXiv 2402.14740.
     """
@@ -57,12 +57,12 @@ def rloo(batch: RewardBatch) -> Advantages:
 def reinforce_plus_plus(batch: RewardBatch, *, gamma: Share = 1.0) -> Advantages:
     """REINFORCE++: discounted returns-to-go, whitened over all response tokens of the batch; no groups.
 
-    Source: REINFORCE++, arXiv 2501.03262, as in verl; its token-level KL penalty comes in `token_rewards`.
-    Masked tokens inside a response (tool output) pass the return on to the tokens before them; verl sets it
-    to zero there, and leaves those tokens without any.
+    Source: REINFORCE++, arXiv 2501.03262, as in verl; its token-level KL penalty is part of
+    `token_rewards`. Masked tokens inside a response (tool output) pass the return on to the preceding tokens;
+    verl sets the return to zero there, so the preceding tokens get none.
 
     Settings:
-        gamma: discount of a reward for each token.
+        gamma: discount factor per token.
     """
     returns = _returns_to_go(batch.per_token(), batch.mask, gamma)
     return Advantages(whiten(returns, batch.mask), None)
@@ -77,7 +77,7 @@ def reinforce_plus_plus_baseline(batch: RewardBatch) -> Advantages:
 
 
 def remax(batch: RewardBatch) -> Advantages:
-    """ReMax: return-to-go less the reward of the greedy response to the same prompt.
+    """ReMax: return-to-go minus the reward of the greedy response to the same prompt.
 
     Source: ReMax, arXiv 2310.10505; one greedy response per prompt (`greedy_rewards`).
     """
@@ -90,7 +90,7 @@ def remax(batch: RewardBatch) -> Advantages:
 
 
 def opo(batch: RewardBatch) -> Advantages:
-    """OPO: R less the length-weighted mean of the group, the baseline of least variance.
+    """OPO: R minus the length-weighted mean of the group, the minimum-variance baseline.
 
     Source: verl, core_algos.py (opo). A group without any token has no baseline.
     """

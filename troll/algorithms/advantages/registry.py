@@ -1,4 +1,4 @@
-"""The registry of advantage estimators: names, settings, and the object a trainer holds."""
+"""The registry of advantage estimators: names, settings, and the `Estimator` object that a trainer calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from troll.common.errors import UserError
 
 @dataclass(frozen=True)
 class EstimatorInfo(Entry):
-    """What is known of a registered estimator; see `Entry`.
+    """The registry entry of an estimator; see `Entry`.
 
     Attributes:
         needs_values: whether it needs a critic.
         needs_greedy: whether it needs the reward of a greedy response per prompt.
-        uses_groups: whether its baseline is the group, so that groups of one make no sense.
+        uses_groups: whether its baseline is computed from the group, which requires groups of two or more.
     """
 
     needs_values: bool = False
@@ -46,7 +46,7 @@ def register(
     uses_groups: bool = False,
     **defaults: Any,
 ) -> None:
-    """Make an estimator known under a name; `defaults` are settings that differ from the function's."""
+    """Register an estimator under a name; `defaults` override the defaults of the function."""
     ESTIMATORS.add(
         EstimatorInfo,
         name,
@@ -60,12 +60,12 @@ def register(
 
 
 class Estimator:
-    """An estimator with its settings: what the trainer calls once per rollout batch.
+    """An estimator with its settings; the trainer calls it once per rollout batch.
 
     Attributes:
         name: registered name.
         info: the registry entry.
-        settings: all settings, as `Registry.complete` gives them.
+        settings: all settings, as returned by `Registry.complete`.
     """
 
     def __init__(self, info: EstimatorInfo, settings: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Estimator:
         """Advantages of one rollout batch; see `RewardBatch` for the arguments (mask may be 0/1).
 
         Raises:
-            UserError: shapes disagree, a reward is not finite, or something the estimator needs is missing.
+            UserError: shapes disagree, a reward is not finite, or a required input is missing.
         """
         mask = mask.bool()
         for name, value, shape in (
@@ -115,23 +115,23 @@ class Estimator:
             token_rewards=exact(rewards.new_zeros(mask.shape) if token_rewards is None else token_rewards),
             greedy_rewards=None if greedy_rewards is None else greedy_rewards.to(wide),
         )
-        extra = () if self._moments is None else (self._moments,)
-        result = self.info.function(batch, *extra, **self.settings)
+        moments = () if self._moments is None else (self._moments,)
+        result = self.info.function(batch, *moments, **self.settings)
         returns = None if result.returns is None else result.returns.float()
         return Advantages(result.advantages.float(), returns)
 
     def state_dict(self) -> dict[str, float]:
-        """Running moments of the rewards, for estimators that keep them."""
+        """Running moments of the rewards; empty for estimators without them."""
         return {} if self._moments is None else dict(vars(self._moments))
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         if self._moments is not None:
             vars(self._moments).update(state)
 
 
 def make_estimator(name: str, /, **settings: Any) -> Estimator:
-    """A registered estimator with settings.
+    """Create an `Estimator` from a registered name and settings.
 
     Raises:
         UserError: unknown name or setting, or a value that the setting does not allow.

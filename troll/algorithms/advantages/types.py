@@ -1,4 +1,4 @@
-"""What goes into an advantage estimator and what comes out."""
+"""Inputs and outputs of advantage estimators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Advantages:
-    """What an estimator gives.
+    """The result of an estimator.
 
     Attributes:
         advantages: [B, T]; 0 at masked positions.
@@ -23,14 +23,14 @@ class Advantages:
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """What an estimator may know. All of one rollout batch: whole groups, all processes.
+    """Inputs of an estimator: one whole rollout batch, over all groups and processes.
 
     Attributes:
         rewards: [B] outcome rewards.
         groups: [B] int64, equal for responses to the same prompt.
         mask: [B, T] bool, true at response tokens.
-        values: [B, T] of the critic.
-        token_rewards: [B, T] on top of the outcome, e.g. -beta (log pi - log ref); 0 if there are none.
+        values: [B, T] predictions of the critic.
+        token_rewards: [B, T] rewards added to the outcome, e.g. -beta (log pi - log ref); 0 if unused.
         greedy_rewards: [B] reward of the greedy response to the same prompt.
     """
 
@@ -42,7 +42,7 @@ class RewardBatch:
     greedy_rewards: Tensor | None
 
     def totals(self) -> Tensor:
-        """Reward of each response, [B]: the outcome plus its rewards per token."""
+        """Total reward of each response, [B]: the outcome plus its token rewards."""
         return self.rewards + self.token_rewards.sum(-1)
 
     def per_token(self) -> Tensor:
@@ -54,7 +54,7 @@ class RewardBatch:
         return self.token_rewards + (position == last.unsqueeze(-1)) * self.rewards.unsqueeze(-1)
 
     def spread(self, per_response: Tensor) -> Tensor:
-        """One value per response [B] at each of its tokens [B, T]."""
+        """Broadcast values per response [B] to the response's tokens [B, T]."""
         return per_response.unsqueeze(-1) * self.mask
 
     def _group_index(self) -> Tensor:
@@ -71,10 +71,10 @@ class RewardBatch:
         return self.group_sum(torch.ones_like(self.rewards))
 
     def centred(self) -> Tensor:
-        """R_i less the mean of its group, [B]; R_i itself for a group of one.
+        """R_i minus the mean of its group, [B]; R_i itself for a group of one.
 
-        Exactly 0 where all rewards of the group are equal: a rounding error of the mean must not be blown up
-        by a division by a standard deviation of the same size.
+        Exactly 0 where all rewards of the group are equal: otherwise, dividing by the standard deviation
+        would amplify the rounding error of the mean.
         """
         totals, sizes = self.totals(), self.group_sizes()
         index, empty = self._group_index(), torch.zeros_like(totals)
@@ -85,9 +85,9 @@ class RewardBatch:
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean 0 and variance 1 over the masked tokens (unbiased variance, + 1e-8 as in verl); 0 elsewhere.
+    """Normalise to mean 0 and variance 1 over the response tokens (unbiased variance, + 1e-8 as in verl).
 
-    Fewer than two tokens, or all equal ones, give 0.
+    The result is 0 at masked positions, and everywhere if there are fewer than two tokens or all are equal.
     """
     count = mask.sum().clamp(min=1)
     deviation = (values - (values * mask).sum() / count) * mask
