@@ -1,4 +1,4 @@
-"""Rows of rollout batches: which to keep, how to join them, and what the length of a response costs."""
+"""Operations on rollout batches: masks, selecting, splitting, trimming and joining rows, length penalty."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,26 +12,26 @@ from troll.algorithms.distributions import BATCH_PADDING
 OLD = "old_"
 """Prefix of the old policy's tensors in a rollout batch: see `SparseLogProbs.to_batch`."""
 
-# What stands at padding; 0 where nothing is said.
+# Padding values; 0 for all other tensors.
 _FILL: Mapping[str, float] = {OLD + name: value for name, value in BATCH_PADDING.items()} | {"tool_mask": 1}
 _LEFT = ("prompt_ids", "prompt_mask")
 _NO_TOKENS = ("group_rewards",)  # [B, G]
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:
-    """[B, T]: 1 at tokens that the policy produced and that are learnt from."""
+    """Loss mask [B, T]: 1 at tokens that the policy generated, 0 at tool output and padding."""
     mask: Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
 def mixed_groups(rewards: Tensor, size: int) -> Tensor:
-    """[P] bool: which groups of `size` [P * G] have a signal, as rewards are not all equal (DAPO)."""
+    """Which groups of `size` have rewards that are not all equal, [P] bool, from rewards [P * G] (DAPO)."""
     grouped = rewards.view(-1, size)
     return grouped.amax(1) > grouped.amin(1)
 
 
 def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """DAPO's soft punishment, [B]: 0 up to limit - buffer tokens, then linear down to -factor at the limit.
+    """DAPO's overlong penalty, [B]: 0 up to limit - buffer tokens, then linear down to -factor at the limit.
 
     Source: DAPO, arXiv 2503.14476, eq. 13 (L_max = limit 20480, L_c = buffer 4096, factor 1).
     """
@@ -39,14 +39,14 @@ def overlong_penalty(lengths: Tensor, limit: int, buffer: int, factor: float = 1
 
 
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
-    """The rows that ``rows`` [B] (bool or indices) marks, of every tensor that has rows."""
+    """Select rows [B] (bool or indices) of every tensor with a batch dimension."""
     return {key: value[rows.to(value.device)] if _has_rows(value) else value for key, value in batch.items()}
 
 
 def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) -> list[dict[str, Any]]:
-    """This process's micro-batches of an optimiser step, with the counts of all processes.
+    """Add the counts of the whole optimiser step, over all processes, to this process's micro-batches.
 
-    These are ``step_tokens``, ``step_sequences`` (responses that are not empty) and ``step_responses``.
+    The counts are ``step_tokens``, ``step_sequences`` (non-empty responses) and ``step_responses``.
     """
     masks = [loss_mask(batch) for batch in batches]
     counts = torch.stack(
@@ -61,7 +61,7 @@ def step_counts(batches: Sequence[Mapping[str, Any]], accelerator: Accelerator) 
 
 
 def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerator) -> list[dict[str, Any]]:
-    """A micro-batch in parts of at most ``budget`` tokens, padding included, as many in every process."""
+    """Split a micro-batch into parts of at most ``budget`` padded tokens, equally many in each process."""
     lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
     groups = cut_by_tokens(lengths, budget)
     most = int(accelerator.gather(lengths.new_tensor([len(groups)])).max())
@@ -69,9 +69,10 @@ def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerato
 
 
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
-    """Row numbers of groups of like length, longest first, each within a budget when padded to its longest.
+    """Group rows by length, longest first, so that each group is within the budget when padded.
 
-    ``lengths`` [B] are tokens of prompt and response; a response beyond the budget makes a group of its own.
+    ``lengths`` [B] count prompt and response tokens; a row longer than the budget forms a separate group.
+    Returns the row indices of each group.
     """
     groups: list[list[int]] = []
     longest = 0
@@ -85,7 +86,7 @@ def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:
 
 
 def split_to(groups: list[Tensor], count: int) -> list[Tensor]:
-    """Halves the largest groups until there are ``count``: sharded processes must make as many passes."""
+    """Halve the largest groups until there are ``count``: sharded processes must run equally many passes."""
     groups = list(groups)
     while len(groups) < count:
         largest = max(range(len(groups)), key=lambda index: len(groups[index]))
@@ -94,7 +95,7 @@ def split_to(groups: list[Tensor], count: int) -> list[Tensor]:
 
 
 def trim(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops the columns of a rollout batch that are padding in every row: prompts' first, responses' last."""
+    """Drop the columns of a rollout batch that are padding in every row."""
     prompt, length = batch["prompt_mask"], batch["completion_mask"].shape[1]
     start = prompt.shape[1] - max(1, int(prompt.sum(1).max()))
     stop = max(1, int(batch["completion_mask"].sum(1).max()))
@@ -110,9 +111,9 @@ def trim(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_rows(batches: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Any]:
-    """Rollout batches as one, padded to the longest: prompts on the left, responses on the right.
+    """Concatenate rollout batches, padding prompts on the left and responses on the right.
 
-    Tensors are [B, ...] with lengths on the second axis; counts are added.
+    Tensors are [B, ...] with lengths on the second axis; scalar tensors are summed.
     """
     joined: dict[str, Any] = {}
     for key, first in batches[0].items():

@@ -1,4 +1,4 @@
-"""Callbacks of the trainers: progress for people, metrics for the table, the end that a signal asks for."""
+"""Callbacks of the trainers: progress lines, metrics.jsonl, and stopping on a signal."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from troll.common.signals import held_signal
 
 METRICS = "metrics.json"
 
-_RENAMED: Mapping[str, str] = {  # from TRL's log; what else it says of completions stays out of the metrics
+_RENAMED: Mapping[str, str] = {  # from TRL's log; its other metrics of completions are dropped
     "reward": "success",
     "completions/mean_length": "response_length",
     "completions/clipped_ratio": "truncated",
@@ -28,7 +28,7 @@ _DROPPED = ("epoch", "num_tokens", "reward_std", "step_time", "total_flos")
 
 
 class ProgressCallback(TrainerCallback):
-    """Prints a line now and then, ``seconds`` apart: what trains, its step, a measure, and the time left."""
+    """Prints a progress line every ``seconds``: name, step, a metric, and the time left."""
 
     def __init__(self, name: str, measure: str, label: str, seconds: float = 5.0) -> None:
         self._name, self._measure, self._label, self._seconds = name, measure, label, seconds
@@ -52,14 +52,14 @@ class ProgressCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Prints, if it is time."""
+        """Prints a line if ``seconds`` have passed."""
         if logs and "train_runtime" in logs:
             return
         if logs and self._measure in logs and logs[self._measure] is not None:
             self._shown = f"{self._label} {float(logs[self._measure]):.3f}"
         now = time.monotonic()
         if not state.is_world_process_zero or not self._shown or self._over:
-            return  # a validation before the first step has nothing to show, one after the last nothing new
+            return  # validation before the first or after the last step
         self._over = state.global_step >= state.max_steps
         if now - self._last < self._seconds and state.global_step < state.max_steps:
             return
@@ -71,9 +71,9 @@ class ProgressCallback(TrainerCallback):
 
 
 class MetricsCallback(TrainerCallback):
-    """Writes metrics.jsonl: one line for every optimiser step.
+    """Writes metrics.jsonl: one line per optimiser step.
 
-    On resume, the lines are those of the checkpoint and the clock goes on where it was.
+    A resumed run restores the lines and the clock from the checkpoint.
     """
 
     def __init__(self, path: Path, steps_per_batch: int) -> None:
@@ -85,32 +85,32 @@ class MetricsCallback(TrainerCallback):
 
     @property
     def wall_s(self) -> float:
-        """Seconds of training so far, those before an interruption included."""
+        """Seconds of training so far, including those before an interruption."""
         return self._before + time.monotonic() - self._begun
 
     @property
     def cpu_s(self) -> float:
-        """Processor seconds of this process in training so far; what else the machine did leaves them alone.
+        """CPU seconds of this process in training so far; independent of other load on the machine.
 
-        Child processes count when they have ended: the sandbox of a code task does not.
+        Child processes count once they have ended; the sandbox of a code task does not count.
         """
         return self._cpu_before + _processor_seconds() - self._cpu_begun
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Begins the file, or goes on with it as it was at the checkpoint."""
+        """Creates the file, with the lines of the checkpoint if the run is resumed."""
         self._begun, self._cpu_begun = time.monotonic(), _processor_seconds()
         if state.is_world_process_zero:
             write_text(self._path, self._lines)
 
     def save(self, checkpoint: Path) -> None:
-        """Puts the lines so far, and results that wait for the next one, into a checkpoint's directory."""
+        """Saves the lines so far, and values pending for the next line, to a checkpoint's directory."""
         lines = self._path.read_text(encoding="utf-8")
         write_json(checkpoint / METRICS, {"lines": lines.splitlines(), "pending": self._pending})
 
     def resume(self, checkpoint: Path) -> None:
-        """Takes up what `save` gave; call it before training."""
+        """Restores what `save` wrote; to be called before training."""
         saved = read_json(checkpoint / METRICS)
         self._lines, self._pending = "".join(f"{line}\n" for line in saved["lines"]), saved["pending"]
         times = json.loads(saved["lines"][-1])["time"]
@@ -124,15 +124,15 @@ class MetricsCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Appends the step's line; a validation joins that of the next step, or the last line at the end."""
+        """Appends the step's line; validation results go into the next line, or at the end into the last."""
         if not logs or "train_runtime" in logs or not state.is_world_process_zero:
             return
         if any(key.startswith("eval_") for key in logs):
-            found = {"validation_success": float(logs["eval_reward"])}
-            if state.global_step >= state.max_steps:  # no line follows
-                self._add_to_last(found)
+            validation = {"validation_success": float(logs["eval_reward"])}
+            if state.global_step >= state.max_steps:  # there is no next line
+                self._add_to_last(validation)
             else:
-                self._pending |= found
+                self._pending |= validation
             return
         row: dict[str, Any] = {}
         for key, value in logs.items():
@@ -144,7 +144,7 @@ class MetricsCallback(TrainerCallback):
         self._pending = {}
 
     def stopped_at(self, step: int) -> None:
-        """Appends the line of a step whose loss was not finite, which would never come."""
+        """Appends the line of a step whose loss was not finite, for which there is no log."""
         self._append(step, {NOT_FINITE: 1.0}, {})
 
     def _append(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
@@ -154,20 +154,19 @@ class MetricsCallback(TrainerCallback):
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
 
-    def _add_to_last(self, found: Mapping[str, float]) -> None:
+    def _add_to_last(self, values: Mapping[str, float]) -> None:
         *before, last = self._path.read_text(encoding="utf-8").splitlines()
         row = json.loads(last)
-        row = {name: value for name, value in row.items() if name != "time"} | dict(found)
+        row = {name: value for name, value in row.items() if name != "time"} | dict(values)
         row["time"] = json.loads(last)["time"]
         write_text(self._path, "".join(f"{line}\n" for line in [*before, json.dumps(row)]))
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves and stops where a rollout batch ends, once SIGUSR1 or SIGTERM waits; see `troll.common.signals`.
+    """On SIGUSR1 or SIGTERM, saves and stops at the end of the rollout batch; see `troll.common.signals`.
 
-    A checkpoint inside of a rollout batch would have to hold its rollouts. Whoever sends the signal has to
-    leave the time for the rest of the batch; a process that is killed earlier goes on from its last
-    checkpoint.
+    A checkpoint inside a rollout batch would have to contain its rollouts. The sender must allow enough time
+    for the rest of the batch; a process that is killed earlier resumes from its last checkpoint.
     """
 
     def __init__(self, name: str, steps_per_batch: int, accelerator: Accelerator) -> None:
@@ -178,34 +177,34 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Stops before anything is sampled, if a signal came early."""
+        """Stops before any sampling if a signal has already arrived."""
         self._step = state.global_step
-        if self._asked():
+        if self._signalled():
             self.stop_if_asked()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Asks the trainer to save and to stop; not after the last step, which ends the run anyway."""
+        """Requests saving and stopping, except after the last step."""
         if (
             state.global_step % self._steps_per_batch == 0
             and state.global_step < state.max_steps
-            and self._asked()
+            and self._signalled()
         ):
             self._step = state.global_step
             control.should_save = control.should_training_stop = True
 
-    def _asked(self) -> bool:
+    def _signalled(self) -> bool:
         number = torch.tensor(int(held_signal() or 0), device=self._accelerator.device)
         self._signal = int(self._accelerator.gather(number.unsqueeze(0)).max())
         return self._signal > 0
 
     def stop_if_asked(self) -> None:
-        """Ends the run by `Stopped`, after `on_step_end` has stopped training."""
+        """Raises `Stopped` if `on_step_end` has stopped training."""
         if self._signal:
             raise Stopped(
-                f"{self._name}: stopped by a signal after step {self._step}, whose state is saved; the same "
-                "command continues",
+                f"{self._name}: stopped by a signal after step {self._step}; the state is saved, and the "
+                "same command resumes",
                 self._signal,
             )
 

@@ -1,8 +1,7 @@
-"""Checkpoints that a run can go on from: complete, verified, and only as many as are wanted.
+"""Checkpoints for resuming a run: complete, verified, and limited in number.
 
-A checkpoint is a directory that the trainer fills; ``complete.json``, written last, lists its files with
-sizes and SHA-256. What has no such mark was interrupted while it was written; what differs from its mark is
-damaged.
+A checkpoint is a directory written by the trainer; ``complete.json``, written last, lists its files with
+sizes and SHA-256. A checkpoint without it is incomplete; one whose files differ from it is damaged.
 """
 
 import re
@@ -28,7 +27,7 @@ _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-[0-9]+")
 
 
 class _Mark(TypedDict):
-    """What `COMPLETE` holds."""
+    """Contents of `COMPLETE`."""
 
     config: str
     method: NotRequired[dict[str, Any]]  # until 0.2; read by `troll.training.resumable`
@@ -40,9 +39,9 @@ _MARK = TypeAdapter(_Mark)
 
 
 class CheckpointCallback(TrainerCallback):
-    """Marks a checkpoint as complete, with the metrics so far, and leaves the ``keep`` newest.
+    """Adds the metrics so far to a checkpoint, marks it as complete, and keeps the ``keep`` newest.
 
-    A checkpoint of another ``config_digest`` is not resumed. The callback of ``metrics`` must come first.
+    Checkpoints with another ``config_digest`` are not resumed. The ``metrics`` callback must be added first.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Leaves the last step out: going on from there, transformers would take one step too many."""
+        """Skips the last step: on resuming from it, transformers would take one step too many."""
         if state.global_step >= state.max_steps:
             control.should_save = False
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Writes the mark last, after everything is on disk, and only then removes what is too old."""
+        """Writes the mark after everything is on disk, and then removes old checkpoints."""
         if not state.is_world_process_zero:
             return
         directory = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -83,10 +82,10 @@ class CheckpointCallback(TrainerCallback):
                 _remove(path)
 
     def newest(self, directory: Path) -> Path | None:
-        """The newest complete and undamaged checkpoint of this configuration.
+        """Returns the newest complete and undamaged checkpoint of this configuration.
 
-        The metrics are restored as they were then; the trainer restores all else. Every process gets the same
-        answer: the main one reads the files. What was interrupted while it was written is removed.
+        Restores the metrics from it; the trainer restores all other state. The main process reads the files
+        and broadcasts the result. Incomplete checkpoints are removed.
         """
         chosen = [self._find(directory) if PartialState().is_main_process else None]
         broadcast_object_list(chosen)
@@ -102,7 +101,7 @@ class CheckpointCallback(TrainerCallback):
                 continue
             mark = self._mark(path)
             if mark is not None and mark["config"] != self._config_digest:
-                say(f"{path}: of another configuration; not used")
+                say(f"{path}: checkpoint of another configuration; not used")
                 continue
             changed = f"the contents of {COMPLETE} have changed"
             problem = changed if mark is None else damage(path, mark["files"])
@@ -113,7 +112,7 @@ class CheckpointCallback(TrainerCallback):
         return None
 
     def _mark(self, path: Path) -> _Mark | None:
-        """The checkpoint's mark; none if there is none, or not as it was written."""
+        """The checkpoint's mark; None if it is missing or has been changed."""
         try:
             mark = _MARK.validate_python(read_json(path / COMPLETE))
         except (UserError, ValidationError):
@@ -123,10 +122,10 @@ class CheckpointCallback(TrainerCallback):
 
 
 def expect_tied_weights(model: Any) -> None:
-    """Tells transformers that a checkpoint of a model with tied weights lacks the copies, which is no fault.
+    """Makes transformers expect that checkpoints of a model with tied weights lack the copies.
 
-    It warns of every weight that a checkpoint lacks, but for those that the model never saves; those are
-    tied again after loading.
+    It warns about every missing weight except those that the model never saves; tied weights are tied again
+    after loading.
     """
     if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         model._keys_to_ignore_on_save = set(getattr(model, "all_tied_weights_keys", ()))
@@ -138,11 +137,11 @@ def step_of(path: Path) -> int:
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """All checkpoints of a run, whole or not, newest first."""
+    """All checkpoints of a run, complete or not, newest first."""
     places = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     return sorted((path for path in places if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
 def _remove(path: Path) -> None:
-    (path / COMPLETE).unlink(missing_ok=True)  # first: what is half removed must not look whole
+    (path / COMPLETE).unlink(missing_ok=True)  # first: a partly removed checkpoint must not look complete
     shutil.rmtree(path)

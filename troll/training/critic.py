@@ -1,8 +1,8 @@
-"""The critic of GAE and PPO-max: a value model beside the policy, with an optimiser of its own.
+"""The critic of GAE and PPO-max: a value model with a separate optimiser.
 
-It starts from the policy's backbone with a scalar head that is zero, so that its first values are 0 and not
-noise. V_t is the value of the prompt and the response tokens before t: it is read where the policy's
-prediction of token t is.
+It starts from a copy of the policy's backbone with a zero-initialised scalar head, so its initial values are
+0 instead of noise. V_t is the value of the prompt and the response tokens before t, computed at the position
+from which the policy predicts token t.
 """
 
 import copy
@@ -27,10 +27,10 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ValueModel(nn.Module):
-    """A transformers backbone, without its language-model head, and a scalar head.
+    """A transformers backbone without its language-model head, and a scalar head.
 
-    The policy's backbone is copied. Of one with adapters of PEFT the copy has adapters of its own, and they
-    alone learn.
+    The backbone is a copy of the policy's. If it has PEFT adapters, only the copied adapters and the head are
+    trained.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -59,22 +59,22 @@ class ValueModel(nn.Module):
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) for each token, and where clipping takes the gradient.
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) for each token, and where clipping cuts the gradient.
 
-    All are [B, T]; ``clip`` is c, none for the plain squared error. Source: verl, core_algos.py
-    (compute_value_loss), c = 0.5; PPO-max has c = 0.2.
+    All tensors are [B, T]; ``clip`` is c, or None for the plain squared error. Source: verl, core_algos.py
+    (compute_value_loss), c = 0.5; PPO-max uses c = 0.2.
     """
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
     change = values - old_values
     clipped = (old_values + change.clamp(-clip, clip) - returns).square()
-    # Within the limit both are the same but for rounding, which must not count.
+    # Within the limit both are equal up to rounding, which must not count as clipped.
     return 0.5 * torch.maximum(plain, clipped), (change.abs() > clip) & (clipped > plain)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) over the tokens that mask [B, T] marks; NaN where all returns are equal."""
+    """1 - Var(R - V) / Var(R) over the tokens of mask [B, T]; NaN if all returns are equal."""
     on = mask.bool()
     kept_values, kept_returns = values[on].double(), returns[on].double()
     if not len(kept_returns):
@@ -84,10 +84,10 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 class Critic:
-    """Values for a rollout batch, and training on its mini-batches.
+    """Computes values of a rollout batch, and trains the value model on its mini-batches.
 
-    The policy's backbone is copied before any wrapping (DDP, FSDP). A forward pass of `values` has ``chunk``
-    responses or, where there is a ``budget``, so many tokens, padding included.
+    The policy must not be wrapped yet (DDP, FSDP). A forward pass of `values` takes ``chunk`` responses or,
+    if a ``budget`` is given, at most that many tokens, padding included.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Critic:
         self._loss = self._clipped = torch.zeros(())
 
     def prepare(self) -> None:
-        """Lets accelerate wrap and shard model and optimiser, as it does the policy; once."""
+        """Wraps and shards model and optimiser with accelerate, like the policy; only once."""
         if self._prepared:
             return
         accelerator = self._accelerator
-        if accelerator.is_fsdp2:  # it moves the optimiser to the sharded weights itself
+        if accelerator.is_fsdp2:  # accelerate moves the optimiser to the sharded weights
             self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         else:
             self.model = accelerator.prepare(self.model)
@@ -119,8 +119,8 @@ class Critic:
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         rate, decay = self.settings.learning_rate, self.settings.weight_decay
-        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.optim.AdamW(learning, lr=rate, weight_decay=decay)
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(trainable, lr=rate, weight_decay=decay)
 
     def _forward(self, inputs: Mapping[str, Tensor], rows: slice) -> Tensor:
         with self._accelerator.autocast():
@@ -137,7 +137,7 @@ class Critic:
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         chunk = self._chunk if self._budget is None else max(1, self._budget // length)
         parts = [self._forward(inputs, slice(start, start + chunk)) for start in range(0, len(mask), chunk)]
-        # Where the mask is 0 nothing is learnt, so what a padded position gives does not matter.
+        # Values at padded positions, even NaN, do not matter because the mask is 0 there.
         values = torch.where(mask.bool(), torch.cat(parts), 0.0) * mask
         if not torch.isfinite(values).all():
             raise NotFinite(
@@ -147,11 +147,11 @@ class Critic:
         return values
 
     def update(self, inputs: Mapping[str, Tensor], mask: Tensor, *, last: bool = True) -> dict[str, float]:
-        """Learns from a micro-batch; takes the optimiser step with the ``last`` one of a mini-batch.
+        """Trains on a micro-batch; takes an optimiser step after the ``last`` one of a mini-batch.
 
         Inputs are those of `values`, with ``values`` and ``returns`` [B, T] and the step's ``step_tokens``.
-        After the last micro-batch: mean loss, part of clipped tokens, gradient norm; else nothing. Raises
-        `NotFinite`.
+        After the last micro-batch, returns mean loss, fraction of clipped tokens and gradient norm, else
+        nothing. Raises `NotFinite`.
         """
         accelerator, mask = self._accelerator, mask.float()
         self.model.train()
@@ -166,7 +166,7 @@ class Critic:
                     f"the critic's loss is {loss.item()}; training stopped, the last checkpoint is intact. A "
                     "smaller critic.learning_rate may help"
                 )
-            # DDP averages gradients over processes, the number of tokens already counts all of them.
+            # DDP averages gradients over processes, but the token count already includes all processes.
             accelerator.backward(loss * accelerator.num_processes)
         self._loss = self._loss.to(loss.device) + loss.detach()
         share = (clipped * mask).sum() / inputs["step_tokens"].clamp(min=1)
@@ -176,16 +176,16 @@ class Critic:
         norm = accelerator.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clipping)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        found = accelerator.reduce(torch.stack([self._loss.double(), self._clipped.double()]), "sum")
+        sums = accelerator.reduce(torch.stack([self._loss.double(), self._clipped.double()]), "sum")
         self._loss, self._clipped = torch.zeros_like(self._loss), torch.zeros_like(self._clipped)
-        total, outside = found.tolist()
+        total, outside = sums.tolist()
         return {"critic/loss": total, "critic/clipped": outside, "critic/grad_norm": float(norm)}
 
     def _bare_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def save(self, directory: Path) -> None:
-        """Writes weights and optimiser to ``critic.pt``; all processes take part, the main one writes."""
+        """Writes weights and optimiser state to ``critic.pt``; must be called by all processes."""
         model, optimizer = get_state_dict(self.model, self._bare_optimizer(), options=_WHOLE)
         if self._accelerator.is_main_process:
             with atomic_path(directory / FILE) as temporary:
@@ -193,10 +193,10 @@ class Critic:
         self._accelerator.wait_for_everyone()
 
     def load(self, directory: Path) -> None:
-        """Takes up what `save` wrote; refuses a checkpoint without a critic."""
+        """Restores what `save` wrote; rejects a checkpoint without a critic."""
         path = directory / FILE
         if not path.exists():
-            raise UserError(f"{path}: no such file; the checkpoint is not one of a run with a critic")
+            raise UserError(f"{path}: no such file; the checkpoint is not from a run with a critic")
         state = torch.load(path, map_location="cpu", weights_only=True)
         set_state_dict(
             self.model,

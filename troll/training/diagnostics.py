@@ -1,4 +1,4 @@
-"""What every optimiser step reports, the same for every trust region."""
+"""Diagnostics of every optimiser step, the same for all trust regions."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,9 +7,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 Report = Callable[[str, Tensor | float], None]
-"""Puts a number into the log of the next optimiser step."""
+"""Adds a number to the log of the next optimiser step."""
 
-# Which extremes are reported beside the mean over tokens: name of the metric, name in the log.
+# Extremes reported in addition to the mean over tokens: name of the metric, name in the log.
 _LARGEST: Mapping[str, str] = {
     "kl_to_old": "kl_to_old_max",
     "ratio": "ratio_max",
@@ -23,7 +23,7 @@ _RENAMED: Mapping[str, str] = {"ratio": "ratio_mean"}
 
 
 class Diagnostics:
-    """Means and extremes over the tokens of one optimiser step, all micro-batches and processes together."""
+    """Means and extremes over the tokens of an optimiser step, across micro-batches and processes."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -42,16 +42,16 @@ class Diagnostics:
             self._sums[name] = self._sums.get(name, tokens.new_zeros(())) + values.where(on, 0.0).sum()
             for extremes, sign in ((_LARGEST, 1.0), (_SMALLEST, -1.0)):
                 if name in extremes:
-                    found = (sign * values).where(on, -torch.inf).max()
+                    extreme = (sign * values).where(on, -torch.inf).max()
                     label = extremes[name]
-                    self._largest[label] = torch.maximum(self._largest.get(label, found), found)
+                    self._largest[label] = torch.maximum(self._largest.get(label, extreme), extreme)
 
     def summary(self) -> dict[str, float]:
-        """The step's diagnostics by name; empties the accumulator.
+        """Returns the step's diagnostics by name and resets the accumulator.
 
-        Means over tokens have the metric's own name (``ratio`` is ``ratio_mean``), extremes ``_max`` or
-        ``_min`` after it. A step whose tokens are all masked has nothing. What has overflowed is the largest
-        float32, as JSON knows no infinity.
+        Means over tokens have the metric's name (except ``ratio_mean``), extremes the suffix ``_max`` or
+        ``_min``. Empty for a step whose tokens are all masked. Overflows become the largest float32, because
+        JSON has no infinity.
         """
         if self._tokens is None:
             return {}

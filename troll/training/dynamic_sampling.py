@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: rollout batches that are full of groups with a signal."""
+"""DAPO's dynamic sampling: fills rollout batches with groups whose rewards differ."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from troll.training.diagnostics import Report
 
 
 class BatchNotFilledError(UserError):
-    """The most batches allowed have not filled a rollout batch."""
+    """The maximum number of sampled batches did not fill a rollout batch."""
 
 
 @dataclass(frozen=True)
 class DynamicSampler:
-    """Samples until a batch is full of groups whose rewards differ; surplus groups are dropped, as in verl.
+    """Samples until a batch is full of groups whose rewards differ; drops surplus groups, as in verl.
 
-    Log-probs of the groups that are dropped are computed too: TRL samples and scores in one call.
+    Dropped groups are scored as well, because TRL samples and scores in one call.
     """
 
-    max_batches: int  # rollout batches sampled to fill one, at most
+    max_batches: int  # maximum number of batches sampled to fill a rollout batch
     dataset: Any
     group_size: int  # G, responses to a prompt
     accelerator: Accelerator
@@ -40,10 +40,10 @@ class DynamicSampler:
         batch: int,
         step: int,
     ) -> dict[str, Any]:
-        """Rollout batch number ``batch`` (from 0), of as many responses as ``inputs`` has rows.
+        """Samples rollout batch number ``batch`` (from 0), with as many responses as ``inputs`` has rows.
 
-        These are prompts, each repeated for every response of its group; ``sample`` responds to such rows and
-        scores them.
+        The rows are prompts, each repeated for every response of its group; ``sample`` generates and scores
+        the responses to such rows.
         """
         wanted = len(inputs)
         kept: list[dict[str, Any]] = []
@@ -53,14 +53,14 @@ class DynamicSampler:
             successes.append(float(self.accelerator.gather(output["rewards"]).mean()))
             rows = mixed_groups(output["rewards"], self.group_size).repeat_interleave(self.group_size)
             kept.append(take_rows(output, rows))
-            # Every process fills its own part; those that are full go on sampling with the others.
-            mine = torch.tensor([sum(len(part["rewards"]) for part in kept)], device=rows.device)
-            found = int(self.accelerator.gather(mine).min())
-            if found >= wanted:
+            # Every process fills its part; full processes continue sampling until all are full.
+            kept_here = torch.tensor([sum(len(part["rewards"]) for part in kept)], device=rows.device)
+            fewest = int(self.accelerator.gather(kept_here).min())
+            if fewest >= wanted:
                 self.report("dynamic_sampling_batches", torch.tensor(attempt + 1.0))
                 return take_rows(join_rows(kept, self.pad_token_id), torch.arange(wanted, device=rows.device))
         raise BatchNotFilledError(
-            f"dynamic sampling: {self.max_batches} rollout batches gave {found // self.group_size} of "
+            f"dynamic sampling: {self.max_batches} rollout batches gave {fewest // self.group_size} of "
             f"{wanted // self.group_size} prompts whose responses are neither all right nor all wrong (mean "
             f"success {sum(successes) / self.max_batches:.2f}); training stopped after step {step}, its "
             "state is saved. Choose easier or harder problems, more responses_per_prompt, or more "
@@ -68,7 +68,7 @@ class DynamicSampler:
         )
 
     def other_prompts(self, attempt: int, rows: int, batch: int) -> list[dict[str, Any]]:
-        """Rows of prompts for another try, from a stream of its own: the same whenever a run goes on here."""
+        """Rows of prompts for another attempt, from a separate random stream that resumed runs reproduce."""
         seed = derive_seed(stream="dynamic-sampling", seed=self.seed, batch=batch)
         order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(seed)).tolist()
         count = rows // self.group_size

@@ -9,47 +9,47 @@ from troll.training.diagnostics import Report
 
 
 class EntropyBonus:
-    """The mean entropy of the tokens that are learnt from, times a coefficient that may adapt.
+    """The mean entropy of the trained tokens times a static or adaptive coefficient.
 
     Source: TRL 1.16, grpo_trainer.py (``_compute_loss``), after Skywork-OR1, arXiv 2505.22312: the
     coefficient grows by ``entropy_coef_delta`` after a step whose entropy is at or below ``entropy_target``,
     shrinks after others, and acts only while the last step's entropy was at or below the target.
 
     Attributes:
-        coefficient: of the next step; TRL's checkpoints have it.
-        last_entropy: mean entropy of the last step, nats; likewise.
+        coefficient: coefficient of the next step; stored in TRL's checkpoints.
+        last_entropy: mean entropy of the last step in nats; stored in TRL's checkpoints.
     """
 
     def __init__(self, args: GRPOConfig) -> None:
         self._args = args
         self.coefficient, self.last_entropy = args.entropy_coef, float("inf")
         self.enabled = args.entropy_coef != 0.0 or args.use_adaptive_entropy
-        """Whether there is a bonus, or may be one in a later step."""
+        """Whether there is a bonus in this or possibly in a later step."""
         self._window: Tensor | None = None
         self._policy_loss: Tensor | None = None
 
     def __call__(self, entropy: Tensor, mask: Tensor, policy_loss: Tensor, *, training: bool) -> Tensor:
-        """The bonus of a part of a micro-batch: the coefficient times the mean entropy [B, T] of its tokens.
+        """The bonus of a part of a micro-batch: the coefficient times the mean of entropy [B, T] over mask.
 
-        The mask is 1 at tokens that are learnt from; the adaptive coefficient sees those of training alone.
+        The mask is 1 at trained tokens; the coefficient only adapts to batches with ``training`` set.
         """
         total, tokens = (entropy * mask).sum(), mask.sum()
         if training:
             self._policy_loss = policy_loss if self._policy_loss is None else self._policy_loss + policy_loss
-            seen = torch.stack([total, tokens]).detach()
-            self._window = seen if self._window is None else self._window + seen
-        acts = self.last_entropy <= self._args.entropy_target or not self._args.use_adaptive_entropy
-        return (self.coefficient if acts else 0.0) * total / tokens.clamp(min=1.0)
+            sums = torch.stack([total, tokens]).detach()
+            self._window = sums if self._window is None else self._window + sums
+        active = self.last_entropy <= self._args.entropy_target or not self._args.use_adaptive_entropy
+        return (self.coefficient if active else 0.0) * total / tokens.clamp(min=1.0)
 
     def finish_step(self, accelerator: Accelerator, report: Report) -> None:
-        """Reports policy loss and coefficient of an optimiser step, and adapts the coefficient to it."""
+        """Reports policy loss and coefficient of an optimiser step, and adapts the coefficient."""
         window, policy_loss, self._window, self._policy_loss = self._window, self._policy_loss, None, None
         if window is None or policy_loss is None:
             return
         report("policy_loss", policy_loss)
         if self._args.use_adaptive_entropy:
             total, tokens = accelerator.reduce(window, reduction="sum").tolist()
-            if tokens:  # else there is no entropy to follow; TRL takes it for 0
+            if tokens:  # without tokens there is no entropy to adapt to; TRL would use 0
                 self._adapt(total / tokens)
         report("entropy_coef", self.coefficient)
 

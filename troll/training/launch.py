@@ -1,6 +1,6 @@
-"""Starts a run's processes: one for each GPU, by accelerate; on a machine without GPUs, by torchrun.
+"""Starts the processes of a run, one per GPU with accelerate, or with torchrun on a machine without GPUs.
 
-And has SLURM put a job that ran out of time back into its queue.
+Also requeues SLURM jobs that run out of time.
 """
 
 import os
@@ -18,21 +18,21 @@ from troll.common.progress import say, share_terminal
 from troll.common.signals import SIGNAL_NOTE, held_signal
 
 CONFIGS = Path(__file__).parent / "launch_configs"
-_KILL_S = 300.0  # SLURM ends a job that it requeues; KillWait is 30 s where nobody changed it
+_KILL_S = 300.0  # SLURM ends a job that it requeues; KillWait is 30 s by default
 
 
 def numbers_of_gpus() -> list[int]:
-    """How many GPUs a run may have: there is a configuration for each."""
+    """Supported numbers of GPUs: those with a launch configuration."""
     return sorted(int(path.stem.removeprefix("gpus")) for path in CONFIGS.glob("gpus*.yaml"))
 
 
 def launch_command(
     gpus: int, arguments: Sequence[str], *, cuda: bool, mixed_precision: bool = True
 ) -> list[str]:
-    """The command that runs `troll` with these arguments in ``gpus`` processes: see `numbers_of_gpus`.
+    """The command that runs `troll` with these arguments in ``gpus`` processes, see `numbers_of_gpus`.
 
-    Without ``cuda`` the processes share the machine's processors (gloo). The configurations' bfloat16 would
-    win against the trainer's own option, so that ``mixed_precision`` is told here, too.
+    Without ``cuda`` the processes share the machine's CPUs (gloo). ``mixed_precision`` is passed here because
+    the bfloat16 of the launch configurations would override the trainer's option.
     """
     path = CONFIGS / f"gpus{gpus}.yaml"
     if not path.exists():
@@ -43,24 +43,24 @@ def launch_command(
         start += [] if mixed_precision else ["--mixed_precision", "no"]
     else:
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-    # Behind the dashes, or else the launchers take the arguments for short forms of their own.
+    # After the dashes, because the launchers would take the arguments for abbreviations of their options.
     return [sys.executable, *start, "-m", "--", "troll.cli", *arguments]
 
 
 def run_in_processes(gpus: int, manifest: Path, *, mixed_precision: bool = True) -> None:
-    """Runs this same command in several processes, and hands them the signals that come.
+    """Runs the current command in several processes and forwards signals to them.
 
     Raises:
-        UserError: there is no configuration for so many GPUs, or this machine has fewer.
-        Stopped: a signal ended them before they wrote the ``manifest``; their state is saved.
-        SystemExit: they failed, and have said why.
+        UserError: there is no launch configuration for this number of GPUs, or the machine has fewer.
+        Stopped: a signal stopped them before they wrote the ``manifest``; their state is saved.
+        SystemExit: they failed, and have printed the error.
     """
     cuda = require_gpus(gpus, "training.gpus") > 0
     command = launch_command(gpus, sys.argv[1:], cuda=cuda, mixed_precision=mixed_precision)
     with tempfile.TemporaryDirectory() as directory:
         note = Path(directory) / "signal"
         environment = os.environ | share_terminal() | {SIGNAL_NOTE: str(note)}
-        # A group of its own: of an interrupt at the keyboard it hears from this process.
+        # In a separate process group: this process forwards keyboard interrupts.
         processes = subprocess.Popen(command, env=environment, process_group=0)
         sent = None
         try:
@@ -68,7 +68,7 @@ def run_in_processes(gpus: int, manifest: Path, *, mixed_precision: bool = True)
                 if sent is None and (sent := held_signal()) is not None:
                     write_text(note, str(int(sent)))
         except BaseException:
-            processes.send_signal(signal.SIGINT)  # the launcher ends the others
+            processes.send_signal(signal.SIGINT)  # the launcher ends its processes
             processes.wait(timeout=60)
             raise
     if status and sent is not None and not manifest.exists():
@@ -85,11 +85,11 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def requeue(number: int) -> None:
-    """Has SLURM put this job back into the queue, and waits to be ended by it.
+    """Requeues this SLURM job and waits for SLURM to end it.
 
-    Only after SIGUSR1, the warning before a time limit: SIGTERM means that SLURM has decided already, be it
-    to requeue a preempted job or to end a cancelled one. Outside of SLURM, or where the job may not be
-    requeued, it returns: the status tells the workflow to try again.
+    Only after SIGUSR1, the warning before a time limit: after SIGTERM, SLURM itself requeues a preempted job
+    or ends a cancelled one. Returns outside SLURM or if the job cannot be requeued; the exit status then
+    makes the workflow retry.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if number != signal.SIGUSR1 or job is None:

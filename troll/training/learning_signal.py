@@ -1,4 +1,4 @@
-"""What a rollout batch teaches: advantages of a named estimator, values and returns of a critic."""
+"""The learning signal of a rollout batch: advantages, and values and returns of a critic."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,72 +18,72 @@ from troll.training.reference_kl import ReferenceKL
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """Turns rewards [B] into advantages [B, T], and adds what rules and critic learn from."""
+    """Computes advantages [B, T] from rewards [B], and the further inputs of trust region and critic."""
 
-    estimator: Estimator | None  # none keeps TRL's advantages
+    estimator: Estimator | None  # None: TRL's advantages
     critic: Critic | None
     reference_kl: ReferenceKL | None
     overlong: Overlong | None
-    limit: int  # longest response in tokens
-    needs_group_rewards: bool  # whether the trust region compares the rewards of a group
+    limit: int  # maximum response length in tokens
+    needs_group_rewards: bool  # whether the trust region needs the rewards of a group
     accelerator: Accelerator  # groups span all processes
     report: Report
 
     def penalty(self, lengths: Tensor) -> Tensor:
-        """What the lengths of responses cost, [B]; 0 where no settings ask for it."""
+        """Penalty on the lengths of responses, [B]; 0 without ``overlong``."""
         if self.overlong is None:
             return torch.zeros_like(lengths)
         return overlong_penalty(lengths, self.limit, self.overlong.buffer, self.overlong.factor)
 
     def add_groups(self, output: dict[str, Any], group_size: int) -> tuple[Tensor, Tensor]:
-        """Rewards of all processes, and the number of each one's group; adds ``group_rewards`` if needed."""
-        everyone = self.accelerator.gather(output["rewards"])
-        groups = torch.arange(len(everyone), device=everyone.device) // group_size
+        """Rewards of all processes and their group indices; adds ``group_rewards`` to the batch if needed."""
+        all_rewards = self.accelerator.gather(output["rewards"])
+        groups = torch.arange(len(all_rewards), device=all_rewards.device) // group_size
         if self.needs_group_rewards:
-            of_group = GroupRewards.from_groups(everyone, groups).of_group
-            output["group_rewards"] = self._own(of_group, len(output["rewards"]))
-        return everyone, groups
+            of_group = GroupRewards.from_groups(all_rewards, groups).of_group
+            output["group_rewards"] = self._local_rows(of_group, len(output["rewards"]))
+        return all_rewards, groups
 
     def add(self, output: dict[str, Any], group_size: int) -> None:
-        """Adds ``advantages``, and ``values`` and ``returns`` of a critic, to a batch that is learnt from.
+        """Adds ``advantages``, and with a critic ``values`` and ``returns``, to a training batch.
 
-        ``rewards`` [B] get the penalty on long responses; a reference needs the old policy's log-probs.
+        Adds the length penalty to ``rewards`` [B]. A reference model requires the old policy's log-probs.
         """
         mask = loss_mask(output)
         if self.overlong is not None:
             penalty = self.penalty(output["completion_mask"].sum(1).to(output["rewards"]))
             self.report("overlong_penalty", penalty.mean())
             output["rewards"] = output["rewards"] + penalty
-        everyone, groups = self.add_groups(output, group_size)
+        all_rewards, groups = self.add_groups(output, group_size)
         kl_rewards = None
         if self.reference_kl is not None:
             kl_rewards = self.reference_kl.measure(output, mask)
         if self.estimator is None:
             return
         values = self.critic.values(output, mask) if self.critic else None
-        everyones_mask = self._everywhere(mask)
+        all_masks = self._gather(mask)
         estimate = self.estimator(
-            everyone,
+            all_rewards,
             groups,
-            everyones_mask,
-            None if values is None else self._everywhere(values),
-            None if kl_rewards is None else self._everywhere(kl_rewards),
-            self._everywhere(output["greedy_rewards"]) if "greedy_rewards" in output else None,
+            all_masks,
+            None if values is None else self._gather(values),
+            None if kl_rewards is None else self._gather(kl_rewards),
+            self._gather(output["greedy_rewards"]) if "greedy_rewards" in output else None,
         )
         length = mask.shape[1]
-        output["advantages"] = self._own(estimate.advantages, len(mask))[:, :length]
+        output["advantages"] = self._local_rows(estimate.advantages, len(mask))[:, :length]
         if values is not None and estimate.returns is not None:
             output["values"] = values
-            output["returns"] = self._own(estimate.returns, len(mask))[:, :length]
-            explained = explained_variance(self._everywhere(values), estimate.returns, everyones_mask)
+            output["returns"] = self._local_rows(estimate.returns, len(mask))[:, :length]
+            explained = explained_variance(self._gather(values), estimate.returns, all_masks)
             self.report("critic/explained_variance", explained)
 
-    def _everywhere(self, value: Tensor) -> Tensor:
-        """Rows of all processes; [B, T] padded to the longest."""
+    def _gather(self, value: Tensor) -> Tensor:
+        """Gathers the rows of all processes; [B, T] is padded to the longest."""
         padded = self.accelerator.pad_across_processes(value, dim=1) if value.dim() > 1 else value
         return self.accelerator.gather(padded)
 
-    def _own(self, everywhere: Tensor, rows: int) -> Tensor:
-        """This process's part of a tensor that all processes gathered, ``rows`` from each."""
+    def _local_rows(self, gathered: Tensor, rows: int) -> Tensor:
+        """This process's part of a gathered tensor with ``rows`` rows of each process."""
         start = rows * self.accelerator.process_index
-        return everywhere[start : start + rows]
+        return gathered[start : start + rows]

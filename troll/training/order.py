@@ -1,4 +1,4 @@
-"""The order of prompts, rollout batches and random streams: the same whenever a run goes on in the middle."""
+"""Order of prompts, rollout batches and random streams, which resumed runs reproduce."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +14,10 @@ from troll.training.policy_lag import PolicyLag
 
 
 class ResumableSampler(RepeatSampler):
-    """TRL's order of prompts, epoch by epoch, also for a process that begins in a later ``epoch`` (from 0).
+    """TRL's order of prompts, also for a process that starts in a later ``epoch`` (from 0).
 
-    TRL 1.16 draws each epoch's order from one generator that goes on from epoch to epoch; a process that
-    resumes has a new one, and would repeat the first epoch's order.
+    TRL 1.16 draws the orders of all epochs from one generator; a resumed process has a new generator and
+    would repeat the first epoch's order.
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
@@ -40,30 +40,29 @@ class ResumableSampler(RepeatSampler):
 
 
 class OrderedTrainer(GRPOTrainer):
-    """TRL's trainer, which takes an optimiser step's micro-batches at its beginning.
+    """TRL's trainer, but all micro-batches of an optimiser step are prepared at its start.
 
-    The weights are the same throughout a step, so that a rollout batch that begins in the middle of it can be
-    sampled then. Its tokens are known to the normalisers of the whole step, however steps and rollout batches
-    overlap.
+    The weights do not change during a step, so a rollout batch that begins inside the step can be sampled at
+    its start. The normalisers thus count all tokens of the step, however steps and rollout batches overlap.
     """
 
     trust_region: TrustRegion
     policy_lag: PolicyLag
-    step_inputs: list[dict[str, Any]] = []  # noqa: RUF012 - never added to
-    """Micro-batches of this optimiser step, each with the counts of `troll.training.batches.step_counts`."""
-    _step: int  # TRL's: micro-batches so far
-    _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the rollout batch at hand
+    step_inputs: list[dict[str, Any]] = []  # noqa: RUF012 - never mutated
+    """Micro-batches of this optimiser step, with the counts of `troll.training.batches.step_counts`."""
+    _step: int  # TRL's: number of micro-batches so far
+    _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the current rollout batch
     _step_begun = 0
     _fetched: list[Any] | None = None
 
     @property
     def rollout_batch(self) -> int:
-        """Number of the rollout batch that is sampled or learnt from now, from 0."""
+        """Index of the current rollout batch, from 0."""
         return self._step // self._generate_every
 
     @property
     def place_in_step(self) -> int:
-        """Number of the micro-batch in its optimiser step, from 0."""
+        """Index of the micro-batch in its optimiser step, from 0."""
         return self._step - self._step_begun
 
     @property
@@ -75,7 +74,7 @@ class OrderedTrainer(GRPOTrainer):
         return ResumableSampler(sampler, lambda: int(self.state.epoch or 0))
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """What transformers fetches for an optimiser step: a generation batch for each micro-batch."""
+        """Fetches the generation batches of an optimiser step, one for each micro-batch."""
         fetched = super().get_batch_samples(*args, **kwargs)
         self._fetched, self.step_inputs, self._step_begun = fetched[0], [], self._step
         return fetched
@@ -91,17 +90,17 @@ class OrderedTrainer(GRPOTrainer):
         return self.step_inputs[self.place_in_step]
 
     def _begin_step(self, generation_batches: list[Any]) -> None:
-        """Takes the micro-batches of a step, and samples each rollout batch that begins in it."""
-        begun, inputs = self._step, []
+        """Prepares the micro-batches of a step, and samples each rollout batch that begins in it."""
+        first, inputs = self._step, []
         try:
-            for number, batch in enumerate(generation_batches, start=begun):
+            for number, batch in enumerate(generation_batches, start=first):
                 self._step = number
                 if number % self._generate_every == 0 or self._buffered_inputs is None:
                     self._seed_rollouts("rollout")
                     self.policy_lag.start_batch(self.model, self.rollout_batch)
                 inputs.append(super()._prepare_inputs(batch))
         finally:
-            self._step = self._step_begun = begun
+            self._step = self._step_begun = first
         self._fetched, self.step_inputs = None, step_counts(inputs, self.accelerator)
 
     def _seed_rollouts(self, stream: str) -> None:

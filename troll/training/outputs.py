@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories and models that are written atomically."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from troll.common.files import by_umask
 
 @contextmanager
 def fresh_directory(path: Path) -> Iterator[Path]:
-    """Yields a temporary directory beside ``path``; on success it takes the place of ``path``."""
+    """Yields a temporary directory next to ``path``, which replaces ``path`` on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
@@ -26,18 +26,18 @@ def fresh_directory(path: Path) -> Iterator[Path]:
 
 
 def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Saves both for ``from_pretrained``; ``state`` has the weights where the model holds a part of them."""
+    """Saves model and tokenizer for ``from_pretrained``; ``state``: all weights of a sharded model."""
     with fresh_directory(path) as temporary:
         model.save_pretrained(temporary, state_dict=state)
         tokenizer.save_pretrained(temporary)
-        for file in temporary.iterdir():  # safetensors writes files that nobody else may read
+        for file in temporary.iterdir():  # safetensors writes files that only the owner can read
             file.chmod(by_umask(0o666))
 
 
 def whole_state(trainer: Any) -> dict[str, Any] | None:
-    """All weights of a sharded model, on the main process; none where the model holds them itself.
+    """Gathers the weights of a sharded model on the main process; None if the model is not sharded.
 
-    Every process has to call it: each gives its part.
+    Must be called by all processes.
     """
     if not trainer.is_fsdp_enabled:
         return None
