@@ -114,7 +114,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ),
         ("repetition_penalty is 1.1", {"repetition_penalty": 1.1}),
         (
-            "vllm_structured_outputs_regex samples from a part",
+            "vllm_structured_outputs_regex samples from a restricted distribution",
             {
                 "vllm_structured_outputs_regex": "[0-9]",
                 "use_vllm": True,
@@ -124,7 +124,7 @@ def test_blocks_may_be_settings_mappings_or_json():
         ("loss_type='vespo' is a trust region here", {"loss_type": "vespo", "trust_region": "clip"}),
         ("loss_type='sapo' is a trust region here", {"loss_type": "sapo", "trust_region": "clip"}),
         (
-            "importance_sampling_level='sequence' belongs to.*'cispo'",
+            "importance_sampling_level='sequence' needs a sequence-level.*'cispo'",
             {"importance_sampling_level": "sequence", "loss_type": "cispo"},
         ),
         ("loss_type='bnpo' aggregates by", {"importance_sampling_level": "sequence", "loss_type": "bnpo"}),

@@ -100,7 +100,7 @@ def test_a_run_with_a_lag_goes_on_as_if_it_had_not_been_interrupted(make, tmp_pa
     assert torch.equal(parameters(resumed), parameters(whole))
     assert logged(resumed, "ratio_mean")[-4:] == logged(whole, "ratio_mean")[-4:]
     (checkpoint / FILE).unlink()
-    with pytest.raises(UserError, match=r"policy_lag\.pt: no such file; the checkpoint is not one of a run"):
+    with pytest.raises(UserError, match=r"policy_lag\.pt: no such file; the checkpoint is not from a run"):
         trained(make, resume=str(checkpoint), **options)
 
 

@@ -113,7 +113,7 @@ def test_without_correction_the_mismatch_is_told_from_the_first_step_and_changes
 
 @pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"top_k": 50}])
 def test_a_part_of_the_distribution_is_refused(make, setting):
-    with pytest.raises(UserError, match="training needs samples of the whole distribution"):
+    with pytest.raises(UserError, match="training needs samples of the full distribution"):
         make(TrustRegionTrainer, config=setting)
 
 

@@ -403,7 +403,7 @@ def test_an_entry_of_another_name_is_not_taken(place, said, want):
     entry = next(path for path in place.iterdir() if path != other)
     (entry / "record.json").write_text((other / "record.json").read_text())
     want(IDENTITY | {"seed": 2})
-    assert want.done.made == 3 and "record.json is that of something else" in said[0]
+    assert want.done.made == 3 and "record.json is that of another entry" in said[0]
 
 
 def test_what_could_not_be_made_is_not_there(place, want, tmp_path):
@@ -420,13 +420,15 @@ def test_a_place_that_is_none_is_a_line(tmp_path, monkeypatch, said, want, where
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv(VARIABLE, str(tmp_path / where))
     if where == "a file":
-        with pytest.raises(UserError, match=rf"^{VARIABLE}=.*/a file: is no directory; name one in"):
+        with pytest.raises(
+            UserError, match=rf"^{VARIABLE}=.*/a file: is not a directory; set {VARIABLE} to one, or"
+        ):
             want()
         assert not want.done.made
     else:
         assert want() is None
         assert said == [
-            f"{tmp_path}/a file/place: cannot be written (Not a directory), so that nothing is kept there"
+            f"{tmp_path}/a file/place: cannot be written (Not a directory), so nothing is kept there"
         ]
 
 
@@ -437,7 +439,7 @@ def test_a_full_disk_costs_the_entry_and_not_what_was_made(place, said, want, mo
     monkeypatch.setattr(shared_place.shutil, "copytree", full)
     assert want() is None
     entry, why = entry_in(place), "No space left on device"
-    assert said == [f"{entry}: cannot be written ({why}), so that it is not kept there"]
+    assert said == [f"{entry}: cannot be written ({why}), so it is not kept there"]
 
 
 def test_an_entry_can_be_taken_where_nothing_can_be_written(place, want, monkeypatch):

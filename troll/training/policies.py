@@ -1,4 +1,4 @@
-"""The old policy, which sampled, and the new one, which is trained, as a trust region compares them."""
+"""The old and the new policy of a batch, in the form that trust regions compare."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,19 +15,19 @@ from troll.training.batches import OLD, loss_mask
 from troll.training.config import TrustRegionConfig
 
 LOG_PROBS = "old_per_token_logps"
-"""TRL's name of the old policy's log-probs [B, T] in a rollout batch."""
+"""TRL's name for the old policy's log-probs [B, T] in a rollout batch."""
 
 
 _WIDE = 4096
-"""Vocabularies above which the part of full supports is logged: K tokens of a smaller one are no small part
-of it, and what its recorded runs log stays as it is."""
+"""Vocabulary size above which the fraction of full supports is logged. K tokens are a large part of a smaller
+vocabulary, and the metrics of its recorded runs stay the same."""
 
 
 class OldPolicy:
-    """Scores responses by the policy as it is now, and stores what of it a rollout batch carries.
+    """Scores responses with the current policy, to be stored in a rollout batch as the old policy.
 
     Args:
-        vocabulary: V of the model.
+        vocabulary: vocabulary size V of the model.
     """
 
     def __init__(self, args: TrustRegionConfig, vocabulary: int, accelerator: Accelerator) -> None:
@@ -37,9 +37,9 @@ class OldPolicy:
 
     @contextmanager
     def recording(self, scored: bool) -> Iterator[dict[str, Tensor]]:
-        """While TRL samples: its first scoring by the policy, if it is ``scored``, is that of the old policy.
+        """Context in which TRL samples; if ``scored``, its first scoring by the policy is recorded.
 
-        Yields what `record` fills with the distributions, as they travel in a rollout batch.
+        Yields a dictionary that `record` fills with the distributions' tensors for the rollout batch.
         """
         recorded: dict[str, Tensor] = {}
         self._recorded = recorded if scored else None
@@ -50,11 +50,11 @@ class OldPolicy:
 
     @property
     def records(self) -> bool:
-        """Whether the next scoring by the policy is the one that `recording` waits for."""
+        """Whether the next scoring by the policy is to be recorded."""
         return self._recorded is not None
 
     def record(self, *batch: Any) -> Tensor:
-        """As `score`; `recording` gets the distributions."""
+        """As `score`, but returns only the log-probs and passes the distributions to `recording`."""
         assert self._recorded is not None
         log_probs, distribution = self.score(*batch)
         self._recorded |= distribution.to_batch(OLD)
@@ -66,8 +66,8 @@ class OldPolicy:
     ) -> tuple[Tensor, SparseLogProbs]:
         """Log-probs [B, T] of the last T = ``length`` tokens of ids [B, L], and their distributions.
 
-        The support of every distribution is chosen in the same forward pass that gives the log-probs;
-        ``chunk`` is the number of responses in one, none for all.
+        The support of every distribution is chosen in the forward pass that computes the log-probs.
+        ``chunk`` is the number of responses per forward pass; None for all.
         """
         log_probs, distributions = [], []
         size = chunk or len(input_ids)
@@ -83,13 +83,13 @@ class OldPolicy:
                     sparse_lm_head=True,
                 )
             log_probs.append(output.log_probs)
-            # They wait in main memory: K numbers for each token of a large rollout batch would fill a GPU.
+            # Kept in main memory: K numbers per token of a large rollout batch would fill a GPU.
             distributions.append(SparseLogProbs.from_batch(output).cpu())
         return torch.cat(log_probs), SparseLogProbs.cat(distributions)
 
     @torch.no_grad()
     def score_batch(self, model: Any, inputs: Mapping[str, Any], chunk: int | None) -> dict[str, Tensor]:
-        """Log-probs and distributions of a rollout batch's responses, as they travel in it."""
+        """Log-probs and distributions of a rollout batch's responses, as tensors for the batch."""
         log_probs, distribution = self.score(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -100,28 +100,28 @@ class OldPolicy:
         return {LOG_PROBS: log_probs, **distribution.to_batch(OLD)}
 
     def read(self, inputs: Mapping[str, Any]) -> TokenPolicy:
-        """What a rule may know of the old policy, from a (completed) batch."""
+        """The old policy that is stored in a batch."""
         distribution = SparseLogProbs.from_batch(inputs, OLD, inputs["completion_ids"].device)
         return TokenPolicy(inputs[LOG_PROBS], distribution, None)
 
     def fullness(self, kept: Tensor) -> dict[str, Tensor]:
-        """Metric of a wide vocabulary: whether the ``kept`` [B, T] tokens are all that may be kept."""
+        """For large vocabularies, the metric whether the number ``kept`` [B, T] of kept tokens is K."""
         return {"support_full": kept >= self._support_size} if self._wide else {}
 
     def mismatch(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """How far the log-probs of another engine, which sampled, are from the policy's: TRL's measures."""
+        """TRL's measures of the difference between the sampling engine's and the policy's log-probs."""
         mask = loss_mask(inputs)
-        apart = (inputs[LOG_PROBS] - inputs["sampling_per_token_logps"]).abs().where(mask.bool(), 0.0)
-        totals = torch.stack([apart.sum(), mask.sum().to(apart)])
+        difference = (inputs[LOG_PROBS] - inputs["sampling_per_token_logps"]).abs().where(mask.bool(), 0.0)
+        totals = torch.stack([difference.sum(), mask.sum().to(difference)])
         total, tokens = self._accelerator.reduce(totals, "sum").tolist()
-        largest = float(self._accelerator.gather(apart.max().unsqueeze(0)).max())
+        largest = float(self._accelerator.gather(difference.max().unsqueeze(0)).max())
         name = "sampling/sampling_logp_difference"
         return {f"{name}/mean": total / max(tokens, 1), f"{name}/max": largest}
 
 
 @dataclass(frozen=True)
 class NewPolicy:
-    """Reads the policy being trained at the response tokens, and the loss of its experts if asked for."""
+    """Evaluates the policy being trained at the response tokens, and optionally the loss of its experts."""
 
     args: TrustRegionConfig
     accelerator: Accelerator
@@ -132,17 +132,18 @@ class NewPolicy:
     ) -> tuple[TokenPolicy, Tensor | None]:
         """The policy and the auxiliary loss of its experts.
 
-        Its tail decides on which tokens: the given support [B, T, K] if pooled, else the policy's own.
+        With the pooled tail, its distribution is evaluated on the given support [B, T, K]; with the constant
+        tail, the policy selects its own support.
         """
         mask, args = inputs["completion_mask"], self.args
-        own = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
+        selection = {"support_size": args.keep, "dropped_mass": args.dropped_mass}
         with self.accelerator.autocast():
             output = model(
                 input_ids=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 attention_mask=torch.cat([inputs["prompt_mask"], mask], dim=1),
                 mask=mask,
                 sparse_lm_head=True,
-                **({"support": support} if args.tail == "pooled" else own),
+                **({"support": support} if args.tail == "pooled" else selection),
                 **({"output_router_logits": True} if self.experts else {}),
             )
         distribution = SparseLogProbs.from_batch(output)
@@ -150,18 +151,18 @@ class NewPolicy:
         return policy, output.aux_loss
 
     def compared(self, model: Any, new: TokenPolicy, old: TokenPolicy) -> tuple[TokenPolicy, TokenPolicy]:
-        """Both policies on the same tokens, in the form that a trust region compares.
+        """Both policies on the same tokens.
 
-        With the constant tail these are the tokens that one of them keeps, and others have the paper's
-        constant.
+        With the constant tail these are the tokens that either policy keeps; a token that a policy has
+        dropped gets the paper's constant.
         """
         if self.args.tail == "pooled":
             return new, old
         assert new.distribution is not None and old.distribution is not None
         vocabulary = self.accelerator.unwrap_model(model).get_output_embeddings().weight.shape[0]
-        ours, theirs = align(
+        aligned_new, aligned_old = align(
             constant_tail(new.distribution, vocabulary),
             constant_tail(old.distribution, vocabulary),
             missing="default",
         )
-        return replace(new, distribution=ours), replace(old, distribution=theirs)
+        return replace(new, distribution=aligned_new), replace(old, distribution=aligned_old)

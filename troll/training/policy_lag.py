@@ -1,11 +1,11 @@
-"""Policy lag: rollouts of a policy that is some rollout batches old, as an asynchronous sampler gives them.
+"""Policy lag: rollouts from a policy that is some rollout batches old, as with an asynchronous sampler.
 
-The responses of rollout batch b are sampled with the weights from before batch b - lag (the first ones, where
-there was none yet), and learnt from in batch b. What a trust region calls the old policy is then one of two:
+The responses of rollout batch b are sampled with the weights from before batch b - lag (the initial weights
+if there is no such batch), and trained on in batch b. The old policy of the trust region is then either
 
-* old: the policy before the batch's updates, which scores the responses again; so do TRL and verl by default.
-  The ratio at a batch's first step is 1, and nothing corrects for who sampled.
-* sampler: the policy that sampled, as DPPO and prime-rl have it; ratios begin away from 1.
+* old: the policy before the batch's updates, which rescores the responses, as in TRL and verl by default. The
+  ratio at a batch's first step is 1, and the sampling policy is not corrected for.
+* sampler: the policy that sampled, as in DPPO and prime-rl; the first ratios differ from 1.
 
 Without lag both are the same.
 """
@@ -35,7 +35,7 @@ _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 class PolicyLag:
     """Keeps the weights from before the last ``lag`` rollout batches in main memory; samples with the oldest.
 
-    Refuses a lag where each process has a part of the weights alone.
+    Rejects a lag if the weights are sharded.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class PolicyLag:
         self._old_policy, self._accelerator, self._report = old_policy, accelerator, report
         if lag and self._accelerator.distributed_type not in _WHOLE:
             raise UserError(
-                f"policy_lag is {lag}, which needs the whole weights in each process; with sharded weights "
-                "(FSDP, DeepSpeed) only 0 is possible"
+                f"policy_lag is {lag}, which needs all weights in each process; with sharded weights "
+                "(FSDP, DeepSpeed) it must be 0"
             )
         self._lag, self._anchor = lag, anchor
         self._weights: dict[int, dict[str, Tensor]] = {}
 
     def start_batch(self, model: Any, number: int) -> None:
-        """Before rollout batch ``number`` (from 0) is sampled: keeps the model's weights as they are now."""
+        """Stores the model's weights before rollout batch ``number`` (from 0) is sampled."""
         if not self._lag:
             return
-        if number not in self._weights:  # it is, where a run goes on inside of a batch
+        if number not in self._weights:  # already stored if a run resumes inside a batch
             self._weights[number] = _copies(model, torch.device("cpu"))
         self._weights = {key: kept for key, kept in self._weights.items() if key >= number - self._lag}
 
@@ -65,21 +65,21 @@ class PolicyLag:
         score: Callable[[Batch], dict[str, Tensor]],
         inputs: list[dict[str, Any]],
     ) -> Batch:
-        """A rollout batch of the policy that lags behind, scored by what the anchor calls the old policy.
+        """Samples a rollout batch with the lagged policy and scores it with the anchor's old policy.
 
-        With the anchor old, ``sampling_per_token_logps`` are those of the policy that sampled, as TRL has
-        them of other engines, and the distance between the two is reported. ``now`` samples and scores rows
-        of prompts with the model's weights; ``score`` puts the model as it is in the place of the old policy.
+        With the anchor "old", ``sampling_per_token_logps`` are those of the sampling policy, as in TRL for
+        other engines, and their difference from the old policy's is reported. ``now`` samples and scores rows
+        of prompts with the model's weights; ``score`` scores a batch with the model as the old policy.
         """
         if not self._lag:
             return now(inputs)
-        present = _copies(model, None)
+        current = _copies(model, None)
         _set(model, self._weights[min(self._weights)])
         try:
             output = now(inputs)
             output |= {} if LOG_PROBS in output else score(output)
         finally:
-            _set(model, present)
+            _set(model, current)
         if self._anchor == "old":
             output["sampling_per_token_logps"] = output[LOG_PROBS]
             output |= score(output)
@@ -88,23 +88,23 @@ class PolicyLag:
         return output
 
     def save(self, directory: Path) -> None:
-        """Writes the weights that the next batches are sampled with; the main process does."""
+        """Writes the stored weights, on the main process."""
         if self._lag and self._accelerator.is_main_process:
             with atomic_path(directory / FILE) as temporary:
                 torch.save(self._weights, temporary)
 
     def load(self, directory: Path) -> None:
-        """Takes up what `save` wrote; refuses a checkpoint of a run without lag."""
+        """Restores what `save` wrote; rejects a checkpoint of a run without lag."""
         if not self._lag:
             return
         path = directory / FILE
         if not path.exists():
-            raise UserError(f"{path}: no such file; the checkpoint is not one of a run with policy_lag")
+            raise UserError(f"{path}: no such file; the checkpoint is not from a run with policy_lag")
         self._weights = torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _copies(model: Any, device: torch.device | None) -> dict[str, Tensor]:
-    """The weights that are trained, by name; the others are the same at any time."""
+    """Copies of the trainable weights by name; all others never change."""
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     return {name: p.to(device or p.device, copy=True) for name, p in trained.items()}
 

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: a trust region's, and what options of TRL filter out of it or add to it."""
+"""The loss of a micro-batch: that of the trust region, with the masks and terms of TRL's options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ from troll.training.reference_kl import COEFFICIENT, ReferenceKL, trl_reference_
 
 STEP_TOKENS = "rule_step_tokens"
 STEP_SEED = "rule_step_seed"
-"""What a trust region that decides over a whole optimiser step finds in a part of it: its `StepTokens` (none
-where the part is the step), and the seed of random choices."""
+"""Keys of a batch for trust regions that need the whole optimiser step: its `StepTokens` (absent if the batch
+is the whole step), and the seed of random choices."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A (part of a) micro-batch as the loss sees it: mask and advantages are [B, T]."""
+    """Inputs of the loss for a micro-batch or a part of it; mask and advantages are [B, T]."""
 
     inputs: dict[str, Any]
     mask: Tensor
@@ -38,24 +38,24 @@ class _Part:
 
     @property
     def entropy(self) -> Tensor:
-        """Of the new policy, [B, T]."""
+        """Entropy of the new policy, [B, T]."""
         assert self.new.entropy is not None
         return self.new.entropy
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """What the policy is trained on."""
+    """The loss of the policy."""
 
     args: TrustRegionConfig
     trust_region: TrustRegion
     aggregation: str
     old_policy: OldPolicy
     new_policy: NewPolicy
-    reference_kl: ReferenceKL | None  # without one the KL is TRL's, weighted by ``args.beta``
+    reference_kl: ReferenceKL | None  # None: TRL's KL, weighted by ``args.beta``
     entropy_bonus: EntropyBonus
-    auxiliary_weight: float  # of the load-balancing loss of a mixture of experts
-    high_entropy: Callable[[Tensor, Tensor, float], Tensor]  # TRL's: entropies [B, T], mask, quantile to mask
+    auxiliary_weight: float  # weight of the load-balancing loss of a mixture of experts
+    high_entropy: Callable[[Tensor, Tensor, float], Tensor]  # TRL's: (entropy [B, T], mask, quantile) to mask
     diagnostics: Diagnostics
     accelerator: Accelerator
     report: Report
@@ -64,31 +64,31 @@ class PolicyLoss:
     def __call__(
         self, model: Any, inputs: dict[str, Any], part_weight: Tensor | float, *, step: int
     ) -> Tensor:
-        """The part of an optimiser step's loss that a (part of a) micro-batch of this process has.
+        """The share of an optimiser step's loss of a micro-batch, or a part of it, of this process.
 
         Args:
-            model: with the sparse head of `troll.training.head`.
-            inputs: of a rollout batch, with the old policy and the counts of
-                `troll.training.batches.step_counts`; may have `STEP_TOKENS` and `STEP_SEED`.
-            part_weight: these tokens' part of the step, for the terms that are means over a micro-batch.
-            step: number of the optimiser step, from 1, for messages.
+            model: the policy, with the sparse head of `troll.training.head`.
+            inputs: rows of a rollout batch, with the old policy and the counts of
+                `troll.training.batches.step_counts`; optionally `STEP_TOKENS` and `STEP_SEED`.
+            part_weight: these tokens' share of the step, for the terms that are means over a micro-batch.
+            step: number of the optimiser step, from 1, for error messages.
 
         Raises:
             NotFinite: the loss is not finite.
         """
         part = self._read(model, inputs)
         losses = self._token_losses(model, part)
-        per_token, learnt = self._filtered(losses.per_token, part)
+        per_token, entropy_mask = self._filtered(losses.per_token, part)
         per_token, kl = self._with_reference(per_token, part)
         loss = self._reduced(per_token, part)
         self._unread.append(loss.detach())
-        if not (model.training and loss.is_cuda):  # there, reading it would make the host wait for each part
+        if not (model.training and loss.is_cuda):  # reading it there would synchronise in each part
             self.check_finite(step)
         if model.training:
             self._logged(losses.metrics | kl, part)
-        # DDP averages gradients over processes, the normalisers already count all of them.
+        # DDP averages gradients over processes, but the normalisers already count all processes.
         loss = loss * self.accelerator.num_processes
-        return self._with_means(loss, part, learnt, part_weight, training=model.training)
+        return self._with_means(loss, part, entropy_mask, part_weight, training=model.training)
 
     def _read(self, model: Any, inputs: dict[str, Any]) -> _Part:
         mask, old = loss_mask(inputs).float(), self.old_policy.read(inputs)
@@ -97,7 +97,7 @@ class PolicyLoss:
         return _Part(inputs, mask, _advantages(inputs, mask), new, old, auxiliary)
 
     def _token_losses(self, model: Any, part: _Part) -> TokenLosses:
-        """Those of the trust region."""
+        """Token losses of the trust region."""
         inputs, group_rewards = part.inputs, None
         if self.trust_region.needs_group_rewards:
             group_rewards = GroupRewards(inputs["rewards"], inputs["group_rewards"])
@@ -106,24 +106,24 @@ class PolicyLoss:
         return self.trust_region(*compared, part.advantages, part.mask, group_rewards, step_tokens, seed=seed)
 
     def _filtered(self, per_token: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-        """What TRL's options leave of the losses, and 1 at the tokens whose entropy counts; [B, T]."""
-        inputs, mask, learnt = part.inputs, part.mask, part.mask
+        """The losses after TRL's masks and weights, and the mask of the entropy bonus; both [B, T]."""
+        inputs, mask, entropy_mask = part.inputs, part.mask, part.mask
         threshold, quantile = self.args.off_policy_mask_threshold, self.args.top_entropy_quantile
         if threshold is not None:
-            # DeepSeek-V3.2's mask: 0 at negative advantages of responses that are far off policy.
+            # DeepSeek-V3.2's mask: 0 at negative advantages of responses that are far off-policy.
             sampled = inputs.get("sampling_per_token_logps", part.old.log_probs)
             per_token = per_token * GRPOTrainer.get_off_policy_mask(
                 part.advantages, part.new.log_probs, sampled, mask, threshold
             )
         if quantile < 1.0:
             chosen = self.high_entropy(part.entropy.detach(), mask, 1 - quantile)
-            per_token, learnt = per_token * chosen, mask * chosen
-        if "importance_sampling_ratio" in inputs:  # vLLM sampled: TRL's correction of sampler against trainer
+            per_token, entropy_mask = per_token * chosen, mask * chosen
+        if "importance_sampling_ratio" in inputs:  # TRL's correction for sampling with vLLM
             per_token = per_token * inputs["importance_sampling_ratio"]
-        return per_token, learnt
+        return per_token, entropy_mask
 
     def _with_reference(self, per_token: Tensor, part: _Part) -> tuple[Tensor, dict[str, Tensor]]:
-        """The losses with the weighted KL to the reference, the regulariser's or TRL's, and TRL's metric."""
+        """Adds the weighted KL to the reference, of the regulariser or of TRL; returns also TRL's metric."""
         reference = part.inputs.get("ref_per_token_logps")
         if reference is None:
             return per_token, {}
@@ -157,29 +157,29 @@ class PolicyLoss:
             self.report("aux_loss", part.auxiliary.detach())
 
     def _with_means(
-        self, loss: Tensor, part: _Part, learnt: Tensor, part_weight: Tensor | float, *, training: bool
+        self, loss: Tensor, part: _Part, entropy_mask: Tensor, part_weight: Tensor | float, *, training: bool
     ) -> Tensor:
-        """The loss with the terms that are means over a micro-batch: entropy bonus, balance of experts."""
+        """Adds the terms that are means over a micro-batch: entropy bonus and load-balancing loss."""
         if self.entropy_bonus.enabled:
-            bonus = self.entropy_bonus(part.entropy, learnt, loss.detach(), training=training)
+            bonus = self.entropy_bonus(part.entropy, entropy_mask, loss.detach(), training=training)
             loss = loss - part_weight * bonus
         if part.auxiliary is not None:
             loss = loss + part_weight * self.auxiliary_weight * part.auxiliary
         return loss
 
     def check_finite(self, step: int) -> None:
-        """Refuses an optimiser step, counted from 1, before its update if a part's loss is not finite."""
-        wrong = [value for value in self._unread if not torch.isfinite(value)]
+        """Raises before the update of an optimiser step (from 1) if the loss of a part is not finite."""
+        not_finite = [value for value in self._unread if not torch.isfinite(value)]
         self._unread.clear()
-        if wrong:
+        if not_finite:
             raise NotFinite(
-                f"loss is {wrong[0].item()} at optimiser step {step}; training stopped, "
+                f"loss is {not_finite[0].item()} at optimiser step {step}; training stopped, "
                 "the last checkpoint is intact. A smaller learning_rate may help"
             )
 
     @torch.no_grad()
     def tokens(self, model: Any, inputs: dict[str, Any]) -> StepTokens:
-        """The tokens of a (part of a) micro-batch as the trust region will see them; see `__call__`."""
+        """The `StepTokens` of a micro-batch or a part of it; see `__call__` for the arguments."""
         part = self._read(model, inputs)
         return StepTokens.of(part.new, part.old, part.advantages, part.mask.bool())
 

@@ -1,4 +1,4 @@
-"""What a policy is trained on: problems in the form that TRL reads, within a length."""
+"""Training prompts: problems in TRL's format, filtered by length, and where rollouts end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ from troll.tasks.prompts import as_chat, encode, end_ids, wants_chat
 from troll.tasks.types import Problem, Task
 
 THINKING = {"enable_thinking": False}
-"""What TRL hands to chat templates, so that training and evaluation read the same prompts."""
+"""Arguments that TRL passes to chat templates; training and evaluation thus render the same prompts."""
 
 
 def load_policy_tokenizer(path: Path) -> Any:
-    """The tokenizer beside a saved model, padding on the left, if need be with the end of text."""
+    """Loads the tokenizer of a saved model; pads on the left, with the end of text if it has no pad token."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = without_place(AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: no tokenizer that can be loaded ({reason})") from None
+        raise UserError(f"{path}: cannot load a tokenizer ({reason})") from None
     if tokenizer.eos_token is None:
-        raise UserError(f"{path}: the tokenizer has no end of text, so that no response could end")
+        raise UserError(f"{path}: the tokenizer has no end-of-text token, so no response could end")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -31,27 +31,27 @@ def load_policy_tokenizer(path: Path) -> Any:
 
 
 def without_place(tokenizer: Any) -> Any:
-    """The tokenizer, which forgets that it was loaded offline: it would be saved, and change the digest."""
+    """Resets the tokenizer's ``local_files_only``, which would be saved and change the digest."""
     if "local_files_only" in tokenizer.init_kwargs:
         tokenizer.init_kwargs["local_files_only"] = False
     return tokenizer
 
 
 def end_rollouts(trainer: Any, model: Any) -> None:
-    """Lets rollouts by every engine end where evaluation ends a text: see `troll.tasks.prompts.end_ids`.
+    """Makes rollouts of all engines end at the tokens that end a text in evaluation.
 
-    TRL's own ends are the same, but vLLM reads those that it is told of nowhere else from the files that it
-    has loaded, and the trainer's tokenizer and model may be others. Refuses ``generation_kwargs`` with an end
-    that evaluation would not know.
+    These are `troll.tasks.prompts.end_ids`. TRL's are the same, but vLLM would read them from the files that
+    it has loaded, which may differ from the trainer's tokenizer and model. Rejects ``generation_kwargs`` with
+    end tokens that evaluation does not use.
     """
     ends = end_ids(trainer.processing_class, model.generation_config)
     for name in ("eos_token_id", "stop_token_ids"):
         given = (trainer.args.generation_kwargs or {}).get(name)
         given = given if isinstance(given, list) else [given]
-        if others := sorted({*given} - {*ends, None}):
+        if unknown := sorted({*given} - {*ends, None}):
             raise UserError(
-                f"generation_kwargs: {name} names {others}, at which evaluation would not end a text; name "
-                "them in the model's generation_config.eos_token_id"
+                f"generation_kwargs: {name} contains {unknown}, which do not end a text in evaluation; add "
+                "them to the model's generation_config.eos_token_id"
             )
     trainer.eos_token_ids = ends
     if trainer.use_vllm:
@@ -60,20 +60,20 @@ def end_rollouts(trainer: Any, model: Any) -> None:
 
 
 def prompt_of(tokenizer: Any, text: str) -> str | list[dict[str, str]]:
-    """A prompt in the form that TRL reads: a chat where the tokenizer has a template for one, else the text.
+    """A prompt in TRL's format: a chat if the tokenizer has a chat template, else the text.
 
-    Chats are rendered as in evaluation, without thinking: see `THINKING` and `troll.tasks.prompts.encode`.
+    Chats are rendered as in evaluation, without thinking; see `THINKING` and `troll.tasks.prompts.encode`.
     """
     return as_chat(text) if wants_chat(tokenizer, "auto") else text
 
 
 def completion_text(completion: str | Sequence[dict[str, str]]) -> str:
-    """The text of a completion, which TRL gives as messages where the prompt is a chat."""
+    """The text of a completion; TRL passes messages if the prompt is a chat."""
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 
 def within(problems: Sequence[Problem], tokenizer: Any, limit: int | None) -> list[Problem]:
-    """The problems whose prompts have at most ``limit`` tokens, in their order; all without a limit."""
+    """The problems whose prompts have at most ``limit`` tokens, in order; all if ``limit`` is None."""
     if limit is None:
         return list(problems)
     lengths = map(len, encode(tokenizer, [problem.prompt for problem in problems]))
@@ -83,16 +83,16 @@ def within(problems: Sequence[Problem], tokenizer: Any, limit: int | None) -> li
 def read_problems(
     task: Task, data: Path, tokenizer: Any, limit: int | None
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
-    """Train and validation problems, without prompts of more than ``limit`` tokens, chat template included.
+    """Train and validation problems whose prompts have at most ``limit`` tokens, chat template included.
 
-    And how many of each are left out for their length: ``overlong_train``, ``overlong_validation``.
+    Also returns the numbers of omitted problems, ``overlong_train`` and ``overlong_validation``.
     """
-    found, overlong = [], {}
+    kept, overlong = [], {}
     for split in ("train", "validation"):
         problems = task.load(data / f"{split}.jsonl")
-        found.append(within(problems, tokenizer, limit))
-        overlong[f"overlong_{split}"] = len(problems) - len(found[-1])
+        kept.append(within(problems, tokenizer, limit))
+        overlong[f"overlong_{split}"] = len(problems) - len(kept[-1])
     if any(overlong.values()):
         counts = " and ".join(f"{count} {name[9:]}" for name, count in overlong.items())
-        say(f"{data}: {counts} problems left out, their prompts have more than {limit} tokens")
-    return found[0], found[1], overlong
+        say(f"{data}: {counts} problems omitted because their prompts have more than {limit} tokens")
+    return kept[0], kept[1], overlong

@@ -1,4 +1,4 @@
-"""The KL to the frozen reference: measured, weighted by a coefficient that may adapt, learnt from."""
+"""The KL to the frozen reference model, as a metric and as a penalty with a static or adaptive weight."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,37 +13,38 @@ from troll.training.diagnostics import Report
 from troll.training.policies import LOG_PROBS
 
 COEFFICIENT = "reference_kl_coefficient"
-"""Name of the coefficient in a rollout batch whose KL it weighs: a scalar in main memory."""
+"""Key of the coefficient in a rollout batch: a scalar in main memory."""
 
 
 class ReferenceKL:
-    """The regulariser of a run, which adds to the rewards or to the loss."""
+    """The KL regulariser of a run, applied to the rewards or to the loss."""
 
     def __init__(self, settings: Regulariser, accelerator: Accelerator, report: Report) -> None:
         self._settings, self._accelerator, self._report = settings, accelerator, report
         self.controller = ReferenceKLController(
             coefficient=settings.coefficient,
             horizon=settings.horizon,
-            target=settings.target or 1.0,  # not looked at where nothing adapts
+            target=settings.target or 1.0,  # unused if the coefficient is not adaptive
             adaptive=settings.target is not None,
         )
-        # Of the rollout batch that was measured last; validation has it, too.
+        # That of the last measured rollout batch; validation uses it, too.
         self._coefficient = self.controller.coefficient
 
     def measure(self, batch: dict[str, Any], mask: Tensor) -> Tensor | None:
-        """Reports the KL of a rollout batch, adapts the coefficient, and gives the KL as rewards [B, T].
+        """Reports the KL of a rollout batch and adapts the coefficient; returns the KL as rewards [B, T].
 
-        None where it belongs into the loss. The batch has the log-probs [B, T] of the policy that sampled and
-        of the reference; it gets `COEFFICIENT`, so that its loss has the coefficient that its rewards have.
+        Returns None if the KL is applied to the loss. The batch must have the log-probs [B, T] of the
+        sampling policy and of the reference. Stores `COEFFICIENT` in the batch, so its loss uses the same
+        coefficient.
         """
         estimate = kl_estimate(batch[LOG_PROBS], batch["ref_per_token_logps"], mask, self._settings.estimate)
         coefficient = self._coefficient = self.controller.coefficient
         batch[COEFFICIENT] = torch.tensor(coefficient, dtype=torch.float64)
         tokens = mask.sum(1).to(estimate)
-        found = torch.stack([estimate.sum(1) / tokens.clamp(min=1), tokens], dim=1)
-        # In a row: the mean of a column would be rounded otherwise.
-        measured, tokens = self._accelerator.gather(found).T.contiguous()
-        if tokens.any():  # else there is nothing that a KL could be measured at
+        rows = torch.stack([estimate.sum(1) / tokens.clamp(min=1), tokens], dim=1)
+        # Contiguous rows, because the mean of a column would be rounded differently.
+        measured, tokens = self._accelerator.gather(rows).T.contiguous()
+        if tokens.any():  # without tokens the KL is undefined
             self._report("kl_to_reference", measured.mean())
             self.controller.after_step(float(measured.mean()), len(measured))
         self._report("kl_coefficient", coefficient)
@@ -57,9 +58,9 @@ class ReferenceKL:
         mask: Tensor,
         coefficient: Tensor | None = None,
     ) -> Tensor:
-        """The weighted KL [B, T] of the policy being trained; 0 where it belongs into the rewards.
+        """The weighted KL [B, T] of the policy being trained; 0 if it is applied to the rewards.
 
-        All log-probs are [B, T]. Without the `COEFFICIENT` of the batch it is the last one.
+        All log-probs are [B, T]. ``coefficient`` is the batch's `COEFFICIENT`; by default the last one.
         """
         if self._settings.applied_to == "reward":
             return torch.zeros_like(mask)
@@ -69,11 +70,11 @@ class ReferenceKL:
         return (self._coefficient if coefficient is None else float(coefficient)) * kl
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """State needed to resume the run."""
         return self.controller.state_dict() | {"batch_coefficient": self._coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up a saved state; of one without the batch's coefficient no batch has begun."""
+        """Restores a saved state; without a batch's coefficient in it, no batch has begun."""
         self.controller.load_state_dict(state)
         self._coefficient = float(state.get("batch_coefficient", self.controller.coefficient))
 
@@ -87,10 +88,10 @@ def trl_reference_kl(
     weighted: bool,
     sequences: bool,
 ) -> Tensor:
-    """The KL [B, T] of TRL's ``beta``: k3 without limits, times the importance weight if asked for.
+    """The KL [B, T] of TRL's ``beta``: k3 without limits, times the importance weight if ``weighted``.
 
-    ``sequences`` asks for weights of whole responses, not of tokens. Source: TRL 1.16, grpo_trainer.py
-    (``_compute_loss``).
+    With ``sequences`` the weights are those of whole responses instead of tokens. Source: TRL 1.16,
+    grpo_trainer.py (``_compute_loss``).
     """
     log_ratio = reference - new_log_probs
     kl = torch.exp(log_ratio) - log_ratio - 1

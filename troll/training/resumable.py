@@ -1,8 +1,8 @@
-"""What of a trust region's trainer goes into checkpoints, and comes back, whoever saves and resumes.
+"""Saving and restoring the state of a trust region's trainer in checkpoints.
 
-Beside TRL's own files a checkpoint has `STATE`: adaptive coefficients, running moments, the constraint check,
-and numbers that wait to be logged. One inside of a rollout batch also has the rest of the batch, a file for
-each process. Critic, policy lag and a reference that is synchronised have files of their own.
+In addition to TRL's files a checkpoint contains `STATE`: adaptive coefficients, running moments, the
+constraint check, and pending log values. A checkpoint inside a rollout batch also contains the batch, in one
+file per process. Critic, policy lag and a synchronised reference model have separate files.
 """
 
 import math
@@ -37,7 +37,7 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ResumableTrainer(RewardedTrainer):
-    """TRL's trainer with the state of a method: `TrustRegionTrainer` sets the parts."""
+    """TRL's trainer with checkpoints of the method's state; `TrustRegionTrainer` sets the components."""
 
     control: Any  # transformers'
     estimator: Estimator | None
@@ -58,14 +58,15 @@ class ResumableTrainer(RewardedTrainer):
         return {name: part.name for name, part in self._stateful().items() if hasattr(part, "name")}
 
     def method_state(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimiser and scheduler; plain data."""
+        """State needed to resume besides model, optimiser and scheduler, as plain data."""
         states = {name: part.state_dict() for name, part in self._stateful().items()}
         return states | {"names": self._names(), "generated_samples": self.generated_samples}
 
     def load_method_state(self, state: Mapping[str, Any]) -> list[str]:
-        """Takes up what `method_state` gave.
+        """Restores a state of `method_state`.
 
-        Returns what has a state of its own and found none there, or that of another rule: it is as it was.
+        Returns the stateful components that are missing in it, or that it has for another rule; they are
+        unchanged.
         """
         names, missing = state.get("names", {}), []
         for part, holder in self._stateful().items():
@@ -83,7 +84,7 @@ class ResumableTrainer(RewardedTrainer):
     # Saving
 
     def _begin_step(self, generation_batches: list[Any]) -> None:
-        """Where dynamic sampling gives up, the state is saved as it was before the step, if there was one."""
+        """If dynamic sampling fails, saves the state from before the step, unless it is the first step."""
         buffered, state = self._buffered_inputs, self.method_state()
         try:
             super()._begin_step(generation_batches)
@@ -102,15 +103,15 @@ class ResumableTrainer(RewardedTrainer):
             super()._save_checkpoint(model, trial)
         except Exception:
             if self.accelerator.is_main_process:
-                shutil.rmtree(directory, ignore_errors=True)  # gives the space back that may have run out
+                shutil.rmtree(directory, ignore_errors=True)  # frees disk space, which may have run out
             raise
-        self.accelerator.wait_for_everyone()  # whoever marks it complete must see all files
+        self.accelerator.wait_for_everyone()  # before the checkpoint is marked as complete
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """With the optimiser, which ``save_only_model`` leaves out; and before a checkpoint is uploaded."""
+        """Also saves the method's state: before uploads, and not with ``save_only_model``."""
         super()._save_optimizer_and_scheduler(output_dir)
         directory = Path(output_dir)
-        directory.mkdir(parents=True, exist_ok=True)  # the main process may not have begun it yet
+        directory.mkdir(parents=True, exist_ok=True)  # the main process may not have created it yet
         self.policy_lag.save(directory)
         if self.critic is not None:
             self.critic.save(directory)
@@ -122,14 +123,14 @@ class ResumableTrainer(RewardedTrainer):
             rest = {"cut": self._cut(), "inputs": self._buffered_inputs}
             _save(rest, directory / ROLLOUTS.format(process=self.accelerator.process_index))
         if self.args.should_save:
-            waiting = {
+            pending = {
                 name: [v for v in values if math.isfinite(v)]
                 for name, values in self._metrics["train"].items()
             }
-            write_json(directory / STATE, self.method_state() | {"metrics": waiting})
+            write_json(directory / STATE, self.method_state() | {"metrics": pending})
 
     def _cut(self) -> dict[str, int]:
-        """What a rollout batch is cut by: rollouts that were saved fit a run with the same alone."""
+        """The options that split a rollout batch; saved rollouts only fit a run with the same values."""
         args = self.args
         return {
             "processes": self.accelerator.num_processes,
@@ -151,7 +152,7 @@ class ResumableTrainer(RewardedTrainer):
         return prepared
 
     def _micro_batches_done(self, dataloader: Any) -> int:
-        """Micro-batches before the next step; the last step of an epoch may have fewer than others."""
+        """Number of micro-batches before the next step; the last step of an epoch may have fewer."""
         step, parts = self.state.global_step, self.args.gradient_accumulation_steps
         if not has_length(dataloader):
             return int(step * parts)
@@ -170,12 +171,12 @@ class ResumableTrainer(RewardedTrainer):
             missing.append("rollout batch at hand")
         if missing and self.accelerator.is_main_process:
             say(
-                f"warning: {directory}: a checkpoint of another trainer, configuration or version; the "
-                f"following is not in it and begins anew: {', '.join(missing)}"
+                f"warning: {directory}: a checkpoint of another trainer, configuration or version; it "
+                f"lacks the following, which begins anew: {', '.join(missing)}"
             )
 
     def _load_state(self, directory: Path) -> list[str]:
-        """Every process gets what the main one reads; what begins anew."""
+        """Restores the state that the main process reads in all processes; returns what is missing."""
         read = [_read_state(directory) if self.accelerator.is_main_process else None]
         state = broadcast_object_list(read)[0]
         if isinstance(state, UserError):
@@ -186,7 +187,7 @@ class ResumableTrainer(RewardedTrainer):
             return self.load_method_state(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{directory / STATE}: not what a checkpoint holds ({error!r}); resume an older checkpoint"
+                f"{directory / STATE}: invalid state ({error!r}); resume an older checkpoint"
             ) from None
 
     def _load_reference(self, directory: Path) -> bool:
@@ -197,17 +198,17 @@ class ResumableTrainer(RewardedTrainer):
         return True
 
     def _load_rollouts(self, directory: Path) -> bool:
-        """Whether every process has found its part of the rollout batch."""
+        """Restores the rollout batch; returns whether every process has its part of it."""
         path, device = directory / ROLLOUTS.format(process=self.accelerator.process_index), self.args.device
         rest = None
         if path.exists():
-            # What waited in main memory does so again; the number of a device may be another one.
+            # Tensors from main memory stay there; others go to this device, whose index may have changed.
             def place(storage: Any, location: str) -> Any:
                 return storage if location == "cpu" else storage.to(device=device)
 
             rest = torch.load(path, map_location=place, weights_only=True)
-        found = rest is not None and rest["cut"] == self._cut()
-        if not int(self.accelerator.gather(torch.tensor([int(found)], device=device)).min()):
+        usable = rest is not None and rest["cut"] == self._cut()
+        if not int(self.accelerator.gather(torch.tensor([int(usable)], device=device)).min()):
             return False
         assert rest is not None
         self._buffered_inputs = rest["inputs"]
@@ -215,7 +216,7 @@ class ResumableTrainer(RewardedTrainer):
 
 
 def _read_state(directory: Path) -> Any:
-    """The state in a checkpoint, empty where it has none; or what is wrong with it, for all processes."""
+    """The state in a checkpoint, empty if it has none; or the error, to be raised in all processes."""
     try:
         return read_json(directory / STATE) if (directory / STATE).exists() else {}
     except UserError as error:

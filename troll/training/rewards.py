@@ -1,4 +1,4 @@
-"""Rewards of responses, and of the greedy response to every prompt, which is the baseline of ReMax."""
+"""Rewards of responses, and of the greedy responses that are the baseline of ReMax."""
 
 import copy
 from collections import defaultdict
@@ -16,7 +16,7 @@ from troll.training.order import OrderedTrainer
 
 
 def check_greedy(trainer: Any) -> None:
-    """Refuses rollouts that are not the trainer's own, or of an environment with a state."""
+    """Rejects custom rollout functions and environments, which give no greedy responses."""
     for name in ("rollout_func", "environment_factories"):
         if getattr(trainer, name, None) is not None:
             option = "environment_factory" if name == "environment_factories" else name
@@ -27,18 +27,18 @@ def check_greedy(trainer: Any) -> None:
 
 
 class RewardedTrainer(OrderedTrainer):
-    """TRL's trainer, which tells each response's reward, and that of the greedy response to a prompt."""
+    """TRL's trainer with access to the reward of each response and of greedy responses."""
 
     method: Method
     signal: LearningSignal
     generated_samples: int
-    generation_config: Any  # TRL's, as those below
+    generation_config: Any  # TRL's, as are those below
     _metrics: dict[str, Any]
     _pending_metrics: dict[str, Any]
     _pending_extra_logs: dict[str, Any]
 
     def _report(self, name: str, value: Tensor | float) -> None:
-        """Puts a number into the log of the next optimiser step; means over processes."""
+        """Adds a number, averaged over processes, to the log of the next optimiser step."""
         value = torch.as_tensor(value, dtype=torch.float64, device=self.accelerator.device)
         self._metrics["train"][name].append(float(self.accelerator.reduce(value, "mean")))
 
@@ -48,22 +48,22 @@ class RewardedTrainer(OrderedTrainer):
         return rewards
 
     def total_rewards(self, rows: int) -> Tensor:
-        """Weighted rewards [B] of this process's ``rows`` responses that were scored last."""
+        """Weighted rewards [B] of the ``rows`` responses that this process scored last."""
         per_function = self._rewards_per_function
         if self.model.training and self.method.needs_every_reward and per_function.isnan().all(1).any():
             raise UserError(
-                "no reward function gave a number for some response (each returned None); advantages by an "
-                "estimator's name need one for every response: return 0, or leave estimator out"
+                "no reward function gave a number for some response (each returned None); estimators need "
+                "a reward for every response: return 0, or leave estimator out"
             )
         rewards: Tensor = (per_function * self.reward_weights.to(per_function.device)).nansum(1)
         start = rows * self.accelerator.process_index
         return rewards[start : start + rows]
 
     def greedy_rewards(self, inputs: list[dict[str, Any]]) -> Tensor:
-        """Reward [B] of the greedy response to each row's prompt; each group's prompt is decoded once."""
+        """Reward [B] of the greedy response to each row's prompt, which is generated once per group."""
         prompts = inputs[:: self.num_generations]
         texts = [item["prompt"] for item in prompts]
-        with self._greedy(), self._unseen():
+        with self._greedy(), self._unlogged():
             _, ids, _, responses, *_ = self._generate(texts)
             self._calculate_rewards(prompts, texts, responses, ids)
         rewards = self.total_rewards(len(prompts))
@@ -76,7 +76,7 @@ class RewardedTrainer(OrderedTrainer):
     def _greedy(self) -> Iterator[None]:
         sampling = self.generation_config
         self.generation_config = copy.deepcopy(sampling)
-        # The other values are transformers' own: they mean nothing in a greedy decode.
+        # The other values are transformers' defaults, which have no effect on greedy decoding.
         self.generation_config.update(do_sample=False, temperature=1.0, top_p=1.0, top_k=50, min_p=None)
         try:
             yield
@@ -84,8 +84,8 @@ class RewardedTrainer(OrderedTrainer):
             self.generation_config = sampling
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """What is measured of responses, by TRL or by rewards, is that of the samples alone."""
+    def _unlogged(self) -> Iterator[None]:
+        """Discards the metrics of responses generated inside, so the log only has those of samples."""
         names = ("_metrics", "_pending_metrics", "_pending_extra_logs")
         kept = {name: getattr(self, name) for name in names}
         tokens = self.state.num_input_tokens_seen

@@ -1,4 +1,4 @@
-"""One run: from its run.yaml to checkpoint, metrics and manifest."""
+"""Training of one run, from its run.yaml to checkpoint, metrics and manifest."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ PRETRAINING_ROWS = 2000
 
 
 def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
-    """The trainer's configuration of a run, with the trainer's checkpoints in ``out``."""
+    """The trainer's configuration for a run; ``out`` is the directory of its checkpoints."""
     training, seed = config.training, config.seeds.training
     rule, estimator = config.trust_region, config.estimator
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -51,7 +51,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
     per_step = responses // training.mini_batches // processes
     blocks = {name: getattr(training, name) for name in BLOCKS}
     if not ESTIMATORS[estimator.rule].needs_values:
-        blocks["critic"] = None  # an experiment may give all its runs a critic; the others have no use for it
+        blocks["critic"] = None  # an experiment may set a critic for all its runs
     arguments = TrustRegionConfig(
         trust_region=rule.rule,
         trust_region_settings=rule.settings,
@@ -73,7 +73,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
         gradient_accumulation_steps=training.micro_batches,
         steps_per_generation=training.mini_batches * training.micro_batches,
         num_iterations=training.num_iterations,
-        # TRL refuses groups of one, which a critic does not mind; its own number is put back below.
+        # TRL rejects groups of one, which are valid with a critic; the actual number is set below.
         num_generations=training.responses_per_prompt if training.responses_per_prompt > 1 else responses,
         max_completion_length=training.max_response_tokens,
         temperature=training.temperature,
@@ -115,7 +115,7 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
         )
     if not torch.cuda.is_available():
         raise UserError(
-            "training.vllm: no GPU that torch sees, and vLLM on a processor cannot take the new weights of a "
+            "training.vllm: no GPU that torch sees, and vLLM on a CPU cannot load the updated weights of a "
             "policy; leave training.vllm out"
         )
     corrected = vllm.correction != "none"
@@ -134,24 +134,24 @@ def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
 
 
 def reward_function(task: Task, problems: Mapping[str, Problem], *, rehearsal: bool = False) -> Any:
-    """The task's verifier in the form that TRL calls; problems are by ``task_id``.
+    """The task's verifier as a reward function of TRL; ``problems`` are keyed by ``task_id``.
 
-    In a rehearsal the verifier is called, and a coin decides: random models never succeed, so that without
-    it every gradient would be zero.
+    In a rehearsal the verifier is called, but `coin` determines the reward: random models never succeed, so
+    every gradient would be zero otherwise.
     """
 
     def success(completions: Sequence[Any], task_id: Sequence[str], **_: Any) -> list[float]:
         texts = [completion_text(completion) for completion in completions]
-        judged = task.reward([problems[name] for name in task_id], texts)
+        rewards = task.reward([problems[name] for name in task_id], texts)
         if not rehearsal:
-            return judged
+            return rewards
         return [coin(name, text) for name, text in zip(task_id, texts, strict=True)]
 
     return success
 
 
 def coin(task_id: str, response: str) -> float:
-    """A verdict that depends on problem and response alone, so that a repeated run gets the same: 0 or 1."""
+    """A pseudo-random reward, 0 or 1, determined by problem and response, so repeated runs agree."""
     return float(derive_seed(stream="rehearsal", task_id=task_id, response=response) % 2)
 
 
@@ -161,7 +161,7 @@ def _dataset(problems: Sequence[Problem], tokenizer: Any) -> Dataset:
 
 
 def _pretraining_rows(config: RunConfig, tokenizer: Any) -> Any:
-    """The first demonstrations that the base model learnt from, where the pretraining loss asks for them."""
+    """The first demonstrations of the base model's training, if the pretraining loss needs them."""
     if config.training.pretraining is None:
         return None
     task = get_task(config.task.name)
@@ -176,20 +176,19 @@ def train_run(
     tracking: str = "none",
     not_finite: Literal["stop", "zero"] = "stop",
 ) -> None:
-    """Trains one run; goes on from its newest checkpoint if it was interrupted.
+    """Trains one run; resumes from its newest checkpoint after an interruption.
 
     Args:
         base: directory of the base model's checkpoint.
         data: directory with train.jsonl and validation.jsonl of the task.
-        out: the run's directory: gets metrics.jsonl, checkpoint/ and, last, manifest.json.
-        tracking: where else the metrics go: see `troll.training.tracking`.
-        not_finite: what a loss that is not finite means: ``stop``, an error; ``zero``, that the run is over
-            and its manifest says so (`NOT_FINITE`), without a checkpoint. In several processes always an
-            error.
+        out: the run's directory, for metrics.jsonl, checkpoint/ and, written last, manifest.json.
+        tracking: additional tracker of the metrics, see `troll.training.tracking`.
+        not_finite: handling of a loss that is not finite: ``stop`` raises; ``zero`` ends the run without a
+            checkpoint and records `NOT_FINITE` in the manifest. With several processes it always raises.
 
     Raises:
-        UserError: a file is missing or broken, the loss is not finite, or the constraint check is breached.
-        troll.common.errors.Stopped: a signal came (`troll.common.signals`); the state is saved.
+        UserError: a file is missing or damaged, the loss is not finite, or the constraint check is breached.
+        troll.common.errors.Stopped: a signal arrived (`troll.common.signals`); the state is saved.
     """
     training = config.training
     task = get_task(config.task.name)
@@ -229,8 +228,8 @@ def train_run(
     resume = checkpoints.newest(trainer_directory)
     if resume:
         expect_tied_weights(trainer.model)
-        trainer.args.eval_on_start = False  # its result is in the metrics, or waits in the checkpoint
-    read = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
+        trainer.args.eval_on_start = False  # its result is in the metrics or pending in the checkpoint
+    inputs = {"base_model": base, "train": data / "train.jsonl", "validation": data / "validation.jsonl"}
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     except NotFinite as error:
@@ -240,7 +239,7 @@ def train_run(
         say(f"[train] {config.run_id}: {error}; the run counts with a success of 0")
         metrics.stopped_at(step)
         shutil.rmtree(out / "checkpoint", ignore_errors=True)
-        manifest = manifest_of(config, wall_s=metrics.wall_s, data=read) | {NOT_FINITE: step}
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs) | {NOT_FINITE: step}
         write_json(out / "manifest.json", manifest)
         shutil.rmtree(trainer_directory, ignore_errors=True)
         return
@@ -249,9 +248,9 @@ def train_run(
     if trainer.accelerator.is_main_process:
         model = trainer.accelerator.unwrap_model(trainer.model)
         save_model(model, tokenizer, out / "checkpoint", state)
-        manifest = manifest_of(config, wall_s=metrics.wall_s, data=read)
+        manifest = manifest_of(config, wall_s=metrics.wall_s, data=inputs)
         manifest |= overlong if training.max_prompt_tokens is not None else {}
         manifest |= {"constraint_check": trainer.constraint_check.summary()}
         write_json(out / "manifest.json", manifest | {"checkpoint": facts_of(out / "checkpoint")})
         shutil.rmtree(trainer_directory, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()  # the launcher ends all processes when one of them has ended
+    trainer.accelerator.wait_for_everyone()  # the launcher ends all processes once one has ended

@@ -1,13 +1,12 @@
-"""What is made once for all experiments, in directories known by everything that can change their files.
+"""A cache shared by all experiments, keyed by everything that can change the cached files.
 
-Looked at first: Snakemake's cache between workflows (``cache: True``, 9.19). It works where ``--cache`` is
-given and nowhere else, keeps declared outputs alone, takes every parameter of a job into its key, so that of
-two experiments neither finds what the other made, and knows nothing of processors, of the version of the
-numbers, or of damage. So this is a place of our own.
+Snakemake's cache between workflows (``cache: True``, 9.19) does not serve this purpose: it requires
+``--cache``, only keeps declared outputs, and includes every parameter of a job in its key, so experiments
+cannot share results; it also ignores the processor, the version of the numbers, and damage.
 
-The place is ``resources/base-models`` where the command runs. An entry, ``<name>-<key>/``, holds ``files/``
-and, written last, ``record.json`` with their digests; without a record that fits them there is no entry. Of
-several processes that want the same entry one makes it, and the others wait.
+The cache directory is ``resources/base-models`` in the working directory. An entry, ``<name>-<key>/``, contains
+``files/`` and, written last, ``record.json`` with their digests; an entry without a matching record is invalid.
+If several processes need the same entry, one makes it and the others wait.
 """
 
 import json
@@ -26,7 +25,7 @@ from troll.common.progress import say
 from troll.training.outputs import fresh_directory
 
 VARIABLE = "TROLL_BASE_MODELS"
-"""Names another directory; 0 for none: everything is then made anew, and nothing kept."""
+"""Environment variable for another directory; 0 disables the cache."""
 DEFAULT = Path("resources/base-models")
 _OFF = "0"
 _FILES, _RECORD, _DIGEST = "files", "record.json", "sha256"
@@ -34,42 +33,42 @@ _FILES, _RECORD, _DIGEST = "files", "record.json", "sha256"
 
 @dataclass(frozen=True)
 class Taken:
-    """What was taken from the place."""
+    """A cached entry."""
 
-    entry: Path  # the directory that it was taken from
-    made: Any  # what its maker said of it, as JSON has it
+    entry: Path  # its directory
+    made: Any  # the return value of its maker, from JSON
 
     @property
     def files(self) -> Path:
-        """Where the files lie in the place."""
+        """The directory of the cached files."""
         return self.entry / _FILES
 
 
 class _DamagedError(Exception):
-    """An entry is not what its record says; the message says in what way."""
+    """An entry differs from its record; the message describes the difference."""
 
 
 def shared_place() -> Path | None:
-    """The place, which need not exist yet; None where there is none. Refuses what is no directory."""
+    """The cache directory, which may not exist yet; None if the cache is disabled."""
     value = os.environ.get(VARIABLE)
     if value == _OFF:
         return None
     place = Path(value) if value else DEFAULT
-    with suppress(OSError):  # of a place that cannot be reached, `take_or_make` speaks
+    with suppress(OSError):  # `take_or_make` reports an unreachable directory
         if place.exists() and not place.is_dir():
             named = f"{VARIABLE}={value}" if value else str(place)
-            raise UserError(f"{named}: is no directory; name one in {VARIABLE}, or {_OFF} for none")
+            raise UserError(f"{named}: is not a directory; set {VARIABLE} to one, or to {_OFF} for none")
     return place
 
 
 def take_or_make(
     name: str, identity: Mapping[str, Any], files: Path, make: Callable[[], Mapping[str, Any]]
 ) -> Taken | None:
-    """Puts ``files`` where they are wanted: copies from the place, or made now and then kept there.
+    """Creates the directory ``files``: copies it from the cache, or makes it and adds it to the cache.
 
-    What was taken is returned. ``identity`` is everything that can change the files. ``make`` makes the
-    directory, and what it returns is kept beside the files, as JSON. A place that cannot be written is a
-    line, and no error.
+    ``identity`` is everything that can change the files. ``make`` creates the directory; its return value is
+    stored with the files, as JSON. Returns the cached entry, or None if the files were made. If the cache
+    cannot be written, prints a message and continues.
     """
 
     def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
@@ -83,15 +82,16 @@ def take_or_make(
                 shutil.copytree(files, temporary, copy_function=shutil.copyfile, dirs_exist_ok=True)
             _write_record(entry, plain, made)
         except OSError as error:
-            say(f"{entry}: cannot be written ({error.strerror}), so that it is not kept there")
+            say(f"{entry}: cannot be written ({error.strerror}), so it is not kept there")
 
     return _obtain(name, identity, taken, kept, make)
 
 
 def keep(name: str, identity: Mapping[str, Any], make: Callable[[Path], Mapping[str, Any]]) -> Taken | None:
-    """Files that stay in the place, for whoever reads or links them there; made now if they are not there.
+    """Returns a cached entry for use inside the cache, by reading or linking; makes it if it is missing.
 
-    Arguments are those of `take_or_make`. None where there is no place, or none that can be written.
+    ``name`` and ``identity`` are those of `take_or_make`; ``make`` creates the files in the given directory.
+    None if the cache is disabled or cannot be written.
     """
 
     def taken(entry: Path, plain: Mapping[str, Any]) -> Taken | None:
@@ -114,20 +114,20 @@ def _obtain(
     make: Callable[[Path, Mapping[str, Any]], Taken | None],
     without: Callable[[], object],
 ) -> Taken | None:
-    """What is taken from an entry, or made in it; ``without`` is called where there is no place for one."""
+    """Takes an existing entry or makes it; calls ``without`` if the cache is disabled or read-only."""
     place = shared_place()
     if place is None:
         without()
         return None
     plain, entry = _entry(place, name, identity)
-    with suppress(_DamagedError):  # without the lock, for which a place would have to be writable
+    with suppress(_DamagedError):  # without the lock, so a read-only cache can be used
         if (taken := take(entry, plain)) is not None:
             return taken
     with ExitStack() as stack:
         try:
             stack.enter_context(only_writer(entry))
         except OSError as error:
-            say(f"{place}: cannot be written ({error.strerror}), so that nothing is kept there")
+            say(f"{place}: cannot be written ({error.strerror}), so nothing is kept there")
             without()
             return None
         try:
@@ -139,28 +139,28 @@ def _obtain(
 
 
 def entry_of(name: str, identity: Mapping[str, Any]) -> Path | None:
-    """The files of an entry that is there, unread; None where there is none."""
+    """The files of an existing entry, without verifying them; None if there is no entry."""
     place = shared_place()
     if place is None:
         return None
     entry = _entry(place, name, identity)[1]
-    with suppress(OSError):  # a place that cannot be reached holds nothing
+    with suppress(OSError):  # an unreachable cache is empty
         return entry / _FILES if (entry / _RECORD).exists() else None
     return None
 
 
 def _entry(place: Path, name: str, identity: Mapping[str, Any]) -> tuple[dict[str, Any], Path]:
-    """The identity as a record has it, and the directory of its entry."""
+    """The identity as stored in a record, and the directory of the entry."""
     plain: dict[str, Any] = json.loads(json.dumps(identity))
     return plain, place / f"{name}-{digest_of_json(plain)[:20]}"
 
 
 def _whole(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record of an entry whose files are what it says; None where there is no entry."""
+    """The record of an entry, after verifying its files; None if there is no entry."""
     try:
         if not (entry / _RECORD).exists():
             return None
-    except OSError:  # a place that cannot be reached holds nothing
+    except OSError:  # an unreachable cache is empty
         return None
     record = _record(entry, identity)
     facts: Mapping[str, Mapping[str, Any]] = record["files"]
@@ -174,7 +174,7 @@ def _whole(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None:
-    """Copies an entry's files, and looks at the copies; None where there is no entry."""
+    """Copies an entry's files and verifies the copies; None if there is no entry."""
     record = _whole(entry, identity)
     if record is None:
         return None
@@ -183,7 +183,7 @@ def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None
         for name in facts:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(entry / _FILES / name, temporary / name)
-        if (problem := damage(temporary, facts)) is not None:  # somebody has changed it since
+        if (problem := damage(temporary, facts)) is not None:  # changed after the first verification
             raise _DamagedError(problem)
     return Taken(entry, record["made"])
 
@@ -197,17 +197,17 @@ def _record(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     if digest != digest_of_json(record):
         raise _DamagedError(f"the contents of {_RECORD} have changed")
     if record["identity"] != identity:
-        raise _DamagedError(f"{_RECORD} is that of something else")
+        raise _DamagedError(f"{_RECORD} is that of another entry")
     return dict(record)
 
 
 def _clear(entry: Path) -> None:
     (entry / _RECORD).unlink(missing_ok=True)
-    for left in entry.iterdir():  # of a maker that was killed
-        if left.is_dir():
-            shutil.rmtree(left)
-        elif left.name != LOCK:
-            left.unlink()
+    for leftover in entry.iterdir():  # of a process that was killed
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        elif leftover.name != LOCK:
+            leftover.unlink()
 
 
 def _write_record(entry: Path, identity: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The testbed's tokenizer: byte-level BPE, learnt from the tasks' own text."""
+"""The testbed's tokenizer: byte-level BPE, trained on the tasks' text."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,10 +21,10 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; digits stay single tokens, as in Qwen's tokenizers.
+    """Trains a byte-level BPE tokenizer; each digit is a single token, as in Qwen's tokenizers.
 
-    The vocabulary counts special tokens. Refuses one without room for 256 bytes and two special tokens, and
-    texts that do not give as many entries.
+    The vocabulary size includes special tokens. Rejects a size below 256 bytes plus two special tokens, and
+    texts that yield fewer entries.
     """
     if vocabulary < LEAST_VOCABULARY:
         raise UserError(f"vocabulary {vocabulary} is too small; at least {LEAST_VOCABULARY} is needed")
@@ -40,10 +40,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    found = tokenizer.get_vocab_size()
-    if found != vocabulary:
+    entries = tokenizer.get_vocab_size()
+    if entries != vocabulary:
         raise UserError(
-            f"the tasks' text gives {found} vocabulary entries, not {vocabulary}; ask for at most {found}"
+            f"the tasks' text gives {entries} vocabulary entries, not {vocabulary}; use at most {entries}"
         )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer that `train_tokenizer` made and ``save_pretrained`` wrote."""
+    """Loads a tokenizer trained by `train_tokenizer` and written by ``save_pretrained``."""
     tokenizer: PreTrainedTokenizerFast = without_place(PreTrainedTokenizerFast.from_pretrained(path))
     return tokenizer
 
@@ -68,9 +68,9 @@ def make_tokenizer(
     *,
     shared: bool = False,
 ) -> None:
-    """Trains the tokenizer that all models of an experiment share on ``demonstrations`` of each task.
+    """Trains the tokenizer of an experiment's models on ``demonstrations`` of each task.
 
-    If ``shared``, it is taken from the shared place if it is there, and else kept there.
+    If ``shared``, it is copied from the cache `troll.training.shared_place`, or added to it.
     """
     settings = {name: check_settings(get_task(name), tasks[name]) for name in sorted(tasks)}
 

@@ -1,7 +1,7 @@
-"""Metrics where people watch them: TensorBoard, Weights & Biases or trackio.
+"""Logs metrics to a tracker: TensorBoard, Weights & Biases or trackio.
 
-A tracker only repeats the lines of metrics.jsonl, under the same names. It is part of no run's identity, and
-nothing is ever read back from it.
+A tracker only repeats the lines of metrics.jsonl, under the same names. It does not affect a run's identity,
+and nothing is read back from it.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ DIRECTORY = "tensorboard"
 
 
 def check_tracking(name: str) -> None:
-    """Refuses a tracker that is unknown, or whose package is not installed."""
+    """Rejects an unknown tracker, or one whose package is not installed."""
     if name not in TRACKERS:
         raise UserError(f"tracking: unknown name {name!r}; valid: {', '.join(TRACKERS)}")
     if name != "none" and importlib.util.find_spec(name) is None:
@@ -29,19 +29,19 @@ def check_tracking(name: str) -> None:
 
 
 def _new_tracker(name: str, config: RunConfig, out: Path) -> Any:
-    """Accelerate's tracker of that name, started."""
+    """Creates and starts Accelerate's tracker of that name."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     if name == "tensorboard":
         tracker = LOGGER_TYPE_TO_CLASS[name](DIRECTORY, logging_dir=str(out))
     else:
-        # One project for each experiment; an interrupted run goes on under its name.
+        # One project per experiment; an interrupted run continues under its name.
         run_id = config.run_id.replace("/", "-")
         same = {"id": run_id} if name == "wandb" else {}
         tracker = LOGGER_TYPE_TO_CLASS[name](config.experiment, name=run_id, resume="allow", **same)
     try:
         tracker.start()
-    except Exception as error:  # of libraries with classes of their own: no key, no network, no right
+    except Exception as error:  # library-specific: no key, no network, no permission
         reason = str(error).strip().partition("\n")[0]
         advice = "; `wandb login`, or WANDB_MODE=offline" if name == "wandb" else ""
         raise UserError(f"tracking: {name} does not start ({reason}){advice}, or tracking: none") from None
@@ -49,19 +49,19 @@ def _new_tracker(name: str, config: RunConfig, out: Path) -> Any:
 
 
 class TrackingCallback(TrainerCallback):
-    """Repeats what is new in metrics.jsonl to a tracker; it must come after the callback that writes them."""
+    """Logs new lines of metrics.jsonl to a tracker; must be added after the callback that writes them."""
 
     def __init__(self, name: str, metrics: Path, config: RunConfig) -> None:
         check_tracking(name)
         self._name, self._metrics, self._config = name, metrics, config
-        self._last = 0  # where the last repeated line begins in the file
-        self._repeated: Mapping[str, Any] = {}  # of that line; the last of a run gains a validation
+        self._last = 0  # offset of the last logged line in the file
+        self._repeated: Mapping[str, Any] = {}  # that line; validation may be added to a run's last line
         self._tracker: Any = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Starts the tracker; after an interruption TensorBoard's files are written anew from the metrics."""
+        """Starts the tracker; after an interruption, rewrites TensorBoard's files from the metrics."""
         if not state.is_world_process_zero:
             return
         if self._name == "tensorboard":
@@ -72,7 +72,7 @@ class TrackingCallback(TrainerCallback):
         self._repeat()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Repeats what is new."""
+        """Logs new lines."""
         if self._tracker is not None:
             self._repeat()
 

@@ -1,8 +1,8 @@
-"""What becomes of every option of `trl.GRPOConfig` here: none is ignored without a word.
+"""How each option of `trl.GRPOConfig` is handled; no option is silently ignored.
 
-Options of `transformers.TrainingArguments` are the training loop's own, which is used as it is. Of the
-others, each is in one of the tables below; a test compares them with the installed TRL's fields, so that an
-option of a new release cannot go unnoticed.
+Options of `transformers.TrainingArguments` belong to the training loop, which is used unchanged. Every other
+option is in one of the tables below; a test compares them with the fields of the installed TRL, to detect the
+options of a new release.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from troll.common.errors import UserError
 
 Check = Callable[[Any, str], str | None]
-"""From a `troll.training.config.TrustRegionConfig` and its trust region's name to what is wrong, or none."""
+"""Maps a `troll.training.config.TrustRegionConfig` and its trust region's name to an error, or None."""
 
 BY_TRL = frozenset(
     [
@@ -34,7 +34,7 @@ BY_TRL = frozenset(
         *("use_transformers_paged", "vllm_importance_sampling_cap"),
     ]
 )
-"""TRL's own code acts on them, and nothing of it is replaced here."""
+"""Implemented by TRL's code, which is not replaced here."""
 
 BY_US = frozenset(
     [
@@ -44,7 +44,7 @@ BY_US = frozenset(
         *("entropy_coef_max", "entropy_coef_delta", "entropy_target"),
     ]
 )
-"""Our loss acts on them as TRL's does, for every trust region."""
+"""Implemented by the loss here as in TRL, for every trust region."""
 
 RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("epsilon_low", "epsilon_high"),
@@ -57,10 +57,10 @@ RULE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "vespo_k_neg": ("k_negative",),
     "vespo_lambda_neg": ("lambda_negative",),
 }
-"""Options of TRL's own losses, and the settings of trust regions that mean the same."""
+"""Options of TRL's losses, and the equivalent settings of trust regions."""
 
 CISPO_SETTINGS: Mapping[str, tuple[str, ...]] = {**RULE_SETTINGS, "epsilon_high": ("ratio_max",)}
-"""The same for ``cispo``: its largest weight is TRL's ``epsilon_high``. Elsewhere that is another thing."""
+"""The same for ``cispo``, where TRL's ``epsilon_high`` is the largest weight and not a clipping bound."""
 
 AGGREGATIONS: Mapping[str, str] = {
     "grpo": "seq-mean-token-mean",
@@ -79,7 +79,7 @@ LOSS_RULES: Mapping[str, tuple[str, ...]] = {
     "sapo": ("sapo",),
     "vespo": ("vespo",),
 }
-"""Loss types that are a rule of their own, and the trust regions that are meant by them."""
+"""Loss types that correspond to a trust region, and the valid trust regions for each."""
 
 SEQUENCE_RULES = ("gspo-clip", "gspo-clip-tight", "luspo", "troll-seq", "vespo")
 """Trust regions on the ratio of whole responses (``importance_sampling_level="sequence"``)."""
@@ -103,63 +103,63 @@ SAMPLES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
     **dict.fromkeys(("allowed_token_ids", "structured_outputs"), ()),
 }
-"""What changes the distribution that responses are sampled from, and the values besides none that do not.
+"""Options that change the sampling distribution, and their neutral values in addition to None.
 
-Of `transformers.GenerationConfig`, and of vLLM's ``SamplingParams``.
+Of `transformers.GenerationConfig` and of vLLM's ``SamplingParams``.
 """
 
 SAMPLES_ALIKE = frozenset(
     [
         *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "stop_strings"),
         *("max_length", "max_new_tokens", "max_time", "num_return_sequences"),
-        *("early_stopping", "length_penalty", "low_memory"),  # of beams
+        *("early_stopping", "length_penalty", "low_memory"),  # for beam search
         *("remove_invalid_values", "renormalize_logits"),
         *("cache_implementation", "cache_config", "use_cache", "max_cache_len", "prefill_chunk_size"),
         *("compile_config", "disable_compile", "continuous_batching_config"),
         *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
         *("return_dict_in_generate", "transformers_version"),
-        # Drafts are accepted so that the distribution is the model's own.
+        # Speculative decoding, which preserves the model's distribution.
         *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "speculation_type"),
         *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
         *("assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
         "use_mtp",
     ]
 )
-"""The other fields of `transformers.GenerationConfig`, but for ``temperature``: it must be the option's."""
+"""All other fields of `transformers.GenerationConfig` except ``temperature``, which must equal the option."""
 
 
-def _cuts(name: str, value: Any, temperature: float, where: str) -> str | None:
+def _restricts(name: str, value: Any, temperature: float, where: str) -> str | None:
     neutral = (temperature,) if name == "temperature" else SAMPLES.get(name)
     if neutral is None or value is None or value in neutral:
         return None
-    return f"{where}{name} is {value}: training needs samples of the whole distribution; " + (
+    return f"{where}{name} is {value}: training needs samples of the full distribution; " + (
         f"leave it at {neutral[0]}" if neutral else "leave it out"
     )
 
 
-def _cuts_the_distribution(args: Any, _: str) -> str | None:
+def _sampling_problem(args: Any, _: str) -> str | None:
     given = {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
-    found = [_cuts(name, value, args.temperature, "") for name, value in given.items()]
+    problems = [_restricts(name, value, args.temperature, "") for name, value in given.items()]
     for name, value in (args.generation_kwargs or {}).items():
-        found.append(_cuts(name, value, args.temperature, "generation_kwargs: "))
-    return next(filter(None, found), None)
+        problems.append(_restricts(name, value, args.temperature, "generation_kwargs: "))
+    return next(filter(None, problems), None)
 
 
 def check_model(args: Any, model: Any, given: Any) -> None:
-    """Refuses a model that cannot learn, or whose ``generation_config`` changes what is sampled.
+    """Rejects a model without trainable parameters, or whose ``generation_config`` changes the distribution.
 
-    What is sampled must be what is scored. ``given`` is what TRL samples with, which leaves to the model what
-    it does not set; none where another engine samples.
+    Responses must be sampled from the distribution that is scored. ``given`` is TRL's generation config,
+    whose unset options default to the model's; None if another engine samples.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(
             "no parameter of the model is trainable; load an adapter with is_trainable=True, or set "
-            "requires_grad of what is to learn"
+            "requires_grad of the parameters to train"
         )
     used = None if given is None else model._prepare_generation_config(given)[0]
     for name in (*SAMPLES, "temperature"):
         value = getattr(used, name, None)
-        if problem := _cuts(name, value, args.temperature, "generation_config of the model: "):
+        if problem := _restricts(name, value, args.temperature, "generation_config of the model: "):
             raise UserError(problem)
 
 
@@ -169,7 +169,7 @@ def _structured(args: Any, _: str) -> str | None:
     if args.vllm_structured_outputs_regex is None:
         return None
     return (
-        "vllm_structured_outputs_regex samples from a part of the distribution; set "
+        "vllm_structured_outputs_regex samples from a restricted distribution; set "
         "vllm_importance_sampling_correction to true, which corrects for that"
     )
 
@@ -177,7 +177,7 @@ def _structured(args: Any, _: str) -> str | None:
 def _loss_type(args: Any, rule: str) -> str | None:
     if args.loss_type in AGGREGATIONS:
         return _loss_rule(args, rule)
-    return f"loss_type={args.loss_type!r} has no counterpart here; valid: {', '.join(AGGREGATIONS)}"
+    return f"loss_type={args.loss_type!r} is not supported; valid: {', '.join(AGGREGATIONS)}"
 
 
 def _loss_rule(args: Any, rule: str) -> str | None:
@@ -193,16 +193,16 @@ def _loss_rule(args: Any, rule: str) -> str | None:
 def _level(args: Any, rule: str) -> str | None:
     level = args.importance_sampling_level
     if level not in ("token", "sequence"):
-        return f"importance_sampling_level={level!r} is not known; valid: token, sequence"
+        return f"importance_sampling_level={level!r} is invalid; valid: token, sequence"
     if level == "token" or rule in SEQUENCE_RULES:
         return None
     return (
-        "importance_sampling_level='sequence' belongs to a trust region on whole responses, and trust_region "
+        "importance_sampling_level='sequence' needs a sequence-level trust region, but trust_region "
         f"is {rule!r}; valid: {', '.join(('troll', 'clip', *SEQUENCE_RULES))}"
     )
 
 
-def _of_trls_advantages(name: str) -> Check:
+def _only_trl_advantages(name: str) -> Check:
     def check(args: Any, _: str) -> str | None:
         if args.estimator is None or not is_set(args, name):
             return None
@@ -217,33 +217,33 @@ def _of_trls_advantages(name: str) -> Check:
 def _liger(args: Any, _: str) -> str | None:
     if not args.use_liger_kernel:
         return None
-    return "use_liger_kernel is not supported: the sparse head was never tried with Liger; leave it out"
+    return "use_liger_kernel is not supported: the sparse head has not been tested with Liger; leave it out"
 
 
 CONDITIONAL: Mapping[str, Check] = {
-    "top_p": _cuts_the_distribution,
-    "top_k": _cuts_the_distribution,
-    "min_p": _cuts_the_distribution,
-    "repetition_penalty": _cuts_the_distribution,
-    "generation_kwargs": _cuts_the_distribution,
+    "top_p": _sampling_problem,
+    "top_k": _sampling_problem,
+    "min_p": _sampling_problem,
+    "repetition_penalty": _sampling_problem,
+    "generation_kwargs": _sampling_problem,
     "vllm_structured_outputs_regex": _structured,
     "loss_type": _loss_type,
     "importance_sampling_level": _level,
-    "scale_rewards": _of_trls_advantages("scale_rewards"),
-    "multi_objective_aggregation": _of_trls_advantages("multi_objective_aggregation"),
+    "scale_rewards": _only_trl_advantages("scale_rewards"),
+    "multi_objective_aggregation": _only_trl_advantages("multi_objective_aggregation"),
     "use_liger_kernel": _liger,
 }
-"""Options with a meaning under a condition: what is wrong with the others, as one line."""
+"""Options that are only valid under a condition, and the checks of it."""
 
 
 def is_set(args: Any, name: str) -> bool:
-    """Whether an option of TRL is not at its default."""
+    """Whether an option of TRL differs from its default."""
     default = next(field.default for field in fields(GRPOConfig) if field.name == name)
     return bool(getattr(args, name) != default)
 
 
 def check_options(args: Any, rule: str) -> None:
-    """Refuses an option that would have no effect, or another one than documented: see `CONDITIONAL`."""
+    """Rejects options that would have no effect or not the documented one, see `CONDITIONAL`."""
     for check in CONDITIONAL.values():
         problem = check(args, rule)
         if problem:

@@ -1,4 +1,4 @@
-"""What trust regions need that look beyond a micro-batch: all tokens of a step, and leaving a batch early."""
+"""Support for trust regions beyond micro-batches: all tokens of a step, and early stopping in a batch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +16,14 @@ Batch = dict[str, Any]
 
 
 class WholeStep:
-    """Measures all tokens of an optimiser step before its parts are learnt from, for rules that need them.
+    """Computes the `StepTokens` of an optimiser step before training on its parts, for rules that need them.
 
-    That is one more forward pass over the step, without gradient; none where the step is one part in one
-    process, whose own pass tells as much.
+    This takes an additional forward pass over the step, without gradient, unless the step is a single part on
+    one process: then the training pass provides the tokens.
 
     Args:
-        cut: a micro-batch to the parts with passes of their own.
-        measure: the model and a part to the part's tokens.
+        cut: splits a micro-batch into parts with separate passes.
+        measure: computes the tokens of a part with the model.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class WholeStep:
     def add(
         self, model: Any, parts: list[Batch], step_inputs: list[Batch], place: int, seed: int
     ) -> list[Batch]:
-        """The parts of a micro-batch, with what the rule needs to know of their optimiser step.
+        """Adds the tokens of the optimiser step and the seed to the parts of a micro-batch.
 
-        The model is as it was before the step's update. ``step_inputs`` are all micro-batches of the step,
-        the same list for each of them, of which this is number ``place``.
+        The model must be in its state before the step's update. ``step_inputs`` is the list of all
+        micro-batches of the step, the same object for each of them; ``place`` is the index of this one.
         """
         if step_inputs is not self._step:
             self._step = step_inputs
@@ -61,21 +61,21 @@ class WholeStep:
         self._tokens, self._starts = None, []
         if sum(map(len, parts)) == 1 and self._accelerator.num_processes == 1:
             return
-        found = [[self._measure(model, part) for part in group] for group in parts]
-        flat = [tokens for group in found for tokens in group]
+        measured = [[self._measure(model, part) for part in group] for group in parts]
+        flat = [tokens for group in measured for tokens in group]
         names = ("log_probs", "log_ratio", "advantages")
         columns = [torch.cat([getattr(tokens, name) for tokens in flat]) for name in names]
-        everyone, start = self._everywhere(torch.stack(columns, dim=1))
-        log_probs, log_ratio, advantages = everyone.unbind(1)
+        rows, start = self._gather(torch.stack(columns, dim=1))
+        log_probs, log_ratio, advantages = rows.unbind(1)
         self._tokens = StepTokens(log_probs, log_ratio, advantages, seed=seed)
-        for group in found:
+        for group in measured:
             self._starts.append([])
             for tokens in group:
                 self._starts[-1].append(start)
                 start += len(tokens.log_probs)
 
-    def _everywhere(self, rows: Tensor) -> tuple[Tensor, int]:
-        """The rows of all processes, and the number of this one's first."""
+    def _gather(self, rows: Tensor) -> tuple[Tensor, int]:
+        """The rows of all processes, and the index of this process's first row."""
         accelerator = self._accelerator
         if accelerator.num_processes == 1:
             return rows, 0
@@ -83,14 +83,15 @@ class WholeStep:
         padded = rows.new_zeros(max(lengths), rows.shape[1])
         padded[: len(rows)] = rows
         gathered = accelerator.gather(padded).split(max(lengths))
-        everyone = [part[:length] for part, length in zip(gathered, lengths, strict=True)]
-        return torch.cat(everyone), sum(lengths[: accelerator.process_index])
+        trimmed = [part[:length] for part, length in zip(gathered, lengths, strict=True)]
+        return torch.cat(trimmed), sum(lengths[: accelerator.process_index])
 
 
 class LeaveBatch(TrainerCallback):
-    """Lets an optimiser step change nothing once its trust region has left the rollout batch.
+    """Makes optimiser steps have no effect once the trust region has stopped updates on the rollout batch.
 
-    Without gradients optimisers leave weights and moments alone: momentum and weight decay do not act either.
+    Without gradients, optimisers skip weights and moments, so momentum and weight decay have no effect
+    either.
     """
 
     def __init__(self, trust_region: TrustRegion) -> None:
