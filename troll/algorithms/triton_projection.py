@@ -1,12 +1,12 @@
-"""The projection and the row-wise KL divergence as Triton kernels, one launch per direction, for CUDA.
+"""The projection and the row-wise KL divergence as Triton kernels for CUDA, one launch per direction.
 
-One program per row solves it by `troll.algorithms.triton_solver`. Rows are read in their own type; those
-inside their ball are copied bit for bit by the program that found them there, so that the host never has to
-know which rows are solved. The mathematics is in `troll.algorithms.projection`.
+One program per row solves it with `troll.algorithms.triton_solver`. Rows are read in their data type; the
+program copies a row inside its ball bit for bit, so the host need not know which rows are solved. See
+`troll.algorithms.projection` for the mathematics.
 
-This module imports triton, which is optional: only `troll.algorithms.projection` and
-`troll.algorithms.divergences` import it, where it runs. With ``TRITON_INTERPRET=1`` set before the import the
-kernels run on a CPU, for tests.
+This module imports triton, an optional dependency, so `troll.algorithms.projection` and
+`troll.algorithms.divergences` only import it where it is used. With ``TRITON_INTERPRET=1`` set before the
+import, the kernels run on a CPU, for tests.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -35,8 +35,8 @@ def _project_kernel(
 ):  # fmt: skip
     """One program per row: solves it or copies it.
 
-    `report` [5, rows] gets step size, eta, KL before, KL after and residual; `root` [2, rows] step size and
-    1 / variance in float64 for the backward pass; `flags` [3, rows] active, feasible and status.
+    Writes to `report` [5, rows] step size, eta, KL before, KL after and residual; to `root` [2, rows] step
+    size and 1 / variance in float64 for the backward pass; to `flags` [3, rows] active, feasible and status.
     """
     row = tl.program_id(0).to(tl.int64)
     bound = tl.load(bounds + row * bound_stride)
@@ -60,7 +60,7 @@ def _project_kernel(
 def _project_backward_kernel(
     log_q, log_p, log_pi, upstream, root, flags, result, rows, width, BLOCK: tl.constexpr
 ):
-    """The gradient of active rows, with r from the inputs; that of others is the upstream one."""
+    """The gradient of active rows, with r from the inputs; the upstream gradient for all others."""
     row = tl.program_id(0).to(tl.int64)
     atom = tl.arange(0, BLOCK)
     real = atom < width
@@ -114,7 +114,7 @@ def _kl_backward_kernel(
 
 @dataclass
 class Rows:
-    """What the kernel reports of each row, [N]; see `troll.algorithms.projection.Projection`."""
+    """The kernel's report of each row, [N]; see `troll.algorithms.projection.Projection`."""
 
     step_size: Tensor
     eta: Tensor
@@ -128,7 +128,7 @@ class Rows:
 
 
 def _launch(width: int) -> dict[str, int]:
-    """A program holds its row in registers: four atoms a thread up to 1,024, then eight; none is spilled."""
+    """A program keeps its row in registers without spilling: four atoms per thread up to 1,024, then eight."""
     block = max(32, triton.next_power_of_2(width))
     return {"BLOCK": block, "num_warps": min(max(block // 128, 1), 8)}
 
@@ -145,15 +145,15 @@ class ProjectRows(torch.autograd.Function):
         tolerance: float,
         box: list[Rows],
     ) -> Tensor:
-        """Solve the rows outside their ball, copy the others; put the report into `box`.
+        """Solve the rows outside their ball, copy the others, and append the report to `box`.
 
         Args:
-            ctx: autograd's.
-            log_q: [N, atoms], at most `MAX_ATOMS`.
+            ctx: autograd context.
+            log_q: [N, atoms], at most `MAX_ATOMS` atoms.
             log_p: [N, atoms].
-            bound: [N], or [1] for all, float64.
+            bound: [N], or [1] for all rows, float64.
             tolerance: see `troll.algorithms.projection.project`.
-            box: gets the report.
+            box: receives the report.
 
         Returns:
             log pi [N, atoms].
@@ -197,7 +197,7 @@ class ProjectRows(torch.autograd.Function):
 
 
 class RowKL(torch.autograd.Function):
-    """Row-wise generalised KL in one launch, its gradient in another; keeps nothing but its two inputs."""
+    """Row-wise generalised KL in one launch, its gradient in another; only saves its two inputs."""
 
     @staticmethod
     def forward(ctx: Any, log_a: Tensor, log_b: Tensor) -> Tensor:

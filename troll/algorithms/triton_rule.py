@@ -1,12 +1,11 @@
-"""TROLL's loss of sparse policies as one Triton kernel per direction: masks, metrics and checks included.
+"""TROLL's loss of sparse policies as one Triton kernel per direction, including masking, metrics and checks.
 
-What `troll.algorithms.trust_regions.projected` composes of some sixty small operations takes most of its time
-to launch on a GPU. Here one program per token reads its row of either policy once and leaves everything that
-is wanted of it; it does nothing for a masked token. The projection itself is that of
-`troll.algorithms.triton_solver`.
+`troll.algorithms.trust_regions.projected` needs some sixty small operations, whose time on a GPU is mostly
+launch overhead. Here one program per token reads the token's row of both policies once and writes all
+results; masked tokens are skipped. The projection is that of `troll.algorithms.triton_solver`.
 
-This module imports triton, which is optional: only `troll.algorithms.trust_regions.projected` imports it,
-where it runs.
+This module imports triton, an optional dependency, so `troll.algorithms.trust_regions.projected` only imports
+it where it is used.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -36,13 +35,13 @@ METRICS = (
     *("solver_evaluations", "regression"),
     *COMMON,
 )
-"""Rows of what the kernel reports; COMMON are those that every rule has."""
+"""Rows of the kernel's metrics; COMMON are those of all rules."""
 _STATE = 4
 
 
 @triton.jit
 def _clamped(x, limit):
-    """Within +- limit; comparisons, as a minimum would turn NaN into a number."""
+    """Clamp to +- limit by comparisons, which propagate NaN, unlike minimum and maximum."""
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
@@ -61,11 +60,11 @@ def _rule_kernel(
 ):  # fmt: skip
     """One program per token.
 
-    `metrics` is [METRICS, rows]; `log_pi` [rows, K + 1] is written in active rows alone. `state` [4, rows]
-    gets what backward needs: step size, 1 / variance, whether the log-ratio is within its limits, and the
-    derivative of the loss by it; `places` [rows] twice the slot of the sampled token plus 1 in active rows,
-    or -1 where masked. `good` is 1, 1: the first becomes 0 where the policies keep different tokens, the
-    second where they do not keep the sampled one.
+    `metrics` is [METRICS, rows]; `log_pi` [rows, K + 1] is only written in active rows. `state` [4, rows]
+    is for the backward pass: step size, 1 / variance, whether the log-ratio is within its limits, and the
+    derivative of the loss by it. `places` [rows] is twice the slot of the sampled token, plus 1 in active
+    rows, or -1 if masked. `good` is 1, 1: the first becomes 0 if the policies keep different tokens, the
+    second if they do not keep the sampled token.
     """
     row = tl.program_id(0).to(tl.int64)
     zero = tl.full([], 0.0, tl.float64)
@@ -172,7 +171,7 @@ def _rule_backward_kernel(
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the kernel reads beside the new policy's distribution: [B, T], ids [B, T, K]; constants."""
+    """Constant inputs of the kernel besides the new policy's distribution: [B, T], ids [B, T, K]."""
 
     old: SparseLogProbs
     new_ids: Tensor
@@ -185,7 +184,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the rule: its bound, the pull's weight, the least log pi in the pull, the limit of the log-ratio."""
+    """Settings of the rule: bound, weight of the regression, its floor of log pi, limit of the log-ratio."""
 
     kl_bound: float
     weight: float
@@ -194,21 +193,21 @@ class Settings:
 
 
 class RuleRows(torch.autograd.Function):
-    """Loss, projected log-ratio and pull [N] in one launch, the new distribution's gradients in another."""
+    """Loss, projected log-ratio and regression [N] in one launch, the gradients in another."""
 
     @staticmethod
     def forward(
         ctx: Any, kept: Tensor, tail: Tensor, tokens: Tokens, settings: Settings, box: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the metrics [12, N], see `METRICS`, and what is to be checked, see `_rule_kernel`, into `box`.
+        """Compute the loss; append the metrics [12, N] (`METRICS`) and checks (`_rule_kernel`) to `box`.
 
         Args:
-            ctx: autograd's.
+            ctx: autograd context.
             kept: [N, K] log-probs of the new policy; K + 1 at most `MAX_ATOMS`.
-            tail: [N].
-            tokens: everything else.
-            settings: of the rule.
-            box: gets the report.
+            tail: [N] log-probs of its tail.
+            tokens: all other inputs.
+            settings: settings of the rule.
+            box: receives metrics and checks.
 
         Returns:
             -A pi / p + weight KL(q || sg pi), the clamped log(pi / p) and the KL; each [N], 0 where masked.
@@ -270,16 +269,16 @@ class RuleRows(torch.autograd.Function):
 
 @functools.cache
 def _good(device: torch.device) -> Tensor:
-    """Two ones, which the kernel may turn into zeros: kept, as filling them anew would be a launch."""
+    """Two ones that the kernel may set to zero; cached because creating them takes a kernel launch."""
     return torch.ones(2, dtype=torch.int32, device=device)
 
 
 def refuse(good: Tensor, messages: Sequence[str | None]) -> None:
-    """Refuse what the kernel found wrong, without a wait on a GPU.
+    """Raise for failed checks of the kernel, without synchronising on a GPU.
 
     Args:
         good: [2], see `_rule_kernel`.
-        messages: one for each; None checks nothing.
+        messages: the message of each check; None skips it.
 
     Raises:
         UserError: see `troll.algorithms.backends.require`.

@@ -1,8 +1,8 @@
-"""One row's projection onto its KL ball, and its gradient, as functions of Triton kernels.
+"""The projection of one row onto its KL ball and its gradient, as functions for Triton kernels.
 
-They take `troll.algorithms.path_solver` line by line, in float64: in float32 the result leaves its ball (by
-2e-3 of a bound of 1e-4) and the gradient of extreme rows is wrong. The mathematics is in
-`troll.algorithms.projection`. This module imports triton, which is optional: only kernels' modules import it.
+They follow `troll.algorithms.path_solver` line by line, in float64: in float32 the result leaves its ball (by
+2e-3 of a bound of 1e-4) and the gradient of extreme rows is wrong. See `troll.algorithms.projection` for the
+mathematics. This module imports triton, an optional dependency, so only kernel modules import it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -27,7 +27,7 @@ BAD_BOUND = tl.constexpr(3)
 
 @triton.jit
 def kl_terms(log_a, log_b):
-    """As `troll.algorithms.divergences.kl_terms`; a comparison, as `tl.maximum` would turn NaN into 0."""
+    """As `troll.algorithms.divergences.kl_terms`; uses a comparison because `tl.maximum` turns NaN into 0."""
     a = tl.exp(log_a)
     ratio = tl.where(a == 0, 0.0, log_a - log_b)
     terms = a * (ratio - 1.0) + tl.exp(log_b)
@@ -36,7 +36,7 @@ def kl_terms(log_a, log_b):
 
 @triton.jit
 def rounded_to(x, dtype: tl.constexpr):
-    """To a narrower type as torch does it, over float32: not every type has a conversion from float64."""
+    """Round to a narrower type as torch does, via float32: some types have no conversion from float64."""
     return x if dtype == tl.float64 else x.to(tl.float32).to(dtype)
 
 
@@ -79,7 +79,7 @@ def _first_step(log_p, ratio, target):
 
 @triton.jit
 def atoms_of(kept, tail, row, support_size, atom, SPARSE: tl.constexpr, LEAST: tl.constexpr):
-    """A row in float64: its entries, and with SPARSE its tail, which is at least LEAST, behind them."""
+    """A row in float64: its entries and, with SPARSE, its tail, which is clamped to at least LEAST."""
     inside = atom < support_size
     x = tl.load(kept + row * support_size + atom, mask=inside, other=float("-inf")).to(tl.float64)
     if SPARSE:
@@ -94,11 +94,11 @@ def solve_row(
     TOLERANCE: tl.constexpr, BLOCK: tl.constexpr, SPARSE: tl.constexpr, LEAST: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
-    """Projects a row that is outside its ball into `out`; any other one is copied, but not with SPARSE.
+    """Writes the projection of a row outside its ball to `out`; copies any other row, unless SPARSE.
 
-    `kl_out` gets KL before at once: kept, it would spill. Returns active, step size, KL after, 1 / variance,
-    residual, feasible, number of evaluations and status; with SPARSE also log pi at the slot, and KL(q || pi)
-    with pi at least exp(FLOOR). Of a row without a result all floats are NaN.
+    KL before is written to `kl_out` at once because keeping it would spill registers. Returns active, step
+    size, KL after, 1 / variance, residual, feasible, number of evaluations and status; with SPARSE also log
+    pi at the slot, and KL(q || pi) with pi at least exp(FLOOR). All floats of a row without a result are NaN.
     """
     atom = tl.arange(0, BLOCK)
     width = support_size
@@ -127,7 +127,7 @@ def solve_row(
         old = old - scale
         possible = old > float("-inf")
         common = (new >= LOG_ZERO) & possible
-        # Where nothing is common the answer is p: its own support counts as common, with ratio 0.
+        # Without a common support the solution is p: its support counts as common, with ratio 0.
         disjoint = tl.sum(common.to(tl.int32), axis=0) == 0
         common = common | (possible & disjoint)
         whole = tl.sum((possible & (common == 0)).to(tl.int32), axis=0) == 0
@@ -143,7 +143,7 @@ def solve_row(
         slack = tl.where(slack < TOLERANCE, TOLERANCE, tl.where(slack < 0.5, slack, 0.5))
         target = tl.sqrt(2.0 * remaining * (1.0 - 0.5 * slack))
         step = _first_step(restricted, ratio, target)
-        # The end of the path may be inside after all where q has lost mass or had too much to begin with.
+        # The end of the path may be inside the ball if q has lost mass or is not normalised.
         if (whole == 0) | (tl.abs(log_sum_exp(new)) > 1e-3):
             _, _, kl_end = _evaluate(restricted, ratio, one)
             step = tl.where(kl_end <= remaining, 1.0, step)
@@ -160,7 +160,7 @@ def solve_row(
             psi, variance, kl = _evaluate(restricted, ratio, step)
             inside = kl <= remaining
             ended = inside & ((kl >= remaining * (1.0 - slack)) | (step == 1.0))
-            # With a bound of zero the step is 0, and KL, which is rounded, need not be.
+            # With a bound of zero the step is 0, but KL may be nonzero due to rounding.
             ended = ended | (number == MAX_EVALUATIONS) | (remaining == 0)
             lo = tl.where(inside, step, lo)
             hi = tl.where(inside, hi, step)
@@ -178,7 +178,7 @@ def solve_row(
         step = tl.where(disjoint, 0.0, step)
         tight = step < 1.0
         inverse = tl.where(tight & (variance > 0), 1.0 / variance, 0.0)
-        # Computed again: kept through the search, it makes ptxas spill a word on sm_90.
+        # Recomputed: keeping it during the search makes ptxas spill a word on sm_90.
         within = (bound + log_mass >= 0) & (disjoint == 0)
         distance = tl.abs(kl - log_mass - bound)
         residual = tl.where(bound > 0, distance / bound, distance)
@@ -187,7 +187,7 @@ def solve_row(
         rounded = rounded_to(log_pi, out.dtype.element_ty)
         tl.store(out + row * width + atom, rounded, mask=real)
         log_pi = rounded.to(tl.float64)
-        # Read again: held in registers through the search, the rows would make them spill.
+        # Read again: keeping the rows during the search would spill registers.
         old = atoms_of(p, p_tail, row, support_size, atom, SPARSE, LEAST)
         old = tl.where(old < LOG_ZERO, float("-inf"), old)
         old -= log_sum_exp(old)
@@ -201,7 +201,7 @@ def solve_row(
         given = tl.load(q + row * support_size + atom, mask=real, other=0.0)
         tl.store(out + row * support_size + atom, given.to(out.dtype.element_ty), mask=real)
     if status != 0:
-        # Nobody reads the status now: NaN keeps such a row from passing for a result.
+        # The status is not read here: NaN prevents such a row from being taken for a result.
         bad = tl.full([], float("nan"), tl.float64)
         step, kl_after, inverse, residual, pull, at_slot = bad, bad, bad, bad, bad, bad
         tl.store(kl_out + row, bad)
@@ -212,7 +212,7 @@ def solve_row(
 
 @triton.jit
 def moved_back(new, old, own, g, step, inverse):
-    """Gradient g of log pi in a solved row, carried back to log q: beta [ g - pi G - pi (r - m) C / v ]."""
+    """Gradient of log q from the gradient g of log pi: beta [ g - pi G - pi (r - m) C / v ]."""
     pi = tl.exp(own)
     common = (new >= LOG_ZERO) & (old >= LOG_ZERO)
     ratio = tl.where(common, new - old, 0.0)
@@ -220,13 +220,13 @@ def moved_back(new, old, own, g, step, inverse):
     mass = tl.sum(pi, axis=0)
     deviation = tl.where(common, ratio - tl.sum(pi * ratio, axis=0) / mass, 0.0)
     deviation = tl.where(common, deviation - tl.sum(pi * deviation, axis=0) / mass, 0.0)
-    # Atoms outside the common support have log pi = -inf, whatever q does.
+    # Atoms outside the common support have log pi = -inf, independent of q.
     g = tl.where(pi == 0, 0.0, g)
     covariance = tl.sum(g * deviation, axis=0) * inverse
     return step * (g - pi * (tl.sum(g, axis=0) + deviation * covariance))
 
 
 def in_two(number: float) -> tuple[float, float]:
-    """A number as the sum of two that survive the way to a kernel, which is in float32."""
+    """Split a number into the sum of two float32, the type of kernel arguments."""
     first = ctypes.c_float(number).value
     return first, number - first if math.isfinite(first) else 0.0

@@ -1,14 +1,15 @@
-"""Log-probs, entropy and sparse distributions straight from hidden states, never holding tokens x vocabulary.
+"""Log-probs, entropy and sparse distributions from hidden states, without materialising the logits.
 
-The logits of N tokens over V = 151,936 words are by far the largest tensor of an update. Here they exist only
-tile by tile (``chunk_tokens`` x ``chunk_vocab``): the forward pass folds each tile into a few numbers per
-token, the backward pass makes the tile again, turns it into the gradient in place and multiplies it into the
-gradients of the hidden states and of the weight. What is saved between the two is O(N K), besides the inputs.
-On CUDA tiles of 16-bit operands (without a softcap) need not be in memory at all, see `triton_gemm`.
+The logits of N tokens over a vocabulary of V = 151,936 are by far the largest tensor of an update. Here they
+only exist tile by tile (``chunk_tokens`` x ``chunk_vocab``): the forward pass folds each tile into a few
+numbers per token; the backward pass recomputes the tile, turns it into its gradient in place and multiplies
+it into the gradients of the hidden states and of the weight. Besides the inputs, O(N K) numbers are saved for
+the backward pass. On CUDA, tiles of 16-bit operands (without a softcap) need not be in memory at all, see
+`triton_gemm`.
 
-TRL's chunked head (`trl.kernels.chunked_logprob`) works alike for label log-probs and entropy; new here are
-the log-probs at a given support with the log-mass of everything else, their gradient, and the exact top-K in
-the same pass.
+TRL's chunked head (`trl.kernels.chunked_logprob`) does the same for label log-probs and entropy. This head
+adds the log-probs at a given support with the log-mass of all other tokens, their gradient, and the exact
+top-K in the same pass.
 """
 
 import importlib
@@ -27,21 +28,21 @@ from troll.common.errors import UserError
 
 # CPU: measured in float32 at D = 1024; from 512 x 512 to 1024 x 4096 the time differs by 3 %, and 256 tokens
 # cost 4 % more. CUDA: the tokens of TRL's head, columns for a float32 tile of 128 MiB. With 16-bit operands
-# the two say how much memory a block of backward takes; half of it cost 1 % more on an H100, twice 2 % less.
+# the two determine the memory of a block in backward; half of it took 1 % longer on an H100, twice 2 % less.
 CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
 CHUNK_VOCAB = {"cpu": 2048, "cuda": 8192}
 
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What a policy says of N tokens."""
+    """Output of `lm_head` for N tokens."""
 
     label_log_probs: Tensor
     """[N] log-probs of the labels, in nats, float32 (float64 for float64 inputs)."""
     entropy: Tensor
     """[N] entropy of the full distribution, in nats."""
     distribution: SparseLogProbs | None
-    """[N, K] log-probs at ``support``, or of the ``support_size`` best tokens, and tail; None if neither."""
+    """[N, K] log-probs at ``support`` or of the ``support_size`` most likely tokens, and tail; else None."""
 
 
 def lm_head(
@@ -60,37 +61,36 @@ def lm_head(
     chunk_vocab: int | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> HeadOutput:
-    """Applies the output layer of a language model and reduces its logits at once.
+    """Applies the output layer of a language model and reduces its logits tile by tile.
 
     logits = softcap * tanh(logit_scale * (hidden @ weight.T + bias) / softcap) / temperature, as in TRL's
     head. Products are accumulated and everything else is computed in float32 (in float64 for float64
-    inputs), under autocast too. Differentiable once in ``hidden``, ``weight`` and ``bias`` through every
+    inputs), even under autocast. Differentiable once in ``hidden``, ``weight`` and ``bias`` through every
     output, unless ``support_size`` is given.
 
     Args:
         hidden: [N, D] last hidden states.
-        weight: [V, D] of the output layer, tied to the embedding or not.
+        weight: [V, D] weight of the output layer, tied to the embedding or not.
         labels: [N] ids of the sampled tokens.
-        support: [N, K] distinct ids per token at which log-probs are wanted; -1 marks unused slots (log-prob
-            -inf, no gradient). All other tokens are pooled into the tail, a log-sum-exp over them,
-            not as 1 - sum; with nothing left over it is -inf and has no gradient.
-        support_size: instead of ``support``: K, how many tokens to keep at most. The most likely ones are
-            found here, exactly, in descending order, and the label is always among them. No gradient at all
-            (the pass of the old policy).
+        support: [N, K] distinct ids per token at which to compute log-probs; -1 marks unused slots (log-prob
+            -inf, no gradient). All other tokens are pooled into the tail, by a log-sum-exp over them and not
+            as 1 - sum; without other tokens it is -inf and has no gradient.
+        support_size: alternative to ``support``: K, the maximum number of tokens to keep. Selects the exact
+            most likely tokens in descending order, always including the label. Without any gradient (the pass
+            of the old policy).
         dropped_mass: with ``support_size``: stop once the kept tokens hold 1 - dropped_mass. In [0, 1).
         bias: [V].
-        temperature: of sampling, > 0.
-        logit_softcap: > 0, as Gemma 2's `final_logit_softcapping`; None for none.
+        temperature: sampling temperature, > 0.
+        logit_softcap: > 0, as Gemma 2's `final_logit_softcapping`; None disables it.
         logit_scale: as Cohere's `logit_scale`.
-        chunk_tokens: tokens per tile; the default suits the device (measured, see `CHUNK_TOKENS`).
+        chunk_tokens: tokens per tile; the default depends on the device (measured, see `CHUNK_TOKENS`).
         chunk_vocab: columns per tile; likewise.
-        backend: Triton kernels or plain torch for what happens inside a tile; "auto" takes Triton on CUDA
-            where it is installed. With ``support_size`` (up to 1,024; plain torch above) the kernels take
-            rows of the whole vocabulary, as many as fit into two tiles, and the weight is converted once, if
-            at all.
+        backend: Triton kernels or plain torch for the computations inside a tile; "auto" uses Triton on CUDA
+            if it is installed. With ``support_size`` (up to 1,024; plain torch above) the kernels take rows
+            of the whole vocabulary, as many as fit into two tiles, and the weight is converted at most once.
 
     Raises:
-        UserError: shapes, ids or options that cannot be meant.
+        UserError: invalid shapes, ids or options.
     """
     _check(hidden, weight, labels, support, support_size, dropped_mass, bias, temperature, logit_softcap)
     device = hidden.device.type
@@ -173,21 +173,21 @@ def _check_ids(labels: Tensor, support: Tensor | None, vocab: int, kernels: Kern
 def _check_range(name: str, ids: Tensor, least: int, vocab: int) -> None:
     good = ((ids >= least) & (ids < vocab)).all()
     if ids.device.type == "cuda":
-        torch._assert_async(good, f"lm_head: {name} outside [{least}, {vocab})")  # no wait for the device
+        torch._assert_async(good, f"lm_head: {name} outside [{least}, {vocab})")  # without synchronising
     elif not good:
         raise UserError(
-            f"lm_head: {name} must lie in [{least}, {vocab}), found {int(ids.min())} to {int(ids.max())}"
+            f"lm_head: {name} must be in [{least}, {vocab}), found {int(ids.min())} to {int(ids.max())}"
         )
 
 
 def _check_distinct(support: Tensor) -> None:
-    """Refuses an id that stands twice in a row [N, K]: its mass would be taken out of the tail twice."""
+    """Rejects an id that occurs twice in a row [N, K]: its mass would be taken out of the tail twice."""
     ordered = support.sort(dim=-1).values
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if support.device.type == "cuda":
-        torch._assert_async(~twice.any(), "lm_head: an id stands twice in a row of support")
-    elif bool(twice.any()):
-        row, place = (int(index) for index in twice.nonzero()[0])
+        torch._assert_async(~repeated.any(), "lm_head: an id occurs twice in a row of support")
+    elif bool(repeated.any()):
+        row, place = (int(index) for index in repeated.nonzero()[0])
         raise UserError(
             f"lm_head: support must hold distinct ids in each row, found {int(ordered[row, place])} twice in "
             f"row {row}"

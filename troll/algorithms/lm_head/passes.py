@@ -26,10 +26,10 @@ from troll.common.errors import UserError
 
 
 def kernels(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The backend by name; "auto" is Triton on CUDA where installed (not in float64), torch elsewhere.
+    """The backend by name; "auto" is Triton on CUDA if installed (except in float64), else torch.
 
     Raises:
-        UserError: an unknown name, or Triton asked for where it cannot run.
+        UserError: an unknown backend, or "triton" where it cannot run.
     """
     if backend not in ("auto", "torch", "triton"):
         raise UserError(f"lm_head: backend is {backend!r}, must be auto, torch or triton")
@@ -46,9 +46,10 @@ def kernels(backend: str, device: torch.device, dtype: torch.dtype) -> Kernels:
 
 
 def operand_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """What the products are fed with.
+    """Data type of the operands of matrix products.
 
-    CPU matmuls cannot return float32 from bf16, so there the operands are raised to float32, tile by tile.
+    CPU matmuls cannot return float32 for bf16 operands, which are therefore converted to float32, tile by
+    tile.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
@@ -65,9 +66,9 @@ def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 def _raw_tiles(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, workspace: Workspace
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Every tile of hidden @ weight.T + bias as (tokens, columns, tile, weights of these columns).
+    """Yields every tile of hidden @ weight.T + bias as (tokens, columns, tile, weights of these columns).
 
-    The vocabulary is the outer loop, so that each block of the weight is converted once.
+    The vocabulary is the outer loop, so each block of the weight is converted once.
     """
     for columns in slices(weight.shape[0], plan.chunk_vocab):
         block = weight[columns].to(plan.operands)
@@ -124,7 +125,7 @@ def _top_by_tiles(
 
 
 def _impossible(logits: Tensor) -> Tensor:
-    """Gives masked logits their -inf back."""
+    """Replaces masked logits by -inf."""
     return logits.masked_fill(logits < FLOOR, float("-inf"))
 
 
@@ -149,7 +150,7 @@ class Head(torch.autograd.Function):
         support: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Folds every tile; see `troll.algorithms.lm_head.head.lm_head` for the arguments."""
+        """Folds all tiles; see `troll.algorithms.lm_head.head.lm_head` for the arguments."""
         ctx.set_materialize_grads(False)
         tokens, device, dtype = hidden.shape[0], hidden.device, plan.accumulator
         labels = labels.contiguous()
@@ -254,11 +255,11 @@ def _row_gradients(
     log_mass = torch.zeros_like(log_z)
     at_support = None
     if log_probs is not None and tail is not None:
-        some = tail > float("-inf")
-        log_mass = torch.where(some, tail, 0.0)
+        has_tail = tail > float("-inf")
+        log_mass = torch.where(has_tail, tail, 0.0)
         shift, mass = log_z + log_mass, log_mass.exp()
         if tail_gradient is not None:
-            at_tail = torch.where(some, tail_gradient * slope, 0.0)
+            at_tail = torch.where(has_tail, tail_gradient * slope, 0.0)
             total = total + at_tail
         real = log_probs > float("-inf")
         at_support = torch.zeros_like(log_probs)
@@ -289,11 +290,11 @@ def _backward(
     plan: Plan,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Makes every tile again and multiplies it into the gradients of hidden, weight and bias."""
+    """Recomputes every tile and multiplies its gradient into those of hidden, weight and bias."""
     tokens, vocab, dtype = hidden.shape[0], weight.shape[0], plan.accumulator
     workspace = plan.workspace(tokens, vocab, hidden.device)
     grad_hidden = torch.zeros_like(hidden, dtype=dtype) if wanted[0] else None
-    # Written block by block, each block once: never zeroed (unless no token comes) and never held in float32.
+    # Each block is written once, so the tensor is neither zeroed (unless there are no tokens) nor in float32.
     grad_weight = (torch.empty_like if tokens else torch.zeros_like)(weight) if wanted[1] else None
     grad_bias = (
         torch.zeros(vocab, dtype=dtype, device=hidden.device) if wanted[2] and bias is not None else None
@@ -316,8 +317,8 @@ def _backward(
             matmul_(grad_hidden[rows], gradient, block, accumulate=True)
         if grad_weight is not None:
             if rows.start == 0:
-                own = grad_weight[columns]
-                block_gradient = own if own.dtype == dtype else torch.empty_like(own, dtype=dtype)
+                target = grad_weight[columns]
+                block_gradient = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
             assert block_gradient is not None
             matmul_(block_gradient, gradient.t(), operand[rows], accumulate=rows.start > 0)
             if rows.stop == tokens and block_gradient.dtype != grad_weight.dtype:

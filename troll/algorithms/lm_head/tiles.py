@@ -1,8 +1,8 @@
-"""What happens inside one tile of logits (a few tokens by a few columns of the vocabulary), in plain torch.
+"""Computations inside one tile of logits (a few tokens by a few columns of the vocabulary), in plain torch.
 
-A tile is made by one matrix product, folded into per-token sums (forward) or turned in place into the
-gradient of the loss with respect to the logits (backward), and then overwritten by the next one.
-`troll.algorithms.lm_head.head` holds the loops; `troll.algorithms.lm_head.triton` holds the same two steps as
+A tile is computed by one matrix product, folded into per-token sums (forward) or turned in place into the
+gradient of the loss with respect to the logits (backward), and then overwritten by the next tile.
+`troll.algorithms.lm_head.passes` contains the loops, `troll.algorithms.lm_head.triton` the same two steps as
 CUDA kernels.
 """
 
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 MASKED = -1e34
-"""Stands for a logit of -inf, or one that is left out of a sum. Finite: 0 * MASKED is 0, not NaN."""
+"""Represents a logit of -inf, or one excluded from a sum. Finite, so 0 * MASKED is 0 and not NaN."""
 
 FLOOR = -1e30
-"""Running maxima start here: far above MASKED (whose exponential thus vanishes), far below any real logit."""
+"""Initial running maximum: far above MASKED (whose exponential thus vanishes), far below any real logit."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How raw scores become logits: `softcap * tanh(logit_scale * raw / softcap) / temperature`.
+    """Conversion of raw scores to logits: `softcap * tanh(logit_scale * raw / softcap) / temperature`.
 
     The order (scale, then softcap, then temperature) is that of TRL's chunked head
     (`trl.kernels.chunked_logprob`) and of the models that use a softcap (Gemma 2) or a scale (Cohere).
@@ -40,17 +40,17 @@ class Shape:
 
     @property
     def slope(self) -> float:
-        """Derivative of a logit in its raw score, less the factor 1 - tanh^2 of the softcap."""
+        """Derivative of a logit by its raw score, without the factor 1 - tanh^2 of the softcap."""
         return self.logit_scale / self.temperature
 
 
 class Workspace:
-    """Memory for one tile, allocated once and used again for every tile.
+    """Memory for one tile, allocated once and reused for every tile.
 
     Args:
         elements: chunk_tokens * chunk_vocab.
-        dtype: of the logits (float32, or float64 when the inputs are).
-        device: where the tiles live.
+        dtype: data type of the logits (float32, or float64 for float64 inputs).
+        device: device of the tiles.
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -66,10 +66,10 @@ class Workspace:
 
 @dataclass
 class RunningSums:
-    """Per-token sums over the logits seen so far, enough for log-sum-exp and entropy.
+    """Per-token sums over the logits so far, sufficient for log-sum-exp and entropy.
 
-    With m the running maximum it holds s = sum exp(z - m) and u = sum exp(z - m) (m - z). All terms are
-    non-negative, so log Z = m + log s and H = log s + u / s lose nothing to cancellation.
+    With m the running maximum, these are s = sum exp(z - m) and u = sum exp(z - m) (m - z). All terms are
+    non-negative, so log Z = m + log s and H = log s + u / s do not suffer from cancellation.
     """
 
     maximum: Tensor  # [N]
@@ -78,14 +78,14 @@ class RunningSums:
 
     @classmethod
     def empty(cls, tokens: int, dtype: torch.dtype, device: torch.device) -> "RunningSums":
-        """Sums over nothing."""
+        """Empty sums."""
         total = torch.zeros(tokens, dtype=dtype, device=device)
         return cls(torch.full_like(total, FLOOR), total, torch.zeros_like(total))
 
     def fold_(self, rows: slice, logits: Tensor, scratch: Tensor, row_maximum: Tensor | None = None) -> None:
         """Adds logits [n, v] of the tokens ``rows``; overwrites ``logits`` and ``scratch`` (same shape).
 
-        ``row_maximum`` [n] saves a pass where the maxima are known already.
+        ``row_maximum`` [n], if already known, saves a pass over the logits.
         """
         before, total, weighted = self.maximum[rows], self.total[rows], self.weighted[rows]
         maximum = torch.maximum(before, logits.amax(-1) if row_maximum is None else row_maximum)
@@ -110,19 +110,19 @@ class RunningSums:
         return self.maximum + self.total.log()
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Log-probs of logits [N] or [N, K] among all that were added.
+        """Log-probs of logits [N] or [N, K] with respect to all that were added.
 
-        Taken below the maximum first: a log-prob near 0 is as exact as log s, not just as the logits.
+        The maximum is subtracted first, so log-probs near 0 are as exact as log s instead of the logits.
         """
         width = (slice(None),) + (None,) * (logits.dim() - 1)
         return logits - self.maximum[width] - self.total.log()[width]
 
     def copy(self) -> "RunningSums":
-        """The sums as they are now."""
+        """A copy of the current sums."""
         return RunningSums(self.maximum.clone(), self.total.clone(), self.weighted.clone())
 
     def log_share_in(self, whole: "RunningSums") -> Tensor:
-        """Log of the share [N] of these sums in others that include them."""
+        """Log of the share [N] of these sums in ``whole``, which includes them."""
         return self.maximum - whole.maximum + self.total.log() - whole.total.log()
 
     def entropy(self) -> Tensor:
@@ -131,7 +131,7 @@ class RunningSums:
 
 
 def take_labels_(tile: Tensor, labels: Tensor, start: int, label_logits: Tensor) -> None:
-    """Copies the logits of those labels [n] that lie in this tile's columns into ``label_logits`` [n]."""
+    """Copies the logits of the labels [n] that are in this tile's columns to ``label_logits`` [n]."""
     local = labels - start
     inside = (local >= 0) & (local < tile.shape[1])
     here = tile.gather(1, local.clamp(0, tile.shape[1] - 1).unsqueeze(1)).squeeze(1)
@@ -139,14 +139,14 @@ def take_labels_(tile: Tensor, labels: Tensor, start: int, label_logits: Tensor)
 
 
 def locate(ids: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Which ids [n, K] are in columns [start, start + columns), and their places in a flattened tile."""
+    """Which ids [n, K] are in columns [start, start + columns), and their indices in the flattened tile."""
     inside = (ids >= start) & (ids < start + columns)
     first = torch.arange(-start, ids.shape[0] * columns - start, columns, device=ids.device)
     return inside, (ids + first.unsqueeze(1))[inside]
 
 
 def take_support_(tile: Tensor, support: Tensor, start: int, support_logits: Tensor) -> None:
-    """Moves the logits at ``support`` [n, K] into ``support_logits``; leaves MASKED behind."""
+    """Moves the logits at ``support`` [n, K] to ``support_logits``, replacing them by MASKED."""
     inside, places = locate(support, start, tile.shape[1])
     flat = tile.view(-1)
     support_logits.masked_scatter_(inside, flat[places])
@@ -165,19 +165,19 @@ def reduce_tile_(
     shape: Shape,
     workspace: Workspace,
 ) -> None:
-    """The forward step: folds raw scores [n, v] of the tokens ``rows`` into everything kept per token.
+    """The forward step: folds raw scores [n, v] of the tokens ``rows`` into the per-token results.
 
     Args:
-        tile: overwritten.
-        start: id of its first column.
-        rows: which of the N tokens these are.
+        tile: the raw scores; overwritten.
+        start: token id of its first column.
+        rows: the tile's slice of the N tokens.
         labels: [N].
         support: [N, K], or None.
-        label_logits: [N], filled where the label lies in this tile.
-        support_logits: [N, K], likewise.
-        sums: over all logits outside the support.
-        shape: from raw scores to logits.
-        workspace: for scratch memory.
+        label_logits: [N], written where the label is in this tile.
+        support_logits: [N, K], written where the support is in this tile.
+        sums: sums over all logits outside the support; updated.
+        shape: conversion of raw scores to logits.
+        workspace: scratch memory.
     """
     shape.apply_(tile)
     take_labels_(tile, labels[rows], start, label_logits[rows])
@@ -188,7 +188,7 @@ def reduce_tile_(
 
 @dataclass(frozen=True)
 class RowGradients:
-    """What backward needs of each token, made once from the upstream gradients.
+    """Per-token factors of the backward pass, computed once from the upstream gradients.
 
     With S the support, M the mass outside it, G the sum of upstream gradients of all log-probs, and upstream
     gradient h of the entropy H, the gradient with respect to logit j is (q = softmax of the logits)
@@ -196,10 +196,9 @@ class RowGradients:
         j outside S:  q_j / M * g_tail - q_j (G + h (log q_j + H))      = e_j (offset + slope * x_j)
         j = S_k:      g_k - q_j (G + h (log q_j + H))                   = at_support[k]
 
-    plus g_label at the label, where x_j = z_j - shift, e_j = exp(x_j) and shift = log Z + log M. Taking the
-    shift at the tail keeps q_j / M exact when M is tiny; the support's own columns are overwritten, never
-    corrected, because the correction would cancel all digits there. With no support (or nothing outside it)
-    shift is log Z.
+    plus g_label at the label, where x_j = z_j - shift, e_j = exp(x_j) and shift = log Z + log M. This shift
+    keeps q_j / M exact when M is tiny. The columns of the support are overwritten instead of corrected,
+    because a correction would cancel all digits. Without a support (or anything outside it) shift is log Z.
     """
 
     shift: Tensor  # [n]
@@ -207,10 +206,10 @@ class RowGradients:
     slope: Tensor | None  # [n]; None without a gradient for the entropy
     at_label: Tensor | None  # [n]
     at_support: Tensor | None  # [n, K]
-    busy: Tensor | None = None  # [n / 128] int32, of the kernels: 0 where no token has a gradient
+    busy: Tensor | None = None  # [n / 128] int32, only for kernels: 0 where no token has a gradient
 
     def rows(self, rows: slice) -> "RowGradients":
-        """The same for a slice of the tokens."""
+        """The factors of a slice of the tokens."""
 
         def cut(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[rows]
@@ -232,8 +231,8 @@ def gradient_tile_(
 ) -> Tensor:
     """The backward step: turns raw scores [n, v] in place into the gradient with respect to them.
 
-    ``labels`` [n], ``support`` [n, K] and ``gradients`` belong to the tokens of this tile; the factors of the
-    last already hold `Shape.slope`. The result is rounded to ``dtype``, what the matrix products take.
+    ``labels`` [n], ``support`` [n, K] and ``gradients`` are those of the tile's tokens; ``gradients`` include
+    the factor `Shape.slope`. The result is rounded to ``dtype``, the operand type of the matrix products.
     """
     shape.apply_(tile)
     damping = damping_tile(tile, shape, workspace)
@@ -259,7 +258,7 @@ def gradient_tile_(
 
 
 def damping_tile(logits: Tensor, shape: Shape, workspace: Workspace) -> Tensor | None:
-    """1 - tanh^2, the softcap's factor of the gradient, from the logits; None without a softcap."""
+    """The softcap's factor 1 - tanh^2 of the gradient, from the logits; None without a softcap."""
     if shape.softcap is None:
         return None
     damping = workspace.tile("damping", logits.shape[0], logits.shape[1])

@@ -1,6 +1,6 @@
-"""The exact K most likely tokens, found while the logits pass by in tiles: no sort over the vocabulary.
+"""The exact K most likely tokens from logits in tiles, without sorting the vocabulary.
 
-`troll.algorithms.lm_head.triton_topk` finds the same on CUDA; `select` chooses from either.
+`troll.algorithms.lm_head.triton_topk` is the CUDA implementation; `select` applies to the result of either.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from troll.algorithms.distributions import SparseLogProbs
 from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RunningSums
 
 BLOCK = 64
-"""Columns per block maximum. A block whose maximum is below the K-th best logit so far cannot matter."""
+"""Columns per block maximum. Blocks whose maximum is below the K-th best logit so far are skipped."""
 
 _DENSE_SHARE = 0.25
-"""When more than this share of a tile's blocks could matter, a plain top-K of the tile is cheaper and needs
-less memory than gathering them; so it goes for the first tile, whose tokens have no K-th best yet."""
+"""If more than this share of a tile's blocks may have candidates, a plain top-K of the tile is cheaper and
+needs less memory than gathering them, as in the first tile, whose tokens have no K-th best yet."""
 
 
 @dataclass
@@ -28,13 +28,13 @@ class TopK:
 
 
 class RunningTopK(TopK):
-    """The K largest logits of each token so far, found tile by tile in plain torch.
+    """The K largest logits of each token so far, updated tile by tile in plain torch.
 
     Args:
         tokens: N.
         support_size: K.
-        dtype: of the logits.
-        device: of the logits.
+        dtype: data type of the logits.
+        device: device of the logits.
     """
 
     def __init__(self, tokens: int, support_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -44,11 +44,11 @@ class RunningTopK(TopK):
         )
 
     def update_(self, rows: slice, tile: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Moves candidates out of the tile (leaving MASKED) and keeps the best K ever seen.
+        """Moves candidates out of the tile (replacing them by MASKED) and keeps the best K so far.
 
-        A tile of logits [n, v] whose columns are the ids from ``start`` on. Returns the row maxima [n] of
-        what stays in the tile, and the logits that left the set [n, C] (-inf in empty slots): together with
-        the set itself they are all logits seen, each once.
+        ``tile`` has logits [n, v] of the token ids from ``start`` on. Returns the row maxima [n] of the
+        logits remaining in the tile, and the logits removed from the K best [n, C] (-inf in empty slots). The
+        K best, the removed and the remaining logits together contain every logit once.
         """
         threshold = self.values[rows].amin(-1)
         maxima = _block_maxima(tile)
@@ -83,7 +83,7 @@ class RunningTopK(TopK):
 
 
 def _block_maxima(tile: Tensor) -> Tensor:
-    """[n, ceil(v / BLOCK)]: the last block may be short."""
+    """Block maxima [n, ceil(v / BLOCK)]; the last block may be shorter."""
     whole = tile.shape[1] // BLOCK * BLOCK
     parts = [tile[:, :whole].view(tile.shape[0], -1, BLOCK).amax(-1)] if whole else []
     if whole < tile.shape[1]:
@@ -92,7 +92,7 @@ def _block_maxima(tile: Tensor) -> Tensor:
 
 
 def _pad(rows: Tensor, values: Tensor, token_ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Lists of hits [h] (by token, in any order) as rectangles [tokens, most hits of a token]."""
+    """Arranges lists of hits [h] (in any order) by token, padded to [tokens, most hits of a token]."""
     order = torch.argsort(rows, stable=True)
     rows = rows[order]
     counts = torch.bincount(rows, minlength=tokens)
@@ -112,25 +112,25 @@ def select(
     rest: RunningSums,
     dropped_mass: float,
 ) -> tuple[Tensor, Tensor, SparseLogProbs]:
-    """Chooses what to keep: descending probability until 1 - dropped_mass or K is reached, label included.
+    """Keeps tokens of descending probability until 1 - dropped_mass or K is reached, always with the label.
 
-    The rule is that of TROLL (arXiv 2510.03817: K = 64, dropped_mass 1e-5, sampled token kept). A token is
-    kept while the mass from it on downwards exceeds ``dropped_mass``; that mass is summed from the small end,
-    so a dropped_mass of 1e-7 is told from zero in float32 too. When the label is not among the kept ones it
-    takes the last place.
+    As in TROLL (arXiv 2510.03817: K = 64, dropped_mass 1e-5, sampled token kept). A token is kept while the
+    mass of it and all less probable tokens exceeds ``dropped_mass``. That mass is summed from the smallest
+    probability, so a dropped_mass of 1e-7 differs from zero even in float32. If the label is not among the
+    kept tokens, it replaces the last one.
 
     Args:
         best: the K best tokens other than the label.
         labels: [N].
         label_logits: [N].
-        rest: sums over all tokens that are neither in ``best`` nor the label. Completed here to all tokens.
+        rest: sums over all tokens that are neither in ``best`` nor the label. Extended here to all tokens.
         dropped_mass: in [0, 1).
 
     Returns:
-        label log-probs [N], entropy [N] and the sparse distribution [N, K].
+        Label log-probs [N], entropy [N] and the sparse distribution [N, K].
     """
     support_size = best.values.shape[1]
-    # The label first, so that it wins a tie.
+    # The label first, so it wins ties.
     logits = torch.cat([label_logits.unsqueeze(1), best.values], -1)
     token_ids = torch.cat([labels.unsqueeze(1), best.token_ids], -1)
     logits, order = logits.masked_fill(logits < FLOOR, float("-inf")).sort(
@@ -147,7 +147,7 @@ def select(
     label_place = is_label.long().argmax(-1, keepdim=True)
     wanted = torch.where(label_place < wanted, wanted, wanted.clamp(max=support_size - 1))
     kept = ((place < wanted) | is_label) & (log_probs > float("-inf"))
-    kept |= is_label  # even where its probability underflows: the ratio needs it
+    kept |= is_label  # even if its probability underflows: the ratio needs it
     dropped = log_probs.masked_fill(kept, float("-inf"))
     tail = torch.logaddexp(tail, dropped.logsumexp(-1))
     front = torch.argsort((~kept).long(), dim=-1, stable=True)[:, :support_size]

@@ -1,9 +1,9 @@
-"""The two steps of `troll.algorithms.lm_head.tiles` as Triton kernels, for CUDA.
+"""The two steps of `troll.algorithms.lm_head.tiles` as Triton kernels for CUDA.
 
-The matrix products stay with cuBLAS; the kernels read a tile once (forward) or read and write it once
-(backward), where the torch version makes several passes. This module imports triton, which is optional: only
-`passes` and modules of kernels import it. With ``TRITON_INTERPRET=1`` set before the import the kernels run
-on a CPU, for tests.
+The matrix products are computed by cuBLAS. The kernels read a tile once (forward) or read and write it once
+(backward), whereas the torch implementation makes several passes. This module imports triton, an optional
+dependency, so only `passes` and kernel modules import it. With ``TRITON_INTERPRET=1`` set before the import,
+the kernels run on a CPU, for tests.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -28,7 +28,7 @@ _BLOCK = 1024
 
 @triton.jit
 def tanh(x):
-    """Tanh within 2 ulp; CUDA's own cannot be had in Triton's interpreter."""
+    """Tanh within 2 ulp; CUDA's tanh is not available in Triton's interpreter."""
     a = tl.abs(x)
     e = tl.exp(-2.0 * a)
     near = tl.minimum(a, 0.25)
@@ -45,7 +45,7 @@ def _take_kernel(
     tile, stride, labels, support, start, columns, scale, masked, label_logits, support_logits,
     K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: copies the logits at its label and support out, and masks the support's."""
+    """One program per token: copies the logits at its label and support, and masks those at the support."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row) - start
     inside = (label >= 0) & (label < columns)
@@ -58,7 +58,7 @@ def _take_kernel(
         within = (ids >= 0) & (local >= 0) & (local < columns)
         values = tl.load(tile + row * stride + local, mask=within, other=0.0)
         tl.store(support_logits + row * K + slots, values * scale, mask=within)
-        tl.debug_barrier()  # the label may be in the support: every thread has read before any of them masks
+        tl.debug_barrier()  # all threads must read before any masks: the label may be in the support
         tl.store(tile + row * stride + local, tl.zeros([BLOCK_K], tl.float32) + masked, mask=within)
 
 
@@ -128,13 +128,13 @@ def _centred_kernel(
     HAS_BIAS: tl.constexpr, HAS_SLOPE: tl.constexpr, HAS_LABEL: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """In place on [columns, tokens]: raw scores plus what was added to centre them become the gradient."""
+    """Turns centred raw scores [columns, tokens] into the gradient, in place."""
     rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = rows < tokens
     added = tl.load(centre + rows, mask=real, other=0.0).to(tl.float32)
     rest = tl.load(shift + rows, mask=real, other=0.0)
     if not HAS_BIAS:
-        rest += scale * added  # small, and exact: what rounding took from the shift
+        rest += scale * added  # the small, exact rounding error of the shift
     factor = tl.load(offset + rows, mask=real, other=0.0)
     if HAS_SLOPE:
         steep = tl.load(slope + rows, mask=real, other=0.0)
@@ -238,7 +238,7 @@ def centred_gradient_(
 def scatter_support_(
     out: Tensor, start: int, labels: Tensor, support: Tensor, gradients: RowGradients
 ) -> None:
-    """Overwrites the gradient ``out`` [n, v], of any strides, at the support's own logits."""
+    """Overwrites the gradient ``out`` [n, v], of any strides, at the logits of the support."""
     at_label, at_support = gradients.at_label, gradients.at_support
     assert at_support is not None
     if not support.shape[1]:
@@ -251,7 +251,7 @@ def scatter_support_(
 
 
 def _scale_(tile: Tensor, shape: Shape) -> float:
-    """What the kernels multiply raw scores with; a softcap is applied beforehand, by torch."""
+    """The kernels' factor of raw scores; a softcap is applied before, by torch."""
     if shape.softcap is None:
         return shape.slope
     shape.apply_(tile)

@@ -1,14 +1,14 @@
-"""The head with 16-bit operands on CUDA: logits are never in memory in float32.
+"""The head with 16-bit operands on CUDA: float32 logits are never in memory.
 
-Backward takes a block of the vocabulary and all tokens at once. What it keeps of them is the gradient of the
-logits in the operands' type, so that each block of the weight's gradient is one product over all tokens,
-summed in float32 and rounded once.
+Backward processes a block of the vocabulary for all tokens at once. It only stores the gradient of the logits
+in the operands' type, so each block of the weight's gradient is one product over all tokens, summed in
+float32 and rounded once.
 
-Where the GPU has tensor memory descriptors (Hopper), `fold_gemm` and `gradient_gemm` work on the product's
-accumulators. Elsewhere cuBLAS makes the tile of backward and adds each token's shift in its epilogue. What is
-rounded is then z - shift, small wherever a probability is not, and not z itself (as in TRL's chunked head),
-which has no digit left to tell probabilities apart once all logits lie some tens from 0. Forward is then that
-of `troll.algorithms.lm_head.passes`.
+On GPUs with tensor memory descriptors (Hopper), `fold_gemm` and `gradient_gemm` work on the product's
+accumulators. Elsewhere cuBLAS computes the tile of backward and adds each token's shift in its epilogue. Then
+z - shift is rounded, which is small wherever a probability is not, instead of z (as in TRL's chunked head),
+whose rounding error hides differences of probabilities once all logits are some tens from 0. Forward is then
+that of `troll.algorithms.lm_head.passes`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -28,17 +28,17 @@ from troll.algorithms.lm_head.tiles import FLOOR, MASKED, RowGradients, RunningS
 from troll.algorithms.lm_head.triton import centred_gradient_, scatter_support_
 from troll.algorithms.lm_head.triton_rows import GROUP
 
-# The fastest of 16 and of 12 ways on an H100 at 8,192 tokens, D 1,024 and V 151,936: 3.8 ms (4.3 ms with a
-# program for each tile), and 4.5 ms where cuBLAS makes the same products, but no gradient, in 3.7 ms.
+# The fastest of 16 and of 12 configurations on an H100 at 8,192 tokens, D 1,024 and V 151,936: 3.8 ms (4.3 ms
+# with one program per tile), and 4.5 ms; cuBLAS takes 3.7 ms for the same products without the gradient.
 FOLD = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 64, "num_warps": 8, "num_stages": 3}
 GRADIENT = {"BM": GROUP, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 4}
 FOLD_BYTES = 96 * 2**20
-"""What one launch of `fold_gemm` may leave in memory."""
+"""Memory limit of the results of one launch of `fold_gemm`."""
 
 
 @triton.jit
 def _place(pid, nm, nn, GROUP: tl.constexpr):
-    """Row and column of a tile: GROUP rows of tiles take turns, for the sake of the cache."""
+    """Row and column of a tile, in groups of GROUP rows of tiles for better cache reuse."""
     group = pid // (GROUP * nn)
     size = tl.minimum(nm - group * GROUP, GROUP)
     within = pid % (GROUP * nn)
@@ -68,9 +68,9 @@ def fold_gemm(
     D: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_BITS: tl.constexpr, PROGRAMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of logits: maximum, sum of exp and weighted sum per token go to [columns / BN, tokens].
+    """Computes tiles of logits and writes their per-token sums (see `RunningSums`) to [columns / BN, tokens].
 
-    Each of the PROGRAMS takes every PROGRAMS-th tile, and reads the next one while it folds.
+    Each of the PROGRAMS processes every PROGRAMS-th tile, and prefetches the next one while it folds.
     """
     nm, nn = tl.cdiv(tokens, BM), tl.cdiv(columns, BN)
     for tile in tl.range(tl.program_id(0), nm * nn, PROGRAMS, flatten=True):
@@ -104,7 +104,7 @@ def _merge_kernel(
     part_m, part_s, part_u, parts, tokens, maximum, total, weighted, floor,
     PARTS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the sums [parts, tokens] that `fold_gemm` left to the running ones."""
+    """Adds the sums [parts, tokens] of `fold_gemm` to the running sums."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     real = rows < tokens
     m = tl.load(maximum + rows, mask=real, other=floor)
@@ -130,7 +130,7 @@ def _merge_kernel(
 
 @triton.jit
 def _mark_kernel(bits, bits_stride, support, start, columns, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """One program per token: sets the bits of those ids of its support that are among the columns."""
+    """One program per token: sets the bits of the ids of its support that are among the columns."""
     row = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, BLOCK_K)
     ids = tl.load(support + row * K + slots, mask=slots < K, other=-1)
@@ -145,7 +145,7 @@ def _gather_kernel(
     h, h_stride, w, w_stride, bias, labels, support, scale, masked, label_logits, support_logits,
     K: tl.constexpr, D: tl.constexpr, HAS_BIAS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Logits at some slots of a token's support; a label that is among them gets the very same logit."""
+    """Logits at some slots of a token's support; a label among them gets bitwise the same logit."""
     row = tl.program_id(0).to(tl.int64)
     slots = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
     ids = tl.load(support + row * K + slots, mask=slots < K, other=-1)
@@ -157,7 +157,7 @@ def _gather_kernel(
         values = tl.load(
             w + ids[:, None] * w_stride + depth[None, :], mask=used[:, None] & (depth < D)[None, :], other=0.0
         )
-        values = values.to(state.dtype).to(tl.float32)  # the products' operands, as everywhere
+        values = values.to(state.dtype).to(tl.float32)  # in the operand type of the products
         z += tl.sum(values * state.to(tl.float32)[None, :], axis=1)
     if HAS_BIAS:
         z += tl.load(bias + ids, mask=used, other=0.0).to(tl.float32)
@@ -197,23 +197,23 @@ def gradient_gemm(
 
 
 def has_descriptors(device: torch.device) -> bool:
-    """Whether the kernels above can run there: Hopper, data-centre Blackwell, or the interpreter."""
+    """Whether the device supports these kernels: Hopper, data-centre Blackwell, or the interpreter."""
     if device.type != "cuda":
         return os.environ.get("TRITON_INTERPRET") == "1"
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def fits(operand: Tensor, weight: Tensor) -> bool:
-    """Whether tensor memory descriptors can read hidden states and weight: rows in steps of 16 bytes."""
+    """Whether descriptors can read hidden states and weight, whose rows must be multiples of 16 bytes."""
     step = 16 // operand.element_size()
-    whole = weight.dtype != operand.dtype or _aligned(weight, step)  # else converted, into memory of our own
+    whole = weight.dtype != operand.dtype or _aligned(weight, step)  # else converted to new memory
     return has_descriptors(operand.device) and operand.shape[1] % step == 0 and whole
 
 
 def serves_backward(operand: Tensor, weight: Tensor, gradients: RowGradients) -> bool:
-    """False for the gradient of an entropy where tiles are rounded: its error would be 2.5 times as large.
+    """False for a gradient of the entropy if tiles are rounded: the error would be 2.5 times as large.
 
-    It weighs a probability by its logarithm, and so counts most where |z - shift| is large.
+    This gradient weights a probability by its logarithm, and so is largest where |z - shift| is large.
     """
     return gradients.slope is None or fits(operand, weight)
 
@@ -223,13 +223,13 @@ def _aligned(matrix: Tensor, step: int) -> bool:
 
 
 def readable(matrix: Tensor) -> Tensor:
-    """The same in memory that descriptors take."""
+    """The matrix in memory that descriptors can read; copied if necessary."""
     good = _aligned(matrix, 16 // matrix.element_size())
     return matrix if good else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What reads a `readable` matrix in blocks of rows and columns."""
+    """Descriptor that reads a `readable` matrix in blocks of rows and columns."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
@@ -244,7 +244,7 @@ def forward(
     support_logits: Tensor | None,
     sums: RunningSums,
 ) -> None:
-    """Fills the logits at labels [N] and support [N, K]; adds all outside the support to ``sums``."""
+    """Writes the logits at labels [N] and support [N, K]; adds all others to ``sums``."""
     (tokens, depth), vocab, scale = operand.shape, weight.shape[0], plan.shape.slope
     operand, device = readable(operand), operand.device
     support = support if support is not None and support.shape[1] else None
@@ -290,7 +290,7 @@ def forward(
 
 
 def block_columns(plan: Plan, tokens: int, vocab: int) -> int:
-    """Columns of a block in backward: as much memory as a float32 tile and its rounded copy; at least 256."""
+    """Columns of a block in backward, in the memory of a float32 tile and its rounded copy; at least 256."""
     elements = 3 * plan.chunk_tokens * plan.chunk_vocab
     return min(vocab, max(256, elements // tokens // 256 * 256))
 
@@ -304,14 +304,14 @@ def gradient_blocks(
     plan: Plan,
     fused: bool = True,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Every block of the vocabulary as (columns, gradient of its logits [N, block], weights [block, D])."""
+    """Yields blocks of the vocabulary as (columns, gradient of logits [N, block], weights [block, D])."""
     (tokens, depth), vocab, scale, dtype = operand.shape, weight.shape[0], plan.shape.slope, plan.operands
     step = block_columns(plan, tokens, vocab)
     stride = triton.cdiv(step, 8) * 8
     buffer = torch.empty(tokens * stride, dtype=dtype, device=operand.device)
     shift, slope, at_label = gradients.shift, gradients.slope, gradients.at_label
     flags = {"HAS_BIAS": bias is not None, "HAS_SLOPE": slope is not None, "HAS_LABEL": at_label is not None}
-    # What stands in for an absent tensor is never read.
+    # Placeholders for absent tensors, which are never read.
     factors = [gradients.offset, *(shift if x is None else x for x in (slope, at_label))]
     if not fused:
         largest = torch.finfo(dtype).max
@@ -319,31 +319,31 @@ def gradient_blocks(
     for columns in slices(vocab, step):
         width = columns.stop - columns.start
         block = weight[columns].to(dtype)
-        own = None if bias is None else bias[columns].float().clamp(min=MASKED)
+        block_bias = None if bias is None else bias[columns].float().clamp(min=MASKED)
         if fused:
             tile = buffer[: tokens * stride].view(tokens, stride)[:, :width]
             grid = (triton.cdiv(tokens, GRADIENT["BM"]) * triton.cdiv(width, GRADIENT["BN"]),)
             gradient_gemm[grid](
                 descriptor(operand, GRADIENT["BM"], GRADIENT["BK"]),
-                descriptor(block, GRADIENT["BN"], GRADIENT["BK"]), shift if own is None else own,
-                descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), gradients.busy, labels, shift, *factors,
-                tokens, width, columns.start, scale, MASKED, D=depth, **flags, **GRADIENT,
+                descriptor(block, GRADIENT["BN"], GRADIENT["BK"]), shift if block_bias is None else
+                block_bias, descriptor(tile, GRADIENT["BM"], GRADIENT["BN"]), gradients.busy, labels, shift,
+                *factors, tokens, width, columns.start, scale, MASKED, D=depth, **flags, **GRADIENT,
             )  # fmt: skip
             yield columns, tile, block
             continue
         tile = buffer[: tokens * width].view(width, tokens)
-        if own is None:
+        if block_bias is None:
             torch.addmm(centre, block, operand.t(), out=tile)
         else:
-            torch.add(own.unsqueeze(1), centre.float(), out=tile)
+            torch.add(block_bias.unsqueeze(1), centre.float(), out=tile)
             tile.addmm_(block, operand.t())
-        centred_gradient_(tile, columns.start, scale, own, centre, labels, gradients)
+        centred_gradient_(tile, columns.start, scale, block_bias, centre, labels, gradients)
         yield columns, tile.t(), block
 
 
 @contextmanager
 def _sums_in_float32() -> Iterator[None]:
-    """Parts of a product that cuBLAS splits are added in float32, not in the type of the result."""
+    """Makes cuBLAS add the parts of split products in float32 instead of the type of the result."""
     settings = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     before = [getattr(settings, name) for name in names]
@@ -367,7 +367,7 @@ def backward(
     plan: Plan,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias, as `troll.algorithms.lm_head.passes` makes them tile by tile."""
+    """Gradients of hidden, weight and bias, as `troll.algorithms.lm_head.passes` computes them by tiles."""
     operand, dtype, fused = readable(operand), plan.accumulator, fits(operand, weight)
     grad_hidden = torch.zeros_like(hidden, dtype=dtype) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
@@ -383,12 +383,12 @@ def backward(
             if grad_hidden is not None:
                 matmul_(grad_hidden, gradient, block, accumulate=True)
             if grad_weight is not None:
-                own = grad_weight[columns]
-                direct = own.dtype in (dtype, plan.operands)
-                product = own if direct else torch.empty_like(own, dtype=dtype)
+                target = grad_weight[columns]
+                direct = target.dtype in (dtype, plan.operands)
+                product = target if direct else torch.empty_like(target, dtype=dtype)
                 matmul_(product, gradient.t(), operand)
                 if not direct:
-                    own.copy_(product)
+                    target.copy_(product)
     return (
         None if grad_hidden is None else grad_hidden.to(hidden.dtype),
         grad_weight,

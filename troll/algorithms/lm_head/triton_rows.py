@@ -1,8 +1,8 @@
-"""What happens to each token between the tiles, as one Triton kernel each: from sums to log-probs, and back.
+"""Per-token computations of the head as single Triton kernels: from sums to log-probs, and backward.
 
-In plain torch (`troll.algorithms.lm_head.passes`, `troll.algorithms.lm_head.topk.select`) these are some
-twenty to fifty operations on [N] or [N, K] numbers, which a GPU finishes faster than they are launched. This
-module imports triton, which is optional: only `passes` and `head` import it.
+In plain torch (`troll.algorithms.lm_head.passes`, `troll.algorithms.lm_head.topk.select`) these take some
+twenty to fifty operations on [N] or [N, K] numbers, whose launches take longer than their execution. This
+module imports triton, an optional dependency, so only `passes` and `head` import it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -20,7 +20,7 @@ from troll.algorithms.lm_head.topk import TopK
 from troll.algorithms.triton_solver import in_two
 
 GROUP = 128
-"""Tokens that share a place in `RowGradients.busy`."""
+"""Tokens per entry of `RowGradients.busy`."""
 
 _MASKED: tl.constexpr = tl.constexpr(MASKED)
 _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
@@ -28,7 +28,7 @@ _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
 
 @triton.jit
 def _check_kernel(labels, support, good, vocab, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """One program per token: `good` becomes 0 for a label or id out of range, or an id that stands twice."""
+    """One program per token: sets `good` to 0 for a label or id out of range, or a repeated id."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     bad = ((label < 0) | (label >= vocab)).to(tl.int32)
@@ -45,7 +45,7 @@ def _check_kernel(labels, support, good, vocab, K: tl.constexpr, BLOCK_K: tl.con
 
 @triton.jit
 def _absorbed(x, maximum, total, weighted):
-    """The running sums with logits [K] added, of which none is below MASKED."""
+    """The running sums with logits [K] added; none of them may be below MASKED."""
     top = tl.maximum(maximum, tl.max(x, axis=0))
     below = x - top
     e = tl.exp(below)
@@ -60,7 +60,7 @@ def _finish_kernel(
     label_logits, logits, maximum, total, weighted, label_log_probs, entropy, log_z, log_probs, tail,
     K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_SUPPORT: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: log-probs, entropy and log Z from its logits and its sums over all others."""
+    """One program per token: log-probs, entropy and log Z from its logits and sums over all others."""
     row = tl.program_id(0).to(tl.int64)
     m = tl.load(maximum + row)
     s = tl.load(total + row)
@@ -136,7 +136,7 @@ def _gradients_kernel(
 
 @triton.jit
 def _sort_keys(x, slots, real):
-    """Uint64 that sort as the logits x do, equal ones by place, last the slots that are not real."""
+    """Uint64 keys that sort like the logits x, with ties by position, and unused slots last."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # -0 equals 0
     key = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
     place = (2147483647 - slots).to(tl.uint64)
@@ -149,7 +149,7 @@ def _keep_kernel(
     label_log_probs, entropy, token_ids, log_probs, tail, dropped_mass, dropped_rest,
     K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program per token: what `troll.algorithms.lm_head.topk.select` does."""
+    """One program per token: implements `troll.algorithms.lm_head.topk.select`."""
     row = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, BLOCK_K)
     real = slots < K
@@ -161,7 +161,7 @@ def _keep_kernel(
     x = tl.where(x < _FLOOR, float("-inf"), x)
     own = tl.load(label_logits + row)
     own = tl.where(own < _FLOOR, float("-inf"), own)
-    first = tl.sum((real & (x > own)).to(tl.int32), axis=0)  # its place: before its equals
+    first = tl.sum((real & (x > own)).to(tl.int32), axis=0)  # the label's rank, before equal logits
 
     before = tl.load(maximum + row)
     outside = tl.load(total + row)
@@ -179,7 +179,7 @@ def _keep_kernel(
     tl.store(label_log_probs + row, own)
     tl.store(entropy + row, log_s + u / s)
 
-    # What is left from each on downwards, added up from the small end.
+    # Mass of each token and all less probable ones, summed from the smallest.
     e = tl.where(real, tl.exp(x.to(tl.float64)), 0.0)
     e_own, e_rest = tl.exp(own.to(tl.float64)), tl.exp(rest.to(tl.float64))
     limit = tl.full([], 0.0, tl.float64) + dropped_mass + dropped_rest
@@ -211,14 +211,14 @@ def _keep_kernel(
 
 
 def _sizes(support_size: int) -> dict[str, int]:
-    """Of a program that holds a row of the support."""
+    """Sizes of a program that holds a row of the support."""
     block = max(triton.next_power_of_2(support_size), 16)
     return {"K": support_size, "BLOCK_K": block, "num_warps": min(max(block // 128, 1), 8)}
 
 
 @functools.cache
 def _good(device: torch.device) -> Tensor:
-    """A one that a kernel may turn into a zero: kept, as filling it anew would be a launch."""
+    """A one that a kernel may set to zero; cached because creating it takes a kernel launch."""
     return torch.ones(1, dtype=torch.int32, device=device)
 
 
@@ -236,15 +236,15 @@ def good_ids(labels: Tensor, support: Tensor | None, vocab: int) -> Tensor:
 def finish(
     label_logits: Tensor, logits: Tensor | None, sums: RunningSums
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """From logits to log-probs.
+    """Computes log-probs from logits.
 
     Args:
-        label_logits: [N]; below FLOOR for -inf.
-        logits: [N, K] of the support, likewise; or None.
-        sums: over all logits outside of the support.
+        label_logits: [N]; values below FLOOR mean -inf.
+        logits: [N, K] logits of the support, likewise; or None.
+        sums: sums over all logits outside the support.
 
     Returns:
-        label log-probs, entropy and log Z, [N] each; log-probs at the support [N, K] and its tail [N], or
+        Label log-probs, entropy and log Z, [N] each; log-probs at the support [N, K] and its tail [N], or
         None.
     """
     label_log_probs, entropy, log_z, tail = (torch.empty_like(label_logits) for _ in range(4))
@@ -294,7 +294,7 @@ def row_gradients(
 def select(
     best: TopK, labels: Tensor, label_logits: Tensor, rest: RunningSums, dropped_mass: float
 ) -> tuple[Tensor, Tensor, SparseLogProbs]:
-    """As `troll.algorithms.lm_head.topk.select`, but label logits are MASKED for -inf, and `rest` stays."""
+    """As `troll.algorithms.lm_head.topk.select`, but -inf is MASKED in label logits, and `rest` is kept."""
     tokens, support_size = best.values.shape
     label_log_probs, entropy, tail = (torch.empty_like(label_logits) for _ in range(3))
     log_probs = torch.empty_like(best.values)

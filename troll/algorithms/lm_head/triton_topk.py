@@ -1,16 +1,18 @@
-"""The K largest logits of whole rows as Triton kernels: exact, and the host never waits for the device.
+"""The exact K largest logits of whole rows as Triton kernels, without synchronising with the host.
 
-A chunk of rows is multiplied with the whole vocabulary at once. Each row falls into blocks of B columns, and
-two launches take what `troll.algorithms.lm_head.topk.select` needs, the label left out in registers:
+A chunk of rows is multiplied with the whole vocabulary at once. Each row is split into blocks of B columns,
+and two launches compute the inputs of `troll.algorithms.lm_head.topk.select`, excluding the label in
+registers:
 
-* ``_stats_kernel`` reads the row once: maximum, sum of exp and weighted sum of every block (on Hopper, with
-  16-bit operands, ``_product_kernel`` takes them from the accumulators of the product);
-* ``_choose_kernel`` takes the K blocks with the largest maxima and sums all others from their statistics;
-* ``_select_kernel`` reads those K blocks again, takes their K largest logits and sums the others.
+* ``_stats_kernel`` reads the row once and computes maximum, sum of exp and weighted sum of every block (on
+  Hopper, with 16-bit operands, ``_product_kernel`` computes them from the accumulators of the product);
+* ``_choose_kernel`` selects the K blocks with the largest maxima and sums all others from their statistics;
+* ``_select_kernel`` reads those K blocks again, selects their K largest logits and sums the others.
 
-No logit outside of the chosen blocks is above the smallest chosen maximum, and the K maxima themselves are
-logits: the K largest are among the chosen blocks. Sums are only ever added to, so that a rest of e^-50 of the
-mass keeps its digits. This module imports triton, which is optional: only `passes` imports it.
+No logit outside the chosen blocks is above the smallest chosen maximum, and the K maxima are logits
+themselves, so the K largest logits are in the chosen blocks. Sums are only added, never subtracted, so a rest
+of e^-50 of the mass keeps its precision. This module imports triton, an optional dependency, so only `passes`
+imports it.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -28,18 +30,18 @@ from troll.algorithms.lm_head.triton import tanh
 from troll.algorithms.lm_head.triton_gemm import _place
 
 MOST = 1024
-"""The largest K that the kernels serve."""
+"""The largest K that the kernels support."""
 
 _WIDEST = 16384
-"""Elements that one program can hold: all block maxima of a row, or its K chosen blocks."""
+"""Maximum elements of one program: all block maxima of a row, or its K chosen blocks."""
 
 STATS_COLUMNS = 2048
-"""Of a program of ``_stats_kernel``; at 8,192 it needs seven times the registers."""
+"""Columns per program of ``_stats_kernel``; 8,192 would need seven times the registers."""
 
 STATS_WARPS = 8
 
 PRODUCT = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 64, "num_warps": 8, "num_stages": 3}
-"""Of ``_product_kernel``: 208 KiB of a processor's 227 KiB of shared memory, and all of its registers."""
+"""Sizes of ``_product_kernel``: 208 KiB of a multiprocessor's 227 KiB of shared memory, and all registers."""
 
 _MASKED: tl.constexpr = tl.constexpr(MASKED)
 _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
@@ -47,7 +49,7 @@ _FLOOR: tl.constexpr = tl.constexpr(FLOOR)
 
 @triton.jit
 def _logits(raw, bias, columns, real, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits of raw scores whose columns broadcast to them, MASKED for -inf; NaN stays NaN."""
+    """Logits of raw scores, whose shape ``columns`` must broadcast to; MASKED for -inf; propagates NaN."""
     x = raw
     if HAS_BIAS:
         x += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
@@ -57,17 +59,17 @@ def _logits(raw, bias, columns, real, scale, cap, HAS_BIAS: tl.constexpr, HAS_CA
 
 @triton.jit
 def _keys(x):
-    """Float32 as uint32 in the same order."""
+    """Maps float32 to uint32 keys of the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _largest(keys, real, wanted, floor):
-    """Marks the ``wanted`` largest keys (all real ones if fewer), ties by place: bisection, no sort.
+    """Marks the ``wanted`` largest keys (all real keys if fewer), ties by position, with bisection.
 
-    At least ``wanted`` keys must lie at ``floor`` or above, unless it is 0. Returns the marks, the place of
-    each marked one among them, and how many there are.
+    At least ``wanted`` keys must be at or above ``floor``, unless it is 0. Returns the marks, the index of
+    each marked key among them, and their number.
     """
     least, most = floor, tl.max(keys, axis=0)
     count = tl.sum((keys >= least).to(tl.int32), axis=0)
@@ -80,7 +82,7 @@ def _largest(keys, real, wanted, floor):
         count = tl.where(enough, inside, count)
     above = keys > least
     equal = (keys == least) & real
-    # Both counts in one scan: at most 16,384 of each.
+    # Both counts in one scan, each at most 16,384.
     kinds = above.to(tl.int32) + equal.to(tl.int32) * 65536
     total = tl.sum(kinds, axis=0)
     spare = wanted - (total & 65535)
@@ -120,7 +122,7 @@ def _product_kernel(
     D: tl.constexpr, B: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PROGRAMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Makes the raw scores, and does what ``_stats_kernel`` does before they leave the chip."""
+    """Computes the raw scores, and the statistics of ``_stats_kernel`` before they leave the chip."""
     nm, nn = tl.cdiv(tokens, BM), tl.cdiv(vocab, BN)
     for tile in tl.range(tl.program_id(0), nm * nn, PROGRAMS, flatten=True):
         pid_m, pid_n = _place(tile, nm, nn, GROUP)
@@ -156,7 +158,7 @@ def _choose_kernel(
     m = tl.load(maxima + row * blocks + block, mask=real, other=_MASKED)
     keys = tl.where(real, _keys(m), 0)
     floor = tl.zeros([], tl.uint32)
-    if BLOCKS > BLOCK_K:  # of each of BLOCK_K groups the largest key: so many lie at their least or above
+    if BLOCKS > BLOCK_K:  # the least of BLOCK_K group maxima: at least BLOCK_K keys reach it
         floor = tl.min(tl.max(tl.reshape(keys, [BLOCKS // BLOCK_K, BLOCK_K]), axis=0), axis=0)
     taken, place, count = _largest(keys, real, support_size, floor)
     tl.store(chosen + row * support_size + place, block, mask=taken)
@@ -179,7 +181,7 @@ def _select_kernel(
     vocab, blocks, support_size, scale, cap,
     B: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: the ``support_size`` largest logits of its blocks; the others go to the sums."""
+    """One program per row: selects the ``support_size`` largest logits of its blocks; sums the others."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     own = tl.load(scores + row * stride + label)
@@ -192,7 +194,7 @@ def _select_kernel(
     x = tl.where(real, _logits(x, bias, columns, real, scale, cap, HAS_BIAS, HAS_CAP), _MASKED)
     x = tl.where(columns == label, _MASKED, x)
     keys = tl.where(real, _keys(x), 0)
-    # Each of the blocks has a logit at the least of their maxima or above.
+    # Each block has a logit at or above the smallest of the blocks' maxima.
     floor = tl.min(tl.where(slots < support_size, tl.max(keys, axis=1), 4294967295), axis=0)
     columns = tl.reshape(columns, [BLOCK_K * B])
     real = tl.reshape(real, [BLOCK_K * B])
@@ -223,7 +225,7 @@ def _pick_kernel(
     B: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
-    """One launch for both: a program reads what itself has written."""
+    """Both kernels in one launch: each program only reads what it has written itself."""
     _choose_kernel(
         maxima, sums, weighted, chosen, rest_maximum, rest_total, rest_weighted, blocks, support_size,
         BLOCKS, BLOCK_K,
@@ -236,12 +238,12 @@ def _pick_kernel(
 
 
 def fits(vocab: int, support_size: int) -> bool:
-    """Whether the kernels serve a vocabulary and K of this size."""
+    """Whether the kernels support this vocabulary size and K."""
     return support_size <= MOST and _block_width(vocab, support_size) is not None
 
 
 def _block_width(vocab: int, support_size: int) -> int | None:
-    """B, a power of two that lets one program hold all maxima of a row, another K blocks; None: none does."""
+    """B, a power of two such that programs can hold all maxima of a row, and K blocks; None if impossible."""
     padded = triton.next_power_of_2(support_size)
     blocks = {width: triton.next_power_of_2(triton.cdiv(vocab, width)) for width in (64, 32, 16, 8)}
     sizes = {width: (count, padded * width) for width, count in blocks.items()}
@@ -250,11 +252,11 @@ def _block_width(vocab: int, support_size: int) -> int | None:
 
 
 Program = tuple[str, dict[str, int], int]
-"""A kernel by name, with the sizes and the number of warps of its programs."""
+"""Name of a kernel, sizes of its programs, and their number of warps."""
 
 
 def programs(vocab: int, support_size: int, width: int | None = None) -> list[Program]:
-    """The kernels that are launched, in their order."""
+    """The kernels to launch, in order."""
     width = width or _block_width(vocab, support_size)
     assert width is not None
     padded, blocks = triton.next_power_of_2(support_size), triton.next_power_of_2(triton.cdiv(vocab, width))
@@ -263,33 +265,33 @@ def programs(vocab: int, support_size: int, width: int | None = None) -> list[Pr
     if max(blocks, elements) <= 4096:
         sizes = {"B": width, "BLOCKS": blocks, "BLOCK_K": padded}
         return [stats, ("_pick_kernel", sizes, _warps(max(blocks, elements)))]
-    # In one kernel, these would have too few registers.
+    # A single kernel would run out of registers.
     choose = ("_choose_kernel", {"BLOCKS": blocks, "BLOCK_K": padded}, _warps(blocks))
     return [stats, choose, ("_select_kernel", {"B": width, "BLOCK_K": padded}, _warps(elements))]
 
 
 def product_tile(plain: bool, vocab: int) -> dict[str, int]:
-    """Sizes of ``_product_kernel``: smaller tiles where the large ones would not fit into a processor.
+    """Sizes of ``_product_kernel``, with smaller tiles where large ones exceed a multiprocessor's resources.
 
-    With a bias or a softcap they lack registers; where V is no multiple of 16, so that scores are stored one
-    by one, shared memory (272 KiB).
+    These are registers with a bias or a softcap, and shared memory (272 KiB) if V is not a multiple of 16 and
+    scores are stored one by one.
     """
     return {**PRODUCT, "BM": 256 if plain and vocab % 16 == 0 else 128}
 
 
 def _warps(elements: int) -> int:
-    """Of a program that holds so many elements (measured on an H100 at 4,096 and at 8,192)."""
+    """Warps of a program with this many elements (measured on an H100 at 4,096 and at 8,192)."""
     return 16 if elements > 4096 else min(max(elements // 256, 1), 4)
 
 
 def _makes_products(hidden: Tensor, weight: Tensor, width: int) -> bool:
-    """Whether ``_product_kernel`` makes the raw scores (B not below 32: registers), or cuBLAS."""
+    """Whether ``_product_kernel`` computes the raw scores (B >= 32, because of registers), or cuBLAS."""
     half = hidden.dtype in (torch.bfloat16, torch.float16)
     return half and width >= 32 and triton_gemm.fits(hidden, weight)
 
 
 def _rows_at_once(elements: int, vocab: int, width: int) -> int:
-    """Rows whose logits and statistics fit into so many float32 numbers, in steps of a product's tile."""
+    """Rows whose logits and statistics fit into this many float32 numbers; a multiple of a product's tile."""
     rows = elements // (vocab + 3 * triton.cdiv(vocab, width))
     return max(rows // 128 * 128 or rows, 1)
 
@@ -297,11 +299,10 @@ def _rows_at_once(elements: int, vocab: int, width: int) -> int:
 def top_by_rows(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, support_size: int, plan: Plan
 ) -> tuple[TopK, Tensor, RunningSums]:
-    """The K best tokens but the label of every row, the label's logits, and the sums over all others.
+    """The K best tokens of every row other than the label, the label's logits, and the sums over the rest.
 
-    No more is held at a time than three tiles in float32; the pass in plain torch has two, and takes more for
-    what it gathers from them. The weights are converted once, all of them, where they are not in the type of
-    the product.
+    Uses the memory of at most three float32 tiles; the pass in plain torch uses two, and more for gathered
+    candidates. Weights of another type than the product's are converted once, as a whole.
 
     Args:
         hidden: [N, D], in the type of the product.
@@ -309,10 +310,10 @@ def top_by_rows(
         bias: [V], or None.
         labels: [N].
         support_size: K; see `fits`.
-        plan: of the call.
+        plan: plan of the call.
 
     Returns:
-        what `troll.algorithms.lm_head.topk.select` takes; label logits [N], MASKED for -inf.
+        Inputs of `troll.algorithms.lm_head.topk.select`; label logits [N] are MASKED for -inf.
     """
     tokens, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
     width = _block_width(vocab, support_size)
@@ -356,9 +357,9 @@ def top_chunk_(
     rest: RunningSums,
     factors: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Two launches (or three) over raw scores [n, V] fill all between ``width`` and ``factors``.
+    """Fills the arguments from ``statistics`` to ``rest`` from raw scores [n, V], in two or three launches.
 
-    With ``factors``, hidden states [n, D] and weight [V, D], the scores are their product, and made here.
+    With ``factors``, hidden states [n, D] and weight [V, D], the scores are computed here as their product.
     """
     tokens, vocab = scores.shape
     support_size, blocks = chosen.shape[1], statistics.shape[2]
