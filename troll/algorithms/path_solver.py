@@ -188,13 +188,13 @@ def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends:
         at = _evaluate(log_p, ratio, step)
         inside = at.kl <= bound
         done = inside & ((at.kl >= bound * (1.0 - slack)) | (step == 1.0) | (number == MAX_EVALUATIONS))
-        ended = done.nonzero().squeeze(-1)
-        if ended.numel():
-            place = todo[ended]
-            root.log_pi[place], root.deviation[place] = at.log_pi[ended], at.deviation[ended]
-            root.variance[place], root.kl[place] = at.variance[ended], at.kl[ended]
-            root.step_size[place], root.evaluations[place] = step[ended], number
-            if ended.numel() == todo.numel():
+        solved = done.nonzero().squeeze(-1)
+        if solved.numel():
+            place = todo[solved]
+            root.log_pi[place], root.deviation[place] = at.log_pi[solved], at.deviation[solved]
+            root.variance[place], root.kl[place] = at.variance[solved], at.kl[solved]
+            root.step_size[place], root.evaluations[place] = step[solved], number
+            if solved.numel() == todo.numel():
                 break
         h = (2.0 * at.kl).sqrt()
         lo, hi = torch.where(inside, step, lo), torch.where(inside, hi, step)
@@ -208,10 +208,10 @@ def _newton(log_p: Tensor, ratio: Tensor, bound: Tensor, tolerance: float, ends:
         last_error = error.abs()
         allowed = (newton > lo) & ((newton < hi) | end_open) & ~slow
         step = torch.where(allowed, newton, torch.where(lo > 0, (lo * hi).sqrt(), 0.1 * hi))
-        if ended.numel():
-            left = (~done).nonzero().squeeze(-1)
-            todo, log_p, ratio, step = todo[left], log_p[left], ratio[left], step[left]
-            bound, slack, target = bound[left], slack[left], target[left]
-            last_error = last_error[left]
-            lo, hi, end_open = lo[left], hi[left], end_open[left]
+        if solved.numel():
+            unsolved = (~done).nonzero().squeeze(-1)
+            todo, log_p, ratio, step = todo[unsolved], log_p[unsolved], ratio[unsolved], step[unsolved]
+            bound, slack, target = bound[unsolved], slack[unsolved], target[unsolved]
+            last_error = last_error[unsolved]
+            lo, hi, end_open = lo[unsolved], hi[unsolved], end_open[unsolved]
     return root

@@ -128,7 +128,7 @@ class Rows:
 
 
 def _launch(width: int) -> dict[str, int]:
-    """A program keeps its row in registers without spilling: four atoms per thread up to 1,024, then eight."""
+    """A program keeps its row in registers, unspilled: four atoms per thread up to 1,024, else eight."""
     block = max(32, triton.next_power_of_2(width))
     return {"BLOCK": block, "num_warps": min(max(block // 128, 1), 8)}
 

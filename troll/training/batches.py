@@ -64,8 +64,8 @@ def parts_within(inputs: Mapping[str, Any], budget: int, accelerator: Accelerato
     """Split a micro-batch into parts of at most ``budget`` padded tokens, equally many in each process."""
     lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
     groups = cut_by_tokens(lengths, budget)
-    most = int(accelerator.gather(lengths.new_tensor([len(groups)])).max())
-    return [trim(take_rows(inputs, rows)) for rows in split_to(groups, most)]
+    count = int(accelerator.gather(lengths.new_tensor([len(groups)])).max())
+    return [trim(take_rows(inputs, rows)) for rows in split_to(groups, count)]
 
 
 def cut_by_tokens(lengths: Tensor, budget: int) -> list[Tensor]:

@@ -106,7 +106,7 @@ def trainer_config(config: RunConfig, out: Path) -> TrustRegionConfig:
 
 
 def vllm_options(vllm: Vllm | None) -> dict[str, Any]:
-    """TRL's options for rollouts by vLLM; refuses a machine without vLLM or without a GPU."""
+    """TRL's options for rollouts by vLLM; rejects a machine without vLLM or a GPU."""
     if vllm is None:
         return {}
     if importlib.util.find_spec("vllm") is None:

@@ -4,9 +4,9 @@ Snakemake's cache between workflows (``cache: True``, 9.19) does not serve this 
 ``--cache``, only keeps declared outputs, and includes every parameter of a job in its key, so experiments
 cannot share results; it also ignores the processor, the version of the numbers, and damage.
 
-The cache directory is ``resources/base-models`` in the working directory. An entry, ``<name>-<key>/``, contains
-``files/`` and, written last, ``record.json`` with their digests; an entry without a matching record is invalid.
-If several processes need the same entry, one makes it and the others wait.
+The cache directory is ``resources/base-models`` in the working directory. An entry, ``<name>-<key>/``,
+contains ``files/`` and, written last, ``record.json`` with their digests; an entry without a matching record
+is invalid. If several processes need the same entry, one makes it and the others wait.
 """
 
 import json
@@ -49,7 +49,7 @@ class _DamagedError(Exception):
 
 
 def shared_place() -> Path | None:
-    """The cache directory, which may not exist yet; None if the cache is disabled."""
+    """The cache directory, which may not exist yet; None if disabled. Rejects a path to a file."""
     value = os.environ.get(VARIABLE)
     if value == _OFF:
         return None

@@ -30,10 +30,10 @@ def gae(batch: RewardBatch, *, gamma: Share = 1.0, lam: Share = 1.0, whitened: b
     advantages = torch.zeros_like(rewards)
     next_value = running = rewards.new_zeros(rewards.shape[0])
     for t in range(rewards.shape[1] - 1, -1, -1):
-        here = mask[:, t]
+        on = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        running = torch.where(here, delta + gamma * lam * running, running)
-        next_value = torch.where(here, values[:, t], next_value)
+        running = torch.where(on, delta + gamma * lam * running, running)
+        next_value = torch.where(on, values[:, t], next_value)
         advantages[:, t] = running
     advantages = advantages * mask
     returns = (advantages + values) * mask

@@ -118,9 +118,9 @@ def _top_by_tiles(
     for rows, columns, tile, _ in _raw_tiles(hidden, weight, bias, plan, workspace):
         plan.shape.apply_(tile)
         take_support_(tile, labels[rows].unsqueeze(1), columns.start, label_logits[rows].unsqueeze(1))
-        maxima, left = best.update_(rows, tile, columns.start)
+        maxima, removed = best.update_(rows, tile, columns.start)
         rest.fold_(rows, tile, workspace.tile("scratch", *tile.shape), maxima)
-        rest.absorb_(left, rows)
+        rest.absorb_(removed, rows)
     return best, label_logits, rest
 
 

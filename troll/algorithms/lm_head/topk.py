@@ -69,8 +69,8 @@ class RunningTopK(TopK):
         hit_values = values[hits, offsets]
         tile[hit_rows, hit_columns] = MASKED
         maxima[block_rows, blocks] = values.masked_fill_(better, MASKED).amax(-1)
-        left = self._merge_(rows, *_pad(hit_rows, hit_values, hit_columns + start, tile.shape[0]))
-        return maxima.amax(-1), left
+        removed = self._merge_(rows, *_pad(hit_rows, hit_values, hit_columns + start, tile.shape[0]))
+        return maxima.amax(-1), removed
 
     def _merge_(self, rows: slice, values: Tensor, token_ids: Tensor) -> Tensor:
         support_size = self.values.shape[1]
@@ -141,12 +141,12 @@ def select(
     rest.absorb_(logits)
     log_probs = rest.log_probs(logits)
     tail = outside.log_share_in(rest)
-    from_here = log_probs.double().exp().flip(-1).cumsum(-1).flip(-1) + tail.double().exp().unsqueeze(1)
-    wanted = (from_here > dropped_mass).sum(-1).clamp(1, support_size).unsqueeze(1)
+    remaining_mass = log_probs.double().exp().flip(-1).cumsum(-1).flip(-1) + tail.double().exp().unsqueeze(1)
+    kept_tokens = (remaining_mass > dropped_mass).sum(-1).clamp(1, support_size).unsqueeze(1)
     place = torch.arange(support_size + 1, device=logits.device)
     label_place = is_label.long().argmax(-1, keepdim=True)
-    wanted = torch.where(label_place < wanted, wanted, wanted.clamp(max=support_size - 1))
-    kept = ((place < wanted) | is_label) & (log_probs > float("-inf"))
+    kept_tokens = torch.where(label_place < kept_tokens, kept_tokens, kept_tokens.clamp(max=support_size - 1))
+    kept = ((place < kept_tokens) | is_label) & (log_probs > float("-inf"))
     kept |= is_label  # even if its probability underflows: the ratio needs it
     dropped = log_probs.masked_fill(kept, float("-inf"))
     tail = torch.logaddexp(tail, dropped.logsumexp(-1))
