@@ -14,6 +14,7 @@ from troll.common.digests import sha256_of_files
 from troll.common.errors import Stopped, UserError
 from troll.common.files import (
     atomic_path,
+    fresh_directory,
     read_json,
     read_jsonl,
     read_yaml,
@@ -22,7 +23,6 @@ from troll.common.files import (
     write_jsonl,
 )
 from troll.common.signals import SIGNAL_NOTE, held_signal, stop_if_asked
-from troll.training.outputs import fresh_directory
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):

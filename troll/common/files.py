@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -64,6 +65,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def fresh_directory(path: Path) -> Iterator[Path]:
+    """Yields a temporary directory next to ``path``, which replaces ``path`` on success."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        temporary.chmod(by_umask(0o777))
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from troll.common.digests import digest_of_json, facts_of
 from troll.common.errors import UserError
-from troll.common.files import write_json
+from troll.common.files import fresh_directory, write_json
 from troll.common.hub import Snapshot, chat_template, link, snapshot
 from troll.common.models import load_model
 from troll.common.numerics import last_change
@@ -27,7 +27,7 @@ from troll.experiment.run_config import BaseConfig, HubModelOfRun, ScratchModelO
 from troll.tasks.registry import get_task
 from troll.tasks.types import Demonstration
 from troll.training.manifest import digest_of_path, hardware, manifest_of, uncommitted_source, versions
-from troll.training.outputs import fresh_directory, save_model
+from troll.training.outputs import save_model
 from troll.training.prompts import load_policy_tokenizer
 from troll.training.shared_place import take_or_make
 from troll.training.supervised import Row, rows_of, train_supervised

@@ -1,28 +1,10 @@
-"""Directories and models that are written atomically."""
+"""Saved models, which are written atomically."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from troll.common.files import by_umask
-
-
-@contextmanager
-def fresh_directory(path: Path) -> Iterator[Path]:
-    """Yields a temporary directory next to ``path``, which replaces ``path`` on success."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        yield temporary
-        temporary.chmod(by_umask(0o777))
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+from troll.common.files import by_umask, fresh_directory
 
 
 def save_model(model: Any, tokenizer: Any, path: Path, state: Mapping[str, Any] | None = None) -> None:

@@ -20,9 +20,8 @@ from typing import Any
 
 from troll.common.digests import damage, digest_of_json, facts_of
 from troll.common.errors import UserError
-from troll.common.files import LOCK, only_writer, read_json, write_json
+from troll.common.files import LOCK, fresh_directory, only_writer, read_json, write_json
 from troll.common.progress import say
-from troll.training.outputs import fresh_directory
 
 VARIABLE = "TROLL_BASE_MODELS"
 """Environment variable for another directory; 0 disables the cache."""

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from troll.common.errors import UserError
+from troll.common.files import fresh_directory
 from troll.common.numerics import last_change
 from troll.common.progress import say
 from troll.experiment.validation import LEAST_VOCABULARY
 from troll.tasks.registry import check_settings, get_task
 from troll.training.manifest import uncommitted_source, versions
-from troll.training.outputs import fresh_directory
 from troll.training.prompts import without_place
 from troll.training.shared_place import take_or_make
 

@@ -4,9 +4,6 @@ import contextlib
 import importlib.metadata
 import io
 import logging
-import os
-import shutil
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError
-from troll.common.files import by_umask
-from troll.evaluation.lm_eval.builtin import PROMPTED, TASKS, Scorer, document, of_subject
+from troll.common.files import fresh_directory
+from troll.evaluation.lm_eval.builtin import PROMPTED, Scorer, document, of_subject
 from troll.evaluation.lm_eval.scores import scores
 from troll.evaluation.lm_eval.tasks.functions import NO_SAMPLE, keep_all
-
-__all__ = ["TASKS", "Scored", "replay"]
-
-_KEEP_ALL = {"function": "custom", "filter_fn": keep_all}
-_TAKE_FIRST = "take_first"
 
 
 @dataclass(frozen=True)
@@ -136,11 +128,9 @@ def _build(
 
 def _kept_whole(filters: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """A task's filters without the one that drops all samples of a problem but the first."""
+    whole = [{"function": "custom", "filter_fn": keep_all}]
     return [
-        {
-            **one,
-            "filter": [step for step in one["filter"] if step["function"] != _TAKE_FIRST] or [_KEEP_ALL],
-        }
+        {**one, "filter": [step for step in one["filter"] if step["function"] != "take_first"] or whole}
         for one in filters or [{"name": "none", "filter": []}]
     ]
 
@@ -210,15 +200,13 @@ def _replayed(completions: Mapping[str, Sequence[str]]) -> Any:
             task_id = request.doc["task_id"]
             recorded, number = completions[task_id], self._used[request.task_name, task_id]
             self._used[request.task_name, task_id] += 1
-            if number >= len(recorded):
-                return NO_SAMPLE
-            return _until(recorded[number], request.args[1].get("until", []))
+            stops = request.args[1].get("until", [])
+            return _until(recorded[number], stops) if number < len(recorded) else NO_SAMPLE
 
         def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
             raise NotImplementedError("recorded samples have no likelihoods")
 
-        def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
-            raise NotImplementedError("recorded samples have no likelihoods")
+        loglikelihood_rolling = loglikelihood
 
     return Replay()
 
@@ -228,9 +216,7 @@ def _write(results: dict[str, Any], out: Path, source: str) -> None:
     from lm_eval.loggers import EvaluationTracker
 
     samples = results.pop("samples")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with fresh_directory(out) as directory:
         tracker = EvaluationTracker(output_path=str(directory))
         tracker.general_config_tracker.log_experiment_args("recorded", {"path": source}, "", "", False)
         tracker.save_results_aggregated(results=results, samples=samples)
@@ -238,8 +224,3 @@ def _write(results: dict[str, Any], out: Path, source: str) -> None:
             tracker.save_results_samples(task_name=name, samples=rows)
         if len(list(directory.rglob("*.json*"))) != 1 + len(samples):
             raise UserError(f"{out}: lm-eval could not write its files")  # it only warns
-        directory.chmod(by_umask(0o777))
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(directory, out)  # noqa: PTH105 - a directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

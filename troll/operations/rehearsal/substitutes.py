@@ -57,7 +57,7 @@ def _tokenizer(directory: Path, tasks: Iterable[str]) -> Path:
 def _write(path: Path, source: Source, of_tokenizer: Path, seed: int, *, weights: bool) -> None:
     from transformers import AutoTokenizer
 
-    from troll.training.outputs import fresh_directory
+    from troll.common.files import fresh_directory
 
     if (path / "model.safetensors").exists():
         return
