@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from troll.evaluation.lm_eval.replay import TASKS
+from troll.evaluation.lm_eval.builtin import TASKS
 from troll.tasks.write import write_problems
 
 

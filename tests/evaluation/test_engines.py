@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from troll.common.errors import UserError
 from troll.common.files import read_jsonl
+from troll.evaluation.engines import Request, Response
 from troll.evaluation.engines.transformers import load_engine
-from troll.evaluation.engines.types import Request, Response
 from troll.evaluation.sampling import sample
 
 from .conftest import Prompt

@@ -19,8 +19,8 @@ from troll.evaluation.grading import grade
 from troll.evaluation.lm_eval import replay as lm_eval_replay
 from troll.evaluation.lm_eval.builtin import scorers
 from troll.evaluation.lm_eval.replay import Scored, replay
-from troll.evaluation.oracle import write_oracle
 from troll.evaluation.pass_at_k import mean_pass_at_k, pass_at_k, reported_ks
+from troll.evaluation.sampling import write_oracle
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load

@@ -105,7 +105,7 @@ def oracle(
     Example: troll job oracle --task gsm8k --problems test.jsonl \
     --out oracle.jsonl
     """
-    from troll.evaluation.oracle import write_oracle
+    from troll.evaluation.sampling import write_oracle
     from troll.tasks.registry import get_task
 
     write_oracle(get_task(task), problems, out)

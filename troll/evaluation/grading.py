@@ -88,8 +88,12 @@ def problems_of(task: str, path: Path | None, split: str | None = None) -> list[
     if task not in DATA_SETS:
         get_task(task)  # says what is wrong with an unknown one
         raise UserError(_GENERATED.format(task=task, what="with some"))
-    names = [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
-    return list(load(task, names[0]).problems)
+    return list(load(task, _splits(task, split)[0]).problems)
+
+
+def _splits(task: str, split: str | None) -> list[str]:
+    """The splits of a data set to look for problems in: the one that is named, or those that are graded."""
+    return [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
 
 
 def beside(grades: Path, name: str) -> Path:
@@ -106,16 +110,14 @@ class _Data:
     provenance: Mapping[str, Any]
     sha256: str
 
-    def numbered(self) -> "_Data":
-        """The same, with row numbers for ids."""
-        rows = {str(number): row for number, row in enumerate(self.problems.values())}
-        return replace(self, problems=rows)
-
 
 def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str]) -> _Data:
     """The problems that the samples are of."""
     if path is not None:
-        rows = [_prepared(task, row, number) for number, row in enumerate(read_jsonl(path))]
+        rows = read_jsonl(path)
+        if task in DATA_SETS:  # a row of a public file as it was published becomes a problem, as our own are
+            convert = DATA_SETS[task].convert
+            rows = [row if "prompt" in row else convert(row, n).as_row() for n, row in enumerate(rows)]
         by_id = {str(row.get("task_id", number)): row for number, row in enumerate(rows)}
         notes = [str(row["substitute"]) for row in rows if "substitute" in row]
         provenance = {"source": "file", "substitute": bool(notes), "note": notes[0] if notes else ""}
@@ -123,11 +125,12 @@ def _read_problems(task: str, path: Path | None, split: str | None, ids: set[str
     elif task not in DATA_SETS:
         raise UserError(_GENERATED.format(task=task, what="that was sampled"))
     else:
-        wanted = [split] if split else [name for name in ("test", "all") if name in DATA_SETS[task].parts]
-        found = [_loaded(load(task, name)) for name in wanted[:1]]
+        first, *others = _splits(task, split)
+        found = [_loaded(load(task, first))]
         if not ids <= set(found[0].problems):
-            found += [_loaded(load(task, name)) for name in wanted[1:]]
-    choices = [*found, *(data.numbered() for data in found)]
+            found += [_loaded(load(task, name)) for name in others]
+    numbered = ({str(number): row for number, row in enumerate(data.problems.values())} for data in found)
+    choices = [*found, *(replace(data, problems=rows) for data, rows in zip(found, numbered, strict=True))]
     return next((data for data in choices if ids <= set(data.problems)), found[0])
 
 
@@ -135,13 +138,6 @@ def _loaded(data: Loaded) -> _Data:
     rows = {problem.task_id: problem.as_row() for problem in data.problems}
     provenance = {"name": data.name, "split": data.split, **data.provenance}
     return _Data(rows, f"{data.name} ({data.split})", provenance, provenance.get("sha256") or data.sha256)
-
-
-def _prepared(task: str, row: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """A row of a public file as it was published becomes a problem; our own rows are problems."""
-    if task in DATA_SETS and "prompt" not in row:
-        return DATA_SETS[task].convert(row, number).as_row()
-    return row
 
 
 def _read_samples(path: Path) -> list[tuple[str, str]]:
@@ -328,20 +324,26 @@ def _grade_code(
         for key in theirs
         if (ours[key].base, ours[key].passed) != (theirs[key].base, theirs[key].passed)
     ]
-    found = {task_id: [ours[task_id, text] for text in texts] for task_id, texts in completions.items()}
-    passed = {task_id: [verdict.passed for verdict in verdicts] for task_id, verdicts in found.items()}
-    base = {task_id: [verdict.base for verdict in verdicts] for task_id, verdicts in found.items()}
-    rows = {
-        task_id: {"passed": passed[task_id], "status": [verdict.status for verdict in verdicts]}
-        for task_id, verdicts in found.items()
+
+    def flags(verdicts: Mapping[tuple[str, str], Any], field: str) -> dict[str, list[bool]]:
+        return {
+            task_id: [bool(getattr(verdicts[task_id, text], field)) for text in texts]
+            for task_id, texts in completions.items()
+        }
+
+    def metrics(verdicts: Mapping[tuple[str, str], Any]) -> dict[str, float]:
+        base = _metrics(flags(verdicts, "base"), "base/") if task in _PLUS else {}
+        return _metrics(flags(verdicts, "passed")) | base
+
+    rows: dict[str, dict[str, Any]] = {
+        task_id: {"passed": passed, "status": [ours[task_id, text].status for text in completions[task_id]]}
+        for task_id, passed in flags(ours, "passed").items()
     }
-    metrics = _metrics(passed)
     if task in _PLUS:
-        metrics |= _metrics(base, "base/")
-        rows = {task_id: {**row, "base": base[task_id]} for task_id, row in rows.items()}
+        rows = {task_id: {**rows[task_id], "base": base} for task_id, base in flags(ours, "base").items()}
     packages = ("evalplus",) if dataset else ()
     result = {
-        "metrics": metrics,
+        "metrics": metrics(ours),
         "problems": rows,
         "disagreements": disagreements,
         "incomparable": incomparable,
@@ -349,14 +351,7 @@ def _grade_code(
     }
     if not theirs:
         return result
-    accepted, accepted_base = (
-        {
-            task_id: [bool(getattr(theirs[task_id, text], field)) for text in texts]
-            for task_id, texts in completions.items()
-        }
-        for field in ("passed", "base")
-    )
-    result["evalplus"] = _metrics(accepted) | (_metrics(accepted_base, "base/") if task in _PLUS else {})
+    result["evalplus"] = metrics(theirs)
     if task not in DATA_SETS:
         return result
     about = {
@@ -365,7 +360,7 @@ def _grade_code(
         "tasks": [dataset],
         "metric": "plus" if task in _PLUS else "base",
     }
-    return {**result, **_official(about, accepted, result, disagreements)}
+    return {**result, **_official(about, flags(theirs, "passed"), result, disagreements)}
 
 
 def _versions(*packages: str) -> dict[str, str]:

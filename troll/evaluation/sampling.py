@@ -5,17 +5,17 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.common.seeding import derive_seed
+from troll.evaluation.engines import Engine, Request
 from troll.evaluation.engines.transformers import load_engine
-from troll.evaluation.engines.types import Engine, Request
 from troll.tasks.prompts import encode
-from troll.tasks.types import Problem
+from troll.tasks.types import Problem, Task
 
 _PROGRESS_S = 2.0
 
@@ -63,9 +63,16 @@ def sample(
     A run that stopped at a loss that is not finite, and counts as one that solves nothing, has no checkpoint:
     all of its samples are empty.
     """
-    _check_arguments(problems, samples_per_problem, max_new_tokens, batch_size, temperature)
+    _check_arguments(
+        problems,
+        temperature,
+        samples_per_problem=samples_per_problem,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+    )
+    wanted = [(problem, number) for problem in problems for number in range(samples_per_problem)]
     if _stopped(checkpoint):
-        write_jsonl(out, _no_answers(problems, samples_per_problem))
+        write_jsonl(out, (_row(problem, number, "", 0, True) for problem, number in wanted))
         return
     settings = {
         "checkpoint": _fingerprint(checkpoint),
@@ -81,12 +88,7 @@ def sample(
     }
     parts = out.with_name(out.name + ".parts")
     rows = _rows_done(parts, settings)
-    todo = [
-        (index, number)
-        for index, problem in enumerate(problems)
-        for number in range(samples_per_problem)
-        if (problem.task_id, number) not in rows
-    ]
+    todo = [(problem, number) for problem, number in wanted if (problem.task_id, number) not in rows]
     if todo:
         loaded = load_engine(
             engine,
@@ -96,26 +98,49 @@ def sample(
             device=device,
             options=engine_options,
         )
-        sampler = _Sampler(loaded, max_new_tokens, seed, chat, thinking=thinking)
-        progress = _Progress(out, len(todo), len(problems) * samples_per_problem)
-        for batch in sampler.run(problems, todo, batch_size, cut_prompts=cut_prompts):
+        left = list({problem.task_id: problem for problem, _ in todo}.values())
+        encoded = encode(loaded.tokenizer, [problem.prompt for problem in left], chat, thinking=thinking)
+        prompts = {
+            problem.task_id: _fitting(problem, ids, loaded.context, max_new_tokens, cut_prompts)
+            for problem, ids in zip(left, encoded, strict=True)
+        }
+        # Prompts of like length share a batch, so that little padding is read.
+        todo.sort(key=lambda item: len(prompts[item[0].task_id][0]))
+        progress = _Progress(out, len(todo), len(wanted))
+        for start in range(0, len(todo), batch_size):
+            batch = _sampled(loaded, todo[start : start + batch_size], prompts, seed)
             name = f"{batch[0]['task_id']}-{batch[0]['sample']}".encode()
             write_jsonl(parts / f"{hashlib.sha256(name).hexdigest()[:16]}.jsonl", batch)
             rows.update({(row["task_id"], row["sample"]): row for row in batch})
             progress.add(len(batch), sum(row["tokens"] for row in batch))
-    ordered = (rows[problem.task_id, number] for problem in problems for number in range(samples_per_problem))
-    write_jsonl(out, ordered)
+    write_jsonl(out, (rows[problem.task_id, number] for problem, number in wanted))
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def _check_arguments(
-    problems: Sequence[Problem], samples: int, tokens: int, batch_size: int, temperature: float
-) -> None:
-    for name, value in (
-        ("samples_per_problem", samples),
-        ("max_new_tokens", tokens),
-        ("batch_size", batch_size),
-    ):
+def write_oracle(task: Task, problems: Path, out: Path) -> None:
+    """Writes one sample per problem: its reference solution, ended with a box where the set has none."""
+    rows = [
+        {
+            "task_id": problem.task_id,
+            "sample": 0,
+            "completion": _solution(problem) if task.kind == "math" else problem.answer,
+        }
+        for problem in task.load(problems)
+    ]
+    write_jsonl(out, rows)
+
+
+def _solution(problem: Problem) -> str:
+    r"""The reference solution where it ends with a box, else with the reference answer in one.
+
+    The box ends the text: for lm-eval's gsm8k, the last number of ``$\boxed{18}$.`` is ``$.``.
+    """
+    solution = str(problem.record.get("solution") or "")
+    return solution if "\\boxed{" in solution else f"{solution}\n\n\\boxed{{{problem.answer}}}"
+
+
+def _check_arguments(problems: Sequence[Problem], temperature: float, **counts: int) -> None:
+    for name, value in counts.items():
         if value < 1:
             raise UserError(f"sampling: {name} is {value}; at least 1 is needed")
     if not temperature >= 0:
@@ -140,17 +165,14 @@ def _stopped(checkpoint: Path) -> bool:
     return isinstance(found, dict) and NOT_FINITE in found
 
 
-def _no_answers(problems: Sequence[Problem], samples: int) -> Iterator[dict[str, Any]]:
-    """Samples of a run that has no model: empty ones, which are graded like any others."""
-    for problem in problems:
-        for number in range(samples):
-            yield {
-                "task_id": problem.task_id,
-                "sample": number,
-                "completion": "",
-                "tokens": 0,
-                "finished": True,
-            }
+def _row(problem: Problem, number: int, text: str, tokens: int, finished: bool) -> dict[str, Any]:
+    return {
+        "task_id": problem.task_id,
+        "sample": number,
+        "completion": text,
+        "tokens": tokens,
+        "finished": finished,
+    }
 
 
 def _fingerprint(checkpoint: Path) -> str:
@@ -176,72 +198,52 @@ def _rows_done(parts: Path, settings: dict[str, Any]) -> dict[tuple[str, int], d
     return {}
 
 
-class _Sampler:
-    """Prompts as tokens, and the rows that an engine makes of them."""
+def _sampled(
+    engine: Engine,
+    batch: Sequence[tuple[Problem, int]],
+    prompts: Mapping[str, tuple[tuple[int, ...], bool]],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """The rows of a batch; prompts are by task_id, each with whether it is cut."""
+    requests = [
+        Request(
+            prompts[problem.task_id][0],
+            derive_seed(stream="sample", seed=seed, problem=problem.task_id, sample=number),
+        )
+        for problem, number in batch
+    ]
+    responses = engine.complete(requests)
+    texts = engine.tokenizer.batch_decode(
+        [response.tokens for response in responses],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    return [
+        _row(problem, number, text, len(response.tokens), response.finished)
+        | ({"cut": True} if prompts[problem.task_id][1] else {})
+        for (problem, number), response, text in zip(batch, responses, texts, strict=True)
+    ]
 
-    def __init__(self, engine: Engine, max_new_tokens: int, seed: int, chat: str, *, thinking: bool) -> None:
-        self._engine, self._max_new_tokens, self._seed = engine, max_new_tokens, seed
-        self._chat, self._thinking = chat, thinking
 
-    def run(
-        self,
-        problems: Sequence[Problem],
-        todo: Sequence[tuple[int, int]],
-        batch_size: int,
-        *,
-        cut_prompts: bool,
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Yields the rows of one batch after another."""
-        indices = sorted({index for index, _ in todo})
-        texts = [problems[index].prompt for index in indices]
-        encoded = encode(self._engine.tokenizer, texts, self._chat, thinking=self._thinking)
-        whole = dict(zip(indices, encoded, strict=True))
-        prompts = {index: self._fitting(problems[index], ids, cut_prompts) for index, ids in whole.items()}
-        # Prompts of like length share a batch, so that little padding is read.
-        order = sorted(todo, key=lambda item: (len(prompts[item[0]]), item))
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            responses = self._engine.complete(
-                [Request(prompts[index], self._stream(problems[index], number)) for index, number in batch]
-            )
-            texts = self._engine.tokenizer.batch_decode(
-                [response.tokens for response in responses],
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
-            )
-            yield [
-                {
-                    "task_id": problems[index].task_id,
-                    "sample": number,
-                    "completion": text,
-                    "tokens": len(response.tokens),
-                    "finished": response.finished,
-                    **({"cut": True} if len(prompts[index]) < len(whole[index]) else {}),
-                }
-                for (index, number), response, text in zip(batch, responses, texts, strict=True)
-            ]
-
-    def _stream(self, problem: Problem, number: int) -> int:
-        return derive_seed(stream="sample", seed=self._seed, problem=problem.task_id, sample=number)
-
-    def _fitting(self, problem: Problem, ids: Sequence[int], cut: bool) -> tuple[int, ...]:
-        """The prompt, or as much of its end as the context leaves room for."""
-        context = self._engine.context
-        if not ids:
-            raise UserError(f"sampling: the prompt of {problem.task_id} has no tokens")
-        if context is None or len(ids) + self._max_new_tokens <= context:
-            return tuple(ids)
-        if not cut:
-            raise UserError(
-                f"sampling: the prompt of {problem.task_id} has {len(ids)} tokens, and with max_new_tokens "
-                f"{self._max_new_tokens} that exceeds the model's context of {context}"
-            )
-        if self._max_new_tokens >= context:
-            raise UserError(
-                f"sampling: max_new_tokens {self._max_new_tokens} leaves a prompt no room in the model's "
-                f"context of {context}"
-            )
-        return tuple(ids[self._max_new_tokens - context :])
+def _fitting(
+    problem: Problem, ids: Sequence[int], context: int | None, max_new_tokens: int, cut: bool
+) -> tuple[tuple[int, ...], bool]:
+    """The prompt, or as much of its end as the context leaves room for; and whether it is cut."""
+    if not ids:
+        raise UserError(f"sampling: the prompt of {problem.task_id} has no tokens")
+    if context is None or len(ids) + max_new_tokens <= context:
+        return tuple(ids), False
+    if not cut:
+        raise UserError(
+            f"sampling: the prompt of {problem.task_id} has {len(ids)} tokens, and with max_new_tokens "
+            f"{max_new_tokens} that exceeds the model's context of {context}"
+        )
+    if max_new_tokens >= context:
+        raise UserError(
+            f"sampling: max_new_tokens {max_new_tokens} leaves a prompt no room in the model's context of "
+            f"{context}"
+        )
+    return tuple(ids[max_new_tokens - context :]), True
 
 
 class _Progress:

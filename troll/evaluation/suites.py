@@ -26,9 +26,9 @@ def sample_suites(
     ``data`` has ``<name>/test.jsonl`` for each; options are those of `troll.evaluation.sampling.sample`.
     """
     model = sha256_of_file(_there(checkpoint.parent / "manifest.json"))
-    for name, settings in suites.items():
+    sampled = {name: suite.model_dump(exclude={"test"}) for name, suite in suites.items()}
+    for name, how in sampled.items():
         problems, path = data / name / "test.jsonl", out / f"{name}.samples.jsonl"
-        how = settings.model_dump(exclude={"test"})
         made_of = {"model": model, "problems": sha256_of_file(_there(problems)), **how, **options}
         record = out / f"{name}.made_of.json"
         if path.exists() and record.exists() and read_json(record) == made_of:
@@ -36,16 +36,13 @@ def sample_suites(
         sample(
             checkpoint,
             get_task(name).load(problems),
-            samples_per_problem=settings.samples,
-            temperature=settings.temperature,
+            samples_per_problem=how["samples"],
+            temperature=how["temperature"],
             out=path,
             **options,
         )
         write_json(record, made_of)
-    write_json(
-        out / "sampled.json",
-        {name: settings.model_dump(exclude={"test"}) for name, settings in suites.items()},
-    )
+    write_json(out / "sampled.json", sampled)
 
 
 def grade_suites(data: Path, out: Path) -> None:

@@ -37,6 +37,7 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
+@torch.inference_mode()
 def decode_batch(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -52,38 +53,25 @@ def decode_batch(
     [B, T] random numbers; T bounds the responses' length. A response ends with the first of ``stop_ids``,
     which stays in it.
     """
-    if _cache_name(model) is not None:
-        return _decode(model, prompts, owners, uniforms, temperature, stop_ids)
-    # Such models (RWKV, xLSTM) do not know padding either: rows of one length at a time.
     responses: list[list[int]] = [[] for _ in owners]
-    for length in {len(prompts[owner]) for owner in owners}:
-        rows = [row for row, owner in enumerate(owners) if len(prompts[owner]) == length]
-        part = [owners[row] for row in rows]
-        shown = sorted(set(part))
-        found = _decode(
-            model,
-            [prompts[owner] for owner in shown],
-            [shown.index(owner) for owner in part],
-            uniforms[rows],
-            temperature,
-            stop_ids,
-        )
-        for row, response in zip(rows, found, strict=True):
-            responses[row] = response
-    return responses
-
-
-@torch.inference_mode()
-def _decode(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    owners: Sequence[int],
-    uniforms: NDArray[np.float64],
-    temperature: float,
-    stop_ids: Collection[int],
-) -> list[list[int]]:
+    name, lengths = _cache_name(model), set(map(len, prompts))
+    if name is None and len(lengths) > 1:
+        # Such models (RWKV, xLSTM) do not know padding either: rows of one length at a time.
+        for length in lengths:
+            rows = [row for row, owner in enumerate(owners) if len(prompts[owner]) == length]
+            shown = sorted({owners[row] for row in rows})
+            found = decode_batch(
+                model,
+                [prompts[owner] for owner in shown],
+                [shown.index(owners[row]) for row in rows],
+                uniforms[rows],
+                temperature=temperature,
+                stop_ids=stop_ids,
+            )
+            for row, response in zip(rows, found, strict=True):
+                responses[row] = response
+        return responses
     device = model.device
-    name = _cache_name(model)
     reader = _Rereader(model, prompts) if name is None else _Reader(model, prompts, name)
     rows_of = torch.tensor(owners, device=device)
     logits = reader.logits[rows_of]
@@ -91,7 +79,6 @@ def _decode(
 
     noise = torch.from_numpy(uniforms).to(device)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
-    responses: list[list[int]] = [[] for _ in owners]
     active = torch.arange(len(owners), device=device)  # the response of each row of the batch
     alive = torch.ones_like(active, dtype=torch.bool)
     for step in range(uniforms.shape[1]):

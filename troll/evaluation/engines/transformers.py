@@ -8,7 +8,7 @@ import numpy as np
 
 from troll.common.errors import UserError
 from troll.common.models import check_checkpoint, load_model, loading_error
-from troll.evaluation.engines.types import Engine, Request, Response
+from troll.evaluation.engines import Engine, Request, Response
 from troll.tasks.prompts import end_ids
 
 ENGINES = ("transformers", "vllm")

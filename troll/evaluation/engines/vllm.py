@@ -12,7 +12,7 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.models import loading_error
-from troll.evaluation.engines.types import Request, Response
+from troll.evaluation.engines import Request, Response
 from troll.tasks.prompts import end_ids, until_end
 
 
@@ -46,7 +46,7 @@ class VllmEngine:
         self._stop_ids = end_ids(self.tokenizer, _generation_config(checkpoint, options.get("revision")))
 
     def complete(self, requests: Sequence[Request]) -> list[Response]:
-        """See `troll.evaluation.engines.types.Engine`."""
+        """See `troll.evaluation.engines.Engine`."""
         # Everything that a model's generation_config might set is set: the same distribution as
         # transformers'.
         parameters = [
@@ -65,8 +65,7 @@ class VllmEngine:
         ]
         prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         found = self._model.generate(prompts, parameters, use_tqdm=False)
-        outputs = [item.outputs[0] for item in found]
-        return [self._response(output) for output in outputs]
+        return [self._response(item.outputs[0]) for item in found]
 
     def _response(self, output: Any) -> Response:
         tokens = until_end(output.token_ids, self._stop_ids)

@@ -128,7 +128,8 @@ def write_tasks(out: Path) -> list[str]:
     for name in ("functions.py", _TEMPLATE.name, "troll_math_eval.yaml"):
         write_text(out / name, (TASKS / name).read_text(encoding="utf-8"))
     names = [_TEMPLATE.stem, "troll_math_eval"]
-    generation = _template()["generation_kwargs"]
+    text = _TEMPLATE.read_text(encoding="utf-8").replace("!function ", "")
+    generation = yaml.safe_load(text)["generation_kwargs"]
     for data_set in DATA_SETS.values():
         name = own_name(data_set.name)
         if data_set.kind != "math" or name in names:
@@ -141,13 +142,6 @@ def write_tasks(out: Path) -> list[str]:
         _write_task(out / f"{name}.yaml", task)
         names.append(name)
     return [*sorted(names), *write_builtin_tasks(out)]
-
-
-def _template() -> dict[str, Any]:
-    """The package's task of MATH-500 without its functions."""
-    text = _TEMPLATE.read_text(encoding="utf-8").replace("!function ", "")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
 
 
 def write_builtin_tasks(out: Path) -> list[str]:

@@ -113,11 +113,9 @@ def _answers(task_file: Path, pairs: Sequence[Pair], cpu_s: int) -> Iterator[Map
 
 def _failure(process: "subprocess.Popen[bytes]") -> str:
     """Why a process gave no answer: its time was up, or it died of something else."""
-    try:
-        ended = process.wait(_LAST_S)
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    return "timeout" if ended == -signal.SIGPROF else "crash"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return "timeout" if process.wait(_LAST_S) == -signal.SIGPROF else "crash"
+    return "timeout"
 
 
 def _line(stream: Any, patience_s: float) -> bytes:

@@ -19,10 +19,8 @@ def load_problems(data_file: str | None = None, **_: Any) -> dict[str, Any]:
 
     if data_file is None:
         raise UserError("""lm-eval: no problems; name them: --metadata '{"data_file": "PROBLEMS.jsonl"}'""")
-    fields = ("task_id", "prompt", "answer")
-    return {
-        "test": Dataset.from_list([{key: row[key] for key in fields} for row in read_jsonl(Path(data_file))])
-    }
+    rows, fields = read_jsonl(Path(data_file)), ("task_id", "prompt", "answer")
+    return {"test": Dataset.from_list([{key: row[key] for key in fields} for row in rows])}
 
 
 def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str, Any]:
@@ -31,12 +29,8 @@ def load_data_set(data_set: str, limit: int | None = None, **_: Any) -> dict[str
 
     from troll.tasks.datasets.load import load
 
-    problems = load(data_set).problems[:limit]
-    return {
-        "test": Dataset.from_list(
-            [{"task_id": item.task_id, "prompt": item.prompt, "answer": item.answer} for item in problems]
-        )
-    }
+    fields, problems = ("task_id", "prompt", "answer"), load(data_set).problems[:limit]
+    return {"test": Dataset.from_list([{key: getattr(item, key) for key in fields} for item in problems])}
 
 
 def mean_success(document: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
