@@ -44,19 +44,17 @@ def check(repository: str, revision: str, section: str, parts: Mapping[str, Foun
     pinned_parts = pinned(repository).get(section, {})
     for name, facts in parts.items():
         if name in pinned_parts and pinned_parts[name] != facts:
-            recorded, there = (
-                "{} with sha256 {}".format(*_words(item)) for item in (pinned_parts[name], facts)
+            where = f"{repository.removeprefix(MODELS)} ({name})" + f" at revision {revision}" * bool(
+                revision
             )
-            where = f"{repository.removeprefix(MODELS)} ({name})" + (
-                f" at revision {revision}" * bool(revision)
-            )
-            raise UserError(f"{where}: {there}, but {lock_path()} says {recorded}")
+            recorded = _words(pinned_parts[name])
+            raise UserError(f"{where}: {_words(facts)}, but {lock_path()} says {recorded}")
     return [name for name in parts if name not in pinned_parts]
 
 
-def _words(facts: Found) -> tuple[str, str]:
+def _words(facts: Found) -> str:
     unit = next(key for key in facts if key != "sha256")
-    return f"{facts[unit]} {unit}", str(facts["sha256"])
+    return f"{facts[unit]} {unit} with sha256 {facts['sha256']}"
 
 
 def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]) -> None:

@@ -161,15 +161,22 @@ def _whole(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
             return None
     except OSError:  # an unreachable cache is empty
         return None
-    record = _record(entry, identity)
-    facts: Mapping[str, Mapping[str, Any]] = record["files"]
     try:
-        problem = damage(entry / _FILES, facts)
+        record = read_json(entry / _RECORD)
+    except UserError as error:
+        raise _DamagedError(str(error).removeprefix(f"{entry}/")) from None
+    digest = record.pop(_DIGEST, None) if isinstance(record, dict) else None
+    if digest != digest_of_json(record):
+        raise _DamagedError(f"the contents of {_RECORD} have changed")
+    if record["identity"] != identity:
+        raise _DamagedError(f"{_RECORD} is that of another entry")
+    try:
+        problem = damage(entry / _FILES, record["files"])
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     if problem is not None:
         raise _DamagedError(problem)
-    return record
+    return dict(record)
 
 
 def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None:
@@ -185,19 +192,6 @@ def _take(entry: Path, identity: Mapping[str, Any], files: Path) -> Taken | None
         if (problem := damage(temporary, facts)) is not None:  # changed after the first verification
             raise _DamagedError(problem)
     return Taken(entry, record["made"])
-
-
-def _record(entry: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        record = read_json(entry / _RECORD)
-    except UserError as error:
-        raise _DamagedError(str(error).removeprefix(f"{entry}/")) from None
-    digest = record.pop(_DIGEST, None) if isinstance(record, dict) else None
-    if digest != digest_of_json(record):
-        raise _DamagedError(f"the contents of {_RECORD} have changed")
-    if record["identity"] != identity:
-        raise _DamagedError(f"{_RECORD} is that of another entry")
-    return dict(record)
 
 
 def _clear(entry: Path) -> None:

@@ -43,13 +43,21 @@ _CHECKPOINTS = 6
 class SkipNonFiniteGradients(TrainerCallback):
     """Leaves out optimiser steps with a NaN or infinite gradient, which would make every weight NaN.
 
-    verl's actor leaves such a step out, too. The schedule of the learning rate moves on.
+    verl's actor leaves such a step out, too. The schedule of the learning rate moves on. Each checkpoint
+    keeps how many were left out, and the seconds of training so far, which the Trainer's own files lack.
     """
 
+    FILE = "supervised.json"
+
     def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._in_a_row = 0
-        self.skipped = 0
+        self._run_id, self._begun = run_id, time.monotonic()
+        self._in_a_row = self.skipped = 0
+        self.earlier_s = 0.0
+
+    def resume(self, checkpoint: Path) -> None:
+        """Goes on from a checkpoint of an earlier process."""
+        earlier = read_json(checkpoint / self.FILE)
+        self.earlier_s, self.skipped = earlier["wall_s"], earlier["skipped_steps"]
 
     def on_pre_optimizer_step(
         self,
@@ -76,27 +84,13 @@ class SkipNonFiniteGradients(TrainerCallback):
         say(f"[train] {self._run_id}: supervised step {step}: skipped, its gradient is not finite")
         model.zero_grad(set_to_none=True)
 
-
-class _SoFar(TrainerCallback):
-    """Keeps in each checkpoint what the Trainer's own files lack: seconds of training and skipped steps."""
-
-    FILE = "supervised.json"
-
-    def __init__(self, skip: SkipNonFiniteGradients) -> None:
-        self._skip = skip
-        self._begun = time.monotonic()
-        self.earlier_s = 0.0
-
-    def resume(self, checkpoint: Path) -> None:
-        earlier = read_json(checkpoint / self.FILE)
-        self.earlier_s, self._skip.skipped = earlier["wall_s"], earlier["skipped_steps"]
-
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        """Adds its file to the checkpoint."""
         directory = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         wall_s = self.earlier_s + time.monotonic() - self._begun
-        write_json(directory / self.FILE, {"wall_s": wall_s, "skipped_steps": self._skip.skipped})
+        write_json(directory / self.FILE, {"wall_s": wall_s, "skipped_steps": self.skipped})
 
 
 def rows_of(
@@ -189,22 +183,20 @@ def train_supervised(
         dataloader_pin_memory=False,
         **({"bf16": True, "gradient_checkpointing": True} if pretrained and on_gpu else {}),
     )
-    arguments._n_gpu = min(
-        1, arguments.n_gpu
-    )  # of several GPUs the Trainer would take all, with a batch each
-    skip = SkipNonFiniteGradients(run_id)
-    so_far, checkpoints = _SoFar(skip), CheckpointCallback(identity, keep=1)
+    # Of several GPUs the Trainer would take all, with a batch each.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    skip, checkpoints = SkipNonFiniteGradients(run_id), CheckpointCallback(identity, keep=1)
     trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=list(rows),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED),
-        callbacks=[ProgressCallback(run_id, measure="loss", label="loss"), skip, so_far, checkpoints],
+        callbacks=[ProgressCallback(run_id, measure="loss", label="loss"), skip, checkpoints],
     )
     newest = checkpoints.newest(out) if pretrained else None
     if newest is not None:
         say(f"[train] {run_id}: continues after step {step_of(newest)}")
-        so_far.resume(newest)
+        skip.resume(newest)
         expect_tied_weights(model)
     result = trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
     if pretrained:
@@ -214,7 +206,7 @@ def train_supervised(
     if newest is not None:  # transformers sums the losses of this attempt alone
         mean_loss = sum(losses) / len(losses)
     return {
-        "wall_s": so_far.earlier_s + result.metrics["train_runtime"],
+        "wall_s": skip.earlier_s + result.metrics["train_runtime"],
         "final_loss": mean_loss,
         "last_loss": sum(last) / len(last) if last else mean_loss,
         **({"skipped_steps": skip.skipped} if skip.skipped else {}),

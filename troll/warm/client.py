@@ -78,11 +78,8 @@ def _command() -> dict[str, object]:
     environment = dict(os.environb)
     environment.pop(VARIABLE.encode(), None)
     environment[b"PATH"] = os.fsencode(ordinary_path())
-    signals = signal.valid_signals() - {
-        *_UNCATCHABLE,
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    }  # Python ignores the last two
+    # Python ignores the last two.
+    signals = signal.valid_signals() - {*_UNCATCHABLE, signal.SIGPIPE, signal.SIGXFSZ}
     return {
         "arguments": sys.argv[1:],
         "environment": environment,
@@ -119,11 +116,9 @@ def _warm() -> str:
         # The process has taken this one's place in the group: what is sent there must not reach it twice.
         group = os.getpgrp()
         os.setpgid(0, 0)
-        try:
+        with suppress(ConnectionError):
             if status := connection.recv(16):
                 _end(int(status))
-        except ConnectionError:
-            pass
         poll = select.poll()
         poll.register(process, select.POLLIN)
         poll.poll()  # it dies with the server, and nothing may write beside the next attempt
@@ -135,10 +130,8 @@ def _warm() -> str:
 
 
 def _hand_on(process: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, number)
-    except ProcessLookupError:
-        return
 
 
 def peer(connection: socket.socket) -> int:

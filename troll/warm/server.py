@@ -164,12 +164,11 @@ class Server:
     def _check(self, request: Request) -> None:
         """Refuses what would not be the same here; loads what the command needs."""
         for name, value in self._here.items():
-            if request.circumstances.get(name) != value:
-                raise RefusedError(_difference(name, request.circumstances.get(name), value))
-        if self._broken:
-            raise RefusedError(self._broken)
-        if stamps() != self._stamps:
+            if (found := request.circumstances.get(name)) != value:
+                raise RefusedError(_difference(name, found, value))
+        if not self._broken and stamps() != self._stamps:
             self._broken = "the source or the installed packages have changed since the server started"
+        if self._broken:
             raise RefusedError(self._broken)
         command = next((word for word in request.arguments if word in MODULES), None)
         try:
