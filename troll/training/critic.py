@@ -132,7 +132,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Values [B, T] at the response tokens, 0 elsewhere; `NotFinite` where one is not finite."""
+        """Values [B, T] at the response tokens, 0 elsewhere; raises `NotFinite` if one is not finite."""
         self.model.eval()
         length = inputs["prompt_ids"].shape[1] + inputs["completion_ids"].shape[1]
         chunk = self._chunk if self._budget is None else max(1, self._budget // length)

@@ -49,9 +49,9 @@ class Diagnostics:
     def summary(self) -> dict[str, float]:
         """Returns the step's diagnostics by name and resets the accumulator.
 
-        Means over tokens have the metric's name (except ``ratio_mean``), extremes the suffix ``_max`` or
-        ``_min``. Empty for a step whose tokens are all masked. Overflows become the largest float32, because
-        JSON has no infinity.
+        Means over tokens have the metric's name (``ratio_mean`` for ``ratio``), extremes the suffix ``_max``
+        or ``_min``. Empty for a step whose tokens are all masked. Overflows become the largest float32,
+        because JSON has no infinity.
         """
         if self._tokens is None:
             return {}

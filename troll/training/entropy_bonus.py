@@ -13,7 +13,7 @@ class EntropyBonus:
 
     Source: TRL 1.16, grpo_trainer.py (``_compute_loss``), after Skywork-OR1, arXiv 2505.22312: the
     coefficient grows by ``entropy_coef_delta`` after a step whose entropy is at or below ``entropy_target``,
-    shrinks after others, and acts only while the last step's entropy was at or below the target.
+    shrinks after all other steps, and only applies if the last step's entropy is at or below the target.
 
     Attributes:
         coefficient: coefficient of the next step; stored in TRL's checkpoints.

@@ -29,7 +29,7 @@ def numbers_of_gpus() -> list[int]:
 def launch_command(
     gpus: int, arguments: Sequence[str], *, cuda: bool, mixed_precision: bool = True
 ) -> list[str]:
-    """The command that runs `troll` with these arguments in ``gpus`` processes, see `numbers_of_gpus`.
+    """The command that runs `troll` with these arguments in ``gpus`` processes (see `numbers_of_gpus`).
 
     Without ``cuda`` the processes share the machine's CPUs (gloo). ``mixed_precision`` is passed here because
     the bfloat16 of the launch configurations would override the trainer's option.

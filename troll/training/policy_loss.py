@@ -64,7 +64,7 @@ class PolicyLoss:
     def __call__(
         self, model: Any, inputs: dict[str, Any], part_weight: Tensor | float, *, step: int
     ) -> Tensor:
-        """The share of an optimiser step's loss of a micro-batch, or a part of it, of this process.
+        """The contribution of this process's micro-batch, or a part of it, to the loss of the optimiser step.
 
         Args:
             model: the policy, with the sparse head of `troll.training.head`.

@@ -74,7 +74,7 @@ class ReferenceKL:
         return self.controller.state_dict() | {"batch_coefficient": self._coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state; without a batch's coefficient in it, no batch has begun."""
+        """Restores a saved state; a missing coefficient of the batch defaults to the controller's."""
         self.controller.load_state_dict(state)
         self._coefficient = float(state.get("batch_coefficient", self.controller.coefficient))
 

@@ -240,7 +240,7 @@ class TrustRegionTrainer(ResumableTrainer):
             raise UserError("TrustRegionTrainer only supports text; leave images out of the data set")
         output["rewards"] = self.total_rewards(len(inputs))
         if self.model.training:
-            if "sampling_per_token_logps" in output and not corrected:  # where TRL corrects, it reports it
+            if "sampling_per_token_logps" in output and not corrected:  # TRL reports it if it corrects
                 output = self._with_old_policy(output)
                 for name, value in self.old_policy.mismatch(output).items():
                     self._metrics["train"][name].append(value)

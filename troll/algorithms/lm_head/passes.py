@@ -294,7 +294,7 @@ def _backward(
     tokens, vocab, dtype = hidden.shape[0], weight.shape[0], plan.accumulator
     workspace = plan.workspace(tokens, vocab, hidden.device)
     grad_hidden = torch.zeros_like(hidden, dtype=dtype) if wanted[0] else None
-    # Each block is written once, so the tensor is neither zeroed (unless there are no tokens) nor in float32.
+    # Each block is written once, so the tensor is not zeroed (unless there are no tokens) nor in float32.
     grad_weight = (torch.empty_like if tokens else torch.zeros_like)(weight) if wanted[1] else None
     grad_bias = (
         torch.zeros(vocab, dtype=dtype, device=hidden.device) if wanted[2] and bias is not None else None

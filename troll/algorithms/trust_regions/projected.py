@@ -41,7 +41,7 @@ class _Projected:
     Attributes:
         log_ratio: log pi - log p, clamped.
         regression: KL(q || sg pi).
-        metrics: of the rule.
+        metrics: metrics of the rule.
         per_token: the loss of `troll` if a kernel has computed it, else None.
         common: the common metrics of all rules if a kernel has computed them.
     """
@@ -69,7 +69,7 @@ def _project_rows(
 def _project_fused(
     new: TokenPolicy, old: TokenPolicy, advantages: Tensor, mask: Tensor, kl_bound: float, weight: float
 ) -> _Projected | None:
-    """All results from one kernel, 0 at masked positions; None without a kernel or for too wide rows."""
+    """All results from one kernel, 0 at masked positions; None without a kernel or if rows are too wide."""
     q, p = new.distribution, old.distribution
     if not takes_triton(mask.device) or q is None or p is None or q.support_size >= MAX_ATOMS:
         return None

@@ -36,7 +36,7 @@ class TokenPolicy:
     token_ids: Tensor | None = None
 
     def where(self, mask: Tensor) -> TokenPolicy:
-        """The same policy at the tokens that mask [B, T] (bool) marks; zeros, and empty rows, elsewhere."""
+        """The same policy where mask [B, T] (bool) is true; zeros and empty rows elsewhere."""
         off = ~mask
         return TokenPolicy(
             self.log_probs.masked_fill(off, 0.0),
@@ -71,7 +71,7 @@ class GroupRewards:
 
     @classmethod
     def from_groups(cls, rewards: Tensor, groups: Tensor) -> GroupRewards:
-        """Build it from a whole rollout batch.
+        """Build the group rewards of a whole rollout batch.
 
         Args:
             rewards: [B].
@@ -93,7 +93,7 @@ class StepTokens:
     call receives the tokens of the whole step, so decisions do not depend on how the step is split.
 
     Attributes:
-        log_probs: [N] of the policy being trained.
+        log_probs: [N] log-probabilities under the policy being trained.
         log_ratio: [N], see `log_ratio`.
         advantages: [N].
         start: index of the first of these tokens that belongs to the current part; the part's tokens follow
