@@ -91,7 +91,7 @@ def test_shapes_must_agree(pairs):
         (["cost", "--device", "tpu"], "device 'tpu' is not available"),
         (
             ["cost-step", "--shape", "huge", "--device", "cpu"],
-            "no shape 'huge'; valid: qwen3-0.6b, 20m",
+            "unknown shape 'huge'; valid: qwen3-0.6b, 20m",
         ),
     ],
 )

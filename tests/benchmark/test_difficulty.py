@@ -73,5 +73,5 @@ def test_grades_of_other_samples_are_refused_in_one_line(base, tmp_path):
     (broken / "samples.jsonl").write_text((base / "samples.jsonl").read_text())
     (broken / "manifest.json").write_text("{}")
     (broken / "grades.json").write_text(json.dumps({"problems": {}}))
-    with pytest.raises(UserError, match=r"grades\.json is not of samples\.jsonl"):
+    with pytest.raises(UserError, match=r"grades\.json does not match samples\.jsonl"):
         run_difficulty([broken], tmp_path / "out", data=base.parents[2] / "data")

@@ -468,7 +468,7 @@ def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkp
             "--problems: 'gsm8k=0': expected SET=NUMBER with a set of gsm8k, math500",
         ),
         (["--problems", "gsm=3"], "--problems: 'gsm=3'"),
-        ([], "no saved model, it has no *.safetensors"),
+        ([], "not a saved model, no *.safetensors"),
     ],
 )
 def test_a_wrong_call_of_the_peer_is_one_line(peer, tmp_path, capsys, arguments, message):

@@ -1,9 +1,9 @@
-"""How good is the sparse approximation? Projected log-probs, KL and policy gradient, sparse against dense.
+"""Accuracy of the sparse approximation: projected log-probs, KL and policy gradient, sparse against dense.
 
-The sparse path keeps at most K tokens of the old policy and pools the others; the dense path holds all V.
-Both project the same pairs of policies (`troll.algorithms.projection`), in float64, so that nothing but the
-sparsification differs. Inside the trust region both give the same gradient; errors come from tokens outside
-it, and from the few that the coarser KL takes for being inside.
+The sparse path keeps at most K tokens of the old policy and pools the rest; the dense path keeps all V. Both
+project the same pairs of policies (`troll.algorithms.projection`) in float64, so that they differ only in the
+sparsification. Inside the trust region both give the same gradient; errors come from tokens outside it, and
+from the few that the coarser KL classifies as inside.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,7 @@ class Pairs:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        """Checks the shapes.
-
-        Raises:
-            UserError: they do not belong together.
-        """
+        """Raises `UserError` if the shapes do not match."""
         if self.old.dim() != 2 or self.new.shape != self.old.shape or self.labels.shape != self.old.shape[:1]:
             raise UserError(
                 f"approximation: old {tuple(self.old.shape)}, new {tuple(self.new.shape)} and labels "
@@ -63,11 +59,11 @@ def zipf_pairs(
     log_ratios: tuple[float, float] = (0.2, 2.0),
     seed: int = 0,
 ) -> Pairs:
-    """Zipf-like policies p_i ~ 1 / rank^a over a shuffled vocabulary, and new ones by normal log-ratios.
+    """Zipf-like old policies p_i ~ 1 / rank^a over a shuffled vocabulary, new ones with normal log-ratios.
 
-    From a = 1 (flat: 64 tokens hold 38 % of V = 151,936) to a = 3 (peaked: all but 1e-4) the exponents are
-    spread evenly, the log-ratios' standard deviations evenly in logarithm: most rows are outside a trust
-    region of 0.05, which is where the approximation matters.
+    The exponents are evenly spaced from a = 1 (flat: 64 tokens hold 38 % of V = 151,936) to a = 3 (peaked:
+    all but 1e-4), the standard deviations of the log-ratios evenly in logarithm. Most rows are outside a
+    trust region of 0.05, where the approximation matters.
     """
     random = torch.Generator().manual_seed(derive_seed(purpose="approximation", seed=seed))
     share = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
@@ -105,7 +101,7 @@ def approximation_errors(
     for start in range(0, pairs.labels.shape[0], _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
         block = Pairs(pairs.old[rows].double(), pairs.new[rows].double(), pairs.labels[rows])
-        # Alternating advantages: the sum over rows sees both signs.
+        # Alternating advantages, so that the sum over rows has both signs.
         advantages = 1.0 - 2.0 * (torch.arange(start, start + len(block.labels)) % 2).double()
         dense = _Dense(block, advantages, kl_bound)
         for keep in keeps:
@@ -119,7 +115,7 @@ def approximation_errors(
 
 
 class _Dense:
-    """The dense path of a few rows, and the comparison with sparse ones."""
+    """The dense path of a few rows, and its comparison with sparse paths."""
 
     def __init__(self, pairs: Pairs, advantages: Tensor, kl_bound: float) -> None:
         self._pairs, self._advantages, self._kl_bound = pairs, advantages, kl_bound
@@ -197,7 +193,7 @@ def _summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def draw_again(out: Path) -> None:
-    """Draws the figure of a folder again from its ``approximation.csv``.
+    """Redraws the figure of a directory from its ``approximation.csv``.
 
     Raises:
         UserError: there is no such table.
@@ -206,7 +202,7 @@ def draw_again(out: Path) -> None:
     try:
         errors = pd.read_csv(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; the same command without --redraw makes it") from None
+        raise UserError(f"{path}: no such file; run the command without --redraw first") from None
     write_figure(approximation_figure(errors), out / "approximation")
 
 
@@ -214,9 +210,9 @@ def run_approximation(out: Path, pairs: Pairs | None = None, *, kl_bound: float 
     """Writes ``approximation.csv`` (with .md) and the figure ``approximation.png``.
 
     Args:
-        out: a folder.
-        pairs: of old and new policies; Zipf-like ones by default.
-        kl_bound: of the projection.
+        out: a directory.
+        pairs: old and new policies, by default Zipf-like.
+        kl_bound: bound of the projection.
     """
     source = "given policies" if pairs else "Zipf-like policies"
     pairs = pairs or zipf_pairs()

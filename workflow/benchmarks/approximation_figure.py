@@ -1,4 +1,4 @@
-"""Errors of sparse distributions, which `approximation.py` measures: table and figure."""
+"""Table and figure of the errors of sparse distributions that `approximation.py` measures."""
 
 import math
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _STYLES = {
     "disagree": Style("Projected by one alone (%)", percent),
 }
 _SHADES = mpl.colormaps["cividis"]
-"""By lightness, from yellow to blue: told apart without red and green, and in a grey print."""
+"""Ordered by lightness from yellow to blue: distinguishable without red and green and in greyscale."""
 _PANELS = (
     ("kl_error", "error of KL to old policy (nats)"),
     ("log_prob_error", "error of projected log-probs"),
@@ -37,7 +37,7 @@ _PANELS = (
 
 
 def approximation_figure(errors: pd.DataFrame) -> Figure:
-    """Three panels over K, a line per dropped mass, logarithmic throughout."""
+    """Three panels over K with a line per dropped mass and logarithmic axes."""
     with styled():
         figure = Figure(figsize=(7.2, 2.5), layout="constrained")
         panels = figure.subplots(1, len(_PANELS))
@@ -46,13 +46,13 @@ def approximation_figure(errors: pd.DataFrame) -> Figure:
             for place, (marker, mass) in enumerate(zip(_markers(), masses, strict=False)):
                 line = errors[errors["dropped_mass"] == mass].sort_values("keep")
                 values = 1.0 - line["gradient_cosine"] if name == "gradient_error" else line[name]
-                # Below float64's own rounding there is nothing to see.
+                # Smaller values are float64 rounding errors.
                 share = place / max(len(masses) - 1, 1)
                 axes.plot(
                     line["keep"],
                     values.clip(lower=1e-14),
                     marker=marker,
-                    # From light and large to dark and small: what is equal lies within each other.
+                    # From light and large to dark and small, so that coinciding markers are all visible.
                     color=_SHADES(0.92 * (1 - share)),
                     markersize=6.5 - 4 * share,
                     linewidth=3 - 2.2 * share,
@@ -79,6 +79,6 @@ def _markers() -> Iterator[str]:
 
 
 def annotate(errors: pd.DataFrame, conditions: str) -> pd.DataFrame:
-    """Gives the table its headings, and below it the conditions under which it was measured."""
+    """Adds headings and a note on the measurement's conditions to the table."""
     errors.attrs |= {"styles": _STYLES, "notes": [conditions]}
     return errors

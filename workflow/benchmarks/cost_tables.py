@@ -1,4 +1,4 @@
-"""What an update and an optimiser step cost, which `update.py` and `step.py` measure: tables and verdicts."""
+"""Tables and verdicts of the costs that `update.py` and `step.py` measure."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 QUIET = 0.1
-"""Repeats that differ by more than this were disturbed by other programs: too much to tell two per cent."""
+"""Repeats that differ by more than this were disturbed by other programs and cannot resolve two per cent."""
 TIME_GOAL, MEMORY_GOAL, SOLVER_GOAL = 1.02, 1.01, 0.01
-"""TROLL over clip with the same head: time and peak memory at most, and the solver's share of an update."""
+"""Upper limits of TROLL relative to clip with the same head: time, peak memory, and share of the solver."""
 
 BASELINE, _CLIP, _TROLL = "clip, full logits", "clip, our head", "TROLL, our head"
 _OLD = "old policy"
@@ -25,7 +25,7 @@ _HEADINGS = {
     "solver_percent": "Solver (% of update)",
 }
 STEP_GOAL = 1.02
-"""TROLL's time over clip's for a whole step."""
+"""Upper limit of TROLL's time relative to clip's for a whole step."""
 _METHODS = ("clip", "troll", "clip, critic")
 _STEP_HEADINGS = {
     "method": "Method",
@@ -40,7 +40,7 @@ _STEP_HEADINGS = {
 
 
 def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
-    """The cost table of the single measurements in ``cost.json``."""
+    """The cost table from the individual measurements in ``cost.json``."""
     settings, measurements = report["settings"], pd.DataFrame(report["measurements"])
     table = summarise(measurements)
     table.attrs["headings"] = _HEADINGS
@@ -56,9 +56,9 @@ def cost_table(report: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
-    """One row per width and variant, in the order of their first repeats, with ratios to clip on full logits.
+    """One row per width and variant, in order of first measurement, with ratios to clip on full logits.
 
-    Measurements have width, variant, seconds, processor_seconds, peak_bytes and perhaps solver_seconds.
+    Measurements have width, variant, seconds, processor_seconds, peak_bytes and optionally solver_seconds.
     """
     rows: list[dict[str, Any]] = []
     for width, group in measurements.groupby("width", sort=False):
@@ -84,7 +84,7 @@ def summarise(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(table: pd.DataFrame) -> Iterator[str]:
-    """One sentence per width on TROLL against clip with the same head, and which goals are missed."""
+    """A sentence per width on TROLL against clip with the same head, with the missed goals."""
     for width, group in table.groupby("width", sort=False):
         rows: dict[str, dict[str, float]] = group.set_index("variant").to_dict("index")  # type: ignore[assignment]
         if _CLIP not in rows or _TROLL not in rows:
@@ -108,13 +108,13 @@ def verdicts(table: pd.DataFrame) -> Iterator[str]:
 
 
 def annotate_steps(table: pd.DataFrame, conditions: str) -> pd.DataFrame:
-    """Gives a table of `summarise_steps` its headings, and below it conditions and what its numbers say."""
+    """Adds headings, conditions and verdicts to a table of `summarise_steps`."""
     table.attrs |= {"headings": _STEP_HEADINGS, "notes": [conditions, *_step_verdicts(table)]}
     return table
 
 
 def summarise_steps(measurements: pd.DataFrame) -> pd.DataFrame:
-    """One row per method, in the order of their first repeats, with ratios to clip.
+    """One row per method, in order of first measurement, with ratios to clip.
 
     Measurements have method, old_seconds, seconds, processor_seconds, projected_share and peak_bytes of every
     process.
@@ -157,10 +157,9 @@ def _step_verdicts(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
-    """Columns of a table about one piece of work: medians and range of seconds, and multiples of the base.
+    """The costs of one row: median and range of seconds, peak memory, and ratios to the base.
 
-    Ratios of time are those of the fastest repeats, the ones least disturbed by other programs; memory is the
-    largest peak.
+    Ratios of time use the fastest repeats, which other programs disturbed least; memory is the largest peak.
     """
     return {
         "seconds": repeats["seconds"].median(),
@@ -174,5 +173,5 @@ def _costs(repeats: pd.DataFrame, base: pd.DataFrame) -> dict[str, float]:
 
 
 def _spread(*rows: Mapping[str, float]) -> float:
-    """By how much the repeats of the most disturbed row of a table differ; 0.1 is ten per cent."""
+    """The largest relative difference between repeats of a row; 0.1 is ten per cent."""
     return max(row["seconds_high"] / row["seconds_low"] for row in rows) - 1

@@ -1,8 +1,8 @@
-"""Can a task tell rules apart? What a base model leaves to learn, and whether its distribution has a tail.
+"""Whether a task can discriminate between rules: room for learning, and the tails of the base model.
 
-Where pass@8 is near 1, every rule gets there; where right answers use a few dozen tokens and every position
-has one good continuation, a sparse copy of a distribution with K tokens holds all of it, and no setting of it
-can matter. This module measures both on a graded base model.
+If pass@8 is near 1, every rule will solve the task; if right answers use a few dozen tokens and every
+position has one good continuation, K tokens hold the whole distribution and settings of sparsity cannot
+matter. This module measures both on a graded base model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from troll.tasks.registry import get_task
 from troll.tasks.types import Problem
 
 TAILS = ((16, 1e-2), (64, 1e-3))
-"""Numbers of kept tokens, and the dropped mass beyond which a position counts: see `tail_shares`."""
+"""Pairs of K and a dropped mass for `tail_shares`."""
 _QUANTILES = (0.05, 0.5, 0.95)
 _BATCH = 16
 _STYLES: Mapping[str, Style] = {
@@ -45,7 +45,7 @@ _STYLES: Mapping[str, Style] = {
 
 
 def tail_shares(log_probs: Tensor) -> list[float]:
-    """For each of `TAILS`, the share of positions at which the K likeliest tokens leave out more mass.
+    """For each of `TAILS`, the share of positions at which the K most likely tokens leave out more mass.
 
     Args:
         log_probs: [N, V], normalised.
@@ -65,7 +65,7 @@ class _Graded:
 
     @property
     def counts(self) -> list[tuple[int, int]]:
-        """Samples and right ones of each problem."""
+        """The numbers of samples and of right samples, by problem."""
         found: dict[str, list[bool]] = {}
         for row, right in zip(self.samples, self.passed, strict=True):
             found.setdefault(row["task_id"], []).append(right)
@@ -79,35 +79,38 @@ def _read(base: Path, problems: Path, task: str) -> _Graded:
     try:
         passed = [bool(next(waiting[row["task_id"]])) for row in samples]
     except (KeyError, StopIteration):
-        raise UserError(f"{base}: grades.json is not of samples.jsonl; grade them again") from None
+        raise UserError(
+            f"{base}: grades.json does not match samples.jsonl; grade the samples again"
+        ) from None
     known = {problem.task_id: problem for problem in get_task(task).load(problems)}
     unknown = next((row["task_id"] for row in samples if row["task_id"] not in known), None)
     if unknown is not None:
-        raise UserError(f"{problems}: has no problem {unknown}, of which {base} has samples")
+        raise UserError(f"{problems}: no problem {unknown}, for which {base} has samples")
     return _Graded(known, samples, passed)
 
 
 def difficulty(base: Path, problems: Path, task: str, *, tokens: int = 8192) -> dict[str, Any]:
-    """What one graded base model says of a task.
+    """Measures the difficulty of a task for one graded base model.
 
-    Texts are tokenised again, so that a token sequence which no tokenizer would write counts as the one that
-    it would. Distributions are those at temperature 1, at the tokens of every problem's first sample.
+    Texts are tokenised again, which replaces sampled token sequences by the tokenizer's. Distributions are at
+    temperature 1, at the tokens of every problem's first sample.
 
     Args:
         base: directory with checkpoint/, samples.jsonl and grades.json.
         problems: the problems that were sampled, as JSON lines.
-        task: its name.
-        tokens: response tokens at which distributions are looked at, at most; one model call reads 16
-        responses.
+        task: name of the task.
+        tokens: maximum number of response tokens whose distributions are read; one model call reads 16
+            responses.
 
     Returns:
-        ``parameters`` and ``without_embedding`` (how many); ``problems``; ``pass@1`` and, with at least eight
-        samples of each, ``pass@8``; ``right_tokens`` (different tokens in right answers); ``length_5``,
-        ``length_50`` and ``length_95`` (quantiles of the answers' lengths in tokens, end included);
-        ``tail_16`` and ``tail_64`` (see `tail_shares`); ``tail_tokens`` (N of these).
+        ``parameters`` and ``without_embedding`` (numbers of parameters); ``problems``; ``pass@1`` and, with
+        at least eight samples of each problem, ``pass@8``; ``right_tokens`` (distinct tokens in right
+        answers); ``length_5``, ``length_50`` and ``length_95`` (percentiles of the answers' lengths in
+        tokens, including the end); ``tail_16`` and ``tail_64`` (see `tail_shares`); ``tail_tokens`` (their
+        N).
 
     Raises:
-        UserError: a file is missing or does not belong to the others.
+        UserError: a file is missing or does not match the others.
     """
     graded = _read(base, problems, task)
     check_checkpoint(base / "checkpoint")
@@ -153,7 +156,7 @@ def _distributions(model: Any, tokenizer: Any, graded: _Graded) -> Iterator[Tens
             for name in part
         ]
         longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-        # Padded on the right, where causal attention does not look.
+        # Padded on the right, which causal attention ignores.
         rows = [
             [*p, *a, *[tokenizer.pad_token_id] * (longest - len(p) - len(a))]
             for p, a in zip(prompts, answers, strict=True)
@@ -164,7 +167,7 @@ def _distributions(model: Any, tokenizer: Any, graded: _Graded) -> Iterator[Tens
 
 
 def _base_seed(base: Path) -> int | None:
-    """The base seed that the manifest records; none where there is but one base model of the kind."""
+    """The base seed that the manifest records; None if the kind has only one base model."""
     found = read_json(base / "manifest.json").get("config", {}).get("model", {}).get("base_seed")
     return int(found) if found is not None else None
 
@@ -172,12 +175,12 @@ def _base_seed(base: Path) -> int | None:
 def run_difficulty(
     bases: Sequence[Path], out: Path, *, data: Path | None = None, tokens: int = 8192
 ) -> pd.DataFrame:
-    """Writes the table of several base models, a row each, as .csv and .md.
+    """Writes a table with a row per base model as .csv and .md.
 
     Args:
         bases: directories ``<experiment>/base/<model>/<task>``, sampled and graded.
-        out: path without ending.
-        data: directory with ``<task>/test.jsonl``; by default ``<experiment>/data`` of each.
+        out: path without suffix.
+        data: directory with ``<task>/test.jsonl``; by default ``<experiment>/data`` of each base model.
         tokens: see `difficulty`.
     """
     rows = []

@@ -1,4 +1,4 @@
-"""Cases that `gpu_check.py` measures, their sizes, and the policies that they are given."""
+"""Cases of `gpu_check.py`, their sizes, and their input policies."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from troll.algorithms.lm_head import lm_head
 from troll.algorithms.trust_regions import TokenPolicy
 
 BEFORE = "torch"
-"""The backend that everything is compared with."""
+"""The reference backend."""
 KL_BOUND = 0.05
 FAR, NEAR = 0.5, 0.02
 LABELS, TOP_K = "label log-probs", "top-K, K = {}"
@@ -27,7 +27,7 @@ CLIP_LONG, TROLL_LONG = "clip: head and loss, {} tokens", "TROLL: head and loss,
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of everything that is measured; `few` rows are compared with float64."""
+    """Sizes of the measurements; `few` rows are compared with float64."""
 
     tokens: int = 8192
     width: int = 1024
@@ -54,7 +54,7 @@ DRY = Sizes(10, 32, 300, (8, 16), 24, 5, 128, 20, 2, "tiny", (1, 4, 10), "cpu", 
 
 
 class Value(NamedTuple):
-    """A measured error, and what it may be at most (None: it is only told)."""
+    """A measured error and its upper limit (None: reported without a limit)."""
 
     value: float
     limit: float | None = None
@@ -62,17 +62,17 @@ class Value(NamedTuple):
 
 @dataclass
 class Case:
-    """One row: what is run, what it must cost at least, and what is checked about it.
+    """One row: a call to time, its minimum cost, and its checks.
 
     Attributes:
         name: of the row.
-        backend: of the package's functions, or whose code it is.
-        run: one call; None where there is nothing to time.
-        flops: floating-point operations that it needs.
-        bytes: that it has to read and write.
-        exact: its errors by name.
-        share: of its tokens that the last call projected.
-        seconds: of measuring at most.
+        backend: backend of the package's functions, or the source of other code.
+        run: one call; None if nothing is timed.
+        flops: floating-point operations that the call requires.
+        bytes: bytes that the call must read and write.
+        exact: computes its errors by name.
+        share: share of tokens that the last call projected.
+        seconds: maximum duration of the measurement.
     """
 
     name: str
@@ -90,7 +90,7 @@ Groups = Iterator[list[Case]]
 
 @contextlib.contextmanager
 def using(backend: Any) -> Iterator[None]:
-    """Gives rules and models another backend than the one they take by themselves."""
+    """Overrides the backend of rules and models."""
     import troll.training.head as head
 
     try:
@@ -117,7 +117,7 @@ class Data:
 
     def __init__(self, sizes: Sizes, weight: Tensor | None = None) -> None:
         self.sizes = sizes
-        # With the weight of another one, numbers of its own: hidden states would repeat rows of it.
+        # With a given weight, another seed: otherwise hidden states would repeat rows of the weight.
         generator = torch.Generator(sizes.device).manual_seed(0 if weight is None else 1)
         self.normal = functools.partial(
             torch.randn, generator=generator, device=sizes.device, dtype=sizes.dtype
@@ -144,7 +144,7 @@ class Data:
 
     @torch.no_grad()
     def top_pass(self, keep: int, backend: str) -> Any:
-        """The whole pass of the old policy."""
+        """The full pass of the old policy."""
         return lm_head(
             self.old_hidden, self.weight, self.labels, support_size=keep, dropped_mass=1e-5, backend=backend
         )
@@ -156,7 +156,7 @@ class Data:
 
     @functools.cached_property
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Of advantages times label log-probs in float64: of a few hidden states and the first columns."""
+        """Gradients of advantages times label log-probs in float64, for a few hidden states and columns."""
         s, hidden = self.sizes, self.hidden.detach()
         of_weight = torch.zeros(s.columns, s.width, dtype=torch.float64, device=s.device)
         parts = []
@@ -182,13 +182,13 @@ class Data:
         return TokenPolicy(label[None], distribution, token_ids=self.labels[None])
 
     def old_policy(self, keep: int) -> TokenPolicy:
-        """With the log-probs of the labels as its distribution has them."""
+        """The old policy, with label log-probs from its distribution."""
         old = self.top(keep, self.sizes.fast)
         at = (old.token_ids == self.labels[:, None]).int().argmax(1, keepdim=True)
         return self.policy(old.log_probs.gather(1, at).squeeze(1), old)
 
     def new_policy(self, old: TokenPolicy, backend: str) -> TokenPolicy:
-        """At the old policy's support, with gradient."""
+        """The new policy on the old policy's support, with gradient."""
         support = None if old.distribution is None else old.distribution.token_ids[0]
         output = lm_head(self.hidden, self.weight, self.labels, support=support, backend=backend)
         return self.policy(output.label_log_probs, output.distribution)

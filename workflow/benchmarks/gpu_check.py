@@ -3,10 +3,10 @@
     python3 workflow/benchmarks/gpu_check.py --out DIR        # on a GPU, with torch, Triton and transformers
     python3 workflow/benchmarks/gpu_check.py --out DIR --dry  # tiny, on a CPU: finds mistakes beforehand
 
-The package's backends are measured side by side: what it takes by itself, and plain torch, which was there
-before. DIR/gpu_check.json is written after every row, so that an interruption costs the row under way; in
-results/gpu, `troll release check results/gpu --write` makes the page of it. A sparse checkout without
-results/ is a few MB (`git clone --filter=blob:none --sparse`, then `git sparse-checkout add troll workflow`).
+The package's default backend is compared with plain torch. DIR/gpu_check.json is written after every row, so
+that an interruption only loses the current row; in results/gpu, `troll release check results/gpu --write`
+generates the page from it. A sparse checkout without results/ is a few MB
+(`git clone --filter=blob:none --sparse`, then `git sparse-checkout add troll workflow`).
 """
 
 import argparse
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 DATA = "gpu_check.json"
 RESERVE = 15.0
-"""Seconds that must be left for another group of rows."""
+"""Minimum number of seconds left to start another group of rows."""
 LEAST, MOST = 5, 30
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 class Bench:
-    """Times cases in turns and writes every row as it is done."""
+    """Times cases in turns and writes every row when it is complete."""
 
     def __init__(self, out: Path, budget: float, *, dry: bool, about: dict[str, Any]) -> None:
         import torch
@@ -60,7 +60,7 @@ class Bench:
             self.own_waits = self._launches(lambda: None)["waits"]
 
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Remaining seconds of the budget."""
         return self.budget - (time.monotonic() - self.begun)
 
     def sync(self) -> None:
@@ -69,7 +69,7 @@ class Bench:
             self.torch.cuda.synchronize()
 
     def limits(self, dtype: Any) -> None:
-        """What the machine can do at most: a large product, a large copy, and one small launch."""
+        """Measures the limits of the machine: a large product, a large copy, and one small launch."""
         if not self.cuda:
             return
         torch, size = self.torch, 8192
@@ -93,7 +93,7 @@ class Bench:
         walls: list[list[float]] = [[] for _ in runs]
         hosts: list[list[float]] = [[] for _ in runs]
         peaks = [0.0 for _ in runs]
-        if not self.dry:  # a second call: the first one compiled
+        if not self.dry:  # a second call, because the first included compilation
             for run in runs:
                 run()
         begun, least, most = time.monotonic(), *((1, 1) if self.dry else (LEAST, MOST))
@@ -132,7 +132,7 @@ class Bench:
         return float(self.torch.cuda.max_memory_allocated()) if self.cuda else 0.0
 
     def _launches(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Kernels, copies and fills on the device, and where the host waited for it, in one call."""
+        """Kernels, copies and fills on the device in one call, and where the host waited for the device."""
         if not self.cuda:
             return {"launches": None, "waits": None, "waits_at": {}}
         torch = self.torch
@@ -158,8 +158,8 @@ class Bench:
         return {"launches": launches, "waits": max(waits, places.total()), "waits_at": dict(places)}
 
     def measure(self, section: str, cases: list["Case"]) -> None:
-        """Measures a group of cases; one that fails is a row that says so, and the others go on."""
-        # Warming up, profiling and comparing take about as long as timing.
+        """Measures a group of cases; failures are recorded in their row and do not stop the other cases."""
+        # Warm-up, profiling and comparisons take about as long as timing.
         if self.left() < RESERVE + 2 * sum(case.seconds for case in cases):
             self.report["skipped"] += [f"{case.name} ({case.backend})" for case in cases]
             return
@@ -199,7 +199,7 @@ class Bench:
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
     def _checked(self, case: "Case", row: Mapping[str, Any]) -> dict[str, Any]:
-        """Limit, launches, share and errors of a case, and what is wrong with them."""
+        """Limit, launches, share and errors of a case, with the checks that failed."""
         more: dict[str, Any] = {}
         if case.run is not None:
             limits = self.report["limits"]
@@ -227,7 +227,7 @@ class Bench:
         return more
 
     def write(self) -> None:
-        """Writes what is known so far."""
+        """Writes the results so far."""
         self.report["about"]["seconds"] = round(time.monotonic() - self.begun, 1)
         self.report["goals"] = self.goals(self.report["rows"])
         write_json(self.path, self.report)
@@ -250,7 +250,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def about(dry: bool, commit: str | None) -> dict[str, Any]:
-    """Which card, libraries and source."""
+    """The GPU, libraries and source."""
     import importlib.metadata
 
     import torch
@@ -277,9 +277,9 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
 
     Args:
         out: the directory of `DATA`.
-        budget: seconds.
-        dry: tiny sizes, on the CPU.
-        commit: of the source, where it has come without git.
+        budget: in seconds.
+        dry: use tiny sizes on the CPU.
+        commit: commit of the source, if it is not a git checkout.
 
     Returns:
         One line for each row that failed.
@@ -290,7 +290,7 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
     import torch
 
     if not dry and not torch.cuda.is_available():
-        raise UserError("no CUDA device; --dry runs everything on the CPU, with tiny sizes")
+        raise UserError("no CUDA device; --dry runs everything on the CPU with tiny sizes")
     from dataclasses import asdict
 
     import gpu_cases
@@ -319,7 +319,7 @@ def run(out: Path, budget: float, *, dry: bool = False, commit: str | None = Non
         except Exception as error:
             row = {"section": section, "name": section, "backend": "", "failed": bench._told(error)}
             bench.report["rows"].append(row)
-        del cases  # models and batches hang on them
+        del cases  # they hold models and batches
         gc.collect()
         if bench.cuda:
             torch.cuda.empty_cache()
@@ -337,7 +337,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=f"where {DATA} goes")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds (default: 420)")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, Triton interpreted")
-    parser.add_argument("--commit", help="of the source, where it has come without git")
+    parser.add_argument("--commit", help="commit of the source, if it is not a git checkout")
     options = parser.parse_args()
     try:
         failures = run(options.out, options.budget, dry=options.dry, commit=options.commit)

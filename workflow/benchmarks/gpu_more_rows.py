@@ -1,4 +1,4 @@
-"""More of what `gpu_check.py` measures: whole steps, equality, memory, products, sharding; and the order."""
+"""Further groups of `gpu_check.py` (whole steps, equality, memory, products, sharding), and their order."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,9 +147,9 @@ def long_batches(s: Sizes, data: Data) -> Groups:
 
 
 def products(s: Sizes, data: Data) -> Groups:
-    """Matrix products as the head makes them: the limit of everything above that uses cuBLAS."""
+    """Matrix products as in the head: the limit of all cases above that use cuBLAS."""
     if s.device != "cuda":
-        return  # a CPU has no products that return float32 from bfloat16
+        return  # CPUs do not support products that return float32 from bfloat16
     n, d, c = s.tokens, s.width, s.columns
     hidden, block, rows = data.hidden.detach(), data.weight.detach()[:c], min(512, n)
     wide_tile, tile = torch.empty(n, c, device=s.device), torch.empty(n, c, device=s.device, dtype=s.dtype)
@@ -187,7 +187,7 @@ def wide_supports(s: Sizes, data: Data) -> Groups:
 
 
 def sharded(s: Sizes, data: Data) -> Groups:
-    """FSDP2 on one process: the loss and the gradients are those of the unsharded model."""
+    """FSDP2 on one process: loss and gradients compared with those of the unsharded model."""
 
     def errors() -> dict[str, Value]:
         import torch.distributed as dist
@@ -244,11 +244,11 @@ SECTIONS: dict[str, Callable[[Sizes, Data], Groups]] = {
     "The largest support": wide_supports,
     "Sharding": sharded,
 }
-"""In the order of their importance: what a budget that runs out leaves out is at the end."""
+"""By importance: if the budget runs out, the last ones are skipped."""
 
 
 def goals(s: Sizes, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the rows so far say of every goal: a ratio or a number, and what it may be at most (None: any)."""
+    """The value of every goal from the rows so far, a ratio or a number, and its upper limit (None: any)."""
     return list(_goals(s, {(row["name"], row["backend"]): row for row in rows if "failed" not in row}))
 
 

@@ -4,29 +4,29 @@
 #   bash workflow/benchmarks/gpu_runs.sh EXPERIMENT.yaml FILES OUT [TARGET...]
 #
 # EXPERIMENT.yaml  such as workflow/config/smollm2-gpu.yaml
-# FILES            a directory with what the machine lacks:
-#                    wheels/*.whl     packages that its Python lacks (see below); may be empty or missing
-#                    model/NAME.whl   the package that holds the model, whole, or in parts NAME.whl.part* of any size,
-#                                     which are put together in the order of their names
-#                    data/            public data sets as TROLL_DATA_MIRROR wants them, for tasks such as gsm8k; may be missing
-#                    bin/, lib/       programs such as bwrap with their libraries, if the machine lacks them; may be missing
-# OUT              a directory; gets EXPERIMENT.tar.gz (in parts of 15 MB where it is larger) with the run.yaml, manifest.json,
-#                  metrics.jsonl, samples.jsonl and grades.json of all that has ended, and the log of the workflow
-# TARGET           targets of Snakemake, one batch after the other: groups of the experiment's matrix or files; `all` without any
+# FILES            a directory with files that the machine lacks:
+#                    wheels/*.whl     packages that its Python lacks (see below); optional
+#                    model/NAME.whl   the package with the model, whole, or in parts NAME.whl.part* of any size, which are
+#                                     joined in the order of their names
+#                    data/            public data sets in the layout of TROLL_DATA_MIRROR, for tasks such as gsm8k; optional
+#                    bin/, lib/       programs such as bwrap with their libraries; optional
+# OUT              a directory for EXPERIMENT.tar.gz (in parts of 15 MB if it is larger), with the run.yaml, manifest.json,
+#                  metrics.jsonl, samples.jsonl and grades.json of all finished runs, and the log of the workflow
+# TARGET           Snakemake targets, run one after the other: groups of the experiment's matrix, or files; default `all`
 #
-# MINUTES=9        after which it stops; runs that have not ended are lost unless they wrote a checkpoint in this checkout
-# JOBS=12          processes at a time on the card: sampling a small model waits for the processor, so that they barely disturb each other
-# PYTHON=python3   has torch with CUDA and transformers
-# MPS=1            0: without NVIDIA's Multi-Process Service, by which processes use the card at the same time and not in turn
+# MINUTES=9        time limit; unfinished runs are lost unless they wrote a checkpoint in this checkout
+# JOBS=12          concurrent processes on the GPU, which barely slow each other: sampling a small model waits for the CPU
+# PYTHON=python3   a Python with CUDA-enabled torch and transformers
+# MPS=1            0 disables NVIDIA's Multi-Process Service, with which processes use the GPU concurrently instead of in turn
 #
-# The machine needs a checkout, which without results/ is 4 MB:
+# The machine needs a checkout, which is 4 MB without results/:
 #   git clone --depth 1 --filter=blob:none --sparse URL troll && git -C troll sparse-checkout set --no-cone '/*' '!/results/'
-# Where there is a network, the wheels that a Python VERSION on it lacks are collected by
+# On a machine with a network, collect the wheels that Python VERSION lacks by
 #   pip download --only-binary=:all: --python-version VERSION -d FILES/wheels 'troll[workflow] @ file://CHECKOUT'
-# less torch, nvidia-*, triton and others that are there.
-# To go on later: put results/NAME/tidy of EXPERIMENT.tar.gz into the checkout. Where the experiment says `archive: true`, runs
-# that were graded stand there and are not made again. Runs that were only sampled (files as targets, no lm-eval or evalplus on the
-# machine) are graded elsewhere by `troll grade` and put there by `troll job append`; unpacked as files alone they would be made again.
+# without torch, nvidia-*, triton and others that it has.
+# To resume later, put results/NAME/tidy of EXPERIMENT.tar.gz into the checkout: with `archive: true` in the experiment, graded
+# runs are in these tables and are not repeated. Runs that were only sampled (with files as targets, if the machine lacks
+# lm-eval or evalplus) are graded elsewhere by `troll grade` and added by `troll job append`; if only unpacked, they are repeated.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '4,6p' "$0" | cut -c3- >&2; exit 2; }
 experiment=$1 files=$(cd "$2" && pwd) out=$3
@@ -49,7 +49,7 @@ if [ ! -e "$site/.ready" ] && ls "$files"/wheels/*.whl >/dev/null 2>&1; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "$files"/wheels/*.whl
     touch "$site/.ready"
 fi
-# The package's own metadata: its version stands in manifests and grades.
+# The package's metadata, whose version is recorded in manifests and grades.
 [ -e "$site/bin/troll" ] || "$python" -m pip install -q --no-index --no-deps --no-build-isolation --no-compile --upgrade \
     --target "$site" . 2>/dev/null || echo "note: troll's own metadata is not installed (setuptools is missing?)"
 mkdir -p "$site/bin"
@@ -57,7 +57,7 @@ printf '#!/bin/sh\nexec "%s" -m troll.cli.app "$@"\n' "$(command -v "$python")" 
 chmod +x "$site/bin/troll"
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}" PATH="$site/bin:$files/bin:$PATH"
 export LD_LIBRARY_PATH="$files/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-# Processes that are forked from one that has loaded CUDA libraries cannot use the card.
+# Processes forked from one that has loaded CUDA libraries cannot use the GPU.
 export TROLL_WARM=0
 export TROLL_MODEL_MIRROR="$files/model" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True # many processes on one card leave each other no room for fragments
@@ -91,7 +91,7 @@ for target in "${@:-all}"; do
     left=$((end - $(date +%s)))
     [ "$left" -gt 5 ] || { echo "no time left for $target"; break; }
     echo "== $target, $left s left"
-    # Each run asks for one GPU; here so many share it. Threads would be four for each, and then cores decide.
+    # Each run requests one GPU, which JOBS runs share. By default runs have four threads, so that cores would limit them.
     timeout --signal=INT --kill-after=30 "$left" "$python" -m snakemake --configfile "$experiment" --cores "$jobs" \
         --resources "gpu=$jobs" "mem_mb=1000000" --set-threads train=1 hub_model=1 sample=1 grade=1 --scheduler greedy \
         --max-jobs-per-timespan 1000/3s --rerun-incomplete --rerun-triggers mtime --keep-going --quiet rules \

@@ -1,7 +1,7 @@
-"""Measures pieces of work side by side: each in a process of its own, taking turns, all reporting alike.
+"""Harness for comparing costs: each measurement in a separate process, in turns, with a common report.
 
-Only in a process of its own is a peak of memory its own; and a slow minute of the machine hits all pieces
-that take turns. A worker is a module that is run with its work as JSON and prints what it measured as JSON.
+Separate processes have separate memory peaks, and turns spread slow minutes of the machine over all pieces of
+work. A worker is a module that receives its work as JSON and prints its measurements as JSON.
 """
 
 import json
@@ -23,17 +23,13 @@ from troll.common.errors import UserError
 from troll.common.progress import clock, say
 
 LEAST_PROJECTED = 0.1
-"""Share of tokens that a measurement of TROLL projects at least; without any it would measure clip."""
+"""Minimum share of projected tokens in a measurement of TROLL, which would otherwise measure clip."""
 
 W = TypeVar("W")
 
 
 def check(device: str, **sizes: int) -> None:
-    """Refuses what cannot be measured.
-
-    Raises:
-        UserError: no such device here, or a size below 1.
-    """
+    """Raises `UserError` if the device is not available or a size is below 1."""
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"cost: device {device!r} is not available; cpu always is")
     for name, size in sizes.items():
@@ -42,11 +38,11 @@ def check(device: str, **sizes: int) -> None:
 
 
 def check_projected(name: str, share: float) -> None:
-    """Refuses a measurement of a projection that had next to nothing to project.
+    """Rejects a measurement of a projection with too few tokens to project.
 
     Args:
-        name: what was measured.
-        share: of its tokens that were projected, from 0 to 1.
+        name: of the measurement.
+        share: share of its tokens that were projected, from 0 to 1.
 
     Raises:
         UserError: the share is below `LEAST_PROJECTED`.
@@ -54,12 +50,12 @@ def check_projected(name: str, share: float) -> None:
     if not share >= LEAST_PROJECTED:
         raise UserError(
             f"cost: {name} projected {100 * share:.3g} % of its tokens, must be at least "
-            f"{100 * LEAST_PROJECTED:.0f} %: else the projection's cost is not in what was measured"
+            f"{100 * LEAST_PROJECTED:.0f} %, or the measurement misses the projection's cost"
         )
 
 
 def hardware(device: str, threads: int | None) -> str:
-    """The device in words."""
+    """A description of the device."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
     return f"{platform.machine()} CPU, {threads or torch.get_num_threads()} threads"
@@ -68,40 +64,36 @@ def hardware(device: str, threads: int | None) -> str:
 def in_turns(
     worker: str, works: Mapping[str, Any], repeats: int, threads: int | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Measures every work ``repeats`` times, one after the other within each repeat, and says how far it is.
+    """Measures every piece of work ``repeats`` times, in turns, and reports progress.
 
     Args:
-        worker: the module beside this one that measures.
+        worker: the measuring module, in the same directory.
         works: a dataclass of settings by name.
         repeats: measurements of each.
-        threads: of a CPU; as the environment has it by default.
+        threads: CPU threads; by default those of the environment.
 
     Yields:
-        Name, number of the repeat, and what the worker measured.
+        Name, number of the repeat, and the worker's measurements.
 
     Raises:
-        UserError: a measurement failed (out of memory, say).
+        UserError: a measurement failed, for example out of memory.
     """
     names = list(works)
     begun, done, total = time.monotonic(), 0, repeats * len(names)
     for repeat in range(repeats):
-        # Backwards every other time: nobody always follows the same neighbour.
+        # In reverse order every other time, so that no piece always follows the same one.
         for name in names if repeat % 2 == 0 else reversed(names):
             measured = measure(worker, name, works[name], threads)
             done += 1
             seconds = (time.monotonic() - begun) / done
-            own = measured["seconds"]
-            took = median(own) if isinstance(own, list) else own
+            repeats_s = measured["seconds"]
+            took = median(repeats_s) if isinstance(repeats_s, list) else repeats_s
             say(f"[cost] {done}/{total}: {name}, {took:.4f} s; {clock(seconds * (total - done))} left")
             yield name, repeat, measured
 
 
 def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str, Any]:
-    """One measurement in a process of its own.
-
-    Raises:
-        UserError: the worker failed.
-    """
+    """One measurement in a separate process; raises `UserError` if the worker failed."""
     environment = dict(os.environ)
     if threads is not None:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -115,12 +107,12 @@ def measure(worker: str, name: str, work: Any, threads: int | None) -> dict[str,
 
 
 def serve(kind: type[W], work: Callable[[W], Mapping[str, Any]]) -> None:
-    """The main program of a worker: does the work of its argument and prints what it measured."""
+    """The main program of a worker: runs the work in its argument and prints the measurements."""
     print(json.dumps(work(kind(**json.loads(sys.argv[1])))))
 
 
 class Clock:
-    """Seconds and the peak of memory since it was made."""
+    """Measures seconds and peak memory since its creation."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
@@ -147,7 +139,7 @@ class Clock:
 
 
 def timed(device: str, work: Callable[[], None]) -> tuple[float, float]:
-    """Wall-clock and processor seconds of a piece of work, leaving the peak of memory alone."""
+    """Wall-clock and processor seconds of a call; does not reset the memory peak."""
     if device == "cuda":
         torch.cuda.synchronize()
     begun, processor = time.perf_counter(), time.process_time()
@@ -158,7 +150,7 @@ def timed(device: str, work: Callable[[], None]) -> tuple[float, float]:
 
 
 def _forget_peak() -> None:
-    """Lets the kernel forget the peak so far (Linux; elsewhere the peak of the whole process is used)."""
+    """Resets the kernel's record of peak memory (only on Linux; elsewhere it covers the whole process)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

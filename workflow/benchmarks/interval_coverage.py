@@ -1,8 +1,8 @@
-"""How often intervals cover the truth, by simulation: what the choice of an interval rests on.
+"""Coverage of confidence intervals by simulation, on which the choice of interval is based.
 
 Differences between two methods are drawn as d[s, i] = mean + seed[s] + item[i] + noise[s, i], with spreads
-like those of released runs (two-way analysis of variance of TROLL minus clip: 96 problems, 8 samples each),
-and intervals of the mean are made from them in several ways. The truth is known, so coverage can be counted.
+like those of released runs (two-way analysis of variance of TROLL minus clip: 96 problems, 8 samples each).
+Several kinds of intervals of the mean are computed from them and compared with the known truth.
 
 Axis letters: N trials, S seeds, I items (test problems), R bootstrap replicates.
 """
@@ -27,16 +27,16 @@ REPLICATES = 500
 
 @dataclass(frozen=True)
 class Scenario:
-    """How differences are drawn; all numbers are shares.
+    """A distribution of differences; all numbers are shares.
 
     Attributes:
-        title: as the table shows it.
+        title: in the table.
         mean: difference in runs that do not collapse.
         seed: standard deviation between seeds.
         item: standard deviation between problems, the same for every seed.
-        noise: standard deviation of what is left, sampling included.
+        noise: standard deviation of the residual, including sampling.
         collapse: probability that the baseline's run of a seed collapses.
-        fall: by how much it falls then.
+        fall: loss of success in a collapse.
         items: I.
     """
 
@@ -72,12 +72,12 @@ SCENARIOS = (
 SETTINGS = 7
 BETWEEN = 0.05
 SPREADS = (0.02, 0.03, 0.06, 0.06, 0.08, 0.10, 0.15)
-"""Of an average over settings: how many, how they differ, and how the seeds of each do (as stale ones do)."""
+"""An average over settings: their number, the spread between them and of seeds within (as in stale ones)."""
 
 SHARING = (0.03, 0.03, 0.06) * 2
 BASELINE_SPREAD = 0.06
-"""Of an average over variants of a method on two tasks: how the seeds of each variant differ, and those of
-the baseline, whose runs a task's variants are all compared with."""
+"""An average over variants of a method on two tasks: the spread of seeds of each variant, and of the
+baseline, with whose runs all variants on a task are compared."""
 
 Method = Callable[[Array, np.random.Generator], tuple[Array, Array]]
 """Maps differences [N, S, I] to lower and upper ends [N] at level 0.95."""
@@ -89,7 +89,7 @@ def _t(means: Array, variance: Array, df: Array | int) -> tuple[Array, Array]:
 
 
 def student(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Student's interval of the seeds' means over the problems: what tables and verdicts use."""
+    """Student's interval of the seeds' means over the problems, as used by tables and verdicts."""
     by_seed = scores.mean(axis=-1)
     seeds = by_seed.shape[-1]
     return _t(by_seed.mean(axis=-1), by_seed.var(axis=-1, ddof=1) / seeds, seeds - 1)
@@ -111,11 +111,11 @@ def crossed(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def two_level_bootstrap(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Seeds and problems drawn anew (Owen 2007, "The pigeonhole bootstrap"), stretched for few seeds.
+    """Bootstrap of seeds and problems (Owen 2007, "The pigeonhole bootstrap"), widened for few seeds.
 
     Deviations between drawn seeds are multiplied by sqrt(S / (S - 1)) t / z (after Hesterberg 2015, "What
-    teachers should know about the bootstrap"). The noise of a problem is in the seeds' means already and
-    comes in once more with the drawn problems.
+    teachers should know about the bootstrap"). The noise of problems is already in the seeds' means and is
+    counted again with the drawn problems.
     """
     _, seeds, items = scores.shape
     tail = (1 + LEVEL) / 2
@@ -156,7 +156,7 @@ _POOLED = "REML, Hartung and Knapp"
 
 
 def _average(seeds: int, trials: int) -> dict[str, object]:
-    """Coverage of the average over settings: REML with Hartung's and Knapp's interval."""
+    """Coverage of the average over settings: REML with the Hartung-Knapp interval."""
     rng = np.random.default_rng(derive_seed(purpose="coverage of averages", seeds=seeds))
     ends = []
     for _ in range(trials):
@@ -169,7 +169,7 @@ def _average(seeds: int, trials: int) -> dict[str, object]:
 
 
 def _averages_of_variants(seeds: int, trials: int) -> list[dict[str, object]]:
-    """The same where variants share the runs of a baseline: with their covariance, and as if they did not."""
+    """The same for variants that share the runs of a baseline, with and without their covariance."""
     rng = np.random.default_rng(derive_seed(purpose="coverage of averages of variants", seeds=seeds))
     tasks = np.repeat([0, 1], len(SHARING) // 2)
     ends: dict[str, list[tuple[float, float]]] = {_POOLED: [], f"{_POOLED}, as if independent": []}
@@ -195,10 +195,10 @@ def coverage_table(trials: int = TRIALS) -> pd.DataFrame:
     """Coverage and width of every kind of interval in every scenario.
 
     Returns:
-        One row per scenario, number of seeds and method, and nine of averages over settings: ``covers``
-        (share of intervals that hold the true difference on the problems of the test split),
-        ``covers_population`` (on all problems that could have been drawn) and ``width`` (median length; a
-        share). All methods see the same draws.
+        One row per scenario, number of seeds and method, and nine rows for averages over settings:
+        ``covers`` (share of intervals that contain the true difference on the problems of the test split),
+        ``covers_population`` (the same on the population of problems) and ``width`` (median width, as a
+        share). All methods use the same draws.
     """
     rows = []
     for scenario, seeds in product(SCENARIOS, SEEDS):

@@ -1,4 +1,4 @@
-"""How often the looks of `troll.analysis.sequential` mislead, by simulation."""
+"""Error rates of the looks of `troll.analysis.sequential`, by simulation."""
 
 import math
 
@@ -14,15 +14,15 @@ KINDS = ("normal", "a quarter collapses", "a quarter of one method's collapses")
 
 
 def ends(draws: ArrayLike, looks: Looks, *, plain: bool = False) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
-    """Where many experiments end that stop at the first look with a difference.
+    """Results of simulated experiments that stop at the first look with a difference.
 
     Args:
         draws: differences by experiment and seed, ``[N, most]``.
         looks: the plan.
-        plain: take the plain interval at every look, as a comparison.
+        plain: use the uncorrected interval at every look, for comparison.
 
     Returns:
-        By experiment: 1 for "higher", -1 for "lower" and 0 for neither; and the seeds that it took.
+        By experiment: 1 for "higher", -1 for "lower" and 0 for neither; and the number of seeds used.
     """
     values = np.asarray(draws, dtype=np.float64)
     signs = np.zeros(len(values), dtype=int)
@@ -39,18 +39,18 @@ def ends(draws: ArrayLike, looks: Looks, *, plain: bool = False) -> tuple[NDArra
 def looks_table(trials: int = 2000, *, seed: int = 0) -> pd.DataFrame:
     """Error rates of the looks, simulated.
 
-    Differences of two methods' success: normal seeds (standard deviation 4 points), seeds of which a quarter
-    collapse by 40 points in either method, and such of one method only, which is as much better otherwise
-    as makes the means equal.
+    Differences of two methods' success are from normal seeds (standard deviation 4 points), from seeds of
+    which a quarter collapse by 40 points in either method, or from seeds of which only one method's collapse,
+    which is otherwise better by as much as makes the means equal.
 
     Args:
         trials: simulated experiments of each kind.
         seed: of the simulation.
 
     Returns:
-        A row per kind of seeds, true difference and plan: ``false`` (a wrong sign; without a difference any
-        sign) and ``found`` with the looks, ``seeds`` they took on average, and ``false_plain``: the plain
-        interval at every look.
+        A row per kind of seeds, true difference and plan: ``false`` (rate of wrong signs, or of any sign
+        without a difference) and ``found`` with the looks, their average number of ``seeds``, and
+        ``false_plain`` with the uncorrected interval at every look.
     """
     rng = np.random.default_rng(seed)
     rows = []

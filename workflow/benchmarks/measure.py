@@ -1,9 +1,9 @@
-"""Measures what needs no run of an experiment: costs, projections, base models, how reliable statistics are.
+"""Measurements that need no runs: costs, projections, base models, and the reliability of statistics.
 
     python workflow/benchmarks/measure.py COMMAND --help
 
-The workflow calls these commands. `troll release check` makes the tables and figures of costs and projections
-again from the numbers beside them.
+The workflow calls these commands. `troll release check` recomputes the tables and figures of costs and
+projections from their stored measurements.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def cost(
     vocabulary: Annotated[int, typer.Option(help="V")] = 151_936,
     repeats: Annotated[int, typer.Option(help="measurements of each variant")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
     """Measure time and memory of one update, by clip and by TROLL.
 
@@ -58,7 +58,7 @@ def cost_step(
     steps: Annotated[int, typer.Option(help="steps of each measurement")] = 5,
     repeats: Annotated[int, typer.Option(help="measurements of each method")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
-    threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
     """Measure whole optimiser steps of a language model.
 
@@ -76,7 +76,9 @@ def cost_step(
 @app.command()
 def approximation(
     out: Out,
-    old: Annotated[Path | None, typer.Option(help="checkpoint that sampled; none for Zipf-like ones")] = None,
+    old: Annotated[
+        Path | None, typer.Option(help="checkpoint that sampled; default: Zipf-like policies")
+    ] = None,
     new: Annotated[Path | None, typer.Option(help="checkpoint after training")] = None,
     samples: Annotated[Path | None, typer.Option(help="samples of the old checkpoint")] = None,
     problems: Annotated[Path | None, typer.Option(help="the problems that were sampled")] = None,
@@ -102,7 +104,9 @@ def approximation(
 
         pairs = Pairs(*policy_pairs(old, new, get_task(task).load(problems), samples, tokens))
     elif old or new or samples or problems:
-        raise UserError("--old, --new, --samples and --problems belong together; leave all out for Zipf-like")
+        raise UserError(
+            "--old, --new, --samples and --problems belong together; leave all out for Zipf-like policies"
+        )
     run_approximation(out, pairs)
 
 
@@ -135,7 +139,7 @@ def coverage(
 ) -> None:
     """Simulate how reliable intervals and verdicts are.
 
-    How often intervals cover the truth, and how often looking again and again misleads.
+    How often intervals cover the truth, and how often repeated looks mislead.
 
     Example: python workflow/benchmarks/measure.py coverage --out results/statistics
     """
@@ -153,16 +157,16 @@ def coverage(
 def error_rates(
     protocol: ProtocolFile,
     against: Annotated[
-        Path | None, typer.Option(help="another protocol, without a ranking: its power with as many runs")
+        Path | None, typer.Option(help="protocol without a ranking, to compare its power with as many runs")
     ] = None,
     draws: Annotated[int, typer.Option(help="simulated comparisons of each effect", min=100)] = 20_000,
 ) -> None:
-    r"""Simulate how often a protocol that ranks rules errs and finds.
+    r"""Simulate error rate and power of a protocol that ranks rules.
 
     Prints a table: the effect by which a rule is better than the baseline on
-    every task, how often it is read above and below, its runs, what the tuning
-    loses and how it spreads; with AGAINST also how often that one reads it above
-    with as many runs, corrected over its whole board.
+    every task, how often it is classified as above and below, its runs, the loss
+    by tuning and its spread; with AGAINST also how often that protocol classifies
+    it as above with as many runs, corrected over its whole board.
 
     Example: python workflow/benchmarks/measure.py error-rates workflow/config/ranking.yaml \
     --against workflow/config/leaderboard.yaml
@@ -173,10 +177,10 @@ def error_rates(
 
     ranked = read_protocol(protocol)
     if ranked.ranking is None:
-        raise UserError(f"{protocol}: ranking: is missing; only protocols that rank rules are simulated")
+        raise UserError(f"{protocol}: ranking: is missing; only protocols with a ranking can be simulated")
     other = read_protocol(against) if against else None
     if other is not None and other.ranking is not None:
-        raise UserError(f"--against: {against}: has a ranking of its own; name a protocol without one")
+        raise UserError(f"--against: {against}: has a ranking; name a protocol without one")
     typer.echo(to_markdown(rates_table(ranked, other, draws=draws)))
 
 

@@ -1,4 +1,4 @@
-"""The page of what `gpu_check.py` measured on a GPU."""
+"""The page of results of `gpu_check.py`."""
 
 import math
 from collections.abc import Mapping
@@ -84,9 +84,9 @@ def _reading(value: float, limit: float | None) -> str:
 
 
 def _checked(row: Mapping[Any, Any]) -> str:
-    """What failed in a row, its errors by name, and where the host waited."""
+    """The failed checks of a row, its errors by name, and where the host waited."""
     parts = [f"**failed**: {row['failed']}"] if isinstance(row.get("failed"), str) else []
-    # A frame has NaN where a row has no such key; what is not finite is written as text.
+    # In a frame, missing keys are NaN; values that are not finite are stored as text.
     errors, waits = (row[key] if isinstance(row.get(key), dict) else {} for key in ("errors", "waits_at"))
     parts += [
         f"{name} {value if isinstance(value, str) else significant(value)}"

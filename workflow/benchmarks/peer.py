@@ -1,14 +1,14 @@
-"""A peer's word: one checkpoint, greedy, by this package and by lm-eval's and evalplus' own commands.
+"""Greedy evaluation of a checkpoint by this package, compared with lm-eval's and evalplus' own commands.
 
     python workflow/benchmarks/peer.py --checkpoint DIR --out results/graders/peer
 
-The peer loads the checkpoint, writes its answers and judges them without any code of this package: `lm_eval
-run --model hf` with lm-eval's own task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides are
-asked the same, in the model's chat template where it has one: mathematics as this package asks, programs as
-evalplus does. Problem by problem, OUT.csv has three verdicts: of our judge, of the official scorer on our
-answers, and of the peer on its own. OUT.md counts them and explains each difference. Nothing is downloaded
-where TROLL_DATA_MIRROR names the data. What the model writes runs in bubblewrap alone. The steps are kept in
---work: the same command goes on where it was interrupted.
+The peer loads the checkpoint, generates answers and judges them without any code of this package: `lm_eval
+run --model hf` with lm-eval's task and metric, `evalplus.codegen` and `evalplus.evaluate`. Both sides use the
+same prompts, in the model's chat template if it has one: this package's for mathematics, evalplus' for
+programs. For each problem, OUT.csv has three verdicts: of our judge and of the official scorer on our
+answers, and of the peer on its answers. OUT.md counts them and explains each difference. Nothing is
+downloaded if TROLL_DATA_MIRROR names the data. Generated programs only run in bubblewrap. Completed steps are
+kept in --work, so that the same command resumes after an interruption.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from troll.common.files import read_json, read_jsonl, write_json, write_jsonl, w
 
 _BIN = Path(sys.executable).parent
 MODEL = "model"  # a link to the checkpoint in the directory of work
-_CODE_TOKENS = 768  # evalplus' own limit, which its command line does not offer
+_CODE_TOKENS = 768  # evalplus' limit, which its command line cannot change
 _EXPECTED_BYTES = 4 * 2**30
 _TIMEOUT_S = 4 * 3600
 
 
 class Steps:
-    """Runs commands once, in the directory of work, and remembers them as a person would type them."""
+    """Runs each command once in the work directory, and records it as it would be typed."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -56,14 +56,14 @@ class Steps:
         shown: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Path:
-        """Runs a command that makes a file, unless that is there.
+        """Runs a command that makes a file, unless the file exists.
 
         Args:
-            made: pattern of the file below the directory of work.
-            command: and its arguments.
-            lines: how many the file has when it is complete: such commands go on where they were interrupted.
-            to: gets the standard output, which otherwise belongs to the log.
-            shown: the command as a person would type it; default the command itself.
+            made: pattern of the file in the work directory.
+            command: the command and its arguments.
+            lines: number of lines of the complete file, for commands that resume after an interruption.
+            to: file for the standard output, by default the log.
+            shown: the command as it would be typed; by default the command itself.
             environment: variables to set.
 
         Returns:
@@ -94,7 +94,7 @@ class Steps:
             if to is not None:
                 to.unlink(missing_ok=True)
             raise UserError(
-                f"peer: {words[0]} ended with status {ran.returncode} and no whole {made}; see {log}"
+                f"peer: {words[0]} ended with status {ran.returncode} without a complete {made}; see {log}"
             )
         return found
 
@@ -122,7 +122,7 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
     command = [troll, "job", "sample", "--config", f"{name}/sampling.json", "--task", name]
     command += ["--checkpoint", MODEL, "--problems", f"{name}/asked.jsonl", "--out", f"{name}/written.jsonl"]
     written = read_jsonl(steps.run(f"{name}/written.jsonl", command, lines=len(rows)))
-    # evalplus begins the answer of a chat model, with the fence of a block: it belongs to the answer.
+    # evalplus prefills the answer of a chat model with the opening fence, which is part of the answer.
     begun = _FENCE if code and _in_chat(steps, options) else ""
     write_jsonl(out / "samples.jsonl", ({**row, "completion": begun + row["completion"]} for row in written))
     command = [troll, "grade", "--task", name, "--problems", f"{name}/problems.jsonl"]
@@ -132,7 +132,7 @@ def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, in
 
 
 def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> str:
-    """The very text that evalplus' decoder gives to a model, in its chat template or bare."""
+    """The exact prompt of evalplus' decoder, with or without the chat template."""
     from evalplus.provider.utility import make_raw_chat_prompt
 
     prompt = prompt.strip() + "\n"
@@ -144,10 +144,11 @@ def as_evalplus_asks(prompt: str, steps: Steps, options: argparse.Namespace) -> 
 def longest_first(
     rows: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[Mapping[str, Any]]:
-    """Problems in the order in which evalplus' decoder does not disturb itself.
+    """Problems by descending length of the prompt, which avoids a bug of evalplus' decoder.
 
-    It watches for its stop texts from the end of the prompt on, and goes on doing so from where earlier,
-    shorter prompts ended: within a longer one such texts stand, and the answer ends after one token.
+    The decoder searches for stop texts from the end of the prompt, but keeps searching from the ends of
+    earlier, shorter prompts; a longer prompt contains such texts there, which ends the answer after one
+    token.
     """
     lengths = [len(tokenizer(row["prompt"]).input_ids) for row in asked]
     return [row for _, row in sorted(zip(lengths, rows, strict=True), key=lambda item: -item[0])]
@@ -174,7 +175,7 @@ _FENCE = "```python\n"
 def by_lm_eval(
     steps: Steps, name: str, number: int, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """What lm-eval's own command says: by task_id the text, what its filter takes of it, and the verdict."""
+    """Results of lm-eval's command by task_id: the text, the answer that it extracts, and the verdict."""
     from troll.tasks.prompts import wants_chat
 
     item = SETS[name]
@@ -204,7 +205,7 @@ def by_lm_eval(
 def by_evalplus(
     steps: Steps, name: str, number: int, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """What evalplus' own commands say: by task_id the text, the code that it takes of it, and the verdict."""
+    """Results of evalplus' commands by task_id: the text, the extracted code, and the verdict."""
     from troll.tasks.sandbox.bubblewrap import base_interpreter, scratch_command
 
     out = steps.work / name
@@ -214,7 +215,7 @@ def by_evalplus(
     command += [*(["--force_base_prompt"] if options.bare else []), "--root", f"{name}/peer"]
     taken = steps.run(f"{name}/peer/humaneval/*temp_0.0.jsonl", command, lines=number, environment=data)
     raw = taken.with_suffix(".raw.jsonl")
-    # evalplus' guard is no sandbox: its command runs in ours, where it has files in memory alone.
+    # evalplus' guard is not a sandbox: its command runs in ours, with files only in memory.
     libraries = list(dict.fromkeys(Path(sysconfig.get_path(key)) for key in ("purelib", "platlib")))
     files = {"/troll/samples.jsonl": taken, "/troll/evalplus.jsonl": out / "evalplus.jsonl"}
     evaluate = ["-m", "evalplus.evaluate", "--dataset", "humaneval", "--samples"]
@@ -247,13 +248,13 @@ def by_evalplus(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs all steps that are not done yet, and writes OUT.csv and OUT.md."""
+    """Runs all incomplete steps, and writes OUT.csv and OUT.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a saved model")
-    parser.add_argument("--out", type=Path, required=True, help="where to write; .csv and .md are added")
-    parser.add_argument("--name", help="what the model is called in the report; default the directory")
+    parser.add_argument("--out", type=Path, required=True, help="output path; .csv and .md are added")
+    parser.add_argument("--name", help="name of the model in the report; default the directory")
     parser.add_argument("--work", type=Path, help="where the steps are kept; default OUT.work")
     sizes = " ".join(f"{name}={item.problems}" for name, item in SETS.items())
     parser.add_argument("--problems", nargs="+", default=sizes.split(), help=f"first of each set: {sizes}")
@@ -283,7 +284,7 @@ def _run(options: argparse.Namespace) -> None:
     checkpoint = options.checkpoint.resolve()
     weights = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else []
     if not weights:
-        raise UserError(f"--checkpoint: {options.checkpoint}: no saved model, it has no *.safetensors")
+        raise UserError(f"--checkpoint: {options.checkpoint}: not a saved model, no *.safetensors")
     digest = sha256_of_file(weights[0])[:12]
     settings = {"checkpoint": digest, "max_tokens": options.max_tokens, "problems": options.limits}
     settings["bare"] = options.bare
@@ -291,7 +292,7 @@ def _run(options: argparse.Namespace) -> None:
     known = work / "settings.json"
     if known.exists() and read_json(known) != settings:
         raise UserError(
-            f"{work}: has steps of another model or other settings; name another --work, or remove it"
+            f"{work}: has steps of another model or other settings; choose another --work, or remove it"
         )
     write_text(known, json.dumps(settings))
     (work / MODEL).unlink(missing_ok=True)

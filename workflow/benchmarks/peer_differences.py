@@ -1,4 +1,4 @@
-"""What `peer.py` compares: the data sets, verdicts side by side, why they differ, and the report."""
+"""Comparison of verdicts for `peer.py`: the data sets, explanations of differences, and the report."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ import pandas as pd
 from troll.analysis.render.formats import Style, to_markdown, whole
 from troll.common.files import read_json, read_jsonl
 
-_NEAR = 1e-3  # nats between the two likeliest tokens, below which rounding may decide
+_NEAR = 1e-3  # nats between the two most likely tokens, below which rounding may decide
 
 
 @dataclass(frozen=True)
 class Set:
-    """A data set: how many problems, which task and metric of lm-eval, and where that stops a model."""
+    """A data set: number of problems, lm-eval's task and metric, and its stop texts."""
 
     problems: int
     task: str = ""
@@ -37,7 +37,7 @@ SETS: Mapping[str, Set] = {
 def compared(
     name: str, out: Path, peer: Mapping[str, Mapping[str, Any]], margins: "Margins"
 ) -> list[dict[str, Any]]:
-    """A row for each problem: three verdicts, whether the texts are the same, and why verdicts differ."""
+    """A row for each problem: three verdicts, whether the texts are equal, and why verdicts differ."""
     graded = read_json(out / "grades.json")["problems"]
     asked = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
     found = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
@@ -66,13 +66,13 @@ def compared(
 
 
 def _comparable(name: str, prompt: str, text: str, other: str) -> tuple[str, str]:
-    """Both texts up to where the peer stops a model."""
+    """Both texts, truncated at the peer's stop texts."""
     if SETS[name].task:
         stops = SETS[name].stops
         return _cut(text, stops), _cut(other, stops)
     from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
 
-    bare = other.startswith(prompt)  # then evalplus has put it before the answer
+    bare = other.startswith(prompt)  # evalplus then includes the prompt in the answer
     stops = (*EOS, *(extra_eos_for_direct_completion("humaneval") if bare else ["\n```\n"]))
     return _cut(text, stops).replace("\t", "    "), other.removeprefix(prompt)
 
@@ -82,7 +82,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 
 def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: str) -> str:
-    """Why two judges say different things of one text."""
+    """Why two judges disagree about a text."""
     if not SETS[name].task:
         if row["official"] == row["ours"]:
             return f"evalplus takes other code of the same text than this package does: {_short(taken)}"
@@ -111,14 +111,14 @@ def _short(text: str, most: int = 60) -> str:
 
 
 class Margins:
-    """Says where two greedy texts of one model part, and how near the two likeliest tokens were there."""
+    """Explains where two greedy texts of a model diverge, by the margin between the most likely tokens."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
         self._model: Any = None
 
     def explain(self, name: str, prompt: str, text: str, other: str) -> str:
-        """A sentence; one that says `UNEXPLAINED` where the tokens were not equally likely."""
+        """A sentence of explanation; it contains `UNEXPLAINED` if the tokens were not equally likely."""
         same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
         if same in (len(text), len(other)):
             return f"one text is the beginning of the other: {UNEXPLAINED}"
@@ -129,7 +129,7 @@ class Margins:
         return where if margin < _NEAR else f"{where}: {UNEXPLAINED}"
 
     def _margin(self, prompt: str, text: str, same: int, chat: str) -> float:
-        """The smallest difference of the two likeliest tokens where the text parts, or one token before."""
+        """The smallest margin between the two most likely tokens at the divergence or one token before."""
         import torch
         from transformers import AutoModelForCausalLM
 

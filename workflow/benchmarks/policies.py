@@ -1,4 +1,4 @@
-"""Full next-token distributions of two checkpoints at the same tokens, for judging sparse ones."""
+"""Full next-token distributions of two checkpoints at the same tokens, for comparison with sparse ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,11 @@ def policy_pairs(
     """Log-probabilities of two checkpoints at the response tokens of sampled responses.
 
     Args:
-        old: checkpoint whose responses ``samples`` holds.
+        old: checkpoint that generated ``samples``.
         new: another checkpoint with the same tokenizer.
         problems: the problems that were sampled.
         samples: JSON lines with task_id and completion.
-        tokens: N, how many response tokens to take; the first ones.
+        tokens: N, the number of response tokens, from the first on.
 
     Returns:
         old [N, V] and new [N, V] in float64, and the sampled tokens [N].

@@ -1,4 +1,4 @@
-"""Error rate and power of a protocol that ranks rules, by simulation of all of it: tuning, looks, test."""
+"""Error rate and power of a protocol that ranks rules, by simulating its tuning, looks and test."""
 
 from dataclasses import dataclass
 
@@ -15,20 +15,20 @@ from troll.analysis.statistics import LEVEL, Array
 Flags = NDArray[np.bool_]
 
 WORKING, TRIAL_SPREAD, TUNING_NOISE, FRESH_NOISE = 2 / 3, 0.07, 0.10, 0.13
-"""The model behind `simulated`: the share of a rule's trials that learn, the standard deviation of their
-expected success, and those of a seed about it in tuning and on fresh seeds. They are like those of the board
-of leaderboard.yaml, and give what was found of its tuning: 3 points lost, a spread of 4."""
+"""Parameters of `simulated`: the share of a rule's trials that learn, the standard deviation of their
+expected success, and of seeds around it in tuning and on fresh seeds. They resemble the board of
+leaderboard.yaml and reproduce the observed results of its tuning: 3 points lost, a spread of 4."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a protocol finds of a rule that is better by some effect than the baseline, on every task.
+    """Simulated outcomes of a protocol for a rule that is better than the baseline by some effect.
 
     Attributes:
-        above: how often it reads the rule above the baseline.
-        below: how often below.
-        runs: of the rule, on average, tuning included.
-        regret: what the chosen trials lack to the best ones, mean.
+        above: how often the rule is classified as above the baseline.
+        below: how often as below.
+        runs: average number of runs of the rule, including tuning.
+        regret: mean difference between the best and the chosen trials.
         choice: standard deviation of the chosen trial's expected success.
     """
 
@@ -42,17 +42,17 @@ class Rates:
 def simulated(
     protocol: Protocol, effect: float, *, draws: int = 10_000, seed: int = 0, seeds: int | None = None
 ) -> Rates:
-    """Error rate and power of a protocol by simulation; both rules are tuned, and all is repeated.
+    """Error rate and power of a protocol by simulation, including the tuning of both rules.
 
     Args:
         protocol: with a ranking; without one each task is tested alone, as the first of a family of all
             rules on all tasks.
-        effect: by which every trial of the rule is better, as a share of test problems.
-        seeds: fresh ones, in place of the protocol's.
+        effect: how much better every trial of the rule is, as a share of test problems.
+        seeds: number of fresh seeds, instead of the protocol's.
     """
     random, tasks = np.random.default_rng(seed), len(protocol.experiment["tasks"])
     learns = round(WORKING * protocol.trials)
-    means = np.full((draws, 2, tasks, protocol.trials), -1.0)  # those that learn nothing are never chosen
+    means = np.full((draws, 2, tasks, protocol.trials), -1.0)  # trials that learn nothing are never chosen
     means[..., :learns] = TRIAL_SPREAD * random.standard_normal((draws, 2, tasks, learns))
     means[..., :learns] -= means[..., :learns].max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(means, _chosen(means, protocol, random)[..., None], axis=-1)[..., 0]
@@ -64,7 +64,7 @@ def simulated(
     if protocol.ranking is not None and seeds is None:
         spread = protocol.ranking.spread_of_difference(tasks)
         by_seed = differences.mean(axis=1)
-        for look in reversed(protocol.ranking.looks):  # the first look at which it stops counts
+        for look in reversed(protocol.ranking.looks):  # the first stopping look counts
             used[~goes_on(by_seed[:, :look], count, protocol.ranking, spread)] = look
         above, below = _sides(by_seed, spread, 1 - LEVEL)
         above, below = above & (used == count), below & (used == count)
@@ -132,6 +132,6 @@ def rates_table(protocol: Protocol, other: Protocol | None = None, *, draws: int
 
 
 def _seeds_for(protocol: Protocol, runs: float) -> int:
-    """Fresh seeds that with the tuning make so many runs of a rule on a task, rounded up."""
+    """The number of fresh seeds that, with tuning, gives this many runs of a rule on a task, rounded up."""
     tuning = sum(kept * len(stage) for kept, stage in zip(protocol.kept, protocol.stages, strict=True))
     return max(2, int(np.ceil(runs - tuning)))

@@ -1,7 +1,7 @@
-"""What a whole optimiser step costs: a model's forward and backward pass and AdamW, clip, TROLL and a critic.
+"""Cost of a whole optimiser step, forward and backward pass and AdamW, with clip, TROLL and a critic.
 
-`update` measures the output layer and the loss alone; here the model around them takes part,
-so that the ratio is what a training run pays.
+`update` measures only the output layer and the loss; this module includes the whole model, so that ratios are
+those of training.
 """
 
 from pathlib import Path
@@ -33,30 +33,30 @@ def run_step_cost(
 ) -> pd.DataFrame:
     """Measures whole optimiser steps of every method and writes ``cost_step.csv`` and .md.
 
-    Every measurement is a process of its own, and the methods take turns.
+    Every measurement runs in a separate process, and the methods take turns.
 
     Args:
-        out: a folder.
+        out: a directory.
         shape: one of `SHAPES`; weights are random.
         responses: B, all of full length.
         prompt: tokens of each prompt.
         response: T.
         keep: K of the old policy.
-        steps: of each measurement, after two that warm up.
+        steps: per measurement, after two warm-up steps.
         repeats: measurements of each method.
         device: cuda or cpu.
-        threads: of a CPU; as the environment has it by default.
+        threads: CPU threads; by default those of the environment.
 
     Returns:
         One row per method: medians and range of seconds, ratios to clip, peak memory of weights, optimiser
         states, gradients and activations together.
 
     Raises:
-        UserError: no such shape or device, a measurement failed (out of memory, say), or TROLL projected less
-            than a tenth of its tokens.
+        UserError: unknown shape or device, a measurement failed (for example out of memory), or TROLL
+            projected less than a tenth of its tokens.
     """
     if shape not in SHAPES:
-        raise UserError(f"cost: no shape {shape!r}; valid: {', '.join(SHAPES)}")
+        raise UserError(f"cost: unknown shape {shape!r}; valid: {', '.join(SHAPES)}")
     sizes = {"responses": responses, "prompt": prompt, "response": response, "keep": keep, "steps": steps}
     check(device, repeats=repeats, **sizes)
     works = {method: Work(method, shape, device=device, **sizes) for method in METHODS}

@@ -14,7 +14,7 @@ from troll.algorithms.trust_regions import TokenPolicy, make_trust_region
 from troll.common.seeding import derive_seed
 
 METHODS = ("clip", "troll", "clip, critic")
-"""Two trust regions with advantages from groups (GRPO), and clip with advantages from a critic (GAE)."""
+"""Clip and TROLL with group advantages (GRPO), and clip with advantages from a critic (GAE)."""
 SHAPES: dict[str, dict[str, Any]] = {
     # The published configuration of Qwen/Qwen3-0.6B.
     "qwen3-0.6b": {
@@ -26,7 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
-    # For a CPU: large enough that arithmetic and not the interpreter takes the time.
+    # For CPUs: large enough that arithmetic dominates, not the interpreter.
     "20m": {
         "vocab_size": 8192,
         "hidden_size": 384,
@@ -51,7 +51,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What to measure.
+    """Settings of a measurement.
 
     Attributes:
         method: one of `METHODS`.
@@ -60,7 +60,7 @@ class Work:
         prompt: tokens of each prompt.
         response: T.
         keep: K of TROLL's old policy.
-        steps: optimiser steps that are measured, after `WARM_UP`.
+        steps: measured optimiser steps, after `WARM_UP`.
         device: cpu or cuda.
     """
 
@@ -75,7 +75,7 @@ class Work:
 
 
 class Learner:
-    """A policy, its optimiser, a batch, and a critic where the method has one."""
+    """A policy, its optimiser, a batch, and a critic if the method has one."""
 
     def __init__(self, work: Work) -> None:
         from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -85,7 +85,7 @@ class Learner:
         torch.manual_seed(derive_seed(purpose="cost-step") % 2**63)
         shape, device = SHAPES[work.shape], work.device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        with torch.device(device):  # random weights of 0.6 billion parameters take long on a CPU
+        with torch.device(device):  # initialising 0.6 billion parameters is slow on a CPU
             model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
         self.model: Any = model.to(dtype)
         self.critic = self._critic() if work.method == "clip, critic" else None
@@ -117,7 +117,7 @@ class Learner:
         return math.nan if self.projected is None else float(self.projected.double().mean())
 
     def policy(self, keep: int | None = None, support: Tensor | None = None) -> TokenPolicy:
-        """The model as a policy; TROLL asks for distributions, clip for log-probs of the sampled tokens."""
+        """The model as a policy: with distributions for TROLL, with log-probs of sampled tokens for clip."""
         output = self.model(
             input_ids=self.ids,
             attention_mask=torch.ones_like(self.ids),
@@ -144,22 +144,22 @@ class Learner:
 
     @torch.no_grad()
     def score(self) -> None:
-        """What is computed once for each rollout: the old policy, and the critic's values."""
+        """Computes the old policy and the critic's values, once per rollout."""
         self.old = self.policy(keep=self.keep)
         if self.critic is not None:
             self.values = self.critic.values(self._critic_inputs(), self.mask)
 
     @torch.no_grad()
     def leave_balls(self) -> None:
-        """Moves old distributions so that one token in ten lies outside its ball.
+        """Moves the old distributions so that one token in ten is outside its trust region.
 
-        The weights that score a rollout are those that step from it here, so that nothing would be projected.
+        Otherwise nothing would be projected, because the weights that score the rollout are those that step.
         """
         if self.old.distribution is not None:
             self.old = replace(self.old, distribution=moved(self.old.distribution))
 
     def step(self) -> None:
-        """One optimiser step of the policy, and of the critic where there is one."""
+        """One optimiser step of the policy, and of the critic if there is one."""
         support = None if self.old.distribution is None else self.old.distribution.token_ids
         new = self.policy(support=support)
         losses = self.rule(new, self.old, self.advantages, self.mask.float())
@@ -173,14 +173,14 @@ class Learner:
 
 
 def moved(old: SparseLogProbs) -> SparseLogProbs:
-    """Other distributions in one row of ten, the first of each: a policy that stayed is far outside its ball.
+    """Changes every tenth distribution so much that an unchanged policy is outside its trust region.
 
-    The kept tokens are tilted at random and given 0.9 of the mass, or 0.3 where they have more than 0.6. The
-    KL divergence from the former to the new distribution is then 0.19 nats at least (that of the two masses
-    alone), where the paper's bound is 0.05.
+    The kept tokens are tilted at random and given 0.9 of the mass, or 0.3 if they have more than 0.6. The KL
+    divergence from the former to the new distribution is then at least 0.19 nats (that of the two masses
+    alone); the paper's bound is 0.05.
 
     Args:
-        old: [..., K] with something left for the tail.
+        old: [..., K] with some mass in the tail.
     """
     log_probs, tail = old.log_probs, old.tail_log_prob
     here = (torch.arange(tail.numel(), device=tail.device) % round(1 / LEAST_PROJECTED) == 0).view(tail.shape)
@@ -195,11 +195,9 @@ def moved(old: SparseLogProbs) -> SparseLogProbs:
 
 
 def measure(work: Work) -> dict[str, Any]:
-    """Seconds of scoring and of a step, one number each per repeat, and the peak of memory of all of it.
+    """Seconds of scoring and of a step, the share of projected tokens, and the peak memory of all of it.
 
-    With the share of tokens that the step projected.
-
-    Weights, optimiser states and gradients count, the libraries do not.
+    Memory includes weights, optimiser states and gradients, but not the libraries.
     """
     memory = Clock(work.device)
     learner = Learner(work)

@@ -1,4 +1,4 @@
-"""What an update costs: time and peak memory of clip and TROLL, with full logits and without them."""
+"""Cost of an update: time and peak memory of clip and TROLL, with and without full logits."""
 
 import platform
 import tempfile
@@ -17,7 +17,7 @@ from troll.common.files import write_json
 from update_worker import OLD_PASSES, PREPARE, VARIANTS, Work
 
 VOCAB = 151_936
-"""Of Qwen3, the paper's largest family of models."""
+"""The vocabulary of Qwen3, the paper's largest family of models."""
 
 
 def run_cost(
@@ -36,29 +36,29 @@ def run_cost(
 ) -> pd.DataFrame:
     """Measures forward and backward of one update in every variant and writes the cost table.
 
-    Every measurement is a process of its own; the variants take turns within each repeat, so that a slow
-    minute of the machine hits all of them. Times are medians over the repeats with their range; memory is
-    the largest peak above the inputs (hidden states, weight, old policy), gradients included.
+    Every measurement runs in a separate process; the variants take turns within each repeat, which spreads
+    slow minutes of the machine over all of them. Times are medians over the repeats with their range; memory
+    is the largest peak above the inputs (hidden states, weight, old policy), including gradients.
 
     Args:
-        out: a folder; ``cost.csv``, ``cost.md`` and the single measurements in ``cost.json``.
+        out: a directory for ``cost.csv``, ``cost.md`` and the individual measurements, ``cost.json``.
         tokens: N.
         widths: D, one block of rows each.
         vocab: V.
         keep: K of the old policy.
         repeats: measurements per variant.
         device: "cpu" or "cuda".
-        dtype: of hidden states and weight; float32 on a CPU and bfloat16 on CUDA by default.
-        threads: of a CPU; as the environment has it by default.
-        variants: some of `VARIANTS` and `OLD_PASSES`, all by default; clip on full logits is always among
-            them.
+        dtype: of hidden states and weight; by default float32 on a CPU and bfloat16 on CUDA.
+        threads: CPU threads; by default those of the environment.
+        variants: some of `VARIANTS` and `OLD_PASSES`, by default all; clip on full logits is always
+            included.
         seed: of the inputs.
 
     Returns:
-        One row per width and variant: the written table.
+        The written table: one row per width and variant.
 
     Raises:
-        UserError: no such variant or device, a measurement failed (out of memory, say), or TROLL would
+        UserError: unknown variant or device, a measurement failed (for example out of memory), or TROLL would
             project less than a tenth of the tokens.
     """
     known = [*VARIANTS, *OLD_PASSES]
@@ -95,7 +95,7 @@ def run_cost(
             works = {name: Work(name, *fixed) for name in chosen}
             for name, repeat, measured in in_turns("update_worker", works, repeats, threads):
                 report["measurements"].append({"width": width, "variant": name, "repeat": repeat, **measured})
-            # Each width as it ends: an interruption costs one of them.
+            # Written after each width, so that an interruption loses only one of them.
             write_json(out / "cost.json", report)
             table = cost_table(report)
             write_table(table, out / "cost")

@@ -23,9 +23,9 @@ from troll.algorithms.trust_regions.types import TokenPolicy
 from troll.common.seeding import derive_seed
 
 KL_BOUND = 0.05
-"""The paper's (arXiv 2510.03817)."""
+"""The paper's settings (arXiv 2510.03817)."""
 PREPARE = "prepare"
-"""The work that makes the old policy once for all variants."""
+"""Name of the work that computes the old policy once for all variants."""
 OLD_PASSES = {"old policy, label log-probs": None, "old policy, top-K": "keep"}
 """Forward passes without gradient that precede the updates: what clip needs, and what TROLL needs."""
 
@@ -36,7 +36,7 @@ _WARM_UP = 64
 
 @dataclass(frozen=True)
 class Work:
-    """What to measure."""
+    """Settings of a measurement."""
 
     variant: str
     tokens: int
@@ -61,7 +61,7 @@ class Batch:
     old: SparseLogProbs
 
     def first(self, tokens: int) -> "Batch":
-        """The first ``tokens`` tokens, with leaves of their own."""
+        """The first ``tokens`` tokens, as new leaf tensors."""
         return Batch(
             self.hidden[:tokens].detach().requires_grad_(),
             self.weight.detach().requires_grad_(),
@@ -92,7 +92,7 @@ def _clip_loss(batch: Batch, log_probs: Tensor) -> Tensor:
 
 
 def troll_loss(batch: Batch, log_probs: Tensor, distribution: SparseLogProbs) -> Tensor:
-    """What TROLL adds behind the head: projection, policy gradient and regression."""
+    """TROLL's computation after the head: projection, policy gradient and regression."""
     mask = torch.ones_like(_rows(batch.labels), dtype=torch.bool)
     new = _policy(log_probs, distribution, batch.labels)
     old = _policy(batch.old_log_probs, batch.old, batch.labels)
@@ -113,7 +113,7 @@ def clip_full(batch: Batch) -> Tensor:
 
 
 def clip_trl(batch: Batch) -> Tensor:
-    """Clip on TRL's chunked head with its own settings, entropy included, as GRPOTrainer asks for it."""
+    """Clip on TRL's chunked head with TRL's settings, including entropy, as in GRPOTrainer."""
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction
 
     outputs = _ChunkedLogProbFunction.apply(
@@ -131,12 +131,12 @@ def clip_trl(batch: Batch) -> Tensor:
 
 
 def clip_ours(batch: Batch) -> Tensor:
-    """Clip on our head: the same memory strategy as `troll_ours`."""
+    """Clip on our head, with the same memory strategy as `troll_ours`."""
     return _clip_loss(batch, lm_head(batch.hidden, batch.weight, batch.labels).label_log_probs)
 
 
 def troll_naive(batch: Batch) -> Tensor:
-    """TROLL as the published codes do it: full logits, top-K, union of supports, 24 bisections of log eta.
+    """TROLL as in the published code: full logits, top-K, union of supports, 24 bisections of log eta.
 
     The multiplier is frozen in the gradient, as in the third-party port (design notes: "prime").
     """
@@ -168,7 +168,7 @@ def _interpolate(q: Tensor, p: Tensor, eta: Tensor) -> Tensor:
 
 
 def troll_ours(batch: Batch) -> Tensor:
-    """TROLL on our head: the new policy at the old policy's support."""
+    """TROLL on our head, with the new policy on the old policy's support."""
     head = lm_head(batch.hidden, batch.weight, batch.labels, support=batch.old.token_ids)
     assert head.distribution is not None
     return troll_loss(batch, head.label_log_probs, head.distribution)
@@ -192,11 +192,11 @@ VARIANTS: dict[str, Callable[[Batch], Tensor]] = {
 
 
 def _tensors(work: Work) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """Hidden states of the new and of the old policy, and the weight; the same in every process.
+    """Hidden states of the new and the old policy, and the weight; the same in every process.
 
-    Logits are normal with a spread of 4 nats. One token in ten, the first of each, has moved far since it was
+    Logits are normal with a standard deviation of 4 nats. Every tenth token has moved far since it was
     sampled (a hundred times the share that the paper reports as projected, its Fig. 14), so that the solver
-    has something to do.
+    has work.
     """
     random = torch.Generator(work.device).manual_seed(derive_seed(purpose="cost", seed=work.seed))
     dtype = getattr(torch, work.dtype)
@@ -227,10 +227,10 @@ def prepare(work: Work) -> float:
 
 
 def measure(work: Work) -> dict[str, float]:
-    """Seconds and peak memory of one forward and backward pass, the inputs not counted.
+    """Seconds and peak memory of one forward and backward pass, without the inputs.
 
-    A short warm-up comes first (of full length on CUDA, where kernels are chosen by shape). The work
-    `PREPARE` writes the old policy and tells the share of projected tokens.
+    Follows a short warm-up (of full length on CUDA, where kernels are chosen by shape). The work `PREPARE`
+    writes the old policy and returns the share of projected tokens.
     """
     if work.variant == PREPARE:
         return {"projected_share": prepare(work)}
@@ -264,13 +264,13 @@ def _run(work: Work, batch: Batch) -> None:
 
 
 def _solver_seconds(work: Work, batch: Batch) -> float:
-    """Projection, both losses and their gradient, from and to the sparse log-probs: all that TROLL adds."""
+    """Seconds of everything that TROLL adds: projection, both losses and their gradient."""
     with torch.no_grad():
         head = lm_head(batch.hidden, batch.weight, batch.labels, support=batch.old.token_ids)
     new = head.distribution
     assert new is not None
     seconds = 0.0
-    for _ in range(2):  # the first one warms up
+    for _ in range(2):  # the first is a warm-up
         leaf = SparseLogProbs(
             new.token_ids, new.log_probs.clone().requires_grad_(), new.tail_log_prob.clone().requires_grad_()
         )

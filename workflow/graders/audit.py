@@ -1,10 +1,10 @@
-"""The audit: do the graders accept what is right, reject what is wrong, and survive what is hostile?
+"""Audit of the graders: right answers are accepted, wrong ones rejected, and hostile programs contained.
 
     python workflow/graders/audit.py --out audit                           # samples of the data sets
-    python workflow/graders/audit.py --full --out results/graders/audit    # `make audit`: all there is
+    python workflow/graders/audit.py --full --out results/graders/audit    # `make audit`: the full data sets
 
-Reference solutions of every data set, the same in other words, and wrong answers go through the very
-functions that give rewards and grades; so does a corpus of hostile programs.
+Reference solutions of every data set, paraphrases, wrong answers and a corpus of hostile programs are judged
+by the functions that compute rewards and grades.
 """
 
 import platform
@@ -36,19 +36,19 @@ from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.math import judge_math
 
 LEAST_RIGHT = 0.99
-# Problems of each set in the fast mode: as many as 90 s on two cores allow.
+# Number of problems of each set in the fast mode, which takes 90 s on two cores.
 _FAST = {"math": 40, "humaneval": 40, "mbpp": 40, "humaneval+": 12, "mbpp+": 16}
-# Problems of each set whose answers are written in every notation; a set in fast mode has fewer.
+# Number of problems of each set whose answers are written in every notation, by whether the audit is full.
 _FORMS = {True: 40, False: 4}
-# Completions of each kind that the four judges of mathematics get: whole texts take long to search.
+# Number of completions of each kind for the four judges of mathematics: searching whole texts is slow.
 _COMPARED = 200
 _HOSTILE_LIMITS = Limits(cpu_s=0.3, wall_s=2)
-# What an attack may cost beyond its limits: start-up, clean-up and a machine that is busy.
+# Time allowed for an attack beyond its limits: start-up, clean-up and load on the machine.
 _HOSTILE_SLACK_S = 3.0
-# A neighbour lives long enough to be hit, and there are always some.
+# Neighbours run long enough to be attacked, and several are always running.
 _HONEST = "import time\ndef f(x):\n    time.sleep(0.03)\n    return x + x + x + 1\n"
 _HOSTILE_WORKERS = 6
-_NAMED = 8  # culprits in the message of a failed audit
+_NAMED = 8  # maximum number of failures that the message names
 _SHOWN = 200  # characters of a completion in the list of exceptions
 
 
@@ -56,16 +56,15 @@ def audit(*, full: bool = False) -> dict[str, Any]:
     """Audits the graders.
 
     Args:
-        full: all problems of all sets, and the contamination of DAPO-Math and the speed, instead of samples.
+        full: use all problems instead of samples, and include the contamination of DAPO-Math and the speed.
 
     Returns:
         ``mode``, ``ok``, ``cases`` (a row per data set and case), ``hostile`` (see `audit_hostile`),
         ``code_judges`` (see there), ``graders`` (see `disagreement_table`), ``pairs`` and ``forms`` (see
-        `by_notation`), ``differences`` (pairs that evaluation by math-verify judges otherwise than they are),
-        ``misjudged`` (pairs and forms that rewards judge so, must be empty), ``contamination``, ``speed``,
-        ``exceptions`` (what rewards and code graders judged otherwise than it should be, with the cause where
-        it is known), ``absent`` (why, by data set), ``data`` (provenance by data set), ``python`` and
-        ``seconds``.
+        `by_notation`), ``differences`` (pairs that evaluation by math-verify misjudges), ``misjudged`` (pairs
+        and forms that rewards misjudge, must be empty), ``contamination``, ``speed``, ``exceptions`` (what
+        rewards and code graders misjudged, with the cause if it is known), ``absent`` (reasons by data set),
+        ``data`` (provenance by data set), ``python`` and ``seconds``.
 
     Raises:
         UserError: the sandbox is missing.
@@ -126,13 +125,10 @@ def audit(*, full: bool = False) -> dict[str, Any]:
 
 
 def require_passed(result: Mapping[str, Any]) -> None:
-    """Refuses a failed audit.
-
-    Args:
-        result: of `audit`.
+    """Checks the result of `audit`.
 
     Raises:
-        UserError: names what failed, and the problems behind it that nobody has explained.
+        UserError: the audit failed; the message names the failures and their unexplained problems.
     """
     if result["ok"]:
         return
@@ -157,7 +153,7 @@ def require_passed(result: Mapping[str, Any]) -> None:
 
 
 def load_all() -> tuple[dict[str, Loaded], dict[str, str]]:
-    """The test splits that there are, and why the others are not."""
+    """The available test splits, and the reasons why others are missing."""
     data, absent = {}, {}
     for name in DATA_SETS:
         try:
@@ -186,7 +182,7 @@ def _judge(name: str, problems: Sequence[Problem], texts: Sequence[str]) -> list
 def _exceptions(
     name: str, case: str, problems: Sequence[Problem], texts: Sequence[str], statuses: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What was judged otherwise than it should be."""
+    """The misjudged completions."""
     return [
         {
             "set": name,
@@ -209,7 +205,7 @@ def _row(
     found: Sequence[dict[str, Any]],
     published: float | None,
 ) -> dict[str, Any]:
-    """Passes where rewards (or the code graders) do, and evaluation at references in their own notation."""
+    """The row of a case; ``ok`` if rewards (or code graders) are right, and evaluation on references."""
     passed = statuses.count("passed")
     rate = passed / len(statuses)
     if "infrastructure" in statuses:
@@ -220,7 +216,7 @@ def _row(
         explained = sum(bool(item["explanation"]) for item in found)
         ok = case not in RIGHT or passed + explained > LEAST_RIGHT * len(statuses)
         if published is not None and case in ("reference", "answer"):
-            # One may be refused of a small set: of AIME 2024's 30 it is one with a leading zero.
+            # One may be rejected in a small set: in AIME 2024, with 30 problems, one with a leading zero.
             refused = round((1 - published) * len(statuses))
             ok &= refused <= max(1, (1 - LEAST_RIGHT) * len(statuses))
     return {
@@ -237,12 +233,12 @@ def _row(
 
 
 def audit_hostile() -> dict[str, Any]:
-    """Runs every hostile program between honest ones that are alive at the same time.
+    """Runs every hostile program alongside honest ones.
 
     Returns:
         ``programs``, ``scored`` (names, must be empty), ``infrastructure`` (names, must be empty), ``honest``
-        (neighbours that were not judged right, must be 0), ``statuses`` (how often each), ``seconds``,
-        ``limit_seconds`` (what the limits allow the batch) and ``ok``.
+        (number of neighbours that were misjudged, must be 0), ``statuses`` (counts), ``seconds``,
+        ``limit_seconds`` (allowed for the batch) and ``ok``.
     """
     completions = [_HONEST]
     for source in HOSTILE_PROGRAMS.values():
@@ -271,14 +267,14 @@ def audit_hostile() -> dict[str, Any]:
 
 
 def dapo_contamination(data: Mapping[str, Loaded]) -> list[dict[str, Any]]:
-    """Problems of the mathematics sets that the training problems of DAPO-Math hold.
+    """Problems of the mathematics sets that are among the training problems of DAPO-Math.
 
     Args:
         data: test splits by name.
 
     Returns:
-        Rows of `contamination`, with ``substitute`` (whether the evaluation set is
-        one) and ``train_substitute``.
+        Rows of `contamination`, with ``substitute`` (whether the evaluation set is a substitute) and
+        ``train_substitute``.
 
     Raises:
         UserError: DAPO-Math has no source.
@@ -309,8 +305,8 @@ def command(
     """Audit the graders on right, wrong and hostile answers.
 
     Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub; the
-    audit names those that cannot be read. Of its parts, speed sets the graders beside evalplus (keep the
-    machine otherwise idle), contamination lists the evaluation problems that DAPO-Math trains on.
+    audit names those that cannot be read. It also compares the speed of the graders with evalplus (keep the
+    machine otherwise idle) and lists the evaluation problems that are among DAPO-Math's training problems.
     """
     begin(log)
     if only is None:

@@ -1,4 +1,4 @@
-"""The audit of the graders as tables: what they accept of each data set, and what lies behind exceptions."""
+"""Tables of the audit of the graders: acceptance by data set, and explanations of exceptions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ _MARKED = f"{MARK} stands in for the data set that the paper used."
 
 
 def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
-    """The tables of an audit with their titles: the verdicts, and what else there is."""
+    """The tables of an audit with their titles, the verdicts first."""
     tables = [
         ("What the graders accept", cases_table(result)),
         ("Hostile programs", hostile_table(result["hostile"])),
@@ -42,7 +42,7 @@ def audit_tables(result: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
 
 
 def write_audit(result: Mapping[str, Any], out: Path) -> None:
-    """Writes what an audit found: all of it as ``.md``, the verdicts as ``.csv``."""
+    """Writes an audit: all tables as ``.md``, the verdicts as ``.csv``."""
     tables = audit_tables(result)
     write_table(tables[0][1], out)
     title = f"Audit of the graders ({result['mode']}): {'passed' if result['ok'] else 'FAILED'}"
@@ -51,7 +51,7 @@ def write_audit(result: Mapping[str, Any], out: Path) -> None:
 
 
 def cases_table(result: Mapping[str, Any]) -> pd.DataFrame:
-    """A row per data set: the share of each kind of completion that the graders accept, and the verdict."""
+    """A row per data set: the acceptance rate of each kind of completion, and the verdict."""
     exceptions = pd.DataFrame(result["exceptions"], columns=["set", "case", "explanation"])
     rows = []
     for name in dict.fromkeys(row["set"] for row in result["cases"]):
@@ -116,12 +116,12 @@ def cases_table(result: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _first_reason(text: str) -> str:
-    """An error without the name of the data set and the advice that follows."""
+    """An error message without the name of the data set and the advice."""
     return text.split(": ", 1)[-1].split("; ")[0].split(" (")[0]
 
 
 def hostile_table(hostile: Mapping[str, Any]) -> pd.DataFrame:
-    """One row: how the corpus of hostile programs ended."""
+    """One row: the outcomes of the corpus of hostile programs."""
     row = {
         "programs": hostile["programs"],
         "scored": len(hostile["scored"]),
@@ -147,7 +147,7 @@ def hostile_table(hostile: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def code_judges_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """How our judge of code and evalplus' own differ on the same programs."""
+    """Differences between our judge of code and evalplus' on the same programs."""
     names = ["set", "programs", "both", "troll", "evalplus", "neither", "verdict"]
     entries = [{**row, "verdict": "passed" if row["ok"] else "FAILED"} for row in rows]
     frame = pd.DataFrame(entries, columns=names)
@@ -172,7 +172,7 @@ def code_judges_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def judges_table(rows: Sequence[Mapping[str, Any]], data: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """How four ways of judging mathematics differ, by data set and kind of completion."""
+    """Differences between four judges of mathematics, by data set and kind of completion."""
     split = [dict(row, set=row["set"].partition(": ")[0], case=row["set"].partition(": ")[2]) for row in rows]
     entries = [dict(row, set=marked(row["set"], _stands_in(data, row["set"]))) for row in split]
     first = ["set", "case"]
@@ -219,7 +219,7 @@ def notations_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def differences_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Pairs by hand that evaluation judges otherwise than they are, and rewards rightly."""
+    """Hand-written pairs that evaluation misjudges and rewards judge correctly."""
     names = ["notation", "reference", "answer", "right"]
     entries = [
         {**{name: str(row[name]) for name in names[:3]}, "right": "right" if row["right"] else "wrong"}
@@ -234,7 +234,7 @@ def differences_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def contamination_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Evaluation problems that the training split of DAPO-Math holds, by evaluation set."""
+    """Evaluation problems in the training split of DAPO-Math, by evaluation set."""
     names = ["set", "problems", "exact", "near", "share"]
     entries = [
         {
@@ -266,7 +266,7 @@ def contamination_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def speed_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """How fast the graders are, beside evalplus and the goals."""
+    """Speed of the graders, compared with evalplus and the goals."""
     frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["what"])
     frame.attrs["styles"] = {
         "what": Style("What"),
@@ -290,7 +290,7 @@ def speed_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def exceptions_table(
     rows: Sequence[Mapping[str, Any]], data: Mapping[str, Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """What was judged otherwise than it should be, and why."""
+    """Misjudged completions and their causes."""
     names = ["set", "case", "task_id", "judged", "answer", "explanation"]
     entries = [
         {

@@ -1,4 +1,4 @@
-"""What the audit feeds to the graders: right answers, also in other words and shapes, and wrong answers."""
+"""Inputs of the audit: right answers, paraphrases and other formats of them, and wrong answers."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,13 +8,13 @@ from troll.tasks.types import Problem
 
 Case = Callable[[Problem], str]
 
-# No data set has them for an answer.
+# No data set has these answers.
 _WRONG = "-7.0625"
 _TINY = "1.1\\times 10^{-30}"
 
 
 def math_reference(problem: Problem) -> str:
-    """The reference solution where it ends with a box, else the reference answer in one."""
+    """The reference solution if it ends with a box, else the reference answer in a box."""
     solution = str(problem.record.get("solution") or "")
     if "\\boxed{" in solution:
         return solution
@@ -22,23 +22,23 @@ def math_reference(problem: Problem) -> str:
 
 
 def math_answer(problem: Problem) -> str:
-    """The reference answer alone, in a box."""
+    """The reference answer in a box."""
     return f"\\boxed{{{problem.answer}}}"
 
 
 def math_paraphrase(problem: Problem) -> str:
-    """The same value, written in another way (`right_forms`)."""
+    """The same value in another notation (`right_forms`)."""
     other = _one_of(right_forms(problem.answer), problem)
     return f"First a guess: \\boxed{{0}}. After more thought it is\n\\[\\boxed{{ {other} }}\\]\nas wanted."
 
 
 def math_wrong(problem: Problem) -> str:
-    """Another value in a box, as near as a notation allows (`wrong_forms`)."""
+    """A wrong value in a box, a near miss if the notation has one (`wrong_forms`)."""
     return f"\\boxed{{{_one_of(wrong_forms(problem.answer) or {'other': _WRONG}, problem)}}}"
 
 
 def math_tiny(problem: Problem) -> str:
-    """A tiny constant, which a judge that rounds takes for any small value."""
+    """A tiny constant, which a judge that rounds would accept for any small value."""
     return f"\\boxed{{{_TINY}}}"
 
 
@@ -48,7 +48,7 @@ def _one_of(forms: Mapping[str, str], problem: Problem) -> str:
 
 
 def math_unboxed(problem: Problem) -> str:
-    """The right answer without a box, which the convention does not accept."""
+    """The right answer without the required box."""
     return f"The answer is {problem.answer}."
 
 
@@ -58,13 +58,13 @@ def code_reference(problem: Problem) -> str:
 
 
 def code_paraphrase(problem: Problem) -> str:
-    """A chat answer with the whole program in a fenced block, and an example after it."""
+    """A chat answer with the whole program in a fenced block, followed by an example."""
     program = f"{problem.prompt}{problem.answer}"
     return f"Sure! Here it is:\n\n```python\n{program}\n```\n\nTry it:\n\n```python\nprint('done')\n```\n"
 
 
 def code_wrong(problem: Problem) -> str:
-    """A function that returns the same words whatever it is asked."""
+    """A function that always returns the same text."""
     return f"\ndef {problem.record['entry_point']}(*_, **__):\n    return 'neither here nor there'\n"
 
 
@@ -86,7 +86,7 @@ WRONG = ("wrong", "tiny", "unboxed")
 
 _TWO_QUESTIONS = "two questions: the reference answers the first, the last box of the solution the second"
 
-# Exceptions of rewards whose cause is known; by data set, case and task_id.
+# Known causes of the rewards' exceptions, by data set, case and task_id.
 EXPLANATIONS: Mapping[tuple[str, str, str], str] = {
     ("omni-math", "reference", "27"): _TWO_QUESTIONS,
     ("omni-math", "reference", "30"): _TWO_QUESTIONS,
@@ -116,7 +116,7 @@ def _fenced(code: str, language: str = "python") -> str:
     return f"```{language}\n{code}```\n"
 
 
-# All hold the right function, in the shapes in which models write it after the prompt.
+# The right function in the formats that models write after the prompt.
 SHAPES: Mapping[str, str] = {
     # --- continuations, and what follows them
     "body": _BODY,

@@ -1,4 +1,4 @@
-"""The two judges of code on the same programs: ours, and evalplus' own evaluator in the sandbox."""
+"""Comparison of two judges of code on the same programs: ours, and evalplus' evaluator in the sandbox."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,19 +17,19 @@ _SHAPED = {**PROBLEM, "prompt": SHAPE_PROMPT, "canonical_solution": "    return 
 
 
 def code_judges(data: Mapping[str, Loaded], *, hostile: bool) -> list[dict[str, Any]]:
-    """Judges honest programs, canonical solutions and, if asked for, all else in both ways.
+    """Judges honest programs, canonical solutions and optionally further programs by both judges.
 
     Args:
-        data: test splits by name; canonical solutions of HumanEval+ and MBPP+, if they are there.
-        hostile: judge the hostile programs too, which takes evalplus a minute, and answers in many shapes, in
-            which evalplus' sanitizer looks for the program, with and without the prompt before them: it has
-            found the program if either passes.
+        data: test splits by name; uses the canonical solutions of HumanEval+ and MBPP+ if present.
+        hostile: also judge the hostile programs, which takes evalplus a minute, and answers in many formats,
+            from which evalplus' sanitizer extracts the program, with and without the preceding prompt; either
+            may pass.
 
     Returns:
-        A row per kind of program: ``set``, ``programs``, how many ``both`` accept, only ``troll``, only
-        ``evalplus``, or ``neither``, the ``names`` of those that decide (refused ones with our status), and
-        ``ok``: we refuse no honest program that evalplus accepts, and accept no hostile one. No rows without
-        evalplus; no programs with files where the kernel gives them no directory of their own.
+        A row per kind of program: ``set``, ``programs``, how many are accepted by ``both``, only ``troll``,
+        only ``evalplus``, or ``neither``, the ``names`` of those that decide (rejected ones with our status),
+        and ``ok``: our judge accepts every honest program that evalplus accepts, and no hostile one. Empty
+        without evalplus; without programs that use files if the kernel cannot give them a private directory.
 
     Raises:
         UserError: the sandbox is missing.
@@ -77,7 +77,7 @@ def _asked(programs: Mapping[str, str]) -> tuple[list[Mapping[str, Any]], list[s
 
 
 def _evaluated(dataset: str, records: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[bool]:
-    """What evalplus' evaluator says of the programs that we find."""
+    """Verdicts of evalplus' evaluator on the programs that we extract."""
     by_id, samples = _samples(records, completions)
     return [
         bool(verdict.passed) for verdict in evalplus_verdicts(dataset, by_id, samples, extraction="troll")
@@ -85,7 +85,7 @@ def _evaluated(dataset: str, records: Sequence[Mapping[str, Any]], completions: 
 
 
 def _sanitized(dataset: str, records: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[bool]:
-    """What evalplus' evaluator says of what its sanitizer finds after the prompt, or in the text alone."""
+    """Verdicts of evalplus' evaluator on programs that its sanitizer extracts, with or without the prompt."""
     by_id, samples = _samples(records, completions)
     after = [(name, f"{by_id[name]['prompt']}\n{text}") for name, text in samples]
     found = evalplus_verdicts(dataset, by_id, [*after, *samples], extraction="evalplus")

@@ -7,7 +7,7 @@ from typing import Any
 from troll.tasks.datasets.dapo import same_text
 from troll.tasks.types import Problem
 
-# Texts that share most of their runs of so many words are one problem told twice.
+# Length in words of the runs of which near duplicates share most.
 _SHINGLE_WORDS = 8
 _NEAR_SHARE = 0.8
 
@@ -23,9 +23,9 @@ def contamination(
     """Evaluation problems that occur among training problems.
 
     Returns:
-        Per evaluation set: ``set``, ``problems``, ``exact`` (same words and numbers), ``near`` (at least 80 %
-        of its runs of eight words are in one training problem, exact ones left out), and the ``pairs``
-        (evaluation task_id, training task_id).
+        Per evaluation set: ``set``, ``problems``, ``exact`` (number with the same words and numbers),
+        ``near`` (number of others of which one training problem has at least 80 % of the runs of eight
+        words), and the ``pairs`` (evaluation task_id, training task_id).
     """
     by_text = {same_text(problem.record["problem"]): problem.task_id for problem in train}
     index: dict[str, list[str]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Unusual honest programs, all right: what a sandbox that is too tight would refuse.
+"""Unusual but correct programs, which too strict a sandbox would reject.
 
 They solve the problem of ``hostile_programs.py`` (3 * x + 1), or return values of unusual types that equal
-what the reference returns. evalplus accepts each, and so must we.
+the reference's. evalplus accepts all of them, and so must our judge.
 """
 
 import textwrap
@@ -150,8 +150,8 @@ _ENUM = "import enum\nclass {0}(enum.{1}):\n    A = {2}\n"
 _SUBCLASS = "class {0}({1}):\n    pass\n"
 _NUMPY = "import numpy as np\n"
 
-# By name: what the reference returns, what comes before the answer's function, what it returns. All are equal
-# in Python, and evalplus accepts each.
+# By name: the reference's value, code before the answer's function, the answer's value. Both values are equal
+# in Python, and evalplus accepts all of them.
 RETURNED_VALUES: Mapping[str, tuple[str, str, str]] = {
     "int": ("3 * x + 1", "", "3 * x + 1"),
     "float": ("3 * x + 1", "", "3.0 * x + 1"),

@@ -1,9 +1,9 @@
-"""Hostile programs that aim at others: programs that run beside them, the runner, the machine, the judge.
+"""Hostile programs that attack concurrent programs, the runner, the machine or the judge.
 
 Part of the corpus in ``hostile_programs.py``; as there, each defines ``f`` without computing the answer.
 """
 
-# Processes of one pid namespace have small numbers.
+# Process ids in a new pid namespace are small.
 _OTHERS = """
     import ctypes, fcntl, os, signal, struct
     libc = ctypes.CDLL(None)

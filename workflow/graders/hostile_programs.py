@@ -1,7 +1,7 @@
-"""Programs that try to pass without solving anything, to escape, or to stall the judge; none may score.
+"""Programs that try to pass without a solution, to escape, or to stall the judge; none may score.
 
-Each defines ``f`` for the problem `PROBLEM` (3 * x + 1) without computing the answer. They feed the audit
-and the tests of the sandbox and the verifier.
+Each defines ``f`` for the problem `PROBLEM` (3 * x + 1) without computing the answer. The audit and the tests
+of the sandbox and the verifier use them.
 """
 
 import textwrap
@@ -21,7 +21,7 @@ PROBLEM: Mapping[str, Any] = {
     "contract": "",
 }
 
-# A value that answers every question of equality with yes, for several attacks below.
+# A value that compares equal to everything, for several attacks below.
 _YES = """
     class Yes:
         def __eq__(self, other): return True
@@ -32,7 +32,7 @@ _YES = """
         __le__ = __gt__ = __ge__ = __lt__
 """
 
-# What a subclass may say of itself; it holds another value.
+# Methods with which a subclass misrepresents its value.
 _LIES = """
     import collections, decimal, fractions, numpy
     class Lie({0}):

@@ -1,8 +1,7 @@
-"""How ways of judging the same mathematics answers agree: on completions, and on each notation.
+"""Agreement of four judges of mathematics answers on completions, and by notation.
 
-Four judges side by side: the exact text in the last box, the exact value of the last box (rewards),
-math-verify on the last box (evaluation), and math-verify on the whole completion, where it may find an answer
-outside any box.
+The judges: the exact text in the last box, the exact value of the last box (rewards), math-verify on the last
+box (evaluation), and math-verify on the whole completion, where it may find an answer outside any box.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +21,7 @@ _Item = tuple[str, str, str, bool]  # notation, reference, answer, whether it is
 
 
 def audit_pairs() -> list[dict[str, Any]]:
-    """Judges the pairs that were written by hand.
+    """Judges the hand-written pairs.
 
     Returns:
         A row per pair: ``notation``, ``reference``, ``answer``, ``right``, and whether ``reward`` and
@@ -35,11 +34,11 @@ def audit_pairs() -> list[dict[str, Any]]:
 
 
 def audit_forms(problems: Mapping[str, Sequence[Problem]], count: int) -> list[dict[str, Any]]:
-    """Judges reference answers in every notation that suits them, and near misses.
+    """Judges reference answers in every applicable notation, and near misses.
 
     Args:
         problems: by data set.
-        count: how many problems of each set and notation to take, from its first.
+        count: number of problems of each set and notation, from the first on.
 
     Returns:
         Rows as of `audit_pairs`.
@@ -64,9 +63,9 @@ def by_notation(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Counts rows of `audit_pairs` or `audit_forms`.
 
     Returns:
-        A row per notation: ``notation``; of right answers the number (``right``) and how many
-        ``right_reward`` and ``right_evaluation`` accept; likewise ``wrong``, ``wrong_reward`` and
-        ``wrong_evaluation``.
+        A row per notation: ``notation``; the number of right answers (``right``) and of those that rewards
+        and evaluation accept (``right_reward``, ``right_evaluation``); likewise ``wrong``, ``wrong_reward``
+        and ``wrong_evaluation``.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
@@ -80,7 +79,7 @@ def by_notation(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def verdicts(answers: Sequence[str], completions: Sequence[str]) -> pd.DataFrame:
-    """Judges completions in the four ways.
+    """Judges completions by all four judges.
 
     Args:
         answers: reference answers.
@@ -104,10 +103,10 @@ def verdicts(answers: Sequence[str], completions: Sequence[str]) -> pd.DataFrame
 
 
 def disagreement_table(samples: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> pd.DataFrame:
-    """Sums up per data set how the judges differ.
+    """Summarises the differences between the judges by data set.
 
     Args:
-        samples: (answers, completions) by name of the data set, or of whatever the rows shall be.
+        samples: (answers, completions) by name of the row, usually a data set.
 
     Returns:
         A row per data set: ``set``, ``completions``, the share that each judge accepts, and the numbers of

@@ -1,6 +1,6 @@
-r"""Pairs of a reference and an answer, by hand: right in other notations, and wrong where a parser slips.
+r"""Hand-written pairs of a reference and an answer: right in other notations, or wrong to mislead parsers.
 
-Rewards must judge each of them right. Evaluation by math-verify as published does not; the audit shows where.
+Rewards must judge all of them correctly. Evaluation by math-verify as published does not, as the audit shows.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 r"""Reference answers in other notations, and other values in the same notations.
 
-Made from exact values by `Decimal` and `Fraction` and by changes of the text, apart from the code that the
-audit judges: nothing here comes from the verifiers, so that a mistake of theirs is not repeated.
+Computed from exact values by `Decimal` and `Fraction` and by text substitution, independently of the audited
+code: nothing is imported from the verifiers, so that their mistakes are not repeated.
 """
 
 import re
@@ -19,16 +19,16 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?\\?%")
 _ROOT = re.compile(r"(\d*)\\sqrt\{(\d+)\}")
 _LIST = re.compile(r"(?:\\left)?\s*([(\[])(.*?)(?:\\right)?\s*([)\]])", re.DOTALL)
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_LONGEST = 12  # digits of a decimal or a period
+_LONGEST = 12  # maximum digits of a decimal or a period
 
 
 def right_forms(answer: str) -> Forms:
-    """The same value by the name of the notation; at least one."""
+    """The same value in other notations, by name of the notation; at least one."""
     return _made(answer, 0)
 
 
 def wrong_forms(answer: str) -> Forms:
-    """Other values by the name of the notation; empty for words and whatever else has no near neighbour."""
+    """Near misses by name of the notation; empty for words and other answers without any."""
     return _made(answer, 1)
 
 
@@ -207,7 +207,7 @@ def _of_list(answer: str) -> tuple[Forms, Forms]:
 
 
 def _of_text(answer: str) -> tuple[Forms, Forms]:
-    r"""Typesetting only: what the text means is not known here."""
+    r"""Forms that only differ in typesetting, as the meaning of the text is unknown."""
     sized = re.sub(r"\\(left|right)(?=\s*[()\[\]])", lambda side: f"\\big{side[1][0]}", answer)
     dressed = answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\frac", "\\dfrac")
     right = {"display style": f"\\displaystyle {answer}"}
@@ -228,7 +228,7 @@ def _of_text(answer: str) -> tuple[Forms, Forms]:
 
 
 def _plain(value: Decimal) -> str:
-    """All digits, no exponent."""
+    """All digits, without an exponent."""
     return f"{value:f}"
 
 
@@ -248,7 +248,7 @@ def _latex(value: Fraction, factor: int) -> str:
 
 
 def _expanded(value: Fraction) -> tuple[int, str, str]:
-    """Whole part, digits before the period, and the period, by long division."""
+    """Integer part, digits before the period, and the period, by long division."""
     whole, rest = divmod(value.numerator, value.denominator)
     seen: dict[int, int] = {}
     digits = ""

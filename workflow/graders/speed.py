@@ -1,4 +1,4 @@
-"""How fast the graders are, beside evalplus, in one run on one machine."""
+"""Speed of the graders compared with evalplus, measured in one run on one machine."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from troll.tasks.verifiers.references import no_known_references
 
 @dataclass(frozen=True)
 class _Goal:
-    """What is wanted of two cores, in words and as a rate on all of them."""
+    """A goal for two cores, in words and as a rate on all of them."""
 
     text: str
     per_second: float
@@ -36,17 +36,17 @@ def speed(
     """Measures canonical solutions of HumanEval+, mathematics rewards and the sandbox.
 
     Args:
-        problems: of HumanEval+; default all.
-        completions: of MATH, eight for each problem, as in training.
-        programs: small ones, for the sandbox.
+        problems: number of problems of HumanEval+; by default all.
+        completions: number of completions of MATH, eight per problem, as in training.
+        programs: number of small programs for the sandbox.
 
     Returns:
-        Rows with ``what``, ``count``, ``passed``, ``seconds`` (wall), ``per_second``, ``goal``, ``met`` (yes,
-        no, or empty where there is no goal), ``cores`` and ``load`` (processes that wanted a core just
-        before; above the number of cores the seconds say little).
+        Rows with ``what``, ``count``, ``passed``, ``seconds`` (wall-clock), ``per_second``, ``goal``, ``met``
+        (yes, no, or empty without a goal), ``cores`` and ``load`` (runnable processes just before the
+        measurement; timings are unreliable if they exceed the number of cores).
 
     Raises:
-        UserError: no data, no sandbox, or evalplus or math-verify is missing.
+        UserError: the data, the sandbox, evalplus or math-verify is missing.
     """
     code = load("humaneval+").problems[:problems]
     records = {problem.task_id: problem.record for problem in code}
@@ -71,7 +71,7 @@ def speed(
     def sandbox() -> int:
         return sum(item.status == "finished" for item in run_batch(small, Limits(5, 30)))
 
-    # the workers have started
+    # A warm-up, which starts the workers.
     judge_math(["x"] * 64, [f"\\boxed{{{number}x}}" for number in range(64)], standard="reward")
     with no_known_references():
         rows = [
@@ -87,7 +87,7 @@ def speed(
 
 
 def _answer(problem: Problem, number: int) -> str:
-    """One of eight different answers, about half of them right."""
+    """One of eight different answers, of which about half are right."""
     if number < 3:
         return (math_answer, math_paraphrase, math_wrong)[number](problem)
     return f"\\boxed{{{problem.answer}{' + 0' if number % 2 else f' + {number}'}}}"

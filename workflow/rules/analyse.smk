@@ -1,11 +1,11 @@
-# Everything below is a function of the tidy table, and of nothing else, but what is measured. Which tables and figures
-# there are is told by troll/analysis/registry.py.
+# Except for measurements, everything below is computed from the tidy table alone. troll/analysis/registry.py lists the
+# tables and figures.
 
 MEASUREMENTS = [*TARGETS.measurements, *PUBLIC.outputs]
 
 
-# For the experiment, then for each named group of its runs: `snakemake GROUP` runs them and makes their tables, figures,
-# verdicts and page, whatever else the experiment holds. Tables in which finished runs are kept are no output: Snakemake
+# Rules for the experiment and for each named group of its runs: `snakemake GROUP` makes only the runs, tables, figures,
+# verdicts and page of that group. Tables to which finished runs are appended are not declared as output, because Snakemake
 # would remove them before the job.
 for _part in parts_of(TARGETS):
 
@@ -34,7 +34,7 @@ for _part in parts_of(TARGETS):
             "troll --log {log:q} job collect {params.directories:q} --out {params.out:q}"
             " {params.options} --plan {params.plan:q}"
 
-    # Apart from the report: further seeds are begun by the verdicts on the first.
+    # Separate from the report, because the verdicts decide which further seeds are run.
     rule:
         name:
             _part.rule("claims")
@@ -65,7 +65,7 @@ for _part in parts_of(TARGETS):
         shell:
             "troll --log {log:q} job claims {params.ledger} --results {params.results:q} --out {params.stem:q}"
 
-    # All of it as one page, too, that opens without Snakemake; `snakemake --report` makes Snakemake's own.
+    # Includes a self-contained page; `snakemake --report` makes Snakemake's own report.
     rule:
         name:
             _part.rule("report")
@@ -122,7 +122,7 @@ for _group in TARGETS.groups:
             f"{ROOT}/groups/{_group}/page.html",
 
 
-# Timings need the machine for themselves: all cores, so that nothing else runs beside them.
+# Timings reserve all cores, so that no other job runs at the same time.
 rule cost:
     output:
         report(
@@ -183,8 +183,8 @@ rule cost_step:
         " --device cpu --threads {threads}"
 
 
-# What the base models leave to learn; nothing else needs it: `snakemake difficulty`. It reads weights and samples, which
-# no table holds: base models that stand in the tables are made here.
+# What the base models leave to learn, only on request: `snakemake difficulty`. It reads weights and samples, so base models
+# are made even if the tables have their grades.
 rule difficulty:
     input:
         [f"{base}/grades.json" for base in TARGETS.base_directories],

@@ -1,6 +1,5 @@
-# Finished runs as rows of the released tables, where the experiment file says `archive: true`: a run that stands there
-# counts as made, and one that ends is appended. No rule makes the mark of a run that stands there already: whatever is
-# newer than its directory, it is not made again.
+# With `archive: true` in the experiment file, finished runs are appended to the released tables, and runs in the tables
+# count as finished. No rule makes the mark of a run in the tables, so it is never repeated, whatever the file times.
 
 
 rule append:

@@ -1,5 +1,4 @@
-# The one place where the experiment file becomes targets. Whatever has to be worked out for a rule is in
-# troll/operations, where it has types and tests.
+# Converts the experiment file to targets. Everything that rules need computed is in troll/operations, with types and tests.
 
 import os
 import sys

@@ -1,4 +1,4 @@
-# The problems of each task: splits that never overlap.
+# The problems of each task, in disjoint splits.
 
 
 rule problems:

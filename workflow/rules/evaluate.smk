@@ -1,4 +1,4 @@
-# Samples and grades are files of their own, for every run and every base model alike.
+# Samples and grades of every run and every base model, in separate files.
 
 
 rule sample:
@@ -11,7 +11,7 @@ rule sample:
         f"{ROOT}/logs/sample/{{checkpoint_dir}}.log",
     benchmark:
         f"{ROOT}/benchmarks/sample/{{checkpoint_dir}}.jsonl"
-    # A run is finished before another is begun.
+    # Runs are finished before further ones are started.
     priority: 1
     conda:
         SAMPLING.environment
@@ -58,7 +58,7 @@ rule grade:
         " --problems {input.problems:q} --out {output:q}"
 
 
-# Public data sets: reference solutions ("oracle") beside the base models on the benchmarks, and the graders' audit.
+# Public data sets: reference solutions ("oracle") and base models on the benchmarks, and the graders' audit.
 
 
 rule benchmark_problems:
@@ -162,7 +162,7 @@ rule benchmarks:
         "troll --log {log:q} job benchmark-table {params.answers:q} --out {params.stem:q} --skipped {params.skipped:q}"
 
 
-# Its hostile programs are judged by the clock too: all cores, so that nothing else runs beside it.
+# Hostile programs have time limits, so the audit reserves all cores.
 rule audit:
     output:
         report(

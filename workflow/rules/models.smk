@@ -1,5 +1,5 @@
-# Base models: made from scratch, with the tokenizer that they share, or taken from the hub or a package. A version of the numbers that
-# changes them makes them, or what is sampled from them, again.
+# Base models: trained from scratch with a shared tokenizer, or taken from the hub or a package. A new version of the
+# numerics that affects them repeats their training, or the sampling from them.
 
 
 rule tokenizer:
@@ -46,8 +46,8 @@ rule base_model:
         "troll --log {log:q} job base-model --config {params.config:q} --tokenizer {params.tokenizer:q} --out {params.out:q}"
 
 
-# Links to the hub's cache, to a mirror, or to the shared place that keeps a package's model, with the digests of what is
-# linked; a model of its own after supervised steps.
+# Links to the hub's cache, to a mirror or to the shared directory of packaged models, with the digests of the linked files;
+# after supervised steps, a separate copy.
 rule hub_model:
     output:
         manifest=f"{ROOT}/base/{{model}}/{{task}}/manifest.json",

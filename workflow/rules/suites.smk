@@ -1,4 +1,4 @@
-# Further data sets on which the models of a task are evaluated: their problems, and two jobs for each model.
+# Further data sets on which the models of a task are evaluated: their problems, and two jobs per model.
 
 
 rule suite_problems:

@@ -1,10 +1,10 @@
-# One run: its run.yaml, then training. The trainer's own checkpoints are not declared, so that they survive a
-# failure and the next attempt goes on from them; the manifest, written last, says that the run is complete. A version of
-# the numbers that changes its rule makes it again, although no command reads the parameter.
+# A run: its run.yaml, then training. The trainer's checkpoints are not declared as output, so that they survive a failure
+# and the next attempt resumes from them; the manifest, written last, marks the run as complete. A new version of the
+# numerics that affects the run's rule repeats it through the parameter `numerics`, which no command reads.
 
 import signal
 
-# SLURM's warning before a time limit goes to every process of a job, and only the training program wants it.
+# SLURM sends its warning before a time limit to every process of a job; only the training program handles it.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 RUN = f"{ROOT}/runs/{{model}}/{{task}}/{{trust_region}}/{{estimator}}/{{condition}}/seed{{seed}}"
