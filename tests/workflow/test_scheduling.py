@@ -9,7 +9,7 @@ import pytest
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 from troll.common.errors import UserError
-from troll.operations.scheduling import check_interpreter, one_timer
+from troll.operations.invocation import check_interpreter, one_timer
 
 PROBE = """
 import sys, threading
@@ -35,7 +35,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.started = 100.0, []
-        monkeypatch.setattr("troll.operations.scheduling.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("troll.operations.invocation.time.monotonic", lambda: self.now)
         one_timer(self)
 
     def _schedule_reevalutation(self, delay: float) -> None:

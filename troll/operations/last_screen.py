@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from troll.analysis.claims.looks import UNDECIDED
-from troll.analysis.claims.verdicts import ClaimVerdict
+from troll.analysis.claims.verdicts import ClaimVerdict, judge
 from troll.analysis.claims.wording import short, why
+from troll.analysis.data.replication import replication_of
+from troll.analysis.data.results import read_results
 from troll.experiment.experiment import Experiment
 from troll.operations.claims_ahead import claims_of, without_runs
 
@@ -91,12 +93,13 @@ def _needs(entry: ClaimVerdict) -> str:
     return f"{entry.claim.id} (about {lacking} more seed{'' if lacking == 1 else 's'} per setting)"
 
 
+def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
+    """The verdicts on the tables that there are."""
+    known = read_results(root)
+    return judge(claims_of(experiment), known.runs, known.items, known.looks)
+
+
 def last_screen_of(experiment: Experiment, root: Path, *, page: Path | None, lines: int = LINES) -> list[str]:
     """The last screen of an experiment whose seeds are fixed, from its results."""
-    from troll.analysis.claims.verdicts import judge
-    from troll.analysis.data.replication import replication_of
-    from troll.analysis.data.results import read_results
-
-    results = read_results(root)
-    judged = judge(claims_of(experiment), results.runs, results.items, results.looks)
-    return last_screen(concerning(judged, experiment), replication_of(root), page=page, lines=lines)
+    judged = concerning(verdicts(experiment, root), experiment)
+    return last_screen(judged, replication_of(root), page=page, lines=lines)

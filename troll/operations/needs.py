@@ -45,7 +45,7 @@ def parameters(layers: int, width: int, vocabulary: int) -> int:
 def needs_of(experiment: Experiment) -> Needs:
     """What an experiment asks of a machine."""
     from troll.experiment.budget import disk_gb
-    from troll.tasks.datasets.catalogue import DATA_SETS
+    from troll.operations.fetch import needed_data
     from troll.tasks.registry import get_task
 
     runs = experiment.runs()
@@ -53,22 +53,20 @@ def needs_of(experiment: Experiment) -> Needs:
     code = tuple(task for task in tasks if get_task(task).kind == "code")
     models = {run.model: experiment.models[run.model] for run in runs}
     scratch = [m for m in models.values() if m.pretrained is None]
+    hubs = [m.hub for m in models.values() if m.hub is not None]
     sources = [m.pretrained for m in models.values() if m.pretrained is not None]
     gpus = max(experiment.training_of(run).gpus for run in runs)
     small = not gpus and all(source.billions and source.billions <= _SMALL_BILLIONS for source in sources)
     jobs = [training_request(source, 0).memory_mb / 1024 for source in sources if small]
-    suites = [name for task in tasks for name in experiment.tasks[task].evaluate_on]
     largest = max((parameters(m.layers, m.width, m.vocabulary) for m in scratch), default=0)
     disk = len(runs) * (_LOG_BYTES + _WEIGHT_BYTES * largest) + _CHECKPOINT_BYTES * largest
     memory = [_MEMORY_GIB["runs"], *jobs] + ([_MEMORY_GIB["cost"]] if experiment.cost else [])
     return Needs(
         code=code,
         math=tuple(task for task in tasks if task not in code),
-        public=tuple(dict.fromkeys(name for name in (*tasks, *suites) if name in DATA_SETS)),
-        hub_models=tuple(m.hub.id for m in models.values() if m.hub is not None),
-        chat_templates=tuple(
-            m.hub.chat_template_of for m in models.values() if m.hub is not None and m.hub.chat_template_of
-        ),
+        public=tuple(needed_data(experiment, runs)),
+        hub_models=tuple(hub.id for hub in hubs),
+        chat_templates=tuple(hub.chat_template_of for hub in hubs if hub.chat_template_of),
         wheels=tuple(m.wheel for m in models.values() if m.wheel is not None),
         on_processors=bool(sources) and small,
         memory_gib=max(memory) if scratch or jobs else 0.0,

@@ -4,16 +4,33 @@ A change of them, and of nothing else, repeats a job: Snakemake compares them wi
 Settings are files, which are named after what they say.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from troll.common.files import write_text
 from troll.common.numerics import last_change
 from troll.experiment.experiment import resolve, resolve_base, run_seeds
 from troll.operations.outputs import rule_of
 from troll.operations.places import Wildcards, run_id, task_of
-from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets
 from troll.tasks import testbed
+
+DIRECTORY = Path(".snakemake/settings")
+
+
+def settings_file(kind: str, settings: Any) -> str:
+    """The file of some settings, which is written where it is not there; its name begins with their kind.
+
+    It is never changed, so that it does not matter when, and how often, it is written.
+    """
+    text = json.dumps(settings, sort_keys=True) + "\n"
+    path = DIRECTORY / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if not path.exists():
+        write_text(path, text)
+    return str(path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from troll.analysis.registry import Entry, stems
 from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.operations.outputs import entries_of
+from troll.operations.parameters import settings_file
 from troll.operations.places import Wildcards
-from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from troll.experiment.settings import PublicData
+from troll.operations.parameters import settings_file
 from troll.operations.places import Wildcards, place_of_base
-from troll.operations.settings_files import settings_file
 from troll.operations.targets import Targets
 
 _AUDIT = "audit"

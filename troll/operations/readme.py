@@ -2,12 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from troll.analysis.claims.ledger import to_short_markdown
+from troll.analysis.claims.packaged import claim_files
+from troll.analysis.claims.verdicts import judge, read_claims
+from troll.analysis.data.provenance import check_clean
+from troll.analysis.data.results import Results as Known
+from troll.analysis.data.results import read_results, tables_of
+from troll.analysis.leaderboard.board import place_ranges
+from troll.analysis.leaderboard.protocol import chosen_early, read_protocol
+from troll.analysis.metrics import METRICS, SUMMARIES, markdown
+from troll.analysis.registry import entries
+from troll.analysis.report import readme as text
+from troll.analysis.report.front import front
+from troll.analysis.report.make import make
+from troll.analysis.report.overview import index
+from troll.analysis.tables.comparisons import comparison_family
 from troll.common.errors import UserError
-
-if TYPE_CHECKING:
-    from troll.analysis.data.results import Results as Known
 
 
 def write_blocks(
@@ -23,19 +37,6 @@ def write_blocks(
 
     ``also`` are further released results that verdicts are about.
     """
-    from troll.analysis.claims.ledger import to_short_markdown
-    from troll.analysis.claims.packaged import claim_files
-    from troll.analysis.claims.verdicts import judge, read_claims
-    from troll.analysis.data.provenance import check_clean
-    from troll.analysis.data.results import read_results, tables_of
-    from troll.analysis.metrics import METRICS, SUMMARIES, markdown
-    from troll.analysis.registry import entries
-    from troll.analysis.report import readme as text
-    from troll.analysis.report.front import front
-    from troll.analysis.report.make import make
-    from troll.analysis.report.overview import index
-    from troll.analysis.tables.comparisons import comparison_family
-
     known, others = read_results(results), [read_results(path) for path in also]
     every = tables_of([known, *(one for one in others if one.claims == known.claims)])
     all_runs = tables_of([known, *others])[0]
@@ -53,25 +54,23 @@ def write_blocks(
         )
         for files, family in families.items()
     }
-    directories = sorted([results, *(also)])
-    named = {path.name: one for path, one in zip([results, *(also)], [known, *others], strict=True)}
+    others_judged = [entry for verdicts in asked.values() for entry in verdicts]
+    by_path = dict(zip([results, *also], [known, *others], strict=True))
+    named = {path.name: by_path[path] for path in sorted(by_path)}
     generated = text.blocks(
         main,
         known.items,
         judged=judged,
         family=family,
         runs=all_runs,
-        **_board_of(board),
+        **_board_of(board, named),
         benchmark=asked.get("benchmark", []),
-        others=[entry for verdicts in asked.values() for entry in verdicts],
-        places=_places_of(board, named),
+        others=others_judged,
     )
     generated |= {f"{name}-verdicts": to_short_markdown(verdicts) for name, verdicts in asked.items()}
-    generated["front"] = front(
-        [*judged, *(one for family in asked.values() for one in family)], results.parent
-    )
+    generated["front"] = front([*judged, *others_judged], results.parent)
     generated |= {"metrics": markdown(METRICS.values()), "summaries": markdown(SUMMARIES.values())}
-    generated["results"] = index(results.parent, {path.name: named[path.name] for path in directories})
+    generated["results"] = index(results.parent, named)
     for path in pages:
         if not check:
             text.update(path, generated)
@@ -79,34 +78,20 @@ def write_blocks(
             raise UserError(f"{path} is out of date; `make readme` writes it:\n{difference}")
 
 
-def _places_of(directory: Path, results: Mapping[str, "Known"]) -> dict[tuple[str, str], tuple[int, int]]:
-    """The ranges of the places of the released leaderboard, where its fresh seeds are there."""
-    import pandas as pd
+def _board_of(directory: Path, results: Mapping[str, Known]) -> dict[str, Any]:
+    """The released leaderboard, and how many rules of its protocol have no runs yet.
 
-    from troll.analysis.leaderboard.board import place_ranges
-    from troll.analysis.leaderboard.protocol import read_protocol
-
+    With the ranges of their places, where its fresh seeds are there.
+    """
     path = directory / "board.csv"
     if not path.exists():
         return {}
     protocol, board = read_protocol(directory / "protocol.yaml"), pd.read_csv(path)
+    rules = list(dict.fromkeys(board["trust_region"]))
     final = [results.get(f"{protocol.name}-{task}") for task in dict.fromkeys(board["task"])]
-    return place_ranges([one for one in final if one is not None], list(dict.fromkeys(board["trust_region"])))
-
-
-def _board_of(directory: Path) -> dict[str, Any]:
-    """The released leaderboard, and how many rules of its protocol have no runs yet."""
-    import pandas as pd
-
-    from troll.analysis.leaderboard.protocol import chosen_early, read_protocol
-
-    path = directory / "board.csv"
-    if not path.exists():
-        return {}
-    board = pd.read_csv(path)
-    rules = read_protocol(directory / "protocol.yaml").rules
     return {
         "board": board,
-        "waiting": len(set(rules) - set(board["trust_region"])),
+        "waiting": len(set(protocol.rules) - set(rules)),
         "early": chosen_early(pd.read_csv(directory / "trials.csv")),
+        "places": place_ranges([one for one in final if one is not None], rules),
     }

@@ -11,14 +11,19 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import pandas as pd
+
+from troll.analysis.leaderboard.protocol import read_protocol
+from troll.analysis.render.formats import write_table
+from troll.analysis.render.style import write_figure
+from troll.analysis.report.check import same
 from troll.common.errors import UserError
 from troll.common.files import atomic_path, read_json, write_text
+from troll.operations.leaderboard import make_board
 
 
 def check_measurements(directory: Path, *, write: bool = False) -> list[Path]:
     """Makes the tables and figures below a directory again from their data and compares them."""
-    from troll.analysis.report.check import same
-
     compared, different = [], []
     with tempfile.TemporaryDirectory() as name:
         for number, (data, make) in enumerate(_data_below(directory)):
@@ -57,11 +62,7 @@ def _data_below(directory: Path) -> Iterator[tuple[Path, Callable[[Path, Path], 
 
 
 def _board(data: Path, out: Path) -> None:
-    from troll.analysis.leaderboard.protocol import read_protocol
-    from troll.operations.leaderboard import make_board
-
-    protocol = read_protocol(data)
-    results = data.parents[1]
+    protocol, results = read_protocol(data), data.parents[1]
     final = [results / f"{protocol.name}-{task}" for task in protocol.experiment["tasks"]]
     make_board(data, [results / name for name in protocol.tuning_experiments], final, out)
 
@@ -71,26 +72,15 @@ def _audit(data: Path, out: Path) -> None:
 
 
 def _cost(data: Path, out: Path) -> None:
-    from troll.analysis.render.formats import write_table
-
     write_table(_script("benchmarks/cost_tables.py")["cost_table"](read_json(data)), out / "cost")
 
 
 def _step_cost(data: Path, out: Path) -> None:
-    import pandas as pd
-
-    from troll.analysis.render.formats import write_table
-
     annotate = _script("benchmarks/cost_tables.py")["annotate_steps"]
     write_table(annotate(pd.read_csv(data), _notes(data)[0]), out / "cost_step")
 
 
 def _approximation(data: Path, out: Path) -> None:
-    import pandas as pd
-
-    from troll.analysis.render.formats import write_table
-    from troll.analysis.render.style import write_figure
-
     script, errors = _script("benchmarks/approximation_figure.py"), pd.read_csv(data)
     write_table(script["annotate"](errors, _notes(data)[0]), out / "approximation")
     write_figure(script["approximation_figure"](errors), out / "approximation")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from troll.analysis.claims.packaged import DEFAULT, claims_file
+from troll.analysis.claims.packaged import claim_files
 from troll.analysis.claims.verdicts import judge, read_claims
 from troll.analysis.data.replication import replication_of
 from troll.analysis.data.results import read_results
@@ -51,7 +51,7 @@ def write_report(
             make_figure(name, results, stem, task)
     remove_unwanted(directory, {path.name for path in stems.values()}, {path.name for path in drawn.values()})
     with _named("page"):
-        files = [claims_file(name) for name in claims or results.claims or [DEFAULT]]
+        files = claim_files(claims, results.claims)
         judged = judge(read_claims(files), results.runs, results.items, results.looks)
         replication = replication_of(directory)
         make_page(

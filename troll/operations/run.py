@@ -24,17 +24,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from troll.analysis.claims.further import affordable, look_record, next_looks
-from troll.analysis.claims.packaged import claims_file
-from troll.analysis.claims.verdicts import ClaimVerdict, judge, read_claims
+from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.replication import replication_of
-from troll.analysis.data.results import read_results
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
 from troll.experiment.files import read_configuration, read_experiment
 from troll.experiment.looks import read_looks, with_further_seeds, write_looks
 from troll.operations import first_look
-from troll.operations.last_screen import concerning, last_screen
+from troll.operations.last_screen import concerning, last_screen, verdicts
 from troll.operations.plan import earlier_runs, estimate
 from troll.operations.progress_line import STAGE
 
@@ -220,13 +218,6 @@ def run_until_decided(
         log=f"full logs: {logs[-1]} and those of {len(logs) - 1} earlier stages beside it" if logs else "",
     ):
         say(line)
-
-
-def verdicts(experiment: Experiment, root: Path) -> list[ClaimVerdict]:
-    """The verdicts on the tables that there are."""
-    known = read_results(root)
-    claims = read_claims([claims_file(name) for name in experiment.claims])
-    return judge(claims, known.runs, known.items, known.looks)
 
 
 def next_runs(

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -68,26 +68,30 @@ def _default(field: FieldInfo) -> str:
         return "its defaults"
     if isinstance(value, list) and value and isinstance(value[0], BaseModel):
         return "one block of everything"
-    shown = json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else f"{value:g}"
-    return f"`{'none' if value is None else shown}`" if value is not None else "none"
+    return "none" if value is None else f"`{_plain(value)}`"
 
 
-def _section(model: type[BaseModel]) -> Iterator[str]:
-    yield f"## {model.__name__}"
-    yield ""
-    yield inspect.cleandoc(model.__doc__ or "")
-    yield ""
-    yield "| key | type | default | meaning |"
-    yield "| --- | --- | --- | --- |"
-    for name, field in model.model_fields.items():
-        cells = (
-            f"`{name}`",
-            takes(field.annotation, field.metadata),
-            _default(field),
-            field.description or "",
-        )
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    yield ""
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _table(headings: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table of Markdown; ``headings`` are joined by its bars."""
+    yield f"| {headings} |"
+    yield "|" + " --- |" * (1 + headings.count("|"))
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def _section(model: type[BaseModel]) -> list[str]:
+    rows = [
+        (f"`{name}`", takes(field.annotation, field.metadata), _default(field), field.description or "")
+        for name, field in model.model_fields.items()
+    ]
+    table = _table("key | type | default | meaning", rows)
+    return [f"## {model.__name__}", "", inspect.cleandoc(model.__doc__ or ""), "", *table, ""]
 
 
 def _rules() -> Iterator[str]:
@@ -96,48 +100,33 @@ def _rules() -> Iterator[str]:
     from troll.algorithms.trust_regions import TRUST_REGIONS
     from troll.tasks.registry import get_task, task_names
 
-    for title, registry in (("Trust regions", TRUST_REGIONS), ("Estimators", ESTIMATORS)):
-        yield f"## {title}"
-        yield ""
-        yield "| rule | what it does | settings with defaults |"
-        yield "| --- | --- | --- |"
-        for name, info in registry.items():
-            settings = ", ".join(f"`{key}: {_plain(item)}`" for key, item in info.settings.items())
-            yield f"| `{name}` | {info.summary.replace('|', chr(92) + '|')} | {settings or 'none'} |"
-        yield ""
-        yield f"## Settings of {title.lower()}"
-        yield ""
-        yield from setting_table(registry)
-        yield ""
-    yield "## Tasks"
-    yield ""
-    yield "| task | kind | what it is | settings with defaults |"
-    yield "| --- | --- | --- | --- |"
-    for name in task_names():
-        task = get_task(name)
-        settings = ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in task.defaults.items())
-        yield f"| `{name}` | {task.kind} | {task.summary} | {settings or 'none'} |"
-    yield ""
-    yield "## Settings of tasks"
-    yield ""
-    yield from setting_table({name: get_task(name) for name in task_names()}, "task")
-    yield ""
+    tasks = {name: get_task(name) for name in task_names()}
+    for title, registry in (("Trust regions", TRUST_REGIONS), ("Estimators", ESTIMATORS), ("Tasks", tasks)):
+        rows, shown = [], json.dumps if registry is tasks else _plain
+        for name, entry in registry.items():
+            settings = [f"`{key}: {shown(item.default)}`" for key, item in entry.settings.items()]
+            kind = (entry.kind,) if registry is tasks else ()
+            rows.append((f"`{name}`", *kind, entry.summary, ", ".join(settings) or "none"))
+        what = "task | kind | what it is" if registry is tasks else "rule | what it does"
+        yield from (f"## {title}", "", *_table(f"{what} | settings with defaults", rows), "")
+        settings_of = setting_table(registry, "task" if registry is tasks else "rule")
+        yield from (f"## Settings of {title.lower()}", "", *settings_of, "")
 
 
 def setting_table(entries: Mapping[str, Any], kind: str = "rule") -> Iterator[str]:
     """A table of the settings of rules, estimators or tasks."""
-    yield f"| {kind} | setting | takes | default | meaning |"
-    yield "| --- | --- | --- | --- | --- |"
-    for name, info in entries.items():
-        for key, setting in info.settings.items():
-            allowed = takes(setting.annotation, setting.metadata)
-            meaning = (setting.description or "").removesuffix(".").replace("|", "\\|")
-            yield f"| `{name}` | `{key}` | {allowed} | `{_plain(setting)}` | {meaning} |"
-
-
-def _plain(setting: Any) -> str:
-    value = getattr(setting, "default", setting)
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    rows = [
+        (
+            f"`{name}`",
+            f"`{key}`",
+            takes(setting.annotation, setting.metadata),
+            f"`{_plain(setting.default)}`",
+            (setting.description or "").removesuffix("."),
+        )
+        for name, info in entries.items()
+        for key, setting in info.settings.items()
+    ]
+    return _table(f"{kind} | setting | takes | default | meaning", rows)
 
 
 _HEAD = """# Configuration
