@@ -1,9 +1,9 @@
 """Jobs that make what runs start from, the files of runs, and the runs."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -113,14 +113,6 @@ def hub_model(
     pretrained_base_model(read_settings(config, BaseConfig), out)
 
 
-if TYPE_CHECKING:
-    from troll.experiment.run_config import RunConfig
-
-NOT_FINITE_VARIABLE = "TROLL_NOT_FINITE"
-
-"""Set by the workflow from the experiment file's `not_finite`, which is not part of a run."""
-
-
 @app.command()
 def train(
     run: Annotated[Path, typer.Argument(help="a run.yaml; results go to its directory")],
@@ -132,7 +124,7 @@ def train(
     not_finite: Annotated[
         Literal["stop", "zero"],
         typer.Option(
-            envvar=NOT_FINITE_VARIABLE,
+            envvar="TROLL_NOT_FINITE",  # of the experiment file, by the workflow: it is no part of a run
             help="if the loss is not finite: an error (stop), or a finished run that solves nothing (zero)",
         ),
     ] = "stop",
@@ -157,26 +149,30 @@ def train(
 
     hold_signals()  # before the libraries start their threads
 
+    from troll.common.digests import digest_of_json
+    from troll.common.files import only_writer, read_json
     from troll.common.machine_errors import explained
     from troll.experiment.files import read_run_file
 
-    config = read_run_file(run)
+    config, manifest = read_run_file(run), run.parent / "manifest.json"
     gpus, rank = config.training.gpus, os.environ.get("LOCAL_RANK")
     try:
         if gpus > 1 and rank is None:
             from troll.training.launch import run_in_processes
 
             mixed = config.training.mixed_precision
-            run_in_processes(gpus, run.parent / "manifest.json", mixed_precision=mixed)
+            run_in_processes(gpus, manifest, mixed_precision=mixed)
             return
         if rank is None:
             from troll.common.gpus import require_gpus
 
             require_gpus(gpus, "training.gpus")
         # Of the processes that share this machine and this run the first holds the directory for all.
-        with explained(run.parent), _held(run.parent, rank) as waited:
-            if waited and _finished(run.parent / "manifest.json", config):
-                return  # the attempt that was waited for finished the run
+        held = only_writer(run.parent) if rank in (None, "0") else nullcontext(False)
+        with explained(run.parent), held as waited:
+            finished = read_json(manifest)["config"] if waited and manifest.exists() else None
+            if finished is not None and digest_of_json(finished) == digest_of_json(config.model_dump()):
+                return  # the attempt that was waited for finished this very run
             from troll.training.run import train_run
 
             train_run(config, base, data, run.parent, tracking, not_finite)
@@ -188,19 +184,3 @@ def train(
 
             requeue(stopped.signal)
         raise typer.Exit(Stopped.status) from None
-
-
-def _held(directory: Path, rank: str | None) -> AbstractContextManager[bool]:
-    from troll.common.files import only_writer
-
-    return only_writer(directory) if rank in (None, "0") else nullcontext(False)
-
-
-def _finished(manifest: Path, config: "RunConfig") -> bool:
-    """Whether an attempt has finished this very run: one that began earlier may have had other settings."""
-    from troll.common.digests import digest_of_json
-    from troll.common.files import read_json
-
-    if not manifest.exists():
-        return False
-    return digest_of_json(read_json(manifest)["config"]) == digest_of_json(config.model_dump())

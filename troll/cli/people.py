@@ -41,11 +41,15 @@ def check(
         from troll.operations.schema import setting_table
 
         lines = [*setting_table({rule: TRUST_REGIONS.find(rule)})]
-    elif experiment is not None:
-        from troll.operations.plan import cost_of, names_of, plan_of
+    elif experiment is not None and cost and not names:
+        from troll.experiment.budget import budget_lines
+        from troll.experiment.files import load_experiment
 
-        show = names_of if names else cost_of if cost else plan_of
-        lines = show(experiment, results)
+        lines = budget_lines(load_experiment(experiment))
+    elif experiment is not None:
+        from troll.operations.plan import plan_of
+
+        lines = plan_of(experiment, results, names=names)
     typer.echo("\n".join(lines))
 
 

@@ -20,7 +20,6 @@ from troll.operations.rehearsal.report import last_rehearsal
 from troll.operations.versions import installed, tool
 
 State = Literal["ok", "note", "missing"]
-_MARKS: dict[State, str] = {"ok": "ok", "note": "note", "missing": "MISSING"}
 VLLM_ENVIRONMENT = ".venv-vllm"
 """Where `make vllm` installs it."""
 
@@ -44,12 +43,10 @@ def unmet_requirements() -> list[str]:
     from packaging.requirements import Requirement
 
     unmet = []
-    for text in requires("troll") or ():
-        requirement = Requirement(text)
-        extras = ("", *_EXTRAS)
-        if requirement.name == "troll" or not (
-            requirement.marker is None or any(requirement.marker.evaluate({"extra": name}) for name in extras)
-        ):
+    for requirement in map(Requirement, requires("troll") or ()):
+        marker = requirement.marker
+        wanted = marker is None or any(marker.evaluate({"extra": name}) for name in ("", *_EXTRAS))
+        if requirement.name == "troll" or not wanted:
             continue
         try:
             installed_version = version(requirement.name)
@@ -62,11 +59,10 @@ def unmet_requirements() -> list[str]:
 
 
 def _packages() -> Finding:
-    unmet = unmet_requirements()
-    if unmet:
+    if unmet := unmet_requirements():
         return Finding("packages", "missing", "; ".join(unmet), "make -B env")
-    torch, trl = installed("torch"), installed("trl")
-    return Finding("packages", "ok", f"torch {torch}, trl {trl}, snakemake {installed('snakemake')}")
+    versions = ", ".join(f"{name} {installed(name)}" for name in ("torch", "trl", "snakemake"))
+    return Finding("packages", "ok", versions)
 
 
 def _gpus() -> list[str]:
@@ -74,11 +70,8 @@ def _gpus() -> list[str]:
         import torch
     except ImportError:
         return []
-    names = []
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        names.append(f"{device.name}, {device.total_memory / GIB:.0f} GiB")
-    return names
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"{device.name}, {device.total_memory / GIB:.0f} GiB" for device in devices]
 
 
 def _gpu(needs: Needs) -> Finding:
@@ -104,13 +97,11 @@ def _gpu(needs: Needs) -> Finding:
 
 
 def _vllm(needs: Needs) -> Finding:
-    version_found = installed("vllm")
-    if version_found:
-        return Finding("vLLM", "ok", version_found)
-    beside = next(Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"), None)
-    if beside is not None:
-        version_found = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
-        return Finding("vLLM", "ok", f"{version_found} in {VLLM_ENVIRONMENT}")
+    if here := installed("vllm"):
+        return Finding("vLLM", "ok", here)
+    for beside in Path(VLLM_ENVIRONMENT).glob("lib/python*/site-packages/vllm-*.dist-info"):
+        there = beside.name.removeprefix("vllm-").removesuffix(".dist-info")
+        return Finding("vLLM", "ok", f"{there} in {VLLM_ENVIRONMENT}")
     if needs.vllm:
         fix = "make vllm; or `vllm: null` and `engine: transformers` in the experiment file"
         return Finding("vLLM", "missing", "not installed", fix)
@@ -145,9 +136,7 @@ def _disk(needs: Needs, results: Path) -> Finding:
 
 
 def _memory(needs: Needs) -> Finding:
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    total = pages * size / GIB
-    cores = os.cpu_count() or 1
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     words = f"{total:.1f} GiB"
     if not needs.memory_gib:
         return Finding("memory", "ok", words)
@@ -155,7 +144,7 @@ def _memory(needs: Needs) -> Finding:
     if total < needs.memory_gib:
         return Finding("memory", "missing", words, "run it on a larger machine")
     at_once = int(total // needs.memory_gib)
-    if at_once < cores:
+    if at_once < (os.cpu_count() or 1):
         return Finding("memory", "note", words, f"fewer jobs at a time: snakemake --cores {at_once}")
     return Finding("memory", "ok", words)
 
@@ -182,15 +171,12 @@ def _mirror(needs: Needs) -> Finding | None:
     if root is None:
         return None
     absent = _not_mirrored(needs)
-    held = [name for name in needs.public if name not in absent]
-    files = {part.file for name in held for part in DATA_SETS[name].parts.values()} - {None}
-    sizes = {name: entry.bytes for name, entry in mirror_files().items()}
-    lacking = [
-        str(name)
-        for name in sorted(map(str, files))
-        if not (root / name).exists() or (root / name).stat().st_size != sizes[name]
-    ]
-    if lacking:
+    held, sizes = [name for name in needs.public if name not in absent], mirror_files()
+    files = {part.file for name in held for part in DATA_SETS[name].parts.values() if part.file}
+    whole = {
+        name for name in files if (root / name).exists() and (root / name).stat().st_size == sizes[name].bytes
+    }
+    if lacking := sorted(files - whole):
         fix = f"fetch them again, or unset {VARIABLE} to use the hub"
         return Finding("mirror", "missing", f"{root}: missing or truncated: {', '.join(lacking)}", fix)
     words = f"{root}" + (f" has {', '.join(held)}" if held else "")
@@ -223,8 +209,7 @@ def _is_here(model_id: str) -> bool:
 def _hub(needs: Needs) -> Finding:
     models = dict.fromkeys((*needs.hub_models, *needs.chat_templates))
     missing = [*(name for name in models if not _is_here(name)), *_not_mirrored(needs)]
-    problem = hub_answers()
-    if not problem:
+    if not (problem := hub_answers()):
         return Finding("hub", "ok", "answers")
     if not missing:
         return Finding("hub", "note", f"{problem}; nothing here needs it")
@@ -243,9 +228,8 @@ def _wheels(needs: Needs) -> Iterator[Finding]:
 def _tracker(needs: Needs) -> Finding | None:
     if needs.tracking == "none":
         return None
-    tracker_version = installed(needs.tracking)
-    if tracker_version:
-        return Finding("tracking", "ok", f"{needs.tracking} {tracker_version}")
+    if tracker := installed(needs.tracking):
+        return Finding("tracking", "ok", f"{needs.tracking} {tracker}")
     fix = f".venv/bin/pip install {needs.tracking}, or `tracking: none` in the file"
     return Finding("tracking", "missing", f"{needs.tracking} is not installed", fix)
 
@@ -275,7 +259,8 @@ def show(findings: Iterable[Finding], experiment: str | None) -> list[str]:
     """The findings as lines of text, with a last line that says whether the experiment can run."""
     lines, missing = [], []
     for finding in findings:
-        lines.append(f"{_MARKS[finding.state]:8}{finding.name:11}{finding.found}")
+        mark = "MISSING" if finding.state == "missing" else finding.state
+        lines.append(f"{mark:8}{finding.name:11}{finding.found}")
         if finding.fix:
             lines.append(f"{'':19}fix: {finding.fix}")
         if finding.state == "missing":

@@ -49,7 +49,7 @@ class Invocation:
         experiment = self.targets.experiment
         # Where metrics are followed is no reason to train a run again; nor is what becomes of one that cannot
         # go on, or where the workflow lies, whose scripts are no part of the package.
-        variables: dict[str, str] = {
+        variables = {
             "TROLL_WORKFLOW": str(self.directory),
             "TROLL_TRACKING": experiment.tracking,
             "TROLL_NOT_FINITE": experiment.not_finite,
@@ -113,11 +113,11 @@ class Invocation:
 
         root, page = Path(self.targets.root), Path(self.targets.root, "page.html")
         new_page = page if self._new(page) else None
-        words = []
-        for path in sorted(root.glob("groups/*/claims.json")):
-            if self._new(path):
-                known = decided(verdicts_in(path)) or "no claim has runs"
-                words.append(f"{path.with_suffix('.md')}: {known}")
+        words = [
+            f"{path.with_suffix('.md')}: {decided(verdicts_in(path)) or 'no claim has runs'}"
+            for path in sorted(root.glob("groups/*/claims.json"))
+            if self._new(path)
+        ]
         if self._new(root / "claims.json"):
             words = words[:3]
             # Snakemake's log is named after these lines.

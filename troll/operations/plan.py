@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.files import parse_json
 from troll.common.processor import processor_name
 from troll.common.progress import clock
-from troll.experiment.budget import budget_lines, budget_of
+from troll.experiment.budget import budget_of
 from troll.experiment.experiment import Experiment, Run, resolve_model
 from troll.experiment.files import load_experiment
 from troll.experiment.looks import with_further_seeds
 from troll.experiment.settings import Training
 from troll.operations.versions import tool
-
-if TYPE_CHECKING:
-    from troll.analysis.claims.verdicts import Claim
 
 # What a run's time depends on, beside its rules; the rest of the settings cost nothing.
 _SIZES = (
@@ -32,7 +29,6 @@ _SIZES = (
     "max_response_tokens",
     "keep",
 )
-_JOBS = ("train", "sample", "grade")
 # What reading a file raises in which anything may stand.
 _BROKEN = (OSError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
@@ -68,17 +64,12 @@ def _model(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: settings.get(key) for key in keys}
 
 
-def _job_seconds(root: Path, run_id: str) -> dict[str, float]:
-    """Seconds of the jobs of a run, from Snakemake's benchmarks, as far as they are there."""
-    seconds = {}
-    for job in _JOBS:
-        name = run_id if job == "train" else f"runs/{run_id}"
-        path = root / "benchmarks" / job / f"{name}.jsonl"
-        try:
-            seconds[job] = _duration(parse_json(path.read_text().splitlines()[-1])["s"])
-        except _BROKEN:
-            continue
-    return seconds
+def seconds_in(benchmark: Path) -> float | None:
+    """Seconds of a job, from Snakemake's benchmark of it; None where there is none, or a damaged one."""
+    try:
+        return _duration(parse_json(benchmark.read_text().splitlines()[-1])["s"])
+    except _BROKEN:
+        return None
 
 
 def _duration(value: Any) -> float:
@@ -93,17 +84,17 @@ def earlier_runs(results: Path) -> Iterator[EarlierRun]:
     for path in results.glob("*/runs/*/*/*/*/*/*/manifest.json"):
         try:
             manifest = parse_json(path.read_text(encoding="utf-8"))
-            config = manifest["config"]
-            hardware = manifest["hardware"]
+            config, hardware, run_id = manifest["config"], manifest["hardware"], manifest["run_id"]
             if (hardware["processor"], next(iter(hardware["gpus"]), None)) != (processor_name(), gpu()):
                 continue
-            training = config["training"]
-            root = path.parents[7]
-            jobs, wall_s = _job_seconds(root, manifest["run_id"]), _duration(manifest["wall_s"])
+            training, wall_s = config["training"], _duration(manifest["wall_s"])
+            benchmarks = (f"train/{run_id}", f"sample/runs/{run_id}", f"grade/runs/{run_id}")
+            jobs = [seconds_in(path.parents[7] / f"benchmarks/{name}.jsonl") for name in benchmarks]
+            known = [seconds for seconds in jobs if seconds is not None]
             # The first attempt of a resumed run is in the manifest's time, and not in the benchmark's.
-            start = max(0.0, sum(jobs.values()) - wall_s) if len(jobs) == len(_JOBS) else 0.0
+            start = max(0.0, sum(known) - wall_s) if len(known) == len(jobs) else 0.0
             yield EarlierRun(
-                run_id=manifest["run_id"],
+                run_id=run_id,
                 experiment=config["experiment"],
                 model=_model(config["model"]),
                 task=config["task"]["name"],
@@ -125,13 +116,9 @@ def estimate(
     Of earlier runs with the same model, task and sizes those count that are most like it: the same run; else
     the same rules; else the same estimator; else any. Time is taken as proportional to rollout batches.
     """
-    like = [
-        item
-        for item in seen
-        if item.task == run.task
-        and item.sizes == _sizes(training.model_dump())
-        and item.model == _model(resolve_model(experiment, run.model).model_dump())
-    ]
+    sizes = _sizes(training.model_dump())
+    model = _model(resolve_model(experiment, run.model).model_dump())
+    like = [s for s in seen if (s.task, s.sizes, s.model) == (run.task, sizes, model)]
     rule = experiment.trust_regions[run.trust_region].rule
     estimator = experiment.estimators[run.estimator].rule
     choices = (
@@ -198,39 +185,18 @@ def kept_aggregations(experiment: Experiment) -> list[str]:
     """A line for each trust region that keeps its own aggregation where the experiment asks for another."""
     from troll.algorithms.trust_regions import TRUST_REGIONS
 
-    lines = []
-    for name, region in experiment.trust_regions.items():
-        aggregation = TRUST_REGIONS[region.rule].aggregation
-        asked = {
-            experiment.training_of(run).aggregation for run in experiment.runs() if run.trust_region == name
-        }
-        for other in sorted({*filter(None, asked)} - {aggregation}) if aggregation else ():
-            lines.append(
-                f"trust_regions.{name}: {region.rule} keeps its own aggregation, {aggregation}, not {other}"
-            )
-    return lines
+    asked = {(run.trust_region, experiment.training_of(run).aggregation or "") for run in experiment.runs()}
+    return [
+        f"trust_regions.{name}: {region.rule} keeps its own aggregation, {own}, not {other}"
+        for name, region in experiment.trust_regions.items()
+        if (own := TRUST_REGIONS[region.rule].aggregation)
+        for other in sorted(other for of_name, other in asked if of_name == name and other not in ("", own))
+    ]
 
 
-def plan_of(file: Path, results: Path) -> list[str]:
-    """What an experiment file means, after everything that can be checked before a run."""
-    from troll.operations.claims_ahead import claims_in_words
-
-    experiment, claims = _checked(file, results)
-    return [*plan(experiment, results), *kept_aggregations(experiment), claims_in_words(claims, experiment)]
-
-
-def names_of(file: Path, results: Path) -> list[str]:
-    """The names of the runs of an experiment file, checked like `plan_of`."""
-    return [run.run_id for run in _checked(file, results)[0].runs()]
-
-
-def cost_of(file: Path, results: Path) -> list[str]:
-    """Runs, GPU-hours and disk of an experiment file, by group."""
-    return budget_lines(load_experiment(file))
-
-
-def _checked(file: Path, results: Path) -> tuple[Experiment, "list[Claim]"]:
-    from troll.operations.claims_ahead import claims_of
+def plan_of(file: Path, results: Path, *, names: bool = False) -> list[str]:
+    """What an experiment file means, or the names of its runs, after all that can be checked before a run."""
+    from troll.operations.claims_ahead import claims_in_words, claims_of
     from troll.operations.hub_context import hub_context_problems
 
     experiment = load_experiment(file)
@@ -238,4 +204,6 @@ def _checked(file: Path, results: Path) -> tuple[Experiment, "list[Claim]"]:
     claims = claims_of(experiment)
     for problem in hub_context_problems(experiment):
         raise UserError(f"{file}: {problem}")
-    return experiment, claims
+    if names:
+        return [run.run_id for run in experiment.runs()]
+    return [*plan(experiment, results), *kept_aggregations(experiment), claims_in_words(claims, experiment)]

@@ -1,6 +1,5 @@
 """What jobs take: the optimiser steps that running ones write, and the times of earlier ones."""
 
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from statistics import mean, median
 
 from troll.experiment.experiment import Experiment
 from troll.operations.outputs import made
-from troll.operations.plan import earlier_runs, estimate
+from troll.operations.plan import earlier_runs, estimate, seconds_in
 from troll.operations.status import last_text, pace_of
 
 _PROGRESS = re.compile(r"\[train\] .+: step (\d+)/(\d+), .+, ([\d:]+) left$")
@@ -83,12 +82,8 @@ def expected_seconds(experiment: Experiment, root: Path) -> dict[str, float]:
 
 def _measured(root: Path, rule: str) -> float | None:
     for place in (root, *sorted(root.parent.glob("*"))):
-        times = []
-        for path in sorted((place / "benchmarks" / rule).rglob("*.jsonl"))[:_MOST_FILES]:
-            try:
-                times.append(float(json.loads(path.read_text().splitlines()[-1])["s"]))
-            except (OSError, IndexError, KeyError, TypeError, ValueError):
-                continue  # half written, or of another version
+        paths = sorted((place / "benchmarks" / rule).rglob("*.jsonl"))[:_MOST_FILES]
+        times = [seconds for path in paths if (seconds := seconds_in(path)) is not None]
         if times:
             return median(times)
     return None
