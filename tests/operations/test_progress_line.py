@@ -441,22 +441,22 @@ def test_it_takes_the_place_of_the_usual_log_and_of_nothing_else(repository, tmp
     experiment = read_experiment(repository / "tests/workflow/reduced.yaml")
     found, usual = workflow(tmp_path)
     shown = progress_line.install(found, experiment, tmp_path)
-    assert shown.log == tmp_path / "log"
+    assert shown.settings.log == tmp_path / "log"
     assert [type(one) for one in found.logger_manager.logger.handlers] == [LogHandler]
     for asked in ("quiet", "verbose", "printshellcmds", "debug_dag", "dryrun"):
         found, usual = workflow(tmp_path, **{asked: True})
-        assert progress_line.install(found, experiment, tmp_path).log is None
+        assert progress_line.install(found, experiment, tmp_path) is None
         assert found.logger_manager.logger.handlers == [usual], asked
     monkeypatch.setenv(progress_line.SWITCH, "0")
     found, usual = workflow(tmp_path)
-    assert progress_line.install(found, experiment, tmp_path).log is None
+    assert progress_line.install(found, experiment, tmp_path) is None
     monkeypatch.delenv(progress_line.SWITCH)
     found.modifier.is_main_snakefile = lambda: False
-    assert progress_line.install(found, experiment, tmp_path).log is None
+    assert progress_line.install(found, experiment, tmp_path) is None
     # Another version of Snakemake, in which things are called otherwise.
-    assert progress_line.install(SimpleNamespace(), experiment, tmp_path).log is None
+    assert progress_line.install(SimpleNamespace(), experiment, tmp_path) is None
     assert "warning: no line of progress: AttributeError" in capsys.readouterr().err
-    progress_line.ProgressHandle().end()
+    shown.end()
 
 
 def test_jobs_write_where_they_are_told():

@@ -13,16 +13,7 @@ from typing import Annotated
 import typer
 
 from troll import __version__
-from troll.cli import (
-    grade,
-    job_evaluate,
-    job_tables,
-    job_train,
-    people,
-    rank,
-    release,
-    run,
-)
+from troll.cli import grade, job_evaluate, job_tables, job_train, people, rank, release, run
 from troll.cli.former import Commands
 from troll.cli.options import Log
 from troll.common.errors import UserError

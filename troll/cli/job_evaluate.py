@@ -96,9 +96,7 @@ def grade_suites(
 
 @app.command()
 def oracle(
-    task: Task,
-    problems: Annotated[Path, typer.Option(help="problems as JSON lines")],
-    out: Out,
+    task: Task, problems: Annotated[Path, typer.Option(help="problems as JSON lines")], out: Out
 ) -> None:
     r"""Write the reference solutions as samples, for `troll grade`.
 

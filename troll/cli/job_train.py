@@ -89,11 +89,7 @@ def configure(config: Config, out: Out) -> None:
 
 
 @app.command()
-def hub_model(
-    config: Config,
-    out: Out,
-    gpus: Gpus = 0,
-) -> None:
+def hub_model(config: Config, out: Out, gpus: Gpus = 0) -> None:
     """Make a base model from a pretrained one, of the hub or a package: linked, or trained first.
 
     The environment variable TROLL_MODEL_MIRROR names a directory to read it from instead: with OWNER/NAME

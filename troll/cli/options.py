@@ -32,8 +32,7 @@ Cores = Annotated[int, typer.Option(help="processors; 0 for all", min=0)]
 
 Results = Annotated[Path, typer.Option(help="directory with tidy/ and plan.json, as collect wrote them")]
 Formats = Annotated[
-    list[str] | None,
-    typer.Option("--format", help="png, svg or pdf; may be repeated; default png"),
+    list[str] | None, typer.Option("--format", help="png, svg or pdf; may be repeated; default png")
 ]
 Ledger = Annotated[
     list[str] | None, typer.Option(help="a file of claims; may be repeated; default the experiment's")

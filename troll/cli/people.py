@@ -169,12 +169,10 @@ def status(
 
     planned = read_experiment(experiment)
     if seeds is not None:
-        planned = planned.model_copy(update={"seeds": seed_list(seeds)})
+        planned = planned.model_copy(update={"seeds": seed_list(seeds), "more_seeds": None})
 
     def lines() -> list[str]:
-        with_seeds = (
-            planned if seeds is not None else with_further_seeds(planned, results / planned.experiment)
-        )
+        with_seeds = with_further_seeds(planned, results / planned.experiment)
         return show(status_of(with_seeds, results, only or []), planned.experiment)
 
     if not (watch and sys.stdout.isatty()):

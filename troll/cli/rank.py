@@ -17,8 +17,7 @@ def rank(
         str, typer.Argument(metavar="RULE|PROTOCOL", help="my_rules.py:soft_wall, or a protocol.yaml")
     ],
     space: Annotated[
-        list[str] | None,
-        typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated"),
+        list[str] | None, typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated")
     ] = None,
     protocol: Annotated[
         Path | None, typer.Option(help="protocol for RULE; default workflow/config/ranking.yaml")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from troll.analysis.claims.packaged import DEFAULT
 from troll.common.digests import sha256_of_file
@@ -26,6 +26,9 @@ from troll.operations.places import verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
 from troll.operations.targets import Targets, skipped_tasks
 
+if TYPE_CHECKING:
+    from troll.operations.progress_line.handler import LogHandler
+
 
 @dataclass(frozen=True, eq=False)
 class Invocation:
@@ -36,7 +39,7 @@ class Invocation:
     source: Path  # the experiment file as it was named, or ``--config`` where there is none
     targets: Targets
     public: PublicWork
-    shown: progress_line.ProgressHandle
+    line: "LogHandler | None"  # of progress; None where Snakemake's own log is shown
     started: float  # seconds since the epoch
 
     @property
@@ -59,8 +62,8 @@ class Invocation:
             name = self.source.name if self.source.is_absolute() else self.source
             variables["TROLL_EXPERIMENT_FILE"] = f"{sha256_of_file(self.source)} {name}"
         # What jobs say of themselves goes to Snakemake's log where the terminal has one line for all.
-        if self.shown.log:
-            variables[progress_line.TERMINAL] = str(self.shown.log)
+        if self.line is not None:
+            variables[progress_line.TERMINAL] = str(self.line.settings.log)
         exports = "".join(f"export {name}={quote(value)}; " for name, value in variables.items())
         # Without conda or containers, `troll` is the one beside the Python that runs Snakemake.
         path = "" if self.deployed else f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
@@ -105,7 +108,8 @@ class Invocation:
 
         Of several stages, `troll.operations.run` says it after the last.
         """
-        self.shown.end()
+        if self.line is not None:
+            self.line.end()
         if progress_line.STAGE in os.environ:
             return ""
         from troll.operations.last_screen import LINES, last_screen_of
@@ -129,7 +133,8 @@ class Invocation:
 
     def words_of_failure(self) -> str:
         """For people: where to look."""
-        self.shown.end()
+        if self.line is not None:
+            self.line.end()
         return f"what is done, and what failed: troll status {quote(str(self.source))}\n"
 
     def _new(self, path: Path) -> bool:
@@ -151,7 +156,7 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
             raise UserError(
                 f"{closed} cannot be written; chmod -R u+w results, or link results to another place"
             )
-        shown = progress_line.install(workflow, experiment, root)
+        line = progress_line.install(workflow, experiment, root)
         skipped = skipped_tasks(experiment)
         for task, reason in skipped.items():
             print(f"warning: task {task} is skipped: {reason}", file=sys.stderr)
@@ -168,7 +173,7 @@ def begin(workflow: Any, config: Mapping[str, Any]) -> Invocation:
     except UserError as error:
         _end(error)
     directory = _rules(workflow).absolute().parent
-    return Invocation(workflow, directory, source, targets, public, shown, started)
+    return Invocation(workflow, directory, source, targets, public, line, started)
 
 
 def one_timer(scheduler: Any) -> None:

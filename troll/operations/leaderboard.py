@@ -74,20 +74,25 @@ def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> l
 def write_trials(protocol: Path, out: Path, rules: Sequence[str], results: Sequence[Path]) -> None:
     """Writes the experiment of all trials, or of the round of tuning after those in ``results``."""
     whole = checked_protocol(protocol)
-    known, done = among(whole, rules or whole.rules), len(results)
-    if done > len(known.rounds):
-        raise UserError(f"{protocol}: no round is left after {done}; continue with `troll release final`")
-    if results:
-        scores = trial_scores(read_rounds(results, known), known, rounds=done - 1)
-        experiment = round_experiment(known, done, kept_for(scores, known, done))
-    elif known.tuned_in:
+    known = among(whole, rules or whole.rules)
+    if len(results) > len(known.rounds):
+        raise UserError(
+            f"{protocol}: no round is left after {len(results)}; continue with `troll release final`"
+        )
+    if known.tuned_in and not results:
         raise UserError(
             f"{protocol}: the first round is that of {known.tuned_in}, which is not run again; "
             f"--results {known.tuned_in} writes the next one"
         )
-    else:
-        experiment = trials_experiment(known)
-    write_experiments({out: experiment}, protocol)
+    write_experiments({out: next_round(known, results)}, protocol)
+
+
+def next_round(known: Protocol, done: Sequence[Path], only: str | None = None) -> dict[str, Any]:
+    """The experiment of all trials, or of the round of tuning after those whose results are there."""
+    if not done:
+        return trials_experiment(known, only)
+    scores = trial_scores(read_rounds(done, known), known, only, rounds=len(done) - 1)
+    return round_experiment(known, len(done), kept_for(scores, known, len(done)), only)
 
 
 def write_finals(
@@ -115,14 +120,9 @@ def run_rounds(
     known: Protocol, files: Path, cores: int, protocol: Path, only: str | None = None
 ) -> list[Path]:
     """Runs all rounds of tuning, one after the other, and returns the directories of their results."""
-    if known.tuned_in and only is None:
-        done = [Path(known.tuned_in)]
-    else:
-        done = [run_experiment(trials_experiment(known, only), files, cores, protocol)]
-    for number in range(1, len(known.rounds) + 1):
-        scores = trial_scores(read_rounds(done, known), known, only, rounds=number - 1)
-        kept = kept_for(scores, known, number)
-        done.append(run_experiment(round_experiment(known, number, kept, only), files, cores, protocol))
+    done = [Path(known.tuned_in)] if known.tuned_in and only is None else []
+    while len(done) <= len(known.rounds):
+        done.append(run_experiment(next_round(known, done, only), files, cores, protocol))
     return done
 
 

@@ -37,7 +37,7 @@ from troll.common.strict_yaml import parse_yaml
 from troll.experiment.files import parse_experiment
 from troll.operations.leaderboard import read_rounds, run_fresh, run_rounds
 from troll.operations.protocol_checks import checked_protocol, rule_problems
-from troll.operations.workflow import in_checkout, terminations
+from troll.operations.workflow import in_checkout, noted
 
 PROTOCOL = Path("workflow/config/ranking.yaml")
 _CONTRACT = Path("tests/algorithms/test_trust_region_contract.py")
@@ -49,11 +49,7 @@ _WITH_ENDS = ("pass@1", "difference")
 
 
 def rank(
-    rule: str,
-    space: Sequence[str] = (),
-    protocol: Path = PROTOCOL,
-    board: Path | None = None,
-    cores: int = 0,
+    rule: str, space: Sequence[str] = (), protocol: Path = PROTOCOL, board: Path | None = None, cores: int = 0
 ) -> list[str]:
     """Ranks a trust region of one's own beside the tuned baseline; returns its rows and what they say.
 
@@ -136,7 +132,7 @@ def _check_contract(rule: str) -> None:
 
 def _tested(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Exit status and output of tests; a request to end this process ends them first."""
-    with terminations() as terminated:
+    with noted(signal.SIGTERM) as terminated:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

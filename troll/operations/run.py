@@ -35,6 +35,7 @@ from troll.operations import first_look
 from troll.operations.last_screen import concerning, last_screen, verdicts
 from troll.operations.plan import earlier_runs, estimate
 from troll.operations.progress_line import STAGE
+from troll.operations.workflow import noted
 
 _SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 _SCHEDULING = ["--scheduler", "greedy", "--max-jobs-per-timespan", "1000/3s"]
@@ -257,23 +258,12 @@ def snakemake(
     An interrupt at the keyboard reaches Snakemake too, and is its to handle; a request to end is handed on.
     """
     environment = {**os.environ, STAGE: json.dumps(stage), **(variables or {})}
-    process: subprocess.Popen[bytes] | None = None
-    asked: list[int] = []
-
-    def remember(number: int, _: object) -> None:
-        asked.append(number)
-        if process is not None and number == signal.SIGTERM:
-            process.terminate()
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with noted(signal.SIGINT, signal.SIGTERM) as asked:
         process = subprocess.Popen([*_SNAKEMAKE, *arguments], pass_fds=(handle,), env=environment)
-        if signal.SIGTERM in asked:
-            process.terminate()
+        while process.poll() is None and signal.SIGTERM not in asked:
+            time.sleep(0.1)
+        process.terminate()  # of no effect where it has ended
         status = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if not status and asked:  # it came when Snakemake was done: the next stage is not begun
         sys.exit(128 + asked[0])
     if status:

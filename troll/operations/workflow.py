@@ -51,7 +51,7 @@ def run_workflow(
     command += ["--", *targets]
     variables = {**(os.environ if environment is None else environment), SWITCH: "0"}  # all of it is the log
     begun = said = time.monotonic()
-    with log.open("wb") as out, terminations() as terminated:
+    with log.open("wb") as out, noted(signal.SIGTERM) as terminated:
         process = subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
@@ -76,17 +76,18 @@ def run_workflow(
 
 
 @contextmanager
-def terminations() -> Iterator[list[int]]:
-    """Notes SIGTERM, which would end this process at once and leave what it runs without it."""
+def noted(*signals: signal.Signals) -> Iterator[list[int]]:
+    """Notes signals, which would end this process at once and leave what it runs without it."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # which alone can be told
         yield came
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    before = {number: signal.signal(number, lambda sent, _: came.append(sent)) for number in signals}
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _progress(log: Path) -> str:

@@ -10,32 +10,24 @@ that is installed as editable, as ``make env`` installs this one.
 import logging
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from troll.experiment.experiment import Experiment
+
+if TYPE_CHECKING:
+    from troll.operations.progress_line.handler import LogHandler
 
 SWITCH = "TROLL_PROGRESS"
 """0 leaves Snakemake's own log on the terminal."""
 STAGE = "TROLL_STAGE"
 """Set by troll/operations/run.py: a JSON object with ``title`` and ``until`` of a stage of `make results`."""
 
-
 TERMINAL = "TROLL_TERMINAL"
 """Names the file that takes the terminal's place for what a job says (``troll.common.progress``)."""
 
 
-@dataclass(frozen=True)
-class ProgressHandle:
-    """What takes the line from the terminal, so that others can write there, and Snakemake's log file."""
-
-    end: Callable[[], None] = lambda: None
-    log: Path | None = None
-
-
-def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle:
+def install(workflow: Any, experiment: Experiment, root: Path) -> "LogHandler | None":
     """Puts the line in the place of the log that Snakemake would print, if that is what it would print.
 
     Nothing happens in a dry run, in a job's own Snakemake, in a workflow that uses this one as a module,
@@ -48,12 +40,12 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle
         asked = settings.quiet or settings.verbose or settings.printshellcmds or settings.debug_dag
         main = workflow.is_main_process and workflow.modifier.is_main_snakefile()
         if not main or settings.dryrun or asked or os.environ.get(SWITCH) == "0":
-            return ProgressHandle()
+            return None
         logger: logging.Logger = workflow.logger_manager.logger
         usual = next((handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"), None)
         logs = workflow.logger_manager.get_logfile()
         if usual is None or not logs:
-            return ProgressHandle()
+            return None
         from troll.operations.progress_line.handler import LogHandler, Settings
 
         line = LogHandler(
@@ -69,7 +61,7 @@ def install(workflow: Any, experiment: Experiment, root: Path) -> ProgressHandle
         )
         logger.addHandler(line)
         logger.removeHandler(usual)
-        return ProgressHandle(line.end, Path(logs[0]))
+        return line
     except Exception as error:  # the line is a comfort, and no reason to fail
         print(f"warning: no line of progress: {type(error).__name__}: {error}", file=sys.stderr)
-        return ProgressHandle()
+        return None

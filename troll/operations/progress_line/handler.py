@@ -118,10 +118,15 @@ class LogHandler(LogHandlerBase):
 
     def _handle(self, record: logging.LogRecord) -> None:
         told: Any = record
+        text = record.getMessage()
+        if self._interrupted and _JOBS_FAILED in text:
+            return
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
                 self._state.plan(told.stats)
-                self._start()
+                if self._ticker is None and not self._stop.is_set():
+                    self._ticker = threading.Thread(target=self._tick, name="progress line", daemon=True)
+                    self._ticker.start()
             case LogEvent.JOB_INFO:
                 name = str(told.rule_msg or told.rule_name)
                 begun = self._state.start(told.jobid, told.rule_name, name)
@@ -136,19 +141,15 @@ class LogHandler(LogHandlerBase):
                 self._progress()
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)
-                name = job.name if job else ""
-                if self._interrupted:  # it was ended, and did not fail
-                    return
-                self._say(failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
+                if not self._interrupted:  # else it was ended, and did not fail
+                    name = job.name if job else ""
+                    self._say(failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
             case LogEvent.ERROR:
                 # What a shell command's end says is said better by the job's log.
-                text = record.getMessage()
-                if self._interrupted and _JOBS_FAILED in text:
-                    return
                 if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
                     self._say([text])
             case None | LogEvent.GROUP_ERROR:
-                self._message(record)
+                self._message(text, record.levelno)
 
     def _reader(self, told: Any) -> Callable[[float], Steps | None] | None:
         """What reads the steps of a job that trains, by its seconds so far; None for other jobs."""
@@ -161,10 +162,7 @@ class LogHandler(LogHandlerBase):
         run = experiment.run(str(directory.relative_to(runs)))
         return partial(read_steps, directory, experiment.training_of(run).steps)
 
-    def _message(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if self._interrupted and _JOBS_FAILED in text:
-            return
+    def _message(self, text: str, level: int) -> None:
         if text.startswith(_INTERRUPTED):
             if not self._interrupted:
                 self._say(["interrupted: stopping the running jobs; the same command continues from there"])
@@ -174,9 +172,7 @@ class LogHandler(LogHandlerBase):
             if self._stage.last or self._state.finished < self._state.total:
                 self._say(f"full log: {_short(path)}" for path in complete[1].split(", "))
         # While it ends, Snakemake says so again and again.
-        elif text not in ("", "None", self._last) and (
-            record.levelno >= logging.WARNING or not _NOISE.match(text)
-        ):
+        elif text not in ("", "None", self._last) and (level >= logging.WARNING or not _NOISE.match(text)):
             self._last = text
             self._say([text])
 
@@ -185,11 +181,6 @@ class LogHandler(LogHandlerBase):
         self._say(news(self._verdicts, new))
         self._verdicts = new or self._verdicts
         self._decided = decided(self._verdicts)
-
-    def _start(self) -> None:
-        if self._ticker is None and not self._stop.is_set():
-            self._ticker = threading.Thread(target=self._tick, name="progress line", daemon=True)
-            self._ticker.start()
 
     def _tick(self) -> None:
         """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""

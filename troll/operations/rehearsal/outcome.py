@@ -145,11 +145,8 @@ def check_projections(experiment: Experiment, done: Sequence[Done]) -> list[Chec
     }
     failures = _each("projections", bad, [item.run for item in done])
     failures += [Check("projections", "failed", why, f"trust_regions.{name}") for name, why in faults.items()]
-    if not used and not failures:
-        return []
-    return failures_or_ok(
-        "projections", failures, f"within their bounds, and the solver used, by {', '.join(used)}"
-    )
+    summary = f"within their bounds, and the solver used, by {', '.join(used)}"
+    return failures_or_ok("projections", failures, summary) if used or failures else []
 
 
 def _projects(rule: str) -> bool:
@@ -185,23 +182,23 @@ def check_marks(root: Path) -> list[Check]:
     manifests = [*root.glob("runs/*/*/*/*/*/*/manifest.json"), *root.glob("base/*/*/manifest.json")]
     bare = [path for path in tables if REHEARSAL not in path.read_text(encoding="utf-8")]
     bare += [path for path in manifests if not read_json(path)["config"].get("rehearsal")]
-    failures = [
-        Check("marks", "failed", "does not say that it is a rehearsal's", str(path)) for path in bare[:3]
-    ]
-    return failures_or_ok(
-        "marks", failures, f"{len(tables)} tables and {len(manifests)} manifests say what they are"
-    )
+    said = "does not say that it is a rehearsal's"
+    failures = [Check("marks", "failed", said, str(path)) for path in bare[:3]]
+    summary = f"{len(tables)} tables and {len(manifests)} manifests say what they are"
+    return failures_or_ok("marks", failures, summary)
 
 
 def check_published(experiment: Experiment, done: Sequence[Done], root: Path) -> list[Check]:
     """The tables of published numbers show runs without their partner."""
     import pandas as pd
 
-    from troll.analysis.data.tidy import parts
+    from troll.analysis.data.summaries import Cell
+    from troll.analysis.data.tidy import GROUP, parts
     from troll.analysis.tables.published import SECTIONS
 
     if not experiment.published or not parts(root):
         return []
+    cells = [Cell(**{name: getattr(item.run, name) for name in GROUP}) for item in done]
     failures, lone = [], 0
     for name, section in SECTIONS.items():
         path = root / "tables" / f"published_{name}.csv"
@@ -209,8 +206,7 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
             continue
         frame = pd.read_csv(path)
         for row in section.rows():
-            settings = [item.run for item in done if _setting(row, item.run)]
-            methods = {run.trust_region for run in settings}
+            methods = {cell.trust_region for cell in cells if row.holds(cell)}
             if row.method in methods or row.baseline not in methods or row.measure not in _SHOWN:
                 continue
             if row.method.startswith(row.baseline):  # a variant; its default has rows of its own
@@ -223,14 +219,6 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
                 failures.append(Check("published", "failed", summary, f"tables.published_{name}"))
     summary = f"{len(SECTIONS)} tables; {lone} rows with a baseline alone are shown"
     return failures_or_ok("published", failures[:3], summary)
-
-
-def _setting(row: Any, run: Run) -> bool:
-    """Whether a run is in a published row's setting."""
-    from troll.analysis.data.summaries import Cell
-
-    cell = Cell(run.model, run.task, run.condition, run.estimator, run.trust_region)
-    return bool(row.holds(cell))
 
 
 def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:

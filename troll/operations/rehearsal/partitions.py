@@ -78,11 +78,7 @@ def _too_small(partition: Any, rule: str, request: Request) -> list[str]:
         name
         for name in names
         if (limit := getattr(limits, name)) not in (lifted[name], None)
-        and not _fits(
-            replace(partition, limits=replace(limits, **lifted | {name: limit})),
-            rule,
-            request,
-        )
+        and not _fits(replace(partition, limits=replace(limits, **lifted | {name: limit})), rule, request)
     ]
 
 

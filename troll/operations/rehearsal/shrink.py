@@ -20,12 +20,7 @@ _RESPONSE_TOKENS = 16
 _SUPERVISED_STEPS, _SUPERVISED_BATCH = 2, 4
 _SPLITS = {"train": 24, "validation": 4, "test": 4}
 _SUITE = 2
-_FIXED = {
-    "rollout_batches": 2,
-    "max_response_tokens": _RESPONSE_TOKENS,
-    "checkpoint_every": 1,
-    "gpus": 0,
-}
+_FIXED = {"rollout_batches": 2, "max_response_tokens": _RESPONSE_TOKENS, "checkpoint_every": 1, "gpus": 0}
 # What the smallest run gets; others in proportion, so that mini-batches and staleness keep their shape.
 _SMALLEST = {"prompts_per_batch": 4, "responses_per_prompt": 2, "mini_batches": 4}
 # Random models have to move within a few steps: far enough to leave a ball of 0.25 nats.
