@@ -27,8 +27,8 @@ from troll.experiment.files import parse_experiment
 from troll.experiment.resources import base_request
 from troll.experiment.run_config import RunConfig
 from troll.operations import doctor
+from troll.operations.doctor import needs_of
 from troll.operations.fetch import fetch
-from troll.operations.needs import needs_of
 from troll.operations.rehearsal.shrink import shrink
 from troll.operations.rehearsal.sources import check_models
 from troll.operations.rehearsal.substitutes import write_models

@@ -10,8 +10,7 @@ import yaml
 
 from troll.experiment.files import parse_experiment, read_experiment
 from troll.operations import doctor
-from troll.operations.doctor import Finding, examine, show
-from troll.operations.needs import Needs, needs_of, parameters
+from troll.operations.doctor import Finding, Needs, examine, needs_of, parameters, show
 from troll.tasks.sandbox.pool import sandbox_available
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from troll.common.errors import UserError
 from troll.experiment.experiment import Run
 from troll.experiment.files import parse_experiment, read_experiment
-from troll.operations.rehearsal import resume
+from troll.operations.rehearsal import outcome
 from troll.operations.rehearsal.outcome import Done, blamed, check_gradients, check_projections
 from troll.operations.rehearsal.partitions import check_partitions
 from troll.operations.rehearsal.report import failed, last_rehearsal
@@ -93,7 +93,7 @@ def test_parts_that_do_not_divide_get_more_prompts(contents):
 
 @pytest.mark.slow
 def test_built_in_rows_are_read_as_the_real_ones_are(tmp_path, monkeypatch):
-    from troll.operations.rehearsal.rows import write_rows
+    from troll.operations.rehearsal.substitutes import write_rows
     from troll.tasks.datasets.catalogue import DATA_SETS
     from troll.tasks.datasets.load import STAND_INS
     from troll.tasks.registry import get_task
@@ -345,8 +345,8 @@ def test_a_run_that_hangs_when_it_is_resumed_is_a_failed_check_and_is_ended(cont
         begun.append(subprocess.Popen(["sleep", "600"], process_group=0))
         return begun[-1]
 
-    monkeypatch.setattr(resume, "_train", train)
-    monkeypatch.setattr(resume, "_LIMIT_S", 0.2)
-    (check,) = resume.check_resuming([item], {})
+    monkeypatch.setattr(outcome, "_train", train)
+    monkeypatch.setattr(outcome, "_LIMIT_S", 0.2)
+    (check,) = outcome.check_resuming([item], {})
     assert check.state == "failed" and check.found.startswith("does not resume")
     assert len(begun) == 2 and all(process.poll() == -signal.SIGKILL for process in begun)

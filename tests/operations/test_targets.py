@@ -13,11 +13,10 @@ from troll.experiment.files import parse_experiment
 from troll.experiment.run_config import SamplingConfig, SuitesConfig
 from troll.operations import targets as module
 from troll.operations.doctor import VLLM_ENVIRONMENT
-from troll.operations.parameters import Parameters
+from troll.operations.parameters import Parameters, Requests
 from troll.operations.parts import Part, parts_of
 from troll.operations.places import one_of, places_of, task_of, verbatim
 from troll.operations.public_data import PublicWork, skipped_parts
-from troll.operations.requests import Requests
 from troll.operations.targets import Targets
 
 RUN = {

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from troll import __version__
-from troll.cli import grade, job_evaluate, job_tables, job_train, people, rank, release, run
+from troll.cli import job_evaluate, job_tables, job_train, people, release
 from troll.cli.former import Commands
 from troll.cli.options import Log
 from troll.common.errors import UserError
@@ -30,8 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for module in (run, people, rank, grade):
-    app.add_typer(module.app)
+app.add_typer(people.app)
 job = typer.Typer(no_args_is_help=True, help="The jobs of the workflow, each runnable by hand.")
 for module in (job_train, job_evaluate, job_tables):
     job.add_typer(module.app)

@@ -1,19 +1,82 @@
-"""Commands around a run: what a file means, what a machine lacks, how far a run is, what came out."""
+"""The commands for people: run, look before and after, rank, grade."""
 
 import os
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from troll.cli.options import DEFAULT_RESULTS, Cores, File, Only, ResultsRoot, seed_list
+from troll.cli.options import (
+    DEFAULT_RESULTS,
+    Cores,
+    File,
+    Gpus,
+    Only,
+    Out,
+    ResultsRoot,
+    Task,
+    read_mapping,
+    seed_list,
+)
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
 
 app = typer.Typer()
+
+_DEFAULT = "workflow/config/testbed.yaml"
+
+
+class _WithTargets(TyperCommand):
+    """Takes what follows `--` for targets, also where no experiment stands before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads what stands before the targets."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta["targets"] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
+
+
+@app.command(cls=_WithTargets, context_settings={"ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT] [OPTIONS]...",
+            help="an experiment file, by default the testbed's; then options of Snakemake",
+        ),
+    ] = None,
+    cores: Annotated[str, typer.Option("--cores", "-c", help="processors: a number, or all")] = "all",
+    minutes: Annotated[
+        str | None, typer.Option(help="start no further seeds after so many; default the file's")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's: 0,1,2")] = None,
+) -> None:
+    """Run an experiment: models, training, evaluation, tables, page.
+
+    You can interrupt it at any time: the same command continues. Targets of Snakemake come after `--`.
+
+    Example: troll run workflow/config/testbed.yaml --cores 2
+    """
+    from troll.operations.run import main
+
+    experiment, *options = words or [_DEFAULT]
+    if experiment.startswith("-"):
+        if any(word.endswith((".yaml", ".yml")) for word in options):
+            raise UserError(f"run: name the experiment file before {experiment}, an option of Snakemake")
+        experiment, options = _DEFAULT, [experiment, *options]
+    main(
+        Path(experiment),
+        context.meta["targets"] or ["all"],
+        cores=cores,
+        minutes=minutes,
+        seeds=None if seeds is None else seed_list(seeds),
+        options=options,
+    )
 
 
 @app.command()
@@ -216,3 +279,120 @@ def compare(
     equal = not compared.empty and not compared["different"].any()
     if not (equal or (replicates(predicted) and not exact)):
         raise typer.Exit(1)
+
+
+@app.command()
+def rank(
+    what: Annotated[
+        str, typer.Argument(metavar="RULE|PROTOCOL", help="my_rules.py:soft_wall, or a protocol.yaml")
+    ],
+    space: Annotated[
+        list[str] | None, typer.Option(help="values of a setting of RULE to try, name=1,2,3; may be repeated")
+    ] = None,
+    protocol: Annotated[
+        Path | None, typer.Option(help="protocol for RULE; default workflow/config/ranking.yaml")
+    ] = None,
+    board: Annotated[
+        Path | None, typer.Option(help="results/NAME with a board made by the same protocol")
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="one of the rules of PROTOCOL; may be repeated; default all")
+    ] = None,
+    cores: Cores = 0,
+) -> None:
+    """Rank your own trust region, or run a whole protocol.
+
+    RULE gets what every rule of the protocol gets: the contract tests, the same number of trials (runs that
+    try settings), and fresh seeds with the best settings. PROTOCOL runs all trials of its rules, the fresh
+    seeds, and the board (the table of results).
+
+    You can interrupt it at any time: the same command continues, and no run is made twice. The board is in
+    results/ranking-NAME for a rule, and in results/NAME for a protocol.
+
+    Example: troll rank my_rules.py:soft_wall --space coefficient=0.1,1,10
+    """
+    if Path(what).suffix in (".yaml", ".yml"):
+        if space or protocol or board:
+            raise UserError(f"rank: {what} is a protocol; --space, --protocol and --board go with a rule")
+        from troll.operations.leaderboard import run_protocol
+
+        lines = run_protocol(Path(what), rule or (), cores)
+    else:
+        if rule:
+            raise UserError("rank: --rule chooses rules of a protocol; name one: troll rank PROTOCOL.yaml")
+        from troll.operations.rank import PROTOCOL
+        from troll.operations.rank import rank as rank_rule
+
+        lines = rank_rule(what, space or (), protocol or PROTOCOL, board, cores)
+    for line in lines:
+        typer.echo(line)
+
+
+@app.command()
+def grade(
+    task: Task,
+    out: Out,
+    checkpoint: Annotated[Path | None, typer.Option(help="a saved model")] = None,
+    samples: Annotated[Path | None, typer.Option(help="existing samples to grade, as JSON lines")] = None,
+    problems: Annotated[
+        Path | None, typer.Option(help="problems as JSON lines; default the public data set named by TASK")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="split of the public data set; default test")] = None,
+    only_present: Annotated[
+        bool, typer.Option("--only-present", help="grade only the problems that have a sample")
+    ] = False,
+    per_problem: Annotated[int, typer.Option(help="samples for each problem", min=1)] = 8,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="longest response")] = 64,
+    batch_size: Annotated[int, typer.Option(help="responses at a time")] = 256,
+    seed: Annotated[int, typer.Option(help="seed of the random streams")] = 0,
+    chat: Annotated[str, typer.Option(help="chat template: on, off; auto: if there is one")] = "auto",
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="let a model that can (Qwen3) think first")
+    ] = False,
+    cut_prompts: Annotated[
+        bool, typer.Option("--cut-prompts", help="cut the start of prompts that are too long")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="transformers or vllm")] = "transformers",
+    engine_options: Annotated[
+        Path | None, typer.Option(help="file with arguments of vllm.LLM, JSON or YAML")
+    ] = None,
+    gpus: Gpus = 0,
+) -> None:
+    r"""Sample a checkpoint's responses to a task, and grade them.
+
+    Writes grades to OUT and the samples next to it; with --samples FILE it only grades those. Answers to
+    public data are also scored by lm-eval or evalplus, and disagreements.jsonl is written next to OUT.
+
+    Example: troll grade --task chains --out grades.json \
+    --checkpoint results/testbed/base/tiny/chains/checkpoint \
+    --problems results/testbed/data/chains/test.jsonl
+    """
+    if (checkpoint is None) == (samples is None):
+        raise UserError("grade: name a model, --checkpoint DIRECTORY, or samples that exist, --samples FILE")
+    from troll.evaluation.grading import beside, problems_of
+    from troll.evaluation.grading import grade as judge
+
+    if checkpoint is not None:
+        from troll.common.gpus import require_gpus
+        from troll.evaluation.sampling import sample
+
+        require_gpus(gpus, "--gpus")
+        samples = beside(out, "samples.jsonl")
+        sample(
+            checkpoint,
+            problems_of(task, problems, split),
+            samples_per_problem=per_problem,
+            temperature=temperature,
+            max_new_tokens=max_tokens,
+            batch_size=batch_size,
+            seed=seed,
+            chat=chat,
+            thinking=thinking,
+            cut_prompts=cut_prompts,
+            engine=engine,
+            engine_options=read_mapping(engine_options) if engine_options else None,
+            out=samples,
+        )
+    if samples is not None:
+        judge(task, samples, problems, out, only_present=only_present, split=split)

@@ -142,18 +142,8 @@ def schema(out: Annotated[Path, typer.Option(help="*.json: for editors; *.md: fo
     write_text(out, makers[out.suffix]())
 
 
-Rules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rule", help="one of its rules; may be repeated; by default all, and the board grows with each"
-    ),
-]
-
-TriedRules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rule", help="one of its rules; may be repeated; by default those that have trials in RESULTS"
-    ),
+Trials = Annotated[
+    list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
 ]
 
 
@@ -161,7 +151,10 @@ TriedRules = Annotated[
 def trials(
     protocol: ProtocolFile,
     out: Annotated[Path, typer.Option(help="the experiment file")],
-    rule: Rules = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="one of its rules; may be repeated; by default all, and the board grows with each"),
+    ] = None,
     results: Annotated[
         list[Path] | None,
         typer.Option(help="results/<experiment> of a finished round; once for each round, in order"),
@@ -182,11 +175,12 @@ def trials(
 @app.command()
 def final(
     protocol: ProtocolFile,
-    results: Annotated[
-        list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
-    ],
+    results: Trials,
     out: Annotated[Path, typer.Option(help="directory for an experiment file of each task")],
-    rule: TriedRules = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="one of its rules; may be repeated; by default those that have trials in RESULTS"),
+    ] = None,
     fresh: Annotated[
         list[Path] | None,
         typer.Option(
@@ -211,9 +205,7 @@ def final(
 @app.command()
 def board(
     protocol: ProtocolFile,
-    trials: Annotated[
-        list[Path], typer.Option(help="results/<experiment> of the trials; once for each round, in order")
-    ],
+    trials: Trials,
     final: Annotated[
         list[Path], typer.Option(help="results/<experiment> of fresh seeds; once for each task")
     ],

@@ -118,7 +118,10 @@ def _alike(claim: Claim, experiment: Experiment) -> Iterator[str]:
 
 def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) -> Iterator[str]:
     """Why no run will have the claim's metric, as far as that is known: rules and graders add their own."""
-    yield from _misspelt(claim.metric)
+    source, _, name = claim.metric.partition("/")
+    if source == "mean" and name not in METRICS:
+        for close in difflib.get_close_matches(name, METRICS, n=1, cutoff=0.8):
+            yield f"metric: {name!r} is not a logged metric; did you mean 'mean/{close}'?"
     data, k = pass_at(claim.metric) or (None, 0)
     samples = experiment.evaluation.samples
     if data == "" and k > samples:
@@ -131,14 +134,6 @@ def _not_measured(claim: Claim, experiment: Experiment, tasks: Iterable[str]) ->
         if claim.metric not in measured:
             available = ", ".join(measured) or "nothing"
             yield f"metric: runs here are not evaluated for {claim.metric}; evaluate_on gives {available}"
-
-
-def _misspelt(metric: str) -> Iterator[str]:
-    """A logged metric that is nearly the name of a usual one."""
-    source, _, name = metric.partition("/")
-    close = difflib.get_close_matches(name, [*METRICS], n=1, cutoff=0.8) if source == "mean" else []
-    if close and name not in METRICS:
-        yield f"metric: {name!r} is not a logged metric; did you mean 'mean/{close[0]}'?"
 
 
 def _of_data_sets(task: TaskSettings) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """What `make results` shows first: a comparison with one seed, from a model that comes with the source."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +10,6 @@ from troll.analysis.data.tidy import BASE
 from troll.analysis.render.formats import percent
 from troll.common.digests import damage
 from troll.common.files import read_json
-from troll.common.hub import MIRROR
 
 MODELS = Path("workflow/first-look")
 EXPERIMENT = Path("workflow/config/first-look.yaml")
@@ -31,11 +29,6 @@ def reason_against(experiment: Path) -> str | None:
         return ""
     wrong = damage(_MODEL, read_json(MODELS / "manifest.json")["checkpoint"])
     return None if wrong is None else f"no first comparison: {_MODEL}: {wrong}; git checkout -- {MODELS}"
-
-
-def environment() -> Mapping[str, str]:
-    """Variables that let the experiment find the base model."""
-    return {MIRROR: str(MODELS.resolve())}
 
 
 def outcome() -> str:

@@ -9,26 +9,9 @@ import yaml
 
 from troll.analysis.data.results import read_results
 from troll.analysis.data.tidy import read_tidy
+from troll.analysis.leaderboard import figures, inputs
 from troll.analysis.leaderboard.board import board_table
 from troll.analysis.leaderboard.contrasts import contrasts_table, lacking, sentence
-from troll.analysis.leaderboard.figures import (
-    budget_figure,
-    contrasts_figure,
-    differences_figure,
-    profile_figure,
-)
-from troll.analysis.leaderboard.inputs import (
-    check_fresh,
-    check_named_once,
-    choose,
-    kept_for,
-    trial_runs,
-    trial_scores,
-    tried_in,
-    tuned_elsewhere,
-    tuning_table,
-    tuning_values,
-)
 from troll.analysis.leaderboard.levels import levels_table
 from troll.analysis.leaderboard.own_rule import beside, read_finals
 from troll.analysis.leaderboard.protocol import (
@@ -63,7 +46,7 @@ def run_protocol(protocol: Path, rules: Sequence[str] = (), cores: int = 0) -> l
     out, count = Path("results", known.name), cores or available_cores()
     files = out / "experiments"
     tried = run_rounds(known, files, count, protocol)
-    best = choose(trial_scores(read_rounds(tried, known), known), known)
+    best = inputs.choose(inputs.trial_scores(read_rounds(tried, known), known), known)
     finals = run_fresh(known, best, files, count, protocol)
     outcome = make_board(protocol, tried, finals, out)
     write_text(out / "protocol.yaml", protocol.read_text(encoding="utf-8"))
@@ -91,8 +74,8 @@ def next_round(known: Protocol, done: Sequence[Path], only: str | None = None) -
     """The experiment of all trials, or of the round of tuning after those whose results are there."""
     if not done:
         return trials_experiment(known, only)
-    scores = trial_scores(read_rounds(done, known), known, only, rounds=len(done) - 1)
-    return round_experiment(known, len(done), kept_for(scores, known, len(done)), only)
+    scores = inputs.trial_scores(read_rounds(done, known), known, only, rounds=len(done) - 1)
+    return round_experiment(known, len(done), inputs.kept_for(scores, known, len(done)), only)
 
 
 def write_finals(
@@ -105,13 +88,14 @@ def write_finals(
     """
     known = checked_protocol(protocol)
     runs = read_rounds(results, known)
-    there = tried_in(runs, known, results[0])
+    there = inputs.tried_in(runs, known, results[0])
     known = among(known, rules or there)
     finals = [read_results(path) for path in fresh]
     counts = seeds_of_rules(known, finals)
     if finals and all(count == seeds_there(known, finals, name) for name, count in counts.items()):
         raise UserError(f"{protocol}: every rule has its fresh seeds; continue with `troll release board`")
-    experiments = final_experiments(known, choose(trial_scores(runs, known), known), counts=counts)
+    best = inputs.choose(inputs.trial_scores(runs, known), known)
+    experiments = final_experiments(known, best, counts=counts)
     files = {out / f"{task}.yaml": experiment for task, experiment in experiments.items()}
     write_experiments(files, protocol)
 
@@ -160,11 +144,11 @@ def run_fresh(
 
 def read_rounds(directories: Sequence[Path], known: Protocol, option: str = "--results") -> pd.DataFrame:
     """The runs of all rounds of tuning that are done, as one tidy table."""
-    check_named_once(directories, option)
+    inputs.check_named_once(directories, option)
     tables = {path: read_results(path).runs for path in directories}
     if known.tuned_in is not None:
         check_tuned_in(directories[0], tables[directories[0]], known)
-    return tuning_table(tables, known)
+    return inputs.tuning_table(tables, known)
 
 
 def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], out: Path) -> str | None:
@@ -173,40 +157,40 @@ def make_board(protocol: Path, trials: Sequence[Path], final: Sequence[Path], ou
     Tables: ``board`` and ``trials``, ``levels`` where there are any, ``contrasts`` and ``ranking`` where the
     protocol has them. Figures: ``differences``, ``budget``, ``profile``, and ``contrasts`` likewise.
     """
-    check_named_once(final)
+    inputs.check_named_once(final)
     whole = read_protocol(protocol)
     runs = read_rounds(trials, whole, "--trials")
-    known = among(whole, tried_in(runs, whole, trials[0]))
+    known = among(whole, inputs.tried_in(runs, whole, trials[0]))
     missing = [name for name in whole.rules if name not in known.rules]
-    scores = trial_scores(runs, known)
+    scores = inputs.trial_scores(runs, known)
     finals = {path: read_results(path) for path in final}
-    check_fresh(finals, whole)
+    inputs.check_fresh(finals, whole)
     fresh = [*finals.values()]
-    begun = [trial_runs(read_tidy(path).runs, whole) for path in trials]
+    begun = [inputs.trial_runs(read_tidy(path).runs, whole) for path in trials]
     ended = {name: sum(one.get(name, 0) for one in begun) for name in whole.rules}
-    table = board_table(fresh, scores, choose(scores, known), known, missing, ended)
-    table.attrs["notes"][1:1] = tuned_elsewhere(runs, fresh, known)
+    table = board_table(fresh, scores, inputs.choose(scores, known), known, missing, ended)
+    table.attrs["notes"][1:1] = inputs.tuned_elsewhere(runs, fresh, known)
     levels = levels_table(fresh, known)
     tables = {"board": table, "trials": scores} | ({} if levels.empty else {"levels": levels})
     if known.ranking is not None:
         tables["ranking"] = ranking_table(fresh, known)
-    figures = {
-        "differences": differences_figure(table),
-        "budget": budget_figure(scores, table),
-        "profile": profile_figure(table),
+    drawn = {
+        "differences": figures.differences_figure(table),
+        "budget": figures.budget_figure(scores, table),
+        "profile": figures.profile_figure(table),
     }
     said = None
     if known.comparison is not None:
         if absent := lacking(fresh, known):
             say(f"contrasts: not made yet; no fresh seeds of {listed(absent)}")
         else:
-            tuning = tuning_values(runs, scores, known)
+            tuning = inputs.tuning_values(runs, scores, known)
             tables["contrasts"] = contrasts_table(fresh, known, tuning)
-            figures["contrasts"] = contrasts_figure(tables["contrasts"], fresh, known)
+            drawn["contrasts"] = figures.contrasts_figure(tables["contrasts"], fresh, known)
             said = sentence(tables["contrasts"], known)
     for name, made in tables.items():
         write_table(made, out / name)
-    for name, figure in figures.items():
+    for name, figure in drawn.items():
         write_figure(figure, out / name)
     return said
 

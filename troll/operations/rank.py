@@ -16,18 +16,8 @@ import pandas as pd
 
 from troll.algorithms.trust_regions import TRUST_REGIONS
 from troll.algorithms.trust_regions.rule_files import names_a_file
+from troll.analysis.leaderboard import own_rule
 from troll.analysis.leaderboard.inputs import choose, trial_scores
-from troll.analysis.leaderboard.own_rule import (
-    beside,
-    check_release,
-    check_same_protocol,
-    own_board,
-    places,
-    read_finals,
-    readings,
-    released_trials,
-    with_rule,
-)
 from troll.analysis.leaderboard.protocol import Protocol, among, trials_experiment
 from troll.analysis.render.formats import listed, shown, write_table
 from troll.common.errors import UserError, nearest
@@ -58,19 +48,21 @@ def rank(
     """
     in_checkout("rank")
     released = checked_protocol(protocol)
-    name = _name_of(rule)
-    values = _space(space)
+    if not names_a_file(rule):
+        raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
+    TRUST_REGIONS[rule]  # loads it, or says what is wrong
+    name, values = rule.rpartition(":")[2].replace("_", "-"), _space(space)
     _check_space(values, rule, released)
-    known = with_rule(released, name, rule, values)
+    known = own_rule.with_rule(released, name, rule, values)
     for problem in rule_problems(known, name):
         raise UserError(f"rank: {rule}: {problem}")
     parse_experiment(trials_experiment(known, name), f"rank: {rule}")
     place, count = board or Path("results", released.name), cores or available_cores()
-    check_same_protocol(place, protocol, released)
+    own_rule.check_same_protocol(place, protocol, released)
     scores = None
     if released.ranking is None or board or (place / "trials.csv").exists():
-        scores = released_trials(place / "trials.csv", released)
-        check_release(Path("results"), released)
+        scores = own_rule.released_trials(place / "trials.csv", released)
+        own_rule.check_release(Path("results"), released)
     _check_contract(rule)  # last, because it takes longest
     say(f"{rule}: keeps the contract")
     root = Path("results", f"{released.name}-{name}")
@@ -83,18 +75,18 @@ def rank(
         settings = f", {trial.described}" if trial.settings else ""
         say(f"{task}: best at learning rate {trial.learning_rate:g}{settings}")
     run_fresh(known, best, root, count, protocol, name)
-    finals = read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
-    table = own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
+    finals = own_rule.read_finals(Path("results"), known, name, list(known.experiment["tasks"]))
+    table = own_rule.own_board(known, name, pd.concat([scores, own], ignore_index=True), finals)
     write_table(table, root / "board")
-    together = [beside(*pair, name) for pair in finals.values()]
-    told = readings(together, known, name)
+    together = [own_rule.beside(*pair, name) for pair in finals.values()]
+    told = own_rule.readings(together, known, name)
     narrow = table[[*_COLUMNS, *(f"{column}_{end}" for column in _WITH_ENDS for end in ("low", "high"))]]
     narrow.attrs = table.attrs
     headings, rows = shown(narrow)
     return [
         *(" | ".join(cells) for cells in (headings, *rows)),
         *table.attrs["notes"],
-        *places(table, name, together),
+        *own_rule.places(table, name, together),
         *told,
         f"the whole table: {root / 'board.md'}",
     ]
@@ -107,14 +99,6 @@ def _baseline(known: Protocol, place: Path, cores: int, protocol: Path) -> pd.Da
     scores = trial_scores(read_rounds(run_rounds(alone, files, cores, protocol), alone), alone)
     run_fresh(alone, choose(scores, alone), files, cores, protocol)
     return scores
-
-
-def _name_of(rule: str) -> str:
-    """The rule's name on the board, when the file can be loaded."""
-    if not names_a_file(rule):
-        raise UserError(f"rank: {rule!r} names no file; expected my_rules.py:my_function")
-    TRUST_REGIONS[rule]  # loads it, or says what is wrong
-    return rule.rpartition(":")[2].replace("_", "-")
 
 
 def _check_contract(rule: str) -> None:

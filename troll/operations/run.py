@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from troll.analysis.claims.further import affordable, look_record, next_looks
 from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.replication import replication_of
 from troll.common.errors import UserError
+from troll.common.hub import MIRROR
 from troll.common.processor import available_cores
 from troll.experiment.experiment import Experiment
 from troll.experiment.files import read_configuration, read_experiment
@@ -133,7 +135,7 @@ def show_first(experiment: Path, rest: list[str], handle: int) -> None:
         return
     arguments = [str(first_look.EXPERIMENT) if word == str(experiment) else word for word in rest]
     stage = {"title": "first comparison", "last": False, "first": False}
-    snakemake(arguments, handle, stage, first_look.environment())
+    snakemake(arguments, handle, stage, {MIRROR: str(first_look.MODELS.resolve())})
     say(first_look.outcome())
 
 
@@ -181,9 +183,7 @@ def run_until_decided(
     """Seeds where they decide, then everything."""
     root = Path("results", experiment.experiment)
     before = read_looks(root)
-    further: dict[str, list[int]] = {
-        name: list(seeds) for name, seeds in before.get("further_seeds", {}).items()
-    }
+    further: dict[str, list[int]] = dict(before.get("further_seeds", {}))
     looks = list(before.get("looks", []))
     begun = time.time()
     ends = begun + until - time.monotonic() - _TABLES_S
@@ -193,13 +193,11 @@ def run_until_decided(
         snakemake([*rest[:-1], str(root / "runs/collected"), "claims"], handle, stage)
         judged = verdicts(experiment, root)
         runs = with_further_seeds(experiment, root).runs()
-        planned: dict[str, set[int]] = {}
-        for run in runs:
-            planned.setdefault(run.group_id, set()).add(run.seed)
+        planned = {(run.group_id, run.seed) for run in runs}
         looks.append(look_record(judged, (time.monotonic() - started) / 60, len(runs)))
         left = cores * (until - time.monotonic() - _TABLES_S)
         chosen, ended = next_runs(experiment, judged, left)
-        new = [(setting, seed) for setting, seed in chosen if seed not in planned[setting]]
+        new = [run for run in chosen if run not in planned]
         if chosen and not new:
             ended = "the missing seeds have been run, but have no value to compare"
         for setting, seed in new:
@@ -245,7 +243,7 @@ def next_runs(
 def seed_counts(experiment: Experiment, root: Path) -> str:
     """How many seeds the settings have."""
     runs = with_further_seeds(experiment, root).runs()
-    counts = sorted({sum(other.group_id == run.group_id for other in runs) for run in runs})
+    counts = sorted(set(Counter(run.group_id for run in runs).values()))
     told = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"{len(runs)} runs, {told} seeds in a setting"
 

@@ -101,6 +101,7 @@ def _rules() -> Iterator[str]:
     from troll.tasks.registry import get_task, task_names
 
     tasks = {name: get_task(name) for name in task_names()}
+    registry: Mapping[str, Any]
     for title, registry in (("Trust regions", TRUST_REGIONS), ("Estimators", ESTIMATORS), ("Tasks", tasks)):
         rows, shown = [], json.dumps if registry is tasks else _plain
         for name, entry in registry.items():

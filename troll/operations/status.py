@@ -166,16 +166,6 @@ def status_of_run(root: Path, run: Run, steps: int, *, suites: bool = False) -> 
     return RunStatus(run.run_id, "missing", 0, steps)
 
 
-def status_of_base(root: Path, model: str, task: str) -> RunStatus:
-    """The state of a base model that the workflow trains."""
-    directory, log = root / BASE / model / task, root / "logs/base_model" / model / f"{task}.log"
-    name = f"{BASE}/{model}/{task}"
-    if (directory / "manifest.json").exists():
-        return RunStatus(name, "done")
-    reason = _error_in(log)
-    return RunStatus(name, "failed", reason=reason, log=log) if reason else RunStatus(name, "missing")
-
-
 def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -> list[RunStatus]:
     """The states of base models and runs of an experiment, or of groups of it, in the order of the file."""
     root = results / experiment.experiment
@@ -185,7 +175,13 @@ def status_of(experiment: Experiment, results: Path, only: Sequence[str] = ()) -
         settings, name = experiment.models[model], f"{BASE}/{model}/{task}"
         # What is only linked is no work worth a line.
         if settings.pretrained is None or settings.supervised_steps is not None:
-            statuses.append(RunStatus(name, "done") if name in held else status_of_base(root, model, task))
+            log = root / "logs/base_model" / model / f"{task}.log"
+            if name in held or (root / name / "manifest.json").exists():
+                statuses.append(RunStatus(name, "done"))
+            elif reason := _error_in(log):
+                statuses.append(RunStatus(name, "failed", reason=reason, log=log))
+            else:
+                statuses.append(RunStatus(name, "missing"))
     for run in runs:
         steps, suites = experiment.training_of(run).steps, bool(experiment.tasks[run.task].evaluate_on)
         if run.run_id in held:

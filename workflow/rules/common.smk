@@ -10,10 +10,9 @@ from troll.common.numerics import last_change
 from troll.experiment.experiment import BASE
 from troll.experiment.resources import FIXED
 from troll.operations.invocation import begin
-from troll.operations.parameters import Parameters
+from troll.operations.parameters import Parameters, Requests
 from troll.operations.parts import parts_of
 from troll.operations.places import one_of, task_of
-from troll.operations.requests import Requests
 
 INVOCATION = begin(workflow, config)
 TARGETS, PUBLIC = INVOCATION.targets, INVOCATION.public

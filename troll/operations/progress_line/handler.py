@@ -18,17 +18,9 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 from troll.experiment.experiment import Experiment
+from troll.operations.progress_line import words
 from troll.operations.progress_line.state import State
 from troll.operations.progress_line.steps import Steps, expected_seconds, read_steps, steps_in_log
-from troll.operations.progress_line.words import (
-    decided,
-    failure,
-    line_of,
-    news,
-    read_stage,
-    taken,
-    verdicts_in,
-)
 
 _REPAINT_S = 1.0
 _READ_S = 5.0
@@ -77,9 +69,9 @@ class LogHandler(LogHandlerBase):
         """Reads the verdicts that are there, and looks for a terminal."""
         given = self.settings
         self._state = State()
-        self._stage = read_stage(given.stage)
-        self._verdicts = verdicts_in(given.root / "claims.json")
-        self._decided = "" if self._stage.first else decided(self._verdicts)
+        self._stage = words.read_stage(given.stage)
+        self._verdicts = words.verdicts_in(given.root / "claims.json")
+        self._decided = "" if self._stage.first else words.decided(self._verdicts)
         self._terminal = _is_terminal(given.stream)
         self._painted = self._last = ""
         self._broken = self._interrupted = False
@@ -137,13 +129,13 @@ class LogHandler(LogHandlerBase):
                 if done is not None and done.rule.startswith("claims"):
                     self._judged()
                 if done is not None and done.rule in _BASES:
-                    self._say(taken(done.logs))
+                    self._say(words.taken(done.logs))
                 self._progress()
             case LogEvent.JOB_ERROR:
                 job = self._state.fail(told.jobid)
                 if not self._interrupted:  # else it was ended, and did not fail
                     name = job.name if job else ""
-                    self._say(failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
+                    self._say(words.failure(told.rule_name, name, list(told.log or ()), told.aux or {}))
             case LogEvent.ERROR:
                 # What a shell command's end says is said better by the job's log.
                 if not (_OF_A_JOB.search(text) or (self._state.failed and _RAN.search(text))):
@@ -177,10 +169,10 @@ class LogHandler(LogHandlerBase):
             self._say([text])
 
     def _judged(self) -> None:
-        new = verdicts_in(self.settings.root / "claims.json")
-        self._say(news(self._verdicts, new))
+        new = words.verdicts_in(self.settings.root / "claims.json")
+        self._say(words.news(self._verdicts, new))
         self._verdicts = new or self._verdicts
-        self._decided = decided(self._verdicts)
+        self._decided = words.decided(self._verdicts)
 
     def _tick(self) -> None:
         """In a thread of its own: earlier runs may be many, and the clock goes on while no event comes."""
@@ -222,7 +214,7 @@ class LogHandler(LogHandlerBase):
             self._write(self._line() + "\n")
 
     def _line(self) -> str:
-        return line_of(self._state, self._stage, self._decided)
+        return words.line_of(self._state, self._stage, self._decided)
 
     def _say(self, lines: Iterable[str]) -> None:
         """Lines that stay; the painted one moves below them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from troll.operations.progress_line.state import Job, State
+from troll.operations.progress_line.state import State
 from troll.operations.progress_line.steps import tail
 
 _UNDECIDED = ("not run", "inconclusive")
@@ -49,15 +49,13 @@ def line_of(state: State, stage: Stage, claims: str = "", now: float | None = No
     if claims:
         text += f"; {claims}"
     # Last, because a narrow terminal cuts it off.
-    names = [_named(job) for job in sorted(state.running.values(), key=lambda job: job.started)]
+    names = [
+        f"{job.name} (step {job.steps.done:,} of {job.steps.total:,})" if job.steps else job.name
+        for job in sorted(state.running.values(), key=lambda job: job.started)
+    ]
     if names:
         text += f"; now: {', '.join(names[:2])}" + (f" and {len(names) - 2} more" if len(names) > 2 else "")
     return text
-
-
-def _named(job: Job) -> str:
-    steps = job.steps
-    return job.name if steps is None else f"{job.name} (step {steps.done:,} of {steps.total:,})"
 
 
 def roughly(seconds: float) -> str:

@@ -1,19 +1,29 @@
-"""What the runs of a rehearsal did: whether anything was learnt, and the rules kept their promises."""
+"""What the runs of a rehearsal did: whether anything was learnt, rules kept their promises, one resumes."""
 
 import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from troll.common.files import read_json, read_jsonl
+from troll.common.digests import sha256_of_file
+from troll.common.files import read_json, read_jsonl, write_text
 from troll.experiment.experiment import BASE, Experiment, Run
 from troll.operations.rehearsal.report import Check, failures_or_ok
 from troll.operations.rehearsal.shrink import PROCESSES
 
 # The coordinates that failing runs may have in common, the likeliest to be blamed first.
 _COORDINATES = ("trust_region", "estimator", "condition", "model", "task")
+_LIMIT_S = 600.0
+_WEIGHTS = "checkpoint/model.safetensors"
 _SHOWN = ("pass@1", "final")
 """Measures of published tables that every run has."""
 
@@ -221,7 +231,7 @@ def check_published(experiment: Experiment, done: Sequence[Done], root: Path) ->
     return failures_or_ok("published", failures[:3], summary)
 
 
-def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:
+def checks_of(experiment: Experiment, root: Path, environment: Mapping[str, str]) -> Iterator[Check]:
     """All of these, one after the other."""
     done = finished(experiment, root)
     yield from check_runs(experiment, root)
@@ -232,3 +242,73 @@ def checks_of(experiment: Experiment, root: Path) -> Iterator[Check]:
     yield from check_pages(experiment, root)
     yield from check_marks(root)
     yield from check_published(experiment, done, root)
+    yield from check_resuming(done, environment)
+
+
+def _chosen(done: Sequence[Done]) -> Done | None:
+    """The run with most to resume: one with a rule that projects first, then the most steps."""
+    alone = [item for item in done if not item.run.condition.endswith(PROCESSES)]
+    return max(alone, key=lambda item: (bool(item.values("kl_projected_max")), len(item.rows)), default=None)
+
+
+def _train(item: Done, directory: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    base = item.root / BASE / item.run.model / item.run.task / "checkpoint"
+    command = [sys.executable, "-m", "troll.cli", "--log", str(directory / "train.log"), "job", "train"]
+    command += [str(directory / "run.yaml"), "--base", str(base)]
+    command += ["--data", str(item.root / "data" / item.run.task)]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=dict(environment), stdout=quiet, stderr=quiet, process_group=0)
+
+
+@contextmanager
+def _training(
+    item: Done, directory: Path, environment: Mapping[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that trains; in the end it is killed with all that it has started, should it still live."""
+    process = _train(item, directory, environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def check_resuming(done: Sequence[Done], environment: Mapping[str, str]) -> list[Check]:
+    """Retrains a run, kills it after its first checkpoint, resumes it, and compares it with the original."""
+    item = _chosen(done)
+    if item is None:
+        return []
+    key = f"run {item.run.run_id}"
+    directory = item.root / "resumed" / item.run.run_id
+    log = directory / "train.log"
+    shutil.rmtree(directory, ignore_errors=True)
+    write_text(directory / "run.yaml", (item.directory / "run.yaml").read_text(encoding="utf-8"))
+    with _training(item, directory, environment) as process:
+        deadline = time.monotonic() + _LIMIT_S
+        while not any(directory.glob("trainer/checkpoint-*/complete.json")):
+            if process.poll() is not None or time.monotonic() > deadline:
+                return [Check("resuming", "failed", f"has left no checkpoint; see {log}", key)]
+            time.sleep(0.002)
+    if (directory / "manifest.json").exists():
+        return [Check("resuming", "note", "the run was over before it could be killed", key)]
+    with _training(item, directory, environment) as process, suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_LIMIT_S)
+    if process.returncode:
+        return [Check("resuming", "failed", f"does not resume; see {log}", key)]
+    return [_compared(item, directory, key)]
+
+
+def _compared(item: Done, directory: Path, key: str) -> Check:
+    ours, theirs = (
+        [{name: row[name] for name in row if name != "time"} for row in rows]
+        for rows in (read_jsonl(directory / "metrics.jsonl"), item.rows)
+    )
+    if ours != theirs:
+        step = next(
+            (row["step"] for row, other in zip(theirs, ours, strict=False) if row != other), len(ours)
+        )
+        return Check("resuming", "failed", f"killed and resumed, its metrics differ from step {step} on", key)
+    if sha256_of_file(directory / _WEIGHTS) != sha256_of_file(item.directory / _WEIGHTS):
+        return Check("resuming", "failed", "killed and resumed, it ends with other weights", key)
+    return Check("resuming", "ok", f"{item.run.run_id}, killed and resumed, equals the undisturbed run")

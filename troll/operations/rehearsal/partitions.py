@@ -9,15 +9,9 @@ from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.files import read_yaml
+from troll.experiment import resources
 from troll.experiment.experiment import Experiment
-from troll.experiment.resources import (
-    ATTEMPTS,
-    FIXED,
-    Request,
-    base_request,
-    sampling_request,
-    training_request,
-)
+from troll.experiment.resources import ATTEMPTS, FIXED, Request
 from troll.operations.rehearsal.report import Check, State, failures_or_ok
 
 PROFILE = Path("workflow/profiles/slurm")
@@ -34,11 +28,11 @@ def requests(experiment: Experiment, attempt: int) -> dict[tuple[str, str], Requ
         model, gpus = experiment.models[run.model], experiment.training_of(run).gpus
         source = model.pretrained
         wanted = {
-            "train": training_request(source, gpus, attempt),
-            "sample": sampling_request(source, shared if source and gpus else 0, attempt),
+            "train": resources.training_request(source, gpus, attempt),
+            "sample": resources.sampling_request(source, shared if source and gpus else 0, attempt),
         }
         if model.wheel is not None or model.supervised_steps is not None:
-            wanted["hub_model"] = base_request(source, model.supervised_steps, gpus, attempt)
+            wanted["hub_model"] = resources.base_request(source, model.supervised_steps, gpus, attempt)
         for rule, request in wanted.items():
             key = (rule, f"models.{run.model}")
             by_kind[key] = max(
@@ -64,8 +58,8 @@ def _partitions(profile: Path) -> tuple[Path, list[Any]]:
 
 def _fits(partition: Any, rule: str, request: Request) -> bool:
     """Whether the plugin would put a job there; it reads no more of a job than this."""
-    resources = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
-    job = SimpleNamespace(name=rule, threads=request.threads, resources=resources)
+    asked = {"mem_mb": request.memory_mb, "runtime": request.minutes, "gpu": request.gpus}
+    job = SimpleNamespace(name=rule, threads=request.threads, resources=asked)
     return partition.score_job_fit(job) is not None
 
 

@@ -52,8 +52,7 @@ def rehearse(
     directory of the Snakemake profile with the partitions that the jobs must fit.
     """
     from troll.operations.rehearsal.figures import check_figures
-    from troll.operations.rehearsal.outcome import checks_of, finished
-    from troll.operations.rehearsal.resume import check_resuming
+    from troll.operations.rehearsal.outcome import checks_of
     from troll.operations.rehearsal.sources import check_data, check_models, check_templates
 
     begun = time.monotonic()
@@ -89,9 +88,8 @@ def rehearse(
         ended = run_workflow(
             root / _FILE, targets, log, cores=cores, environment=environment, keep_going=True
         )
-        for check in checks_of(small, root):
+        for check in checks_of(small, root, environment):
             tell([check])
-        tell(check_resuming(finished(small, root), environment))
         if ended.status and not failed(said):  # otherwise they say why it ended
             words = f"ended with status {ended.status}: {ended.last}"
             tell([Check("workflow", "failed", words, str(log))])
@@ -162,8 +160,7 @@ def _prepare(
     from troll.common.hub import MIRROR
     from troll.common.lock_file import LOCK_VARIABLE, MODELS, lock_path
     from troll.experiment.files import parse_experiment
-    from troll.operations.rehearsal.rows import write_rows
-    from troll.operations.rehearsal.substitutes import write_models
+    from troll.operations.rehearsal.substitutes import write_models, write_rows
     from troll.tasks import testbed
     from troll.tasks.datasets.load import STAND_INS
     from troll.training.manifest import source_digest
