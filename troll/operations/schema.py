@@ -101,8 +101,9 @@ def _rules() -> Iterator[str]:
     from troll.tasks.registry import get_task, task_names
 
     tasks = {name: get_task(name) for name in task_names()}
-    registry: Mapping[str, Any]
-    for title, registry in (("Trust regions", TRUST_REGIONS), ("Estimators", ESTIMATORS), ("Tasks", tasks)):
+    registries: dict[str, Mapping[str, Any]]
+    registries = {"Trust regions": TRUST_REGIONS, "Estimators": ESTIMATORS, "Tasks": tasks}
+    for title, registry in registries.items():
         rows, shown = [], json.dumps if registry is tasks else _plain
         for name, entry in registry.items():
             settings = [f"`{key}: {shown(item.default)}`" for key, item in entry.settings.items()]
