@@ -202,7 +202,7 @@ def _row(
     loaded: Loaded,
     case: str,
     statuses: Sequence[str],
-    found: Sequence[dict[str, Any]],
+    exceptions: Sequence[dict[str, Any]],
     published: float | None,
 ) -> dict[str, Any]:
     """The row of a case; ``ok`` if rewards (or code graders) are right, and evaluation on references."""
@@ -211,9 +211,9 @@ def _row(
     if "infrastructure" in statuses:
         ok = False
     elif case in WRONG:
-        ok = all(item["explanation"] for item in found)
+        ok = all(item["explanation"] for item in exceptions)
     else:
-        explained = sum(bool(item["explanation"]) for item in found)
+        explained = sum(bool(item["explanation"]) for item in exceptions)
         ok = case not in RIGHT or passed + explained > LEAST_RIGHT * len(statuses)
         if published is not None and case in ("reference", "answer"):
             # One may be rejected in a small set: in AIME 2024, with 30 problems, one with a leading zero.
@@ -244,15 +244,15 @@ def audit_hostile() -> dict[str, Any]:
     for source in HOSTILE_PROGRAMS.values():
         completions += [source, f"{_HONEST}# {len(completions)}\n"]
     start = time.monotonic()
-    found = verify_code(
+    results = verify_code(
         [PROBLEM] * len(completions), completions, limits=_HOSTILE_LIMITS, workers=_HOSTILE_WORKERS
     )
     seconds = time.monotonic() - start
-    verdicts = dict(zip(HOSTILE_PROGRAMS, found[1::2], strict=True))
+    verdicts = dict(zip(HOSTILE_PROGRAMS, results[1::2], strict=True))
     statuses = [verdict.status for verdict in verdicts.values()]
     scored = [name for name, verdict in verdicts.items() if verdict.base or verdict.plus]
     lost = [name for name, verdict in verdicts.items() if verdict.status == "infrastructure"]
-    honest = sum(not verdict.passed for verdict in found[::2])
+    honest = sum(not verdict.passed for verdict in results[::2])
     limit = len(HOSTILE_PROGRAMS) * (_HOSTILE_LIMITS.wall_s + _HOSTILE_SLACK_S)
     return {
         "programs": len(verdicts),

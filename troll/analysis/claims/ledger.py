@@ -26,7 +26,7 @@ from troll.analysis.claims.wording import (
     why,
 )
 from troll.analysis.data.provenance import DIGESTS
-from troll.analysis.render.formats import counted
+from troll.analysis.render.formats import counted, pipe_row
 from troll.analysis.statistics import LEVEL
 from troll.common.digests import sha256_of_file
 from troll.common.files import atomic_path, write_json
@@ -100,12 +100,12 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
     with_runs, rest = _split(judged)
     heads = ["Claim", "Verdict", "Why", *(["Decided"] if looked else []), "Source"]
     lines = [f"{counted(len(judged), 'claim')}: {', '.join(_tallies(judged).values())}."]
-    lines += ["", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"] if with_runs else []
+    lines += ["", pipe_row(heads), pipe_row(["---"] * len(heads))] if with_runs else []
     for entry in with_runs:
         claim = entry.claim
         row = [f"{claim.sentence} (`{claim.id}`)", f"**{label(entry)}**", why(entry)]
         row += [looks_of(entry)] if looked else []
-        lines.append(f"| {' | '.join(map(_cell, [*row, claim.source]))} |")
+        lines.append(pipe_row([*row, claim.source]))
     for entry in with_runs:
         if entry.decision.settings:
             claim = entry.claim
@@ -118,11 +118,6 @@ def to_markdown(judged: Sequence[ClaimVerdict]) -> str:
         lines += ["", f"{counted(len(rest), 'claim')} that these runs cannot judge, and what is missing:", ""]
         lines += [f"- {entry.claim.sentence} (`{entry.claim.id}`): {_missing(entry)}" for entry in rest]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Text for a table cell: on one line, with bars escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _numbers(entry: ClaimVerdict) -> list[str]:
@@ -150,9 +145,7 @@ def to_short_markdown(judged: Sequence[ClaimVerdict]) -> str:
     """The verdicts for a README: the judged claims, and the number of claims not run."""
     with_runs, rest = _split(judged)
     lines = ["| Claim | Verdict | Why |", "| --- | --- | --- |"]
-    lines += [
-        f"| {_cell(entry.claim.sentence)} | **{label(entry)}** | {_cell(why(entry))} |" for entry in with_runs
-    ]
+    lines += [pipe_row([entry.claim.sentence, f"**{label(entry)}**", why(entry)]) for entry in with_runs]
     others = f"{counted(len(rest), 'further claim')}: **not run**."
     return "\n".join([*lines, "", *([others] if rest else [])] if with_runs else [others]) + "\n"
 

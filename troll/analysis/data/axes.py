@@ -102,8 +102,8 @@ def lines(runs: pd.DataFrame, axis: Axis) -> dict[tuple[str, str, str], list[Lin
     defaults = variants(runs)
     for family, by_value in _grouped(runs, axis, lambda name: defaults.get(name, name)):
         cell = next(iter(by_value.values()))
-        alike = all(other.condition == cell.condition for other in by_value.values())
-        line = Line(family, cell.condition if alike else "", tuple(by_value.items()))
+        same_condition = all(other.condition == cell.condition for other in by_value.values())
+        line = Line(family, cell.condition if same_condition else "", tuple(by_value.items()))
         by_setting.setdefault((cell.model, cell.task, cell.estimator), []).append(line)
     return by_setting
 

@@ -96,10 +96,10 @@ def made_from_commits(runs: pd.DataFrame) -> pd.DataFrame:
 
 def check_clean(runs: pd.DataFrame, place: Path) -> None:
     """Raises `UserError` if runs were made from uncommitted or unknown source."""
-    made = made_from_commits(runs)
-    unknown = made[made["changed"] | (made["git_commit"] == "")]
+    commits = made_from_commits(runs)
+    unknown = commits[commits["changed"] | (commits["git_commit"] == "")]
     if len(unknown):
         raise UserError(
-            f"{place}: {len(unknown)} of {len(made)} runs, such as {unknown['run_id'].iloc[0]}, were made "
+            f"{place}: {len(unknown)} of {len(commits)} runs, such as {unknown['run_id'].iloc[0]}, were made "
             "from uncommitted source and cannot be released; commit the source and run them again"
         )

@@ -141,25 +141,25 @@ def describe(compared: pd.DataFrame, ours: int, theirs: int, *, every: bool = Tr
     if compared.empty:
         return lines
     other = compared[compared["settings"].map(len) > 0]
-    alike = compared.drop(other.index)
+    comparable = compared.drop(other.index)
     for name in sorted({name for names in other["settings"] for name in names}):
         count = sum(name in names for names in other["settings"])
         lines.append(f"{count} of them not compared: their {name} differs")
-    same = alike[alike["different"] == 0]
-    if len(alike):
+    equal = comparable[comparable["different"] == 0]
+    if len(comparable):
         lines.append(
-            f"{len(same)} of {len(alike)} equal the reference number for number "
-            f"({same['numbers'].sum():,} numbers of training, validation and test)"
+            f"{len(equal)} of {len(comparable)} equal the reference number for number "
+            f"({equal['numbers'].sum():,} numbers of training, validation and test)"
         )
-    apart = alike.drop(same.index)
-    for row in apart.to_dict("records") if every else ():
+    different = comparable.drop(equal.index)
+    for row in different.to_dict("records") if every else ():
         lines.append(
             f"  {row['run_id']}: {_where(row)}; "
             f"ends at {100 * row['pass@1']:.1f} and {100 * row['reference']:.1f} %"
         )
-    if len(apart):
-        lines += _means(alike)
-        causes = sorted({name for names in apart["digests"] for name in names})
+    if len(different):
+        lines += _means(comparable)
+        causes = sorted({name for names in different["digests"] for name in names})
         lines.append(f"made from other {', '.join(causes)}" if causes else "made from the same code and data")
     return lines
 
@@ -172,9 +172,9 @@ def _where(row: Mapping[Hashable, Any]) -> str:
     return f"first differs at {step}{row['metric']}, {row['here']:.9g} here and {row['there']:.9g} there"
 
 
-def _means(alike: pd.DataFrame) -> list[str]:
+def _means(comparable: pd.DataFrame) -> list[str]:
     lines = ["mean pass@1 of each setting, here and in the reference:"]
-    for _, rows in alike.groupby(_SETTING, sort=True, observed=True):
+    for _, rows in comparable.groupby(_SETTING, sort=True, observed=True):
         ours, reference = (_mean(100 * rows[name]) for name in ("pass@1", "reference"))
         lines.append(
             f"  {' / '.join(str(rows[name].iloc[0]) for name in _SETTING)}: {ours} and {reference} %"

@@ -56,8 +56,8 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
         cell = Cell(**{name: str(row[name]) for name in GROUP})
         if cell.trust_region in varied[row["experiment"]] or row["against"] != baseline:
             continue
-        here = items[items["experiment"] == row["experiment"]]
-        differences = seed_differences(here, cell, cell.with_trust_region(baseline))
+        experiment_items = items[items["experiment"] == row["experiment"]]
+        differences = seed_differences(experiment_items, cell, cell.with_trust_region(baseline))
         ends = row["difference"], row["difference_low"], row["difference_high"]
         lines.append(Line(cell, *ends, row["seeds"], sd(differences) ** 2 / max(differences.size, 1)))
     return sorted(lines, key=lambda line: (condition_order(line.cell.condition), cell_order(line.cell)))
@@ -65,11 +65,13 @@ def forest_lines(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str = BAS
 
 def averages(lines: Sequence[Line], method: str) -> dict[str, Pooled]:
     """Averages by condition, for those with at least three settings; else over all settings, named ""."""
-    mine = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
-    groups = {name: [line for line in mine if line.cell.condition == name] for name in _conditions(mine)}
+    of_method = [line for line in lines if line.cell.trust_region == method and line.seeds > 1]
+    groups = {
+        name: [line for line in of_method if line.cell.condition == name] for name in _conditions(of_method)
+    }
     groups = {name: group for name, group in groups.items() if len(group) >= LEAST_SETTINGS}
-    if not groups and len(mine) >= LEAST_SETTINGS:
-        groups = {"": mine}
+    if not groups and len(of_method) >= LEAST_SETTINGS:
+        groups = {"": of_method}
     return {
         name: pool([line.difference for line in group], [line.variance for line in group])
         for name, group in groups.items()

@@ -181,7 +181,7 @@ def ablation_figure(runs: pd.DataFrame) -> Figure:
             for cell in sorted(varied_settings, key=cell_order):
                 label = f"{cell.task}\n{cell.condition} · {cell.estimator}"
                 places.append((cell, label, [default, *shown]))
-    return _rows_figure(runs, places, LEARNING, apart=True)
+    return _rows_figure(runs, places, LEARNING, means_only=True)
 
 
 def _rows_figure(
@@ -189,12 +189,12 @@ def _rows_figure(
     places: Sequence[tuple[Cell, str, Sequence[str]]],
     metrics: Sequence[Metric],
     *,
-    apart: bool = False,
+    means_only: bool = False,
 ) -> Figure:
     """One row per place (with its label and methods), one column per metric that any run has."""
     require_one(runs)
     present = [metric for metric in metrics if _worth_drawing(runs, metric)]
-    blocks = 1 if apart else blocks_of(len(places), len(present), 2.05, 1.5)
+    blocks = 1 if means_only else blocks_of(len(places), len(present), 2.05, 1.5)
     height = -(-len(places) // blocks)
     with styled():
         figure, panels = grid(height, blocks * len(present), width=2.05, height=1.5, sharex="row")
@@ -207,7 +207,7 @@ def _rows_figure(
             for index, (setting, label, shown) in enumerate(places):
                 block, row = divmod(index, height)
                 axes = panels[row, block * len(present) + column]
-                drawn = panel(axes, rows, setting, shown, styles, metric, spread=not apart)
+                drawn = panel(axes, rows, setting, shown, styles, metric, spread=not means_only)
                 if drawn and metric.bound:
                     bounds(axes, runs, setting, shown, styles)
                 if row == 0:
@@ -216,7 +216,7 @@ def _rows_figure(
                     axes.set_xlabel("optimiser steps")
                 if column == 0:
                     axes.set_ylabel(label)
-                if apart and column == len(present) - 1:
+                if means_only and column == len(present) - 1:
                     beside(axes, styles, shown)
         for axes in panels[len(places) - (blocks - 1) * height :, (blocks - 1) * len(present) :].flat:
             axes.set_axis_off()
@@ -224,7 +224,7 @@ def _rows_figure(
             same = [column for column, other in enumerate(present) if (other.axis or other.name) == axis]
             shared = [axes for column in same for axes in panels[:, column :: len(present)].flat]
             limits(shared, present[same[0]])
-        if not apart:
+        if not means_only:
             legend(figure, styles, seeds=True)
     return figure
 
@@ -245,7 +245,7 @@ def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     for cell in trained_cells(runs):
         if (name := cell.trust_region) in shown:
             methods[cell.base_model()].setdefault((cell.condition, cell.estimator), []).append(name)
-    alike = all(names == methods[bases[0]] for names in methods.values())
+    same_methods = all(names == methods[bases[0]] for names in methods.values())
     lines = wrapped(bases, _MOST_BASES)
     heights = [
         0.6 + 0.17 * max(len(methods[base]) + sum(map(len, methods[base].values())) for base in line)
@@ -253,7 +253,7 @@ def final_figure(runs: pd.DataFrame, items: pd.DataFrame) -> Figure:
     ]
     with styled():
         width = max(map(len, lines), default=0)
-        sharey: Share = "row" if alike else "none"
+        sharey: Share = "row" if same_methods else "none"
         figure, panels = grid(len(lines), width, width=3.4, height=heights or 1, sharey=sharey)
         styles = MethodStyles(shown)
         for (row, column), axes in np.ndenumerate(panels):

@@ -247,8 +247,8 @@ def _notes(table: pd.DataFrame, protocol: Protocol, tuning: Tuning) -> list[str]
     margin = 100 * protocol.comparison.margin
     first = table.iloc[0]
     same = (table["endpoint"] == first["endpoint"]) & (table["method"] == first["method"])
-    alike = table[same & (table["baseline"] == first["baseline"])]
-    other = alike[(alike["reading"] != first["reading"]) & alike["difference"].notna()]
+    analyses = table[same & (table["baseline"] == first["baseline"])]
+    other = analyses[(analyses["reading"] != first["reading"]) & analyses["difference"].notna()]
     deviating = [f"{row['analysis']} ({row['reading']})" for _, row in other.iterrows()]
     robust = f"otherwise in {listed(deviating)}" if deviating else "the same in every analysis"
     again = []

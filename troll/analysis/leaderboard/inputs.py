@@ -197,8 +197,8 @@ def tuning_table(tables: Mapping[Path, pd.DataFrame], protocol: Protocol) -> pd.
             f"{counted(len(protocol.stages), 'round')} of tuning"
         )
     for (path, table), seeds in zip(tables.items(), protocol.stages, strict=False):
-        mine = table[table["trust_region"].isin(protocol.trials_by_variant)]
-        tuned_seeds = sorted({int(seed) for seed in mine["seed"].dropna()})
+        trials = table[table["trust_region"].isin(protocol.trials_by_variant)]
+        tuned_seeds = sorted({int(seed) for seed in trials["seed"].dropna()})
         if tuned_seeds and not set(tuned_seeds) & set(seeds):
             raise UserError(
                 f"{path}: its trials have the seeds {listed([*map(str, tuned_seeds)])}, but those of "
@@ -226,8 +226,8 @@ def tuned_elsewhere(runs: pd.DataFrame, final: Sequence[Results], protocol: Prot
 
 def outdated_rules(runs: pd.DataFrame, until: int) -> list[str]:
     """The rules with runs that would give other results with the numerics ``until``."""
-    made = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
-    return sorted({str(rule) for rule, old in made if changed_since(int(old), str(rule), until=until)})
+    versions = runs[["rule", "numerics"]].drop_duplicates().itertuples(index=False)
+    return sorted({str(rule) for rule, old in versions if changed_since(int(old), str(rule), until=until)})
 
 
 def tried_in(runs: pd.DataFrame, protocol: Protocol, directory: Path) -> list[str]:

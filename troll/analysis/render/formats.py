@@ -8,7 +8,7 @@ names columns that do not come from runs and are therefore also shown in rows th
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,12 @@ def listed(items: Sequence[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun in singular or plural: 1 seed, 2 seeds."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def pipe_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown pipe table; each cell is put on one line, and its bars are escaped."""
+    escaped = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def bracketed(
@@ -222,13 +228,8 @@ def to_markdown(frame: pd.DataFrame) -> str:
     headings, rows = shown(frame)
     if not rows:
         return "\n".join(notes(frame) or ["No runs."]) + "\n"
-    lines = ["| " + " | ".join(headings) + " |"]
-    lines.append("| " + " | ".join("---:" if right else "---" for right in _numeric(frame)) + " |")
-    # Cells may contain line breaks, such as those that quote programs.
-    lines += [
-        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows
-    ]
-    text = "\n".join(lines) + "\n"
+    rule = ["---:" if right else "---" for right in _numeric(frame)]
+    text = "".join(f"{pipe_row(cells)}\n" for cells in (headings, rule, *rows))
     return text + "".join(f"\n{note}\n" for note in notes(frame))
 
 

@@ -62,8 +62,8 @@ def panel(
     """Draws every method's curves, or the text ``missing``; returns whether any curve was drawn."""
     drawn = False
     for name in shown:
-        mine = setting.with_trust_region(name).rows(rows)
-        table = _held(mine, curve(mine, metric.name))
+        cell_rows = setting.with_trust_region(name).rows(rows)
+        table = _held(cell_rows, curve(cell_rows, metric.name))
         if metric.complement:
             table = 1 - table
         if metric.scale == "log":
@@ -72,7 +72,7 @@ def panel(
             continue
         drawn = True
         # Validation is measured on some steps only, and a seed may have stopped early.
-        x, values = _positions(mine, table, across), table.to_numpy(dtype=float)
+        x, values = _positions(cell_rows, table, across), table.to_numpy(dtype=float)
         style = styles.line(name)
         steps_with_values = ~np.isnan(values).all(axis=1)
         at, present = x[steps_with_values], values[steps_with_values]

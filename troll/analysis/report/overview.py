@@ -11,7 +11,7 @@ from troll.analysis.claims.verdicts import ClaimVerdict
 from troll.analysis.data.results import Results
 from troll.analysis.data.tidy import BASE, GROUP
 from troll.analysis.registry import Entry, entries
-from troll.analysis.render.formats import listed, to_markdown
+from troll.analysis.render.formats import listed, pipe_row, to_markdown
 from troll.analysis.render.html import folded, paragraphs
 from troll.analysis.report.make import table
 from troll.analysis.report.questions import (
@@ -110,8 +110,8 @@ _FURTHER = ("approximation", "cost", "public")
 
 def index(root: Path, experiments: Mapping[str, Results]) -> str:
     """The index of all released results in Markdown: results that answer a question, then their runs."""
-    first = {name: asked for name, asked in QUESTIONS.items() if name in experiments and asked.claim}
-    rows = [_answered(root, name, asked, experiments[name]) for name, asked in first.items()]
+    first = {name: question for name, question in QUESTIONS.items() if name in experiments and question.claim}
+    rows = [_answered(root, name, question, experiments[name]) for name, question in first.items()]
     rows += [
         _row(f"{name}/{other.file}", other.question, other.answer(root / name), "", other.command)
         for name, other in OTHERS.items()
@@ -122,20 +122,22 @@ def index(root: Path, experiments: Mapping[str, Results]) -> str:
         lines += ["", "Runs behind the leaderboard and the duel:", ""]
         lines += ["| Question | Directory | Runs | Make it again |", "| --- | --- | ---: | --- |"]
     for name in rest:
-        asked = QUESTIONS.get(name, Question(experiments[name].summary, ""))
-        lines.append(_row(f"{name}/{PAGE}", asked.text, f"`{name}`", _runs(experiments[name]), asked.command))
+        question = QUESTIONS.get(name, Question(experiments[name].summary, ""))
+        lines.append(
+            _row(f"{name}/{PAGE}", question.text, f"`{name}`", _runs(experiments[name]), question.command)
+        )
     return "\n".join(lines) + "\n"
 
 
-def _answered(root: Path, name: str, asked: Question, results: Results) -> str:
+def _answered(root: Path, name: str, question: Question, results: Results) -> str:
     """The row of an experiment that answers a question."""
     path = root / name / "claims.json"
     claims = read_json(path)["claims"] if path.exists() else []
-    return _row(f"{name}/{PAGE}", asked.text, answer(name, claims), _runs(results), asked.command)
+    return _row(f"{name}/{PAGE}", question.text, answer(name, claims), _runs(results), question.command)
 
 
 def _row(target: str, question: str, *cells: str) -> str:
-    return f"| [{question}]({target}) | {' | '.join(cells)} |"
+    return pipe_row([f"[{question}]({target})", *cells])
 
 
 def _runs(results: Results) -> str:

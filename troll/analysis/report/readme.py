@@ -166,13 +166,13 @@ def provenance(runs: pd.DataFrame) -> list[str]:
 
 
 def _made(rows: pd.DataFrame) -> str:
-    made = made_from_commits(rows)
+    commits = made_from_commits(rows)
     parts = []
-    for commit, group in made.groupby("git_commit"):
+    for commit, group in commits.groupby("git_commit"):
         at = f"commit `{str(commit)[:7]}`" if commit else "no known commit"
         changed = " (with changes that were not committed)" if group["changed"].iloc[0] else ""
         parts.append(f"{len(group)} at {at}{changed}")
-    return f"{counted(len(made), 'run')}: {listed(parts)}"
+    return f"{counted(len(commits), 'run')}: {listed(parts)}"
 
 
 def _took(rows: pd.DataFrame) -> str:

@@ -44,19 +44,21 @@ def comparison_family(runs: pd.DataFrame, items: pd.DataFrame, *, baseline: str 
     first = first_experiments(runs)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for experiment in dict.fromkeys(map(str, runs["experiment"])):
-        here, tested = (frame[frame["experiment"] == experiment] for frame in (runs, items))
-        names = here.drop_duplicates("run_id")
-        present = set(cells(tested))
-        varied = variants(here)
-        for cell in cells(tested):
+        experiment_runs, experiment_items = (
+            frame[frame["experiment"] == experiment] for frame in (runs, items)
+        )
+        names = experiment_runs.drop_duplicates("run_id")
+        present = set(cells(experiment_items))
+        varied = variants(experiment_runs)
+        for cell in cells(experiment_items):
             other = cell.with_trust_region(varied.get(cell.trust_region, baseline))
             if cell.trust_region in (BASE, baseline) or other not in present:
                 continue
-            interval = difference(tested, cell, other)
+            interval = difference(experiment_items, cell, other)
             if interval is None:
                 continue
             same = (made_first(experiment, part.rows(names)["run_id"], first) for part in (cell, other))
-            rows.setdefault((cell, other, *same), _row(experiment, tested, cell, other, interval))
+            rows.setdefault((cell, other, *same), _row(experiment, experiment_items, cell, other, interval))
     frame = pd.DataFrame(list(rows.values()))
     if len(frame):
         frame["p_holm"] = holm(frame["p"])

@@ -226,12 +226,12 @@ def published_table(section: str, runs: pd.DataFrame, items: pd.DataFrame) -> pd
     present = cells(runs)
     rows: list[dict[str, Any]] = []
     for row in chosen.rows():
-        here = [cell for cell in present if row.holds(cell)]
-        matching = [cell for cell in here if fnmatchcase(cell.trust_region, row.method)]
+        in_setting = [cell for cell in present if row.holds(cell)]
+        matching = [cell for cell in in_setting if fnmatchcase(cell.trust_region, row.method)]
         # A baseline without runs of the method is shown, except as the default of a variant.
         if not row.method.startswith(row.baseline):
             settings = {cell.with_trust_region("") for cell in matching}
-            lone = [cell for cell in here if cell.trust_region == row.baseline]
+            lone = [cell for cell in in_setting if cell.trust_region == row.baseline]
             matching += [
                 cell.with_trust_region(row.method)
                 for cell in lone

@@ -85,7 +85,7 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
     rows = []
     trained = main[main["trust_region"].isin([method, baseline])]
     for _, setting in trained.loc[:, list(GROUP[:-1])].drop_duplicates().iterrows():
-        here = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
+        by_method = trained[(trained[list(setting.index)] == setting).all(axis=1)].set_index("trust_region")
         same = (main["model"] == setting["model"]) & (main["task"] == setting["task"])
         row: dict[str, Any] = dict(setting) | {"seeds": pd.NA, "planned": pd.NA, "status": "not run"}
         for metric, prefix in ((OFFICIAL_METRIC, "official_"), ("pass@1", "")):
@@ -95,14 +95,14 @@ def comparison_table(main: pd.DataFrame, *, method: str = "troll", baseline: str
             row[f"{prefix}base"] = float(base.iloc[0]) if len(base) else math.nan
             for column, name in (("baseline", baseline), ("method", method)):
                 for part in ("", "_sd"):
-                    row[f"{prefix}{column}{part}"] = here[f"{metric}{part}"].get(name, math.nan)
+                    row[f"{prefix}{column}{part}"] = by_method[f"{metric}{part}"].get(name, math.nan)
         for name in ("difference", "difference_low", "difference_high"):
-            row[name] = here[name].get(method, math.nan)
-        row["reading"] = here["reading"].get(method, "")
+            row[name] = by_method[name].get(method, math.nan)
+        row["reading"] = by_method["reading"].get(method, "")
         for column, name in (("baseline_late_kl", baseline), ("late_kl", method)):
-            row[column] = here["late_kl"].get(name, math.nan)
-        if method in here.index:
-            row |= {name: here.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
+            row[column] = by_method["late_kl"].get(name, math.nan)
+        if method in by_method.index:
+            row |= {name: by_method.loc[method, name] for name in ("seeds", "planned", "status", "mixed")}
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["headings"] = {

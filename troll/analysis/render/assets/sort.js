@@ -1,4 +1,4 @@
-// Every heading of a sortable table becomes a button: a press sorts the rows by that column, another turns them round.
+// Headings of sortable tables become buttons: pressing one sorts the rows by its column, pressing it again reverses them.
 (() => {
   const number = (cell) => (cell.dataset.sort ? Number(cell.dataset.sort) : NaN);
   const text = (cell) => (cell.dataset.sort ?? cell.textContent).trim();
@@ -6,13 +6,13 @@
   function sort(table, heading, column) {
     const numeric = heading.classList.contains("number");
     const before = heading.getAttribute("aria-sort");
-    const descending = before ? before === "ascending" : numeric; // of numbers the largest first
+    const descending = before ? before === "ascending" : numeric; // numbers are first sorted in descending order
     const value = (row) => (numeric ? number(row.cells[column]) : text(row.cells[column]));
     const missing = (found) => (numeric ? Number.isNaN(found) : found === "");
     const compare = (a, b) => (numeric ? a - b : a.localeCompare(b, undefined, { numeric: true }));
     const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);
     rows.sort(([a], [b]) => {
-      if (missing(a) || missing(b)) return missing(a) - missing(b); // last either way
+      if (missing(a) || missing(b)) return missing(a) - missing(b); // missing values are last in both orders
       return descending ? compare(b, a) : compare(a, b);
     });
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
