@@ -1,7 +1,6 @@
 """Samples responses from a checkpoint: seeded for each response, batched, resumable."""
 
 import hashlib
-import json
 import shutil
 import sys
 import time
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from troll.common.digests import digest_of_json
 from troll.common.errors import NOT_FINITE, UserError
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl
 from troll.common.seeding import derive_seed
@@ -84,7 +84,7 @@ def sample(
         "chat": chat,
         "thinking": thinking,
         "cut_prompts": cut_prompts,
-        "prompts": hashlib.sha256(json.dumps([p.prompt for p in problems]).encode()).hexdigest(),
+        "prompts": digest_of_json([problem.prompt for problem in problems]),
     }
     parts = out.with_name(out.name + ".parts")
     rows = _rows_done(parts, settings)

@@ -13,6 +13,7 @@ from troll.experiment.model_settings import ModelSettings
 from troll.experiment.recipes import missing_parts
 from troll.experiment.settings import TaskSettings, Training
 from troll.tasks import testbed
+from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.registry import check_settings, get_task, task_names
 from troll.tasks.types import SPLITS
 
@@ -137,21 +138,15 @@ def shape_problems(name: str, model: ModelSettings) -> Iterator[str]:
 
 def _suites() -> list[str]:
     """Data sets that have test problems."""
-    from troll.tasks.datasets.catalogue import DATA_SETS
-
     return [item.name for item in DATA_SETS.values() if {"test", "all"} & set(item.parts)]
 
 
 def _demonstrated() -> list[str]:
     """Tasks with something to imitate."""
-    from troll.tasks.datasets.catalogue import DATA_SETS
-
     return [*testbed.NAMES, *(item.name for item in DATA_SETS.values() if item.solutions)]
 
 
 def _task_problems(name: str, task: TaskSettings) -> Iterator[str]:
-    from troll.tasks.datasets.catalogue import DATA_SETS
-
     if name not in task_names():
         yield _choices("tasks", name, task_names())
         return
