@@ -324,7 +324,7 @@ def _reference(problem, args):
     return scope[problem.record["entry_point"]](*args)
 
 
-# --- a peer's word ------------------------------------------------------------------------------------------
+# --- comparison by peer.py ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +367,7 @@ def test_a_peer_that_says_the_same_needs_no_explanation_and_judges_are_explained
     assert all(row["same_text"] for row in rows)
     why = [row["explanation"] for row in rows]
     assert why[0] == why[3] == ""
-    assert why[1] == "there is no box, which our judge asks for; lm-eval takes the last number, `18`"
+    assert why[1] == "there is no box, which our judge requires; lm-eval takes the last number, `18`"
     assert why[2] == "our judge reads the box `18`; lm-eval takes the last number, `3`"
     assert why[4].endswith("unexplained")  # one text, two verdicts of one scorer
     text = peer.report(pd.DataFrame(rows), {"model": "m", "digest": "d", "versions": "v"}, ["a", "a", "b"])
@@ -384,7 +384,7 @@ def test_texts_of_programs_are_compared_as_evalplus_cuts_them(peer, tmp_path):
     margins = peer.Margins(tmp_path)
     rows = side_by_side(peer, tmp_path, "humaneval+", prompts, ours, [(True, True)] * 3, theirs, margins)
     assert [row["same_text"] for row in rows] == [True, True, False]
-    assert rows[2]["explanation"] == "one text is the beginning of the other: unexplained"
+    assert rows[2]["explanation"] == "one text is a prefix of the other: unexplained"
     chat = side_by_side(
         peer,
         tmp_path,
@@ -453,7 +453,7 @@ def test_only_nearly_equal_tokens_explain_texts_that_part(peer, tmp_path, checkp
     # The texts part at the third token of the answer, which follows "b"; or one before.
     gaps = [float(row.topk(2).values.diff().abs()) for row in logits[-2:]]
     said = margins.explain("gsm8k", problem, text, other)
-    assert f"part at character 2, where the two likeliest tokens are {min(gaps):.1g} nats apart" in said
+    assert f"diverge at character 2, where the two most likely tokens are {min(gaps):.1g} nats apart" in said
     assert said.endswith("unexplained") is (min(gaps) >= 1e-3)
     monkeypatch.setattr(margins, "_margin", lambda *_: 5e-4)
     assert not margins.explain("gsm8k", problem, text, other).endswith("unexplained")

@@ -33,7 +33,7 @@ from troll.common.errors import UserError  # noqa: E402
 from troll.common.files import read_json, read_jsonl, write_json, write_jsonl, write_text  # noqa: E402
 
 _BIN = Path(sys.executable).parent
-MODEL = "model"  # a link to the checkpoint in the directory of work
+MODEL = "model"  # a link to the checkpoint in the work directory
 _CODE_TOKENS = 768  # evalplus' limit, which its command line cannot change
 _EXPECTED_BYTES = 4 * 2**30
 _TIMEOUT_S = 4 * 3600
@@ -72,8 +72,8 @@ class Steps:
         words = [Path(word).name if word.startswith(str(_BIN)) else word for word in shown or command]
         named = [f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
         self.commands.append(" ".join([*named, shlex.join(words)]))
-        if (found := self._made(made, lines)) is not None:
-            return found
+        if (path := self._complete(made, lines)) is not None:
+            return path
         print(f"peer: {self.commands[-1]}", file=sys.stderr, flush=True)
         log = self.work / "log.txt"
         variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
@@ -89,19 +89,19 @@ class Steps:
                 timeout=_TIMEOUT_S,
                 check=False,
             )
-        found = self._made(made, lines)
-        if ran.returncode or found is None:
+        path = self._complete(made, lines)
+        if ran.returncode or path is None:
             if to is not None:
                 to.unlink(missing_ok=True)
             raise UserError(
                 f"peer: {words[0]} ended with status {ran.returncode} without a complete {made}; see {log}"
             )
-        return found
+        return path
 
-    def _made(self, pattern: str, lines: int) -> Path | None:
-        found = sorted(self.work.glob(pattern))
-        whole = [path for path in found if not lines or len(path.read_bytes().splitlines()) == lines]
-        return whole[-1] if whole else None
+    def _complete(self, pattern: str, lines: int) -> Path | None:
+        paths = sorted(self.work.glob(pattern))
+        complete = [path for path in paths if not lines or len(path.read_bytes().splitlines()) == lines]
+        return complete[-1] if complete else None
 
 
 def ours(steps: Steps, name: str, options: argparse.Namespace) -> tuple[Path, int]:
@@ -223,12 +223,7 @@ def by_evalplus(
     inside = shlex.join([base_interpreter(), "-sB", *evaluate, "/scratch/samples.jsonl"])
     script = f"cp /troll/samples.jsonl /scratch/ && {inside} >&2 && cat /scratch/samples_eval_results.json"
     command = scratch_command(libraries, files)
-    command += [
-        "--size",
-        str(_EXPECTED_BYTES),
-        "--tmpfs",
-        "/scratch/cache",
-    ]  # where it keeps expected outputs
+    command += ["--size", str(_EXPECTED_BYTES), "--tmpfs", "/scratch/cache"]  # for its expected outputs
     command += ["--setenv", "PYTHONPATH", os.pathsep.join(map(str, libraries))]
     command += ["--setenv", "HUMANEVAL_OVERRIDE_PATH", "/troll/evalplus.jsonl"]
     command += ["--setenv", "XDG_CACHE_HOME", "/scratch/cache", "/bin/sh", "-c", script]
@@ -258,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="where the steps are kept; default OUT.work")
     sizes = " ".join(f"{name}={item.problems}" for name, item in SETS.items())
     parser.add_argument("--problems", nargs="+", default=sizes.split(), help=f"first of each set: {sizes}")
-    parser.add_argument("--bare", action="store_true", help="ask for programs without the chat template")
+    parser.add_argument("--bare", action="store_true", help="request programs without the chat template")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer in mathematics")
     parser.add_argument("--batch-size", type=int, default=16, help="answers at a time")
     options = parser.parse_args(arguments)
@@ -289,12 +284,12 @@ def _run(options: argparse.Namespace) -> None:
     settings = {"checkpoint": digest, "max_tokens": options.max_tokens, "problems": options.limits}
     settings["bare"] = options.bare
     work = (options.work or options.out.with_name(f"{options.out.name}.work")).resolve()
-    known = work / "settings.json"
-    if known.exists() and read_json(known) != settings:
+    stored = work / "settings.json"
+    if stored.exists() and read_json(stored) != settings:
         raise UserError(
             f"{work}: has steps of another model or other settings; choose another --work, or remove it"
         )
-    write_text(known, json.dumps(settings))
+    write_text(stored, json.dumps(settings))
     (work / MODEL).unlink(missing_ok=True)
     (work / MODEL).symlink_to(checkpoint)
     steps, margins, rows = Steps(work), Margins(checkpoint), list[dict[str, Any]]()

@@ -39,12 +39,12 @@ def compared(
 ) -> list[dict[str, Any]]:
     """A row for each problem: three verdicts, whether the texts are equal, and why verdicts differ."""
     graded = read_json(out / "grades.json")["problems"]
-    asked = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
-    found = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
+    prompts = {str(row["task_id"]): row["prompt"] for row in read_jsonl(out / "asked.jsonl")}
+    texts = {str(row["task_id"]): row["completion"] for row in read_jsonl(out / "written.jsonl")}
     rows = []
     for task_id, verdict in graded.items():
-        theirs, text = peer[task_id], found[task_id]
-        ours_cut, peer_cut = _comparable(name, asked[task_id], text, theirs["text"])
+        theirs, text = peer[task_id], texts[task_id]
+        ours_cut, peer_cut = _comparable(name, prompts[task_id], text, theirs["text"])
         row = {
             "set": name,
             "task_id": task_id,
@@ -57,7 +57,7 @@ def compared(
         if len({row["ours"], row["official"], row["peer"]}) > 1:
             whys = []
             if not row["same_text"]:
-                whys.append(margins.explain(name, asked[task_id], ours_cut, peer_cut))
+                whys.append(margins.explain(name, prompts[task_id], ours_cut, peer_cut))
             if row["ours"] != row["official"] or row["same_text"]:
                 whys.append(_judges(name, text, row, verdict["status"][0], theirs["taken"]))
             row["explanation"] = "; ".join(whys)
@@ -85,18 +85,18 @@ def _judges(name: str, text: str, row: Mapping[str, Any], status: str, taken: st
     """Why two judges disagree about a text."""
     if not SETS[name].task:
         if row["official"] == row["ours"]:
-            return f"evalplus takes other code of the same text than this package does: {_short(taken)}"
-        return f"evalplus and our judge say otherwise of one program (ours: {status}): {UNEXPLAINED}"
+            return f"evalplus extracts other code from the same text than this package: {_short(taken)}"
+        return f"evalplus and our judge disagree about the same program (ours: {status}): {UNEXPLAINED}"
     from troll.tasks.verifiers.math import last_boxed
 
     box = last_boxed(text)
     read = (
-        "there is no box, which our judge asks for"
+        "there is no box, which our judge requires"
         if box is None
         else f"our judge reads the box {_short(box)}"
     )
     if row["official"] != row["peer"] and row["same_text"]:
-        return f"lm-eval says two things of one text: {UNEXPLAINED}"
+        return f"lm-eval gives two verdicts on the same text: {UNEXPLAINED}"
     if SETS[name].chosen == "none":
         return f"{read}; math-verify looks for an answer anywhere in the text"
     return f"{read}; lm-eval takes the last number, {_short(taken)}"
@@ -121,12 +121,11 @@ class Margins:
         """A sentence of explanation; it contains `UNEXPLAINED` if the tokens were not equally likely."""
         same = len(os.path.commonprefix([text, other]))  # noqa: RUF071 - of characters
         if same in (len(text), len(other)):
-            return f"one text is the beginning of the other: {UNEXPLAINED}"
+            return f"one text is a prefix of the other: {UNEXPLAINED}"
         margin = self._margin(prompt, text, same, "auto" if SETS[name].task else "off")
-        where = (
-            f"the texts part at character {same}, where the two likeliest tokens are {margin:.1g} nats apart"
-        )
-        return where if margin < _NEAR else f"{where}: {UNEXPLAINED}"
+        where = f"the texts diverge at character {same}"
+        why = f"{where}, where the two most likely tokens are {margin:.1g} nats apart"
+        return why if margin < _NEAR else f"{why}: {UNEXPLAINED}"
 
     def _margin(self, prompt: str, text: str, same: int, chat: str) -> float:
         """The smallest margin between the two most likely tokens at the divergence or one token before."""
@@ -160,22 +159,22 @@ def model_tokenizer(checkpoint: Path) -> Any:
 
 def report(frame: pd.DataFrame, about: Mapping[str, str], commands: Sequence[str]) -> str:
     """OUT.md: counts by set, every difference with its explanation, and the commands."""
-    frame = frame.assign(alike=frame["explanation"] == "")
+    frame = frame.assign(equal=frame["explanation"] == "")
     unexplained = frame["explanation"].str.contains(UNEXPLAINED)
-    frame = frame.assign(explained=~frame["alike"] & ~unexplained, unexplained=unexplained, problems=True)
+    frame = frame.assign(explained=~frame["equal"] & ~unexplained, unexplained=unexplained, problems=True)
     counts = frame.groupby("set", sort=False)[list(_COUNTED)].sum().reset_index()
     counts.attrs["styles"] = {name: Style(text, whole) for name, text in _COUNTED.items()}
     counts.attrs["headings"] = {"set": "Set"}
-    apart = frame.loc[~frame["alike"], [*_HEADINGS, "explanation"]]
-    verdicts = {name: apart[name].map({True: "yes", False: "no"}) for name in _VERDICTS}
-    apart = apart.assign(**verdicts, task_id=apart["task_id"].astype(str))
-    apart.attrs["headings"] = _HEADINGS | {"explanation": "Why"}
-    apart.attrs["notes"] = [] if len(apart) else ["None: all three say the same of every problem."]
+    different = frame.loc[~frame["equal"], [*_HEADINGS, "explanation"]]
+    verdicts = {name: different[name].map({True: "yes", False: "no"}) for name in _VERDICTS}
+    different = different.assign(**verdicts, task_id=different["task_id"].astype(str))
+    different.attrs["headings"] = _HEADINGS | {"explanation": "Why"}
+    different.attrs["notes"] = [] if len(different) else ["None: all three verdicts agree on every problem."]
     parts = [
-        "# A peer's word",
+        "# Comparison with lm-eval and evalplus",
         f"Model: {about['model']} ({about['digest']}), greedy, float32. {about['versions']}.",
     ]
-    parts += [to_markdown(counts).strip(), *_HOW, "## Differences", to_markdown(apart).strip()]
+    parts += [to_markdown(counts).strip(), *_HOW, "## Differences", to_markdown(different).strip()]
     parts += ["## Commands", _WHERE, "\n".join(["```bash", *dict.fromkeys(commands), "```"])]
     return "\n\n".join(parts) + "\n"
 
@@ -185,9 +184,9 @@ _COUNTED = {
     "problems": "Problems",
     "ours": "Right by our judge",
     "official": "by the official scorer, on our answers",
-    "peer": "by the peer, on its own",
-    "alike": "Verdicts alike",
-    "same_text": "Texts alike",
+    "peer": "by the peer, on its answers",
+    "equal": "Equal verdicts",
+    "same_text": "Equal texts",
     "explained": "Differences, explained",
     "unexplained": "unexplained",
 }
@@ -197,20 +196,20 @@ _HEADINGS = {
     "ours": "Ours",
     "official": "Official",
     "peer": "Peer",
-    "same_text": "Texts alike",
+    "same_text": "Equal texts",
 }
 _HOW = (
     "Official scorer on our answers: lm-eval's task, or evalplus' evaluator, on the samples of this package, "
-    "as `troll grade` has it. Peer: `lm_eval run --model hf`, or `evalplus.codegen` and `evalplus.evaluate`, "
-    "which load the model, write answers and judge them by themselves. evalplus gets the problems with long "
-    "prompts first: in another order its decoder stops within the prompt of the next problem.",
-    "Of 200 tokens of greedy text some stand on a knife's edge: rounding decides between two tokens that are "
-    f"equally likely. A difference counts as explained by that below {_NEAR:g} nats.",
+    "as in `troll grade`. Peer: `lm_eval run --model hf`, or `evalplus.codegen` and `evalplus.evaluate`, "
+    "which load the model, generate answers and judge them independently. evalplus gets the problems with "
+    "long prompts first: in another order its decoder stops within the prompt of the next problem.",
+    "In 200 tokens of greedy text, rounding sometimes decides between two tokens that are almost equally "
+    f"likely. It counts as the explanation of a difference if they are less than {_NEAR:g} nats apart.",
 )
 
 
 _WHERE = (
-    "`python workflow/benchmarks/peer.py` runs these in its directory of work: `model` is the checkpoint, "
-    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has their "
-    "prompts as both sides are asked, and evalplus judges in bubblewrap."
+    "`python workflow/benchmarks/peer.py` runs these in its work directory: `model` is the checkpoint, "
+    "`problems.jsonl` and `evalplus.jsonl` are the first problems of the set, `asked.jsonl` has the prompts "
+    "that both sides use, and evalplus judges in bubblewrap."
 )

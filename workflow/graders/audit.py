@@ -133,22 +133,22 @@ def require_passed(result: Mapping[str, Any]) -> None:
     if result["ok"]:
         return
     failed = [f"{row['set']} {row['case']}" for row in result["cases"] if not row["ok"]]
-    culprits = [
+    unexplained = [
         f"{item['set']} {item['case']} {item['task_id']}"
         for item in result["exceptions"]
         if not item["explanation"] and f"{item['set']} {item['case']}" in failed
     ]
     if result["misjudged"]:
         failed.append("notations")
-        culprits += [f"{row['answer']} for {row['reference']}" for row in result["misjudged"]]
+        unexplained += [f"{row['answer']} for {row['reference']}" for row in result["misjudged"]]
     hostile = result["hostile"]
     if not hostile["ok"]:
         failed.append("hostile programs")
-        culprits += [*hostile["scored"], *hostile["infrastructure"]]
-    unlike = [row for row in result["code_judges"] if not row["ok"]]
-    failed += [f"the judges of code on {row['set']}" for row in unlike]
-    culprits += [name for row in unlike for name in row["names"]]
-    shown = ", ".join(culprits[:_NAMED]) + (", ..." if len(culprits) > _NAMED else "")
+        unexplained += [*hostile["scored"], *hostile["infrastructure"]]
+    judges = [row for row in result["code_judges"] if not row["ok"]]
+    failed += [f"the judges of code on {row['set']}" for row in judges]
+    unexplained += [name for row in judges for name in row["names"]]
+    shown = ", ".join(unexplained[:_NAMED]) + (", ..." if len(unexplained) > _NAMED else "")
     raise UserError(f"audit: failed for {', '.join(failed)}{f' ({shown})' if shown else ''}")
 
 
@@ -305,8 +305,8 @@ def command(
     """Audit the graders on right, wrong and hostile answers.
 
     Data sets come from the directory that TROLL_DATA_MIRROR names, or else from the Hugging Face hub; the
-    audit names those that cannot be read. It also compares the speed of the graders with evalplus (keep the
-    machine otherwise idle) and lists the evaluation problems that are among DAPO-Math's training problems.
+    audit names those that cannot be read. A full audit also compares the speed of the graders with evalplus
+    (keep the machine otherwise idle) and lists evaluation problems among DAPO-Math's training problems.
     """
     begin(log)
     if only is None:
