@@ -324,7 +324,7 @@ def _reference(problem, args):
     return scope[problem.record["entry_point"]](*args)
 
 
-# --- comparison by peer.py ------------------------------------------------------------------------------------------
+# --- comparison by peer.py ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
