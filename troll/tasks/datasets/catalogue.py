@@ -13,17 +13,13 @@ from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.hub import HubPart
 
 
-def _all(_: Row) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Part:
     """One split of a data set."""
 
     file: str | None  # path inside a mirror; None if mirrors have none
     hub: tuple[HubPart, ...] = ()  # parts on the hub, read in order; empty if the hub has none
-    keep: Callable[[Row], bool] = _all  # which rows belong to it
+    keep: Callable[[Row], bool] = lambda row: True  # which rows belong to it
     rows: int | None = None  # how many problems it must have; None where nobody has counted
 
 
@@ -52,6 +48,13 @@ def _simple(file: str, repository: str, rows: int, split: str = "test", config: 
     return Part(file, (HubPart(repository, split, config, rows),), rows=rows)
 
 
+def _test_set(
+    name: str, summary: str, reader: convert.Convert, part: Part, substitute: str | None = None
+) -> DataSet:
+    """Mathematics that is there to test on only."""
+    return DataSet(name, summary, "math", reader, {"test": part}, substitute=substitute)
+
+
 def _math_part(split: str, rows: int) -> Part:
     parts = tuple(HubPart("EleutherAI/hendrycks_math", split, subject) for subject in _SUBJECTS.split())
     return Part(f"math/{split}.jsonl.gz", parts, rows=rows)
@@ -60,24 +63,17 @@ def _math_part(split: str, rows: int) -> Part:
 def _mbpp_part(split: str, first: int, last: int) -> Part:
     names = ("train", "validation", "test", "prompt") if split == "all" else (split,)
     hub = tuple(HubPart("google-research-datasets/mbpp", name, "full") for name in names)
-    return Part(
-        "mbpp/mbpp.jsonl",
-        hub,
-        lambda row: first <= int(row["task_id"]) <= last,
-        last - first + 1,
-    )
+    return Part("mbpp/mbpp.jsonl", hub, lambda row: first <= int(row["task_id"]) <= last, last - first + 1)
 
 
-def _eurus(name: str, ability: str, reader: convert.Convert) -> DataSet:
-    def keep(row: Row) -> bool:
-        return bool(row["ability"] == ability)
-
+def _eurus(name: str, ability: Literal["math", "code"], reader: convert.Convert) -> DataSet:
     parts = {
-        ours: Part(None, (HubPart("PRIME-RL/Eurus-2-RL-Data", theirs),), keep)
+        ours: Part(
+            None, (HubPart("PRIME-RL/Eurus-2-RL-Data", theirs),), lambda row: row["ability"] == ability
+        )
         for ours, theirs in (("train", "train"), ("test", "validation"))
     }
-    kind: Literal["math", "code"] = "math" if ability == "math" else "code"
-    return DataSet(name, f"Eurus-2-RL, {ability}", kind, reader, parts)
+    return DataSet(name, f"Eurus-2-RL, {ability}", ability, reader, parts)
 
 
 _SETS: Sequence[DataSet] = (
@@ -100,12 +96,8 @@ _SETS: Sequence[DataSet] = (
         {"train": _math_part("train", 7500), "test": _math_part("test", 5000)},
         solutions=True,
     ),
-    DataSet(
-        "math500",
-        "MATH-500",
-        "math",
-        convert.answered,
-        {"test": _simple("math500/test.jsonl", "HuggingFaceH4/MATH-500", 500)},
+    _test_set(
+        "math500", "MATH-500", convert.answered, _simple("math500/test.jsonl", "HuggingFaceH4/MATH-500", 500)
     ),
     DataSet(
         "dapo",
@@ -119,47 +111,31 @@ _SETS: Sequence[DataSet] = (
         },
         substitute="DAPO-Math-17k, split here; not the authors' split (philippbecker/troll_data)",
     ),
-    DataSet(
+    _test_set(
         "aime24",
         "AIME 2024",
-        "math",
         convert.answered,
-        {"test": _simple("aime24/test.jsonl", "Maxwell-Jia/AIME_2024", 30, "train")},
+        _simple("aime24/test.jsonl", "Maxwell-Jia/AIME_2024", 30, "train"),
     ),
-    DataSet(
-        "aime25",
-        "AIME 2025",
-        "math",
-        convert.answered,
-        {"test": _simple("aime25/test.jsonl", "math-ai/aime25", 30)},
-    ),
-    DataSet(
-        "amc23",
-        "AMC 2023",
-        "math",
-        convert.answered,
-        {"test": _simple("amc23/test.jsonl", "math-ai/amc23", 40)},
-    ),
-    DataSet(
+    _test_set("aime25", "AIME 2025", convert.answered, _simple("aime25/test.jsonl", "math-ai/aime25", 30)),
+    _test_set("amc23", "AMC 2023", convert.answered, _simple("amc23/test.jsonl", "math-ai/amc23", 40)),
+    _test_set(
         "minerva",
         "Minerva: undergraduate science",
-        "math",
         convert.boxed,
-        {"test": _simple("minerva_math/test.jsonl", "math-ai/minervamath", 272)},
+        _simple("minerva_math/test.jsonl", "math-ai/minervamath", 272),
     ),
-    DataSet(
+    _test_set(
         "olympiadbench",
         "OlympiadBench: open-ended English mathematics without pictures",
-        "math",
         convert.olympiadbench,
-        {"test": _simple("olympiadbench/test.jsonl.gz", "math-ai/olympiadbench", 675)},
+        _simple("olympiadbench/test.jsonl.gz", "math-ai/olympiadbench", 675),
     ),
-    DataSet(
+    _test_set(
         "omni-math",
         "Omni-MATH, the part that rules can check",
-        "math",
         convert.answered,
-        {"test": _simple("omni_math_rule/test.jsonl.gz", "KbsdJames/Omni-MATH-Rule", 2821)},
+        _simple("omni_math_rule/test.jsonl.gz", "KbsdJames/Omni-MATH-Rule", 2821),
         substitute="the 2,821 rule-checkable problems; not the authors' aligned and de-duplicated copy",
     ),
     _eurus("eurus-math", "math", convert.eurus_math),

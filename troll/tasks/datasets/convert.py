@@ -7,7 +7,7 @@ solution in MATH and Minerva, the list ``final_answer`` in OlympiadBench, an int
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from troll.common.errors import UserError
@@ -23,7 +23,7 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
-def _first(row: Row, names: Sequence[str]) -> Any:
+def _first(row: Row, *names: str) -> Any:
     """The first of these columns that the row has."""
     for name in names:
         if row.get(name) is not None:
@@ -66,15 +66,9 @@ def boxed(row: Row, number: int) -> Problem:
     answer = last_boxed(row["solution"]) or row.get("answer")  # one solution of MATH has a box without braces
     if answer is None:
         raise UserError(f"data: row {number} has no \\boxed{{}} in its solution")
-    level = re.search(r"\d", str(row.get("level", "")))
-    return _math(
-        row,
-        row.get("idx", number),
-        row["problem"],
-        answer.strip(),
-        row["solution"],
-        int(level[0]) if level else 0,
-    )
+    digit = re.search(r"\d", str(row.get("level", "")))
+    task_id, level = row.get("idx", number), int(digit[0]) if digit else 0
+    return _math(row, task_id, row["problem"], answer.strip(), row["solution"], level)
 
 
 def answered(row: Row, number: int) -> Problem:
@@ -82,9 +76,9 @@ def answered(row: Row, number: int) -> Problem:
     level = row.get("level", row.get("difficulty", 0))
     return _math(
         row,
-        _first({"number": number, **row}, ("unique_id", "id", "number")),
-        _first(row, ("problem", "question", "Problem")),
-        plain_number(_first(row, ("answer", "Answer"))),
+        _first({"number": number, **row}, "unique_id", "id", "number"),
+        _first(row, "problem", "question", "Problem"),
+        plain_number(_first(row, "answer", "Answer")),
         str(row.get("solution") or ""),
         int(level) if isinstance(level, (int, float)) else 0,
     )
@@ -108,14 +102,14 @@ def olympiadbench(row: Row, number: int) -> Problem:
 def dapo(row: Row, number: int) -> Problem:
     """DAPO-Math: integer answers only."""
     reward = row.get("reward_model") or {}
-    answer = str(_first({**reward, **row}, ("answer", "solution", "ground_truth"))).strip()
+    answer = str(_first({**reward, **row}, "answer", "solution", "ground_truth")).strip()
     if not _INTEGER.fullmatch(answer):
         raise UserError(f"dapo: row {number} has the answer {answer!r}; expected an integer")
     return _math(row, row.get("index", number), _question(row), answer)
 
 
 def _question(row: Row) -> str:
-    question = _first(row, ("problem", "question", "prompt"))
+    question = _first(row, "problem", "question", "prompt")
     if not isinstance(question, str):  # a chat: what the user says
         question = next(turn["content"] for turn in question if turn["role"] == "user")
     return str(question)

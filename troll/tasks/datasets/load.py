@@ -6,6 +6,7 @@ A data set is never put together from both: a mirror that holds some of its file
 import functools
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from troll.common.errors import UserError
 from troll.common.files import read_jsonl
 from troll.common.lock_file import lock_path
 from troll.tasks.datasets import convert
-from troll.tasks.datasets.catalogue import DATA_SETS, DataSet, Part
+from troll.tasks.datasets.catalogue import DATA_SETS, DataSet
 from troll.tasks.datasets.convert import Row
 from troll.tasks.datasets.dapo import split_dapo
 from troll.tasks.datasets.hub import read_hub, rows_digest
@@ -24,6 +25,10 @@ from troll.tasks.types import Problem
 
 STAND_INS = "TROLL_REHEARSAL_ROWS"
 """Names the directory of the rows that replace data sets in a rehearsal (`troll rehearse`)."""
+
+
+# Of what the paper itself used.
+_NO_SUBSTITUTE = {"substitute": False, "note": ""}
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,9 @@ def _load(name: str, split: str, root: Path | None, _lock: Path, _stand_ins_in: 
 
 
 def _loaded(name: str, split: str, problems: Sequence[Problem], provenance: Mapping[str, Any]) -> Loaded:
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.task_id in seen:
-            raise UserError(f"data set {name}: task_id {problem.task_id!r} occurs twice in split {split}")
-        seen.add(problem.task_id)
+    for task_id, times in Counter(problem.task_id for problem in problems).items():
+        if times > 1:
+            raise UserError(f"data set {name}: task_id {task_id!r} occurs twice in split {split}")
     expected = None if provenance["source"] == "rehearsal" else DATA_SETS[name].parts[split].rows
     if expected is not None and len(problems) != expected:
         raise UserError(f"data set {name}: {len(problems)} problems in split {split}, expected {expected}")
@@ -104,52 +107,31 @@ def _rows(item: DataSet, split: str, root: Path | None) -> tuple[list[Row], dict
     if root is not None:
         if part.file is None:
             raise UserError(f"data set {item.name}: split {split!r} is on the hub only; unset {VARIABLE}")
-        provenance = {
-            "source": "mirror",
-            "file": part.file,
-            "sha256": mirror_files()[part.file].sha256,
-            "substitute": item.substitute is not None,
-            "note": item.substitute or "",
-        }
+        source = {"source": "mirror", "file": part.file, "sha256": mirror_files()[part.file].sha256}
+        provenance = {**source, "substitute": item.substitute is not None, "note": item.substitute or ""}
         return [row for row in read_mirror(root, part.file) if part.keep(row)], provenance
     if item.evalplus is not None:
         return _evalplus_rows(item)
     if not part.hub:
         raise UserError(f"data set {item.name}: split {split!r} is in a local mirror only; set {VARIABLE}")
-    return _hub_rows(part)
-
-
-def _hub_rows(part: Part) -> tuple[list[Row], dict[str, Any]]:
-    rows: list[Row] = []
-    revision = ""
-    for piece in part.hub:
-        found, revision = read_hub(piece)
-        rows += [row for row in found if part.keep(row)]
-    provenance = {
-        "source": "hub",
-        "repository": part.hub[0].repository,
-        "revision": revision,
-        "substitute": False,
-        "note": "",
-    }
-    return rows, provenance
+    pieces = [read_hub(piece) for piece in part.hub]
+    source = {"source": "hub", "repository": part.hub[0].repository, "revision": pieces[-1][1]}
+    return [row for rows, _ in pieces for row in rows if part.keep(row)], {**source, **_NO_SUBSTITUTE}
 
 
 def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
     """Rows of a release of evalplus, which keeps the inputs of its sets outside the hub."""
     try:
-        from evalplus.data import humaneval as humaneval_plus
-        from evalplus.data import mbpp as mbpp_plus
+        from evalplus.data import humaneval, mbpp
     except ImportError:
         raise UserError("evalplus: not installed; install it: pip install 'troll[evaluate]'") from None
     expected = mirror_files()[item.parts["test"].file or ""]
     try:
         if item.evalplus == "humaneval":
-            version = humaneval_plus.HUMANEVAL_PLUS_VERSION
-            path = Path(humaneval_plus._ready_human_eval_plus_path())
+            version, place = humaneval.HUMANEVAL_PLUS_VERSION, humaneval._ready_human_eval_plus_path()
         else:
-            version = mbpp_plus.MBPP_PLUS_VERSION
-            path = Path(mbpp_plus._ready_mbpp_plus_path())
+            version, place = mbpp.MBPP_PLUS_VERSION, mbpp._ready_mbpp_plus_path()
+        path = Path(place)
         rows: list[Row] = list(read_jsonl(path))
     except Exception as error:  # its errors come from several libraries below it
         raise UserError(
@@ -159,10 +141,4 @@ def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
     if len(rows) != expected.rows:
         raise UserError(f"{path}: {len(rows)} rows, expected {expected.rows}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return rows, {
-        "source": "evalplus",
-        "version": version,
-        "sha256": digest,
-        "substitute": False,
-        "note": "",
-    }
+    return rows, {"source": "evalplus", "version": version, "sha256": digest, **_NO_SUBSTITUTE}

@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from troll.common.errors import UserError
@@ -37,7 +38,7 @@ def whole_split(name: str, split: Split) -> list[Problem]:
     return problems
 
 
-def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Problem]:
+def _generate(item: DataSet, split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
     """``count`` problems of a split, drawn without replacement; all of them come in the source's order."""
     if count == 0:
         return []
@@ -47,17 +48,12 @@ def _generate(item: DataSet, split: Split, count: int, seed: int) -> list[Proble
             f"task {item.name}: {count} {split} problems wanted, but there are {len(problems)}; ask for at "
             f"most {len(problems)}"
         )
-    numbers = random.Random(derive_seed(stream="problems", task=item.name, split=split, seed=seed)).sample(
-        range(len(problems)), count
-    )
-    return [problems[number] for number in sorted(numbers)]
+    generator = random.Random(derive_seed(stream="problems", task=item.name, split=split, seed=seed))
+    return [problems[number] for number in sorted(generator.sample(range(len(problems)), count))]
 
 
-def _demonstrate(item: DataSet, count: int, seed: int) -> list[Demonstration]:
-    """Training problems with their solutions, in an order of the seed's; all of them before any comes again.
-
-    Problems that are kept for validation are none of them.
-    """
+def _demonstrate(item: DataSet, count: int, seed: int, _: Mapping[str, Any]) -> list[Demonstration]:
+    """Training problems with solutions, in an order of the seed's; all of them before any comes again."""
     if not item.solutions:
         raise UserError(f"task {item.name} has no demonstrations; use a pretrained base model")
     solved = [
@@ -84,22 +80,15 @@ def worked_solution(problem: Problem) -> str:
     return f"{words}\nThe answer is \\boxed{{{problem.answer}}}."
 
 
-def _task(item: DataSet) -> Task:
-    def generate(split: Split, count: int, seed: int, _: Mapping[str, Any]) -> list[Problem]:
-        return _generate(item, split, count, seed)
-
-    def demonstrate(count: int, seed: int, _: Mapping[str, Any]) -> list[Demonstration]:
-        return _demonstrate(item, count, seed)
-
-    return Task(
-        name=item.name,
+TASKS: Mapping[str, Task] = {
+    name: Task(
+        name=name,
         summary=item.summary,
         kind=item.kind,
         answer_key="answer" if item.kind == "math" else "canonical_solution",
-        generate=generate,
-        demonstrate=demonstrate,
+        generate=partial(_generate, item),
+        demonstrate=partial(_demonstrate, item),
         reward=math_rewards if item.kind == "math" else code_rewards,
     )
-
-
-TASKS: Mapping[str, Task] = {name: _task(item) for name, item in DATA_SETS.items()}
+    for name, item in DATA_SETS.items()
+}

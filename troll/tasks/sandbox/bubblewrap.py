@@ -59,15 +59,8 @@ def bubblewrap_command(read_only: Sequence[Path] = ()) -> list[str]:
         raise UserError(
             f"bwrap: not found, and model-written code runs in no other way; install it: {INSTALL_LINE}"
         )
-    command = [
-        program,
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--clearenv",
-        "--cap-drop",
-        "ALL",
-    ]
+    walls = "--unshare-all --die-with-parent --new-session --clearenv --cap-drop ALL"
+    command = [program, *walls.split()]
     for path in ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"):
         if Path(path).is_symlink():
             command += ["--symlink", str(Path(path).readlink()), path]
@@ -112,8 +105,12 @@ def check_scratch() -> None:
     except subprocess.TimeoutExpired:
         raise _refused("the sandbox of evalplus", f"no answer within {_START_S:.0f} s") from None
     if completed.returncode:
-        lines = completed.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise _refused("the sandbox of evalplus", lines[-1] if lines else f"exit {completed.returncode}")
+        reason = _last_line(completed.stderr) or f"exit {completed.returncode}"
+        raise _refused("the sandbox of evalplus", reason)
+
+
+def _last_line(complaint: bytes) -> str:
+    return "".join(complaint.decode("utf-8", "replace").strip().splitlines()[-1:])
 
 
 def base_interpreter() -> str:
@@ -141,10 +138,8 @@ class Sandbox:
     pid_namespaces: bool
 
     def __init__(self) -> None:
-        try:
-            self._start(
-                ["--cap-add", "CAP_SYS_ADMIN"]
-            )  # inside its own user namespace, and for the runner only
+        try:  # inside its own user namespace, and for the runner only
+            self._start(["--cap-add", "CAP_SYS_ADMIN"])
         except UserError:
             self._start([])
 
@@ -173,15 +168,14 @@ class Sandbox:
         except (LostError, TimeoutError) as error:
             self._process.kill()
             self._process.wait()
-            reason = self._complaint() or f"no answer within {_START_S:.0f} s ({type(error).__name__})"
+            self._errors.seek(0)
+            reason = (
+                _last_line(self._errors.read())
+                or f"no answer within {_START_S:.0f} s ({type(error).__name__})"
+            )
             self.close()
             raise _refused("the sandbox", reason) from None
         self._control.setblocking(False)
-
-    def _complaint(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else ""
 
     def fileno(self) -> int:
         """The control socket, readable when a report is there."""

@@ -45,10 +45,6 @@ def extract_code(completion: str, entry_point: str | None = None) -> str:
     answer, thoughts (up to ``</think>``) are dropped, and among the fenced Python blocks the last that
     defines the entry point is taken, else the last. A block that was cut off is taken to its end. Since a
     prompt ends with a complete docstring, a block that defines the function anew may follow it.
-
-    Args:
-        completion: raw text of a model.
-        entry_point: name of the function that is asked for.
     """
     text, name = _without_thoughts(completion), _definition(entry_point) if entry_point else None
     fenced = _fenced(text, name)
@@ -65,9 +61,9 @@ def _fenced(text: str, name: re.Pattern[str] | None) -> str | None:
     python = [code for language, code in fenced if language.lower() in _PYTHON]
     blocks = python or [code for _, code in fenced]
     if name:
-        defining = [code for code in blocks if name.search(code)]
-        blocks = defining or blocks
-    return _placed(blocks[-1])
+        blocks = [code for code in blocks if name.search(code)] or blocks
+    # The body alone continues the prompt; a whole program starts on a line of its own.
+    return blocks[-1] if blocks[-1].startswith((" ", "\t")) else "\n" + blocks[-1]
 
 
 def whole_program(prompt: str, completion: str, entry_point: str | None = None) -> str:
@@ -77,11 +73,6 @@ def whole_program(prompt: str, completion: str, entry_point: str | None = None) 
     tried: the text before a fence, a body with another indentation, the statements without what follows or
     precedes them (prose, a statement that was cut off). If none will do, it is what `extract_code` finds.
     A program that begins with ``from __future__ import`` keeps that at its beginning, before the prompt.
-
-    Args:
-        prompt: what the completion continues.
-        completion: raw text of a model.
-        entry_point: name of the function that is asked for; None for a script.
     """
     return _find(prompt, completion, entry_point)[0]
 
@@ -290,11 +281,6 @@ def _first_answer(text: str, definition: re.Pattern[str] | None) -> str:
     answer = _ANSWER.search(text)
     again = definition.search(text, answer.end()) if answer else None
     return text[: again.start()] if again else text
-
-
-def _placed(code: str) -> str:
-    # The body alone continues the prompt; a whole program starts on a line of its own.
-    return code if code.startswith((" ", "\t")) else "\n" + code
 
 
 def _joined(prompt: str, code: str) -> str:

@@ -100,7 +100,10 @@ def _to_json(value: Any, depth: int, budget: list[int]) -> Any:
     if value is None or kind is bool or kind is float:
         return value
     if kind is str:
-        return value if value.isascii() or not _has_surrogates(value) else _surrogates_to_json(value)
+        if value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value):
+            return value
+        # JSON would join two surrogates into another character.
+        return {"t": "str", "v": value.encode("utf-8", "surrogatepass").hex()}
     if kind is int:
         return value if value.bit_length() <= _MAX_DECIMAL_BITS else {"t": "int", "v": hex(value)}
     if kind is list:
@@ -161,15 +164,6 @@ def _of_numpy(value: Any, kind: type) -> Any:
 
 def _unknown(kind: type) -> NotPlainError:
     return NotPlainError(f"type {kind.__name__}"[:80])
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _surrogates_to_json(text: str) -> dict[str, str]:
-    # JSON would join two surrogates into another character.
-    return {"t": "str", "v": text.encode("utf-8", "surrogatepass").hex()}
 
 
 def _from_json(node: Any, depth: int) -> Any:

@@ -24,8 +24,9 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -88,11 +89,14 @@ def run_batch(
     alone: list[int] = []
     hungry: list[int] = []
     late: list[int] = []
-    with _Results(reduce) as results:
+    tried: set[int] = set()  # those that get no further try
+    with closing(_Results(reduce)) as results:
 
-        def first(index: int, execution: Execution) -> None:
+        def finish(index: int, execution: Execution) -> None:
             if execution.status == "infrastructure":
                 alone.append(index)
+            elif index in tried:
+                results.add(index, execution)
             elif execution.status == "memory" and own[index].memory_bytes < own[index].spare_memory_bytes:
                 hungry.append(index)
             elif _was_delayed(execution):
@@ -100,31 +104,23 @@ def run_batch(
             else:
                 results.add(index, execution)
 
-        def second(index: int, execution: Execution) -> None:
-            if execution.status == "infrastructure":
-                alone.append(index)
-            else:
-                results.add(index, execution)
+        def run(numbers: Iterable[int], workers: int) -> None:
+            pending = deque(numbers)
+            while pending:
+                alone.extend(_run_until_lost(programs, own, workers, pending, finish, results))
 
-        pending = deque(range(len(programs)))
-        while pending:
-            alone += _run_until_lost(programs, own, workers, pending, first, results)
+        run(range(len(programs)), workers)
+        tried.update(hungry, late)
+        for index in tried:
+            own[index] = _longer(own[index])
         if hungry:
-            pending = deque(hungry)
             room = _free_memory() // 2
             for index in hungry:
                 most = min(own[index].spare_memory_bytes, room)
-                own[index] = replace(_longer(own[index]), memory_bytes=max(own[index].memory_bytes, most))
+                own[index] = replace(own[index], memory_bytes=max(own[index].memory_bytes, most))
             fitting = room // max(own[index].memory_bytes for index in hungry)
-            while pending:
-                alone += _run_until_lost(
-                    programs, own, max(1, min(workers, fitting)), pending, second, results
-                )
-        for index in late:
-            own[index] = _longer(own[index])
-        pending = deque(late)
-        while pending:
-            alone += _run_until_lost(programs, own, workers, pending, second, results)
+            run(hungry, max(1, min(workers, fitting)))
+        run(late, workers)
         for index in alone:
             if _run_until_lost(programs, own, 1, deque([index]), results.add, results):
                 results.add(index, Execution("crash", detail="took the sandbox down"))
@@ -153,21 +149,14 @@ class _Results:
 
     def __init__(self, reduce: Callable[[int, Execution], Any] | None) -> None:
         self.found: dict[int, Future[Any]] = {}
-        self._reduce = reduce
+        self._reduce = reduce or (lambda _, execution: execution)
         self._thread = ThreadPoolExecutor(1)
         self._waiting: dict[Future[Any], int] = {}
 
-    def __enter__(self) -> "_Results":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def add(self, index: int, execution: Execution) -> None:
-        if self._reduce is None:
-            self.found[index] = Future()
-            self.found[index].set_result(execution)
-            return
         size = len(execution.stdout) + sum(len(output.text) for output in execution.outputs)
         self.found[index] = future = self._thread.submit(self._reduce, index, execution)
         self._waiting[future] = size

@@ -131,17 +131,13 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _load_argument(number: int) -> bytes:
-    return _instruction(
-        _LOAD, _OFFSET_ARGUMENT + 8 * number
-    )  # the lower half; both machines are little-endian
+    # the lower half; both machines are little-endian
+    return _instruction(_LOAD, _OFFSET_ARGUMENT + 8 * number)
 
 
 def _among(commands: tuple[int, ...], allow: bytes, deny: bytes) -> list[bytes]:
     """Allows what was loaded if it is among the commands."""
-    last = len(commands)
-    tests = [
-        _instruction(_JUMP_EQUAL, command, if_true=last - index) for index, command in enumerate(commands)
-    ]
+    tests = [_instruction(_JUMP_EQUAL, value, if_true=len(commands) - k) for k, value in enumerate(commands)]
     return [*tests, deny, allow]
 
 
@@ -239,20 +235,12 @@ def prepare(pid: int) -> None:
 
 
 def hide_from_others() -> None:
-    """Refuses inspection of this process by others of the same user: core dumps, ptrace, /proc/PID/mem.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Refuses inspection of this process by others of the same user: core dumps, ptrace, /proc/PID/mem."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def drop_capabilities() -> None:
-    """Gives up every capability of the calling process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Gives up every capability of the calling process."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _checked(_libc.capset(header, bytes(24)), "capset")
 

@@ -21,11 +21,7 @@ _NOTIFICATION_BYTES, _NUMBER_OFFSET = 80, 16
 
 
 class ThreadCount:
-    """The threads of one program.
-
-    Args:
-        listener: descriptor from `syscall_filter.confine`.
-    """
+    """The threads of one program, whose listener `syscall_filter.confine` gave."""
 
     def __init__(self, listener: int) -> None:
         self.listener = listener

@@ -82,21 +82,17 @@ class Chain:
         return values
 
     def working(self, steps: int) -> str:
-        """The first ``steps`` steps, one a line, each modulo ten: ``7+5=2``; the name, if any, leads each."""
+        """The first ``steps`` steps, one a line (``7+5=2``, after the name if any), and what they give."""
         whose = f"{self.name} " if self.name else ""
         lines, value = [], self.start
         for (verb, digit), result in list(zip(self.operations, self.values, strict=True))[:steps]:
             lines.append(f"{whose}{value}{_VERBS[verb]}{digit}={result}\n")
             value = result
-        return "".join(lines)
+        return "".join(lines) + _boxed(value)
 
 
 def _boxed(answer: int) -> str:
     return f"\\boxed{{{answer}}}"
-
-
-def _prompt(chain: Chain) -> str:
-    return f"{chain.text}\n"
 
 
 def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Chain:
@@ -115,10 +111,9 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
     chains = draw_distinct("chains", _draw, split, count, seed, settings)
     for number, chain in enumerate(chains):
         answer = str(chain.values[-1])
-        solution = chain.working(len(chain.operations)) + _boxed(chain.values[-1])
-        record = {"problem": chain.text, "solution": solution, "answer": answer}
         level = len(chain.operations)
-        problems.append(Problem(f"chains/{split}/{number}", _prompt(chain), answer, level, record))
+        record = {"problem": chain.text, "solution": chain.working(level), "answer": answer}
+        problems.append(Problem(f"chains/{split}/{number}", f"{chain.text}\n", answer, level, record))
     return problems
 
 
@@ -134,11 +129,10 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
             wrong = generator.choice([digit for digit in range(10) if digit != chain.values[-1]])
             completion = _boxed(chain.values[-1] if right else wrong)
         elif way == "stop":
-            kept = generator.randint(1, steps - 1) if steps > 1 else 1
-            completion = chain.working(kept) + _boxed(chain.values[kept - 1])
+            completion = chain.working(generator.randint(1, steps - 1) if steps > 1 else 1)
         else:
-            completion = chain.working(steps) + _boxed(chain.values[-1])
-        demonstrations.append(Demonstration(_prompt(chain), completion))
+            completion = chain.working(steps)
+        demonstrations.append(Demonstration(f"{chain.text}\n", completion))
     return demonstrations
 
 

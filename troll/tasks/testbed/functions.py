@@ -141,19 +141,11 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
     functions = draw_distinct("functions", _draw, split, count, seed, settings)
     for number, function in enumerate(functions):
         generator = random.Random(derive_seed(stream="inputs", prompt=function.prompt, seed=seed))
-        inputs = distinct_inputs(partial(_ARGUMENTS[function.signature], generator), settings)
+        inputs = distinct_inputs(_ARGUMENTS[function.signature], generator, settings)
         body = f"    return {function.expression}\n"
         record = code_record(function.name, body, inputs, settings)
         problems.append(Problem(f"functions/{split}/{number}", function.prompt, body, function.level, record))
     return problems
-
-
-def _another(function: Function, generator: random.Random, settings: Mapping[str, Any]) -> Function:
-    """A different function over the same arguments."""
-    other = function
-    while other.expression == function.expression or other.signature != function.signature:
-        other = _draw(generator, settings)
-    return other
 
 
 def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
@@ -162,12 +154,12 @@ def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demo
     ways.append(("right", 1 - settings["print"] - settings["other"]))
     demonstrations = []
     for function, generator in to_demonstrate("functions", _draw, count, seed, settings):
-        way = weighted(generator, ways)
-        expression = function.expression
-        if way == "other":
-            expression = _another(function, generator, settings).expression
-        completion = f"    print({expression})\n" if way == "print" else f"    return {expression}\n"
-        demonstrations.append(Demonstration(function.prompt, completion))
+        way, answered = weighted(generator, ways), function
+        if way == "other":  # over the same arguments
+            while answered.expression == function.expression or answered.signature != function.signature:
+                answered = _draw(generator, settings)
+        body = f"print({answered.expression})" if way == "print" else f"return {answered.expression}"
+        demonstrations.append(Demonstration(function.prompt, f"    {body}\n"))
     return demonstrations
 
 

@@ -15,6 +15,7 @@ words: a small model learns to copy over a fixed distance long before it learns 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,7 +24,7 @@ from troll.common.seeding import derive_seed
 from troll.common.settings import Settings
 from troll.tasks.testbed.splits import draw_distinct
 from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_and_hasty
-from troll.tasks.types import Demonstration, Problem, Split, Task
+from troll.tasks.types import Problem, Split, Task
 from troll.tasks.verifiers.math import math_rewards
 
 METALS = ("iron", "steel", "brass", "copper", "silver")
@@ -127,18 +128,10 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
     for number, lock in enumerate(locks):
         generator = random.Random(derive_seed(stream="words", lock=lock.identity, seed=seed))
         prompt, answer = lock.prompt(generator), _digits(lock.codes[-1])
-        record = {
-            "problem": prompt.removesuffix("\n"),
-            "solution": lock.answer(words, generator),
-            "answer": answer,
-        }
+        solution = lock.answer(words, generator)
+        record = {"problem": prompt.removesuffix("\n"), "solution": solution, "answer": answer}
         problems.append(Problem(f"locks/{split}/{number}", prompt, answer, lock.level, record))
     return problems
-
-
-def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
-    """Careful and hasty demonstrations on problems of the train split."""
-    return careful_and_hasty("locks", _draw, count, seed, settings)
 
 
 TASK = Task(
@@ -147,7 +140,7 @@ TASK = Task(
     kind="math",
     answer_key="answer",
     generate=generate,
-    demonstrate=demonstrate,
+    demonstrate=partial(careful_and_hasty, "locks", _draw),
     reward=math_rewards,
     model=LockSettings,
 )

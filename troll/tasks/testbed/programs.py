@@ -23,7 +23,7 @@ from troll.common.seeding import derive_seed
 from troll.common.settings import Settings
 from troll.tasks.testbed.splits import code_record, distinct_inputs, draw_distinct
 from troll.tasks.testbed.words import Careful, CarefulDecay, Words, Zipf, ZipfWords, careful_and_hasty
-from troll.tasks.types import Demonstration, Problem, Split, Task
+from troll.tasks.types import Problem, Split, Task
 from troll.tasks.verifiers.code import code_rewards
 
 NAMES = ("solve", "compute", "evaluate", "process", "transform")
@@ -106,10 +106,6 @@ def _draw(generator: random.Random, settings: Mapping[str, Any]) -> Program:
     return Program(generator.choice(NAMES), steps)
 
 
-def _arguments(generator: random.Random) -> list[int]:
-    return [generator.randint(-99, 99)]
-
-
 def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -> list[Problem]:
     """Problems of one split, as evalplus records with base and plus inputs; for levels see `NAMES`."""
     programs = draw_distinct("programs", _draw, split, count, seed, settings)
@@ -118,16 +114,11 @@ def generate(split: Split, count: int, seed: int, settings: Mapping[str, Any]) -
     for number, program in enumerate(programs):
         generator = random.Random(derive_seed(stream="words", program=program.identity, seed=seed))
         prompt = program.prompt(generator)
-        inputs = distinct_inputs(partial(_arguments, generator), settings)
+        inputs = distinct_inputs(lambda draw: [draw.randint(-99, 99)], generator, settings)
         body = program.answer(words, generator)
         record = code_record(program.name, body, inputs, settings)
         problems.append(Problem(f"programs/{split}/{number}", prompt, body, program.level, record))
     return problems
-
-
-def demonstrate(count: int, seed: int, settings: Mapping[str, Any]) -> list[Demonstration]:
-    """Careful and hasty demonstrations on problems of the train split."""
-    return careful_and_hasty("programs", _draw, count, seed, settings)
 
 
 TASK = Task(
@@ -136,7 +127,7 @@ TASK = Task(
     kind="code",
     answer_key="canonical_solution",
     generate=generate,
-    demonstrate=demonstrate,
+    demonstrate=partial(careful_and_hasty, "programs", _draw),
     reward=partial(code_rewards, as_written=True),
     as_written=True,
     model=ProgramSettings,

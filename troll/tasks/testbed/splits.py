@@ -94,11 +94,13 @@ def weighted(generator: random.Random, choices: Sequence[tuple[Choice, float]]) 
     return generator.choices([item for item, _ in choices], [weight for _, weight in choices])[0]
 
 
-def distinct_inputs(draw: Callable[[], list[Any]], settings: Mapping[str, Any]) -> list[list[Any]]:
+def distinct_inputs(
+    draw: Callable[[random.Random], list[Any]], generator: random.Random, settings: Mapping[str, Any]
+) -> list[list[Any]]:
     """Different arguments for a program, as many as base and plus tests take."""
     inputs: dict[str, list[Any]] = {}
     while len(inputs) < settings["base_inputs"] + settings["plus_inputs"]:
-        arguments = draw()
+        arguments = draw(generator)
         inputs[json.dumps(arguments)] = arguments
     return list(inputs.values())
 

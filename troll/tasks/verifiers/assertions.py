@@ -15,9 +15,8 @@ from typing import Any
 from troll.common.errors import UserError
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
-from troll.tasks.verifiers.judge import Rule, compare
+from troll.tasks.verifiers.judge import CodeVerdict, judge_outputs, unfinished
 from troll.tasks.verifiers.references import REFERENCE_TIME_FACTOR
-from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 # Names that no candidate has reason to use; redefining it changes nothing, since ours comes last.
 _PROBE = "troll_evaluate_expression"
@@ -74,7 +73,8 @@ def verify_assertions(
 
     def judged(number: int, execution: Execution) -> CodeVerdict:
         outputs = [Output("value", text) for text in tests[number].expected]
-        return _judge(execution, outputs, "exact", (limits or tests[number].limits()).cpu_s)
+        cpu_s = (limits or tests[number].limits()).cpu_s
+        return judge_outputs(execution, outputs, rule="exact", cpu_s=cpu_s)
 
     return run_batch(programs, workers=workers, reduce=judged)
 
@@ -150,9 +150,16 @@ def verify_stdio(
         prompt = record["prompt"]
         if name:
             outputs = [Output("value", plain_data.encode(_json(item))) for item in record["outputs"]]
-            inputs = plain_data.encode(_calls(record))
+            # A list, or one JSON value per line.
+            calls = [
+                [_json(line) for line in arguments.splitlines()]
+                if isinstance(arguments, str)
+                else [*arguments]
+                for arguments in record["inputs"]
+            ]
+            inputs = plain_data.encode(calls)
             programs.append(Program(text, name, inputs, limits=limits, prompt=prompt))
-            judges.append(partial(_judge, expected=outputs, rule="lists", cpu_s=cpu_s))
+            judges.append(partial(judge_outputs, expected=outputs, rule="lists", cpu_s=cpu_s))
         else:
             for number, (stdin, expected) in enumerate(zip(record["inputs"], record["outputs"], strict=True)):
                 programs.append(Program(text, stdin=str(stdin), limits=limits, prompt=prompt))
@@ -172,40 +179,12 @@ def _json(value: Any) -> Any:
         return value
 
 
-def _calls(record: Mapping[str, Any]) -> list[list[Any]]:
-    """Arguments of each call: a list, or one JSON value per line."""
-    calls = []
-    for arguments in record["inputs"]:
-        if isinstance(arguments, str):
-            calls.append([_json(line) for line in arguments.splitlines()])
-        else:
-            calls.append(list(arguments))
-    return calls
-
-
 def _judge_text(execution: Execution, expected: str, number: int) -> CodeVerdict:
     if execution.status != "finished":
-        return CodeVerdict(False, False, unfinished(execution), execution.detail)
-    if _lines(execution.stdout) != _lines(expected):
+        return unfinished(execution)
+    written, wanted = (
+        [line.rstrip() for line in text.rstrip().split("\n")] for text in (execution.stdout, expected)
+    )
+    if written != wanted:
         return CodeVerdict(False, False, "wrong", f"input {number}")
-    return CodeVerdict(True, True, "passed")
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _judge(execution: Execution, expected: Sequence[Output], rule: Rule, cpu_s: float) -> CodeVerdict:
-    if execution.status in ("infrastructure", "rejected"):
-        return CodeVerdict(False, False, unfinished(execution), execution.detail)
-    comparison = compare(execution.outputs, expected, rule=rule, cpu_s=cpu_s)
-    for number, (output, matched) in enumerate(zip(execution.outputs, comparison.matched, strict=True)):
-        if output.kind == "opaque":
-            return CodeVerdict(False, False, "rejected", output.text)
-        if number in comparison.reasons:
-            return CodeVerdict(False, False, "incomparable", f"input {number} {comparison.reasons[number]}")
-        if output.kind == "value" and not matched:
-            return CodeVerdict(False, False, "wrong", f"input {number}")
-    if execution.status != "finished" or len(execution.outputs) != len(expected):
-        return CodeVerdict(False, False, unfinished(execution), execution.detail)
     return CodeVerdict(True, True, "passed")

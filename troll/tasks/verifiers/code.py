@@ -14,7 +14,7 @@ from troll.common.progress import say
 from troll.tasks.sandbox.pool import Execution, Limits, Program, run_batch
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.assertions import verify_assertions, verify_stdio
-from troll.tasks.verifiers.judge import compare
+from troll.tasks.verifiers.judge import CodeVerdict, judge_outputs
 from troll.tasks.verifiers.references import (
     REFERENCE_TIME_FACTOR,
     CodeProblem,
@@ -22,7 +22,6 @@ from troll.tasks.verifiers.references import (
     read_problem,
     reference_outputs,
 )
-from troll.tasks.verifiers.verdict import CodeVerdict, unfinished
 
 __all__ = ["CodeVerdict", "code_rewards", "verify_code"]
 
@@ -68,11 +67,10 @@ def verify_code(
     for number, record in enumerate(records):
         kind = "assertions" if "test_list" in record else "stdio" if "outputs" in record else "evalplus"
         groups.setdefault(kind, []).append(number)
-    of_evalplus = partial(_verify_evalplus, as_written=as_written)
     judges: dict[str, Callable[..., list[CodeVerdict]]] = {
         "assertions": verify_assertions,
         "stdio": verify_stdio,
-        "evalplus": of_evalplus,
+        "evalplus": partial(_verify_evalplus, as_written=as_written),
     }
     verdicts: dict[int, CodeVerdict] = {}
     for kind, numbers in groups.items():
@@ -96,27 +94,35 @@ def _verify_evalplus(
     problems = [prepared[id(record)] for record in records]
     references = reference_outputs(problems, workers=workers)
     unique = dict.fromkeys((item.digest, text) for item, text in zip(problems, completions, strict=True))
-    programs = [_program(references[digest], text, limits or Limits(), as_written) for digest, text in unique]
     of_program = [references[digest] for digest, _ in unique]
+    own = [_limits_for(limits or Limits(), reference) for reference in of_program]
+    programs = [
+        Program(
+            text,
+            reference.problem.entry_point,
+            reference.problem.inputs,
+            limits=limit,
+            prompt=reference.problem.prompt,
+            as_written=as_written,
+        )
+        for (_, text), reference, limit in zip(unique, of_program, own, strict=True)
+    ]
 
     def judged(number: int, execution: Execution) -> CodeVerdict:
-        return _judge(execution, of_program[number], (programs[number].limits or Limits()).cpu_s)
+        item = of_program[number].problem
+        return judge_outputs(
+            execution,
+            of_program[number].outputs,
+            rule=item.oracle or "evalplus",
+            tolerance=item.tolerance,
+            arguments=item.arguments if item.oracle else None,
+            cpu_s=own[number].cpu_s,
+            base_count=item.base_count,
+        )
 
     executed = run_batch(programs, workers=workers, reduce=judged)
     verdicts = dict(zip(unique, executed, strict=True))
     return [verdicts[item.digest, text] for item, text in zip(problems, completions, strict=True)]
-
-
-def _program(reference: Reference, completion: str, limits: Limits, as_written: bool) -> Program:
-    problem = reference.problem
-    return Program(
-        completion,
-        problem.entry_point,
-        problem.inputs,
-        limits=_limits_for(limits, reference),
-        prompt=problem.prompt,
-        as_written=as_written,
-    )
 
 
 def _limits_for(limits: Limits, reference: Reference) -> Limits:
@@ -129,33 +135,3 @@ def _limits_for(limits: Limits, reference: Reference) -> Limits:
         wall_s=limits.wall_s if cpu_s == limits.cpu_s else max(limits.wall_s, 4 * cpu_s),
         output_bytes=max(limits.output_bytes, 2 * sum(len(output.text) + 16 for output in reference.outputs)),
     )
-
-
-def _judge(execution: Execution, reference: Reference, cpu_s: float) -> CodeVerdict:
-    if execution.status in ("infrastructure", "rejected"):
-        # Whoever wrote more than the runner asked for has shown what it is after, whatever would match.
-        return CodeVerdict(False, False, unfinished(execution), execution.detail)
-    item = reference.problem
-    comparison = compare(
-        execution.outputs,
-        reference.outputs,
-        rule=item.oracle or "evalplus",
-        tolerance=item.tolerance,
-        arguments=item.arguments if item.oracle else None,
-        cpu_s=cpu_s,
-    )
-    matched = comparison.matched + [False] * (len(reference.outputs) - len(comparison.matched))
-    base, plus = all(matched[: item.base_count]), all(matched[item.base_count :])
-    if base and plus:
-        passed = execution.status == "finished"
-        return CodeVerdict(passed, passed, "passed" if passed else unfinished(execution), execution.detail)
-    first = matched.index(False)
-    if first in comparison.reasons:
-        return CodeVerdict(base, plus, "incomparable", f"input {first} {comparison.reasons[first]}")
-    if first < len(execution.outputs):
-        output = execution.outputs[first]
-        if output.kind == "opaque":
-            return CodeVerdict(base, plus, "rejected", output.text)
-        if output.kind == "value":
-            return CodeVerdict(base, plus, "wrong", f"input {first}")
-    return CodeVerdict(base, plus, unfinished(execution), execution.detail)

@@ -5,6 +5,8 @@ the problem names an absolute tolerance or the expected output is made of floats
 not-a-number equals itself here, while evalplus' answer depends on object identity.
 """
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from troll.tasks.sandbox.plain_data import NotPlainError, encode
@@ -17,32 +19,24 @@ _FLOAT_TOLERANCE = 1e-6
 
 def outputs_match(output: Output, expected: Output, tolerance: float) -> bool:
     """Whether an output counts as the expected one within evalplus' ``atol``; 0 for exact problems."""
-    if output.kind != "value" or expected.kind != "value":
-        return False
-    if output.text == expected.text:
-        return True
-    try:
-        return values_match(output.value, expected.value, tolerance)
-    except (NotPlainError, RecursionError):
-        return False
+    return _match(output, expected, lambda value, other: values_match(value, other, tolerance))
 
 
 def equal(output: Output, expected: Output) -> bool:
     """Tells whether two outputs are equal values, as an assertion would."""
-    if output.kind != "value" or expected.kind != "value":
-        return False
-    try:
-        return bool(output.value == expected.value)
-    except (NotPlainError, RecursionError):
-        return False
+    return _match(output, expected, operator.eq)
 
 
 def equal_as_lists(output: Output, expected: Output) -> bool:
     """Tells whether two outputs are equal where JSON is the measure: tuples count as lists, keys as text."""
+    return _match(output, expected, lambda value, other: values_match(_lists(value), _lists(other), 0))
+
+
+def _match(output: Output, expected: Output, same: Callable[[Any, Any], Any]) -> bool:
     if output.kind != "value" or expected.kind != "value":
         return False
     try:
-        return values_match(_lists(output.value), _lists(expected.value), 0)
+        return output.text == expected.text or bool(same(output.value, expected.value))
     except (NotPlainError, RecursionError):
         return False
 

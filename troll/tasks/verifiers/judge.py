@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from troll.common.errors import UserError
 from troll.tasks.sandbox import plain_data
-from troll.tasks.sandbox.program import Output
+from troll.tasks.sandbox.program import Execution, Output
 
 Rule = Literal["evalplus", "exact", "lists"] | tuple[str, str]
 """``evalplus`` (its rule for all problems), ``exact`` (equality), ``lists`` (tuples count as lists), or (data
@@ -31,6 +31,70 @@ set, entry point) of one of evalplus' special rules."""
 _START_S = 60.0
 _LEAST_CPU_S = 1.0
 _WALL_FACTOR, _WALL_S = 20.0, 10.0  # a loaded machine must not turn a slow comparison into a failed one
+
+
+Status = Literal[
+    "passed", "wrong", "timeout", "memory", "crash", "rejected", "incomparable", "infrastructure"
+]
+
+
+@dataclass(frozen=True)
+class CodeVerdict:
+    """What became of one completion of a code problem."""
+
+    base: bool  # all base inputs gave the expected outputs
+    plus: bool  # all plus inputs did
+    # ``passed`` when both; otherwise what went wrong first, in input order. ``incomparable``: an output could
+    # not be compared with the expected one within the program's limits
+    status: Status
+    detail: str = ""  # a few words more
+
+    @property
+    def passed(self) -> bool:
+        """Base and plus both passed."""
+        return self.base and self.plus
+
+
+def unfinished(execution: Execution, base: bool = False, plus: bool = False) -> CodeVerdict:
+    """The verdict on a program that did not return all its outputs."""
+    status: Status = "crash" if execution.status == "finished" else execution.status
+    return CodeVerdict(base, plus, status, execution.detail)
+
+
+def judge_outputs(
+    execution: Execution,
+    expected: Sequence[Output],
+    *,
+    rule: Rule = "evalplus",
+    tolerance: float = 0.0,
+    arguments: Sequence[Any] | None = None,
+    cpu_s: float,
+    base_count: int | None = None,
+) -> CodeVerdict:
+    """The verdict on a program that was called; the first ``base_count`` calls are base, the others plus.
+
+    Without that number, all are both. For the other arguments see `compare`.
+    """
+    outputs = execution.outputs
+    if execution.status in ("infrastructure", "rejected"):
+        # Whoever wrote more than the runner asked for has shown what it is after, whatever would match.
+        return unfinished(execution)
+    comparison = compare(outputs, expected, rule=rule, tolerance=tolerance, arguments=arguments, cpu_s=cpu_s)
+    matched = comparison.matched + [False] * (len(expected) - len(outputs))
+    parts = (matched, matched) if base_count is None else (matched[:base_count], matched[base_count:])
+    base, plus = map(all, parts)
+    if base and plus:
+        passed = execution.status == "finished" and len(outputs) == len(expected)
+        return CodeVerdict(True, True, "passed") if passed else unfinished(execution)
+    first = matched.index(False)
+    if first in comparison.reasons:
+        return CodeVerdict(base, plus, "incomparable", f"input {first} {comparison.reasons[first]}")
+    kind = outputs[first].kind if first < len(outputs) else "raised"
+    if kind == "opaque":
+        return CodeVerdict(base, plus, "rejected", outputs[first].text)
+    if kind == "value":
+        return CodeVerdict(base, plus, "wrong", f"input {first}")
+    return unfinished(execution, base, plus)
 
 
 @dataclass

@@ -4,7 +4,7 @@ They are those of ``evalplus.eval.unsafe_execute`` (0.3.1), by function name, an
 and MBPP(+) only. Where evalplus computes a second answer, its own function is called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -34,18 +34,7 @@ OPAQUE_ALLOWED = ("check_str", "text_match_three", "text_starta_endb")
 
 def special_oracle(dataset: str, entry_point: str) -> Oracle | None:
     """The special rule for a problem of HumanEval or MBPP, if evalplus has one."""
-    if dataset == "humaneval":
-        return _is_zero if entry_point == "find_zero" else None
-    if entry_point in SET_EQUAL:
-        return _same_set
-    if entry_point in OPAQUE_ALLOWED:
-        return _same_presence
-    return {
-        "are_equivalent": _anything,
-        "sum_div": _or_zero,
-        "surface_Area": _or_slant_surface,
-        "digit_distance_nums": _or_padded_distance,
-    }.get(entry_point)
+    return _ORACLES[dataset].get(entry_point)
 
 
 def load_second_answers(dataset: str, entry_point: str) -> None:
@@ -57,19 +46,15 @@ def load_second_answers(dataset: str, entry_point: str) -> None:
 def _is_zero(arguments: list[Any], output: Output, _: Output, tolerance: float) -> bool:
     """HumanEval/32: any zero of the polynomial will do."""
     value = _number(output)
-    if value is None or _bits(value) > _MAX_ZERO_BITS:
+    if value is None:
+        return False
+    if not isinstance(value, float) and max(map(int.bit_length, value.as_integer_ratio())) > _MAX_ZERO_BITS:
         return False
     try:
         total = sum(coefficient * value**power for power, coefficient in enumerate(arguments[0]))
         return bool(abs(total) <= tolerance)
     except (OverflowError, ZeroDivisionError):
         return False
-
-
-def _bits(value: float | Fraction) -> int:
-    if isinstance(value, float):
-        return 0
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def _anything(_: list[Any], output: Output, __: Output, ___: float) -> bool:
@@ -83,19 +68,17 @@ def _or_zero(_: list[Any], output: Output, expected: Output, tolerance: float) -
 def _or_slant_surface(arguments: list[Any], output: Output, expected: Output, tolerance: float) -> bool:
     from evalplus.eval._special_oracle import _surface_Area
 
-    value = _number(output)
     return outputs_match(output, expected, tolerance) or (
-        value is not None and abs(value - _surface_Area(*arguments)) <= tolerance
+        (value := _number(output)) is not None and abs(value - _surface_Area(*arguments)) <= tolerance
     )
 
 
 def _or_padded_distance(arguments: list[Any], output: Output, expected: Output, tolerance: float) -> bool:
     from evalplus.eval._special_oracle import _digit_distance_nums
 
-    if outputs_match(output, expected, tolerance):
-        return True
-    value = _number(output)
-    return value is not None and value == _digit_distance_nums(*arguments)
+    return outputs_match(output, expected, tolerance) or (
+        (value := _number(output)) is not None and value == _digit_distance_nums(*arguments)
+    )
 
 
 def _same_set(_: list[Any], output: Output, expected: Output, __: float) -> bool:
@@ -127,3 +110,16 @@ def _number(output: Output) -> Any:
     except NotPlainError:
         return None
     return value if isinstance(value, (int, float, Fraction)) and values_match(value, value, 0) else None
+
+
+_ORACLES: Mapping[str, Mapping[str, Oracle]] = {
+    "humaneval": {"find_zero": _is_zero},
+    "mbpp": {
+        **dict.fromkeys(SET_EQUAL, _same_set),
+        **dict.fromkeys(OPAQUE_ALLOWED, _same_presence),
+        "are_equivalent": _anything,
+        "sum_div": _or_zero,
+        "surface_Area": _or_slant_surface,
+        "digit_distance_nums": _or_padded_distance,
+    },
+}

@@ -14,15 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from troll.common.errors import UserError
 from troll.common.files import atomic_path
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
 from troll.tasks.verifiers.oracles import OPAQUE_ALLOWED, special_oracle
-
-Dataset = Literal["humaneval", "mbpp"]
 
 # evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR: a program may be this many times slower than the reference.
 REFERENCE_TIME_FACTOR = 4.0
@@ -38,7 +36,6 @@ class CodeProblem:
     """A problem made ready for the sandbox."""
 
     name: str  # its task_id
-    dataset: Dataset  # whose special rules hold, evalplus' ``humaneval`` or ``mbpp``
     digest: str  # of everything that decides expected outputs and verdicts
     prompt: str  # what a program starts with
     entry_point: str
@@ -75,44 +72,39 @@ def read_problem(record: Mapping[str, Any]) -> CodeProblem:
         raise UserError(
             f"problem {name}: no field {missing[0]!r}; a code problem needs {', '.join(_REQUIRED)}"
         )
-    dataset: Dataset = "mbpp" if name.startswith("Mbpp/") else "humaneval"
-    base, plus = (_arguments(name, dataset, list(record[f"{kind}_input"])) for kind in ("base", "plus"))
+    dataset = "mbpp" if name.startswith("Mbpp/") else "humaneval"  # whose special rules hold
+    base, plus = (list(record[f"{kind}_input"]) for kind in ("base", "plus"))
+    if dataset == "mbpp":  # JSON has no tuples, sets or complex numbers, which MBPP+ needs
+        try:
+            from evalplus.data.mbpp import mbpp_deserialize_inputs
+        except ImportError:
+            raise UserError(
+                "evalplus: not installed, and MBPP+ needs it; pip install 'troll[evaluate]'"
+            ) from None
+        base, plus = (list(mbpp_deserialize_inputs(name, inputs)) for inputs in (base, plus))
     try:
         inputs = plain_data.encode([list(arguments) for arguments in base + plus])
     except plain_data.NotPlainError as error:
         raise UserError(f"problem {name}: base_input or plus_input is not plain data ({error})") from None
     tolerance = float(record.get("atol", 0))
+    prompt, entry_point, reference = (record[key] for key in _REQUIRED[:3])
     special = name.startswith(("Mbpp/", "HumanEval/"))
-    has_special_rule = special_oracle(dataset, record["entry_point"]) is not None
-    texts = (record["prompt"], record["entry_point"], record["canonical_solution"], inputs)
-    parts = (*texts, dataset, str(len(base)), str(tolerance), str(special), sys.version)
+    has_rule = special and special_oracle(dataset, entry_point) is not None
+    texts = (prompt, entry_point, reference, inputs, dataset)
+    parts = (*texts, str(len(base)), str(tolerance), str(special), sys.version)
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return CodeProblem(
         name=name,
-        dataset=dataset,
         digest=digest,
-        prompt=record["prompt"],
-        entry_point=record["entry_point"],
-        reference=record["canonical_solution"],
+        prompt=prompt,
+        entry_point=entry_point,
+        reference=reference,
         arguments=base + plus,
         inputs=_INPUTS.setdefault(digest, inputs),  # one object, so that the sandbox shares its memory
         base_count=len(base),
         tolerance=tolerance,
-        oracle=(dataset, record["entry_point"]) if special and has_special_rule else None,
+        oracle=(dataset, entry_point) if has_rule else None,
     )
-
-
-def _arguments(name: str, dataset: Dataset, inputs: list[Any]) -> list[Any]:
-    """Inputs as evalplus reads them: JSON has no tuples, sets or complex numbers, which MBPP+ needs."""
-    if dataset != "mbpp":
-        return inputs
-    try:
-        from evalplus.data.mbpp import mbpp_deserialize_inputs
-    except ImportError:
-        raise UserError(
-            "evalplus: not installed, and MBPP+ needs it; pip install 'troll[evaluate]'"
-        ) from None
-    return list(mbpp_deserialize_inputs(name, inputs))
 
 
 def reference_outputs(problems: Iterable[CodeProblem], *, workers: int | None = None) -> dict[str, Reference]:

@@ -46,28 +46,13 @@ _LARGE_WORD = re.compile(
     r"(?<=[\d}])\s*(?:\\(?:text|mathrm|mbox)\s*\{\s*(thousand|million|billion|trillion)(?![a-zA-Z])([^{}]*)\}"
     r"|(thousand|million|billion|trillion)(?![a-zA-Z]))"
 )
+_CHINESE_LIST = """
+    毫米 mm 厘米 cm 分米 dm 千米 km 公里 km 米 m 毫克 mg 克 g 千克 kg 公斤 kg 吨 tonne 毫升 mL 升 L 秒 s
+    分钟 minutes 小时 hours 天 days 日 days 周 weeks 月 months 年 years 元 yuan 美元 dollars 欧元 euros
+    度 degrees 弧度 radians 分 points
+"""
 _CHINESE_UNITS = {
-    **{
-        "毫米": "mm",
-        "厘米": "cm",
-        "分米": "dm",
-        "千米": "km",
-        "公里": "km",
-        "米": "m",
-        "毫克": "mg",
-        "克": "g",
-    },
-    **{"千克": "kg", "公斤": "kg", "吨": "tonne", "毫升": "mL", "升": "L", "秒": "s", "分钟": "minutes"},
-    **{
-        "小时": "hours",
-        "天": "days",
-        "日": "days",
-        "周": "weeks",
-        "月": "months",
-        "年": "years",
-        "元": "yuan",
-    },
-    **{"美元": "dollars", "欧元": "euros", "度": "degrees", "弧度": "radians", "分": "points"},
+    **dict(zip(_CHINESE_LIST.split()[::2], _CHINESE_LIST.split()[1::2], strict=True)),
     **dict.fromkeys("个個人只隻种種次名位件条條张張页頁棵组組本块塊岁歲", "items"),
 }
 _CHINESE_NAMES = "|".join(sorted(_CHINESE_UNITS, key=len, reverse=True))
@@ -88,30 +73,20 @@ _WORD_LIST = """
     multiple integer meal soldier monkey women men way
 """
 _WORDS = frozenset(_WORD_LIST.split())
-# Name: how much of which unit. What is not here is sympy's, with or without a plural's s.
-_OWN: Mapping[str, tuple[Fraction | int, str]] = {
-    **{"sec": (1, "second"), "min": (1, "minute"), "hr": (1, "hour"), "hrs": (1, "hour"), "week": (7, "day")},
-    **{"yr": (12, "month"), "year": (12, "month"), "decade": (120, "month"), "century": (1200, "month")},
-    **{"metre": (1, "meter"), "millimetre": (1, "mm"), "centimetre": (1, "cm"), "kilometre": (1, "km")},
-    **{"litre": (1, "liter"), "millilitre": (1, "mL"), "milliliter": (1, "mL"), "inche": (1, "inch")},
-    **{"in": (1, "inch"), "yd": (1, "yard"), "mi": (1, "mile"), "lb": (1, "pound"), "lbs": (1, "pound")},
-    **{"oz": (Fraction(1, 16), "pound"), "ounce": (Fraction(1, 16), "pound"), "gm": (1, "gram")},
-    **{"gallon": (231, "inch^3"), "gal": (231, "inch^3"), "acre": (4840, "yard^2"), "ha": (1, "hectare")},
-    **{"mph": (1, "mile/hour"), "kmph": (1, "km/hour"), "kph": (1, "km/hour"), "kmh": (1, "km/hour")},
-    **{"erg": (Fraction(1, 10**7), "joule"), "dyne": (Fraction(1, 10**5), "newton"), "dyn": (1, "dyne")},
-    **{
-        "cent": (Fraction(1, 100), "dollar"),
-        "KB": (10**3, "byte"),
-        "MB": (10**6, "byte"),
-        "GB": (10**9, "byte"),
-    },
-    **{
-        "kHz": (1000, "Hz"),
-        "MHz": (10**6, "Hz"),
-        "kJ": (1000, "joule"),
-        "kW": (1000, "watt"),
-        "kN": (1000, "N"),
-    },
+# Name, how much, of which unit. What is not here is sympy's, with or without a plural's s.
+_OWN_LIST = """
+    sec 1 second, min 1 minute, hr 1 hour, hrs 1 hour, week 7 day,
+    yr 12 month, year 12 month, decade 120 month, century 1200 month,
+    metre 1 meter, millimetre 1 mm, centimetre 1 cm, kilometre 1 km,
+    inche 1 inch, in 1 inch, yd 1 yard, mi 1 mile, litre 1 liter, millilitre 1 mL, milliliter 1 mL,
+    gallon 231 inch^3, gal 231 inch^3, acre 4840 yard^2, ha 1 hectare, lb 1 pound, lbs 1 pound,
+    oz 1/16 pound, ounce 1/16 pound, gm 1 gram, mph 1 mile/hour, kmph 1 km/hour, kph 1 km/hour, kmh 1 km/hour,
+    erg 1/10000000 joule, dyne 1/100000 newton, dyn 1 dyne, kHz 1000 Hz, MHz 1000000 Hz,
+    kJ 1000 joule, kW 1000 watt, kN 1000 N,
+    cent 1/100 dollar, KB 1000 byte, MB 1000000 byte, GB 1000000000 byte
+"""
+_OWN: Mapping[str, tuple[Fraction, str]] = {
+    name: (Fraction(count), unit) for name, count, unit in map(str.split, _OWN_LIST.split(","))
 }
 _OTHER_LIST = """
     dollar euro yuan rupee yen month unit ton am pm celsius fahrenheit east west north south left right
