@@ -14,7 +14,7 @@ from troll.analysis.leaderboard.protocol import Protocol
 from troll.analysis.render.formats import to_markdown
 from troll.common.digests import sha256_of_file
 from troll.common.files import read_jsonl
-from troll.tasks.write import write_problems
+from troll.tasks.registry import write_problems
 
 SETTINGS = {"levels": [1, 2], "base_inputs": 2}
 PROTOCOL: dict[str, Any] = {

@@ -9,8 +9,7 @@ from difficulty import run_difficulty, tail_shares
 from troll.common.errors import UserError
 from troll.common.files import write_json, write_jsonl
 from troll.experiment.model_settings import FromScratch
-from troll.tasks.registry import get_task
-from troll.tasks.write import write_problems
+from troll.tasks.registry import get_task, write_problems
 from troll.training.base_model import new_model
 from troll.training.outputs import save_model
 from troll.training.tokenizer import train_tokenizer

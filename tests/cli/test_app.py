@@ -18,7 +18,7 @@ from troll.cli.former import FORMER
 from troll.common.errors import UserError
 from troll.common.files import read_json, read_jsonl
 from troll.common.machine_errors import in_a_line
-from troll.tasks.write import write_problems
+from troll.tasks.registry import write_problems
 
 
 def _flat(group, *before):
@@ -164,9 +164,9 @@ def test_a_bug_goes_to_the_log_and_its_name_to_the_terminal(tmp_path):
     log, config = tmp_path / "log", tmp_path / "x.yaml"
     config.write_text("{name: chains, test: 1}")
     program = (
-        "import troll.tasks.write, troll.cli.app\n"
+        "import troll.tasks.registry, troll.cli.app\n"
         "def write_problems(config, out): return config['missing']\n"
-        "troll.tasks.write.write_problems = write_problems\n"
+        "troll.tasks.registry.write_problems = write_problems\n"
         "troll.cli.app.main()\n"
     )
     arguments = [

@@ -35,9 +35,8 @@ from troll.operations.rehearsal.substitutes import write_models
 from troll.tasks import testbed
 from troll.tasks.datasets.task import whole_split
 from troll.tasks.prompts import encode
-from troll.tasks.registry import get_task
+from troll.tasks.registry import get_task, write_problems
 from troll.tasks.types import Demonstration, Problem
-from troll.tasks.write import write_problems
 from troll.training import base_model, supervised, wheel_model
 from troll.training.base_model import link_base_model, pretrained_base_model, shared_base_model
 from troll.training.manifest import digest_of_path

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from troll.evaluation.lm_eval.builtin import TASKS
-from troll.tasks.write import write_problems
+from troll.tasks.registry import write_problems
 
 
 def test_auto_classes_load_model_and_tokenizer(tiny_base):

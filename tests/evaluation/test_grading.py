@@ -24,10 +24,9 @@ from troll.evaluation.sampling import write_oracle
 from troll.tasks import testbed
 from troll.tasks.datasets.catalogue import DATA_SETS
 from troll.tasks.datasets.load import load
-from troll.tasks.registry import get_task
+from troll.tasks.registry import get_task, write_problems
 from troll.tasks.sandbox.pool import sandbox_available
 from troll.tasks.verifiers.math import judge_math
-from troll.tasks.write import write_problems
 
 needs_sandbox = pytest.mark.skipif(not sandbox_available()[0], reason=f"no sandbox: {sandbox_available()[1]}")
 

@@ -14,11 +14,10 @@ from troll.evaluation.grading import grade
 from troll.evaluation.sampling import sample
 from troll.experiment.experiment import resolve, resolve_base
 from troll.experiment.files import parse_experiment
-from troll.tasks.registry import get_task
+from troll.tasks.registry import get_task, write_problems
 from troll.tasks.sandbox.pool import sandbox_available
 from troll.tasks.testbed import tokenizer_texts
 from troll.tasks.types import SPLITS
-from troll.tasks.write import write_problems
 from troll.training.base_model import train_base_model
 from troll.training.manifest import hardware, versions
 from troll.training.run import train_run

@@ -3,9 +3,8 @@
 import pytest
 
 from troll.tasks import testbed
-from troll.tasks.registry import get_task
+from troll.tasks.registry import get_task, write_problems
 from troll.tasks.types import SPLITS
-from troll.tasks.write import write_problems
 
 COUNT = 24
 pytestmark = pytest.mark.parametrize("name", testbed.NAMES)

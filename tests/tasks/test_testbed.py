@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from troll.common.errors import UserError
-from troll.tasks.registry import check_settings, get_task
+from troll.tasks.registry import check_settings, get_task, write_problems
 from troll.tasks.testbed import chains, functions
 from troll.tasks.types import SPLITS
 from troll.tasks.verifiers.code import code_rewards
-from troll.tasks.write import write_problems
 
 SIZES = {"chains": 200, "functions": 60}
 

@@ -612,7 +612,7 @@ def test_each_pair_is_judged_once(monkeypatch):
     monkeypatch.setattr(verifier, "_pool", lambda: pool)
     asked = []
     original = verifier._Worker.ask
-    monkeypatch.setattr(verifier._Worker, "ask", lambda self, *a: (asked.append(a[1]), original(self, *a)))
+    monkeypatch.setattr(verifier._Worker, "ask", lambda self, *a: (asked.append(a[0]), original(self, *a)))
     for _ in range(2):
         assert judge_math(["5"] * 3, [r"\boxed{\frac{10}{2}}"] * 3) == ["passed"] * 3
     assert asked == [("evaluation", "5", r"\frac{10}{2}")]

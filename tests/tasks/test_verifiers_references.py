@@ -8,7 +8,7 @@ import pytest
 
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Output, run_batch, sandbox_available
-from troll.tasks.verifiers import oracles, references
+from troll.tasks.verifiers import comparison, references
 from troll.tasks.verifiers.code import verify_code
 from troll.tasks.verifiers.references import read_problem, reference_outputs
 
@@ -23,13 +23,13 @@ OPAQUE, RAISED = Output("opaque", "type Match"), Output("raised", "ValueError")
 
 
 def judge(dataset, name, arguments, output, expected, tolerance=0.0):
-    return oracles.special_oracle(dataset, name)(arguments, output, expected, tolerance)
+    return comparison.special_oracle(dataset, name)(arguments, output, expected, tolerance)
 
 
 def test_the_names_are_those_of_evalplus():
     special = pytest.importorskip("evalplus.eval._special_oracle", reason="evalplus is not installed")
-    assert set(special.MBPP_OUTPUT_SET_EQ_TASKS) == set(oracles.SET_EQUAL)
-    assert set(special.MBPP_OUTPUT_NOT_NONE_TASKS) == set(oracles.OPAQUE_ALLOWED)
+    assert set(special.MBPP_OUTPUT_SET_EQ_TASKS) == set(comparison.SET_EQUAL)
+    assert set(special.MBPP_OUTPUT_NOT_NONE_TASKS) == set(comparison.OPAQUE_ALLOWED)
     source = Path(
         pytest.importorskip("evalplus.eval", reason="evalplus is not installed").__file__
     ).read_text()
@@ -37,8 +37,8 @@ def test_the_names_are_those_of_evalplus():
         r'"(\w+)"\s+== entry_point', source
     ):
         dataset = "humaneval" if name == "find_zero" else "mbpp"
-        assert oracles.special_oracle(dataset, name) is not None
-        assert oracles.special_oracle("mbpp" if dataset == "humaneval" else "humaneval", name) is None
+        assert comparison.special_oracle(dataset, name) is not None
+        assert comparison.special_oracle("mbpp" if dataset == "humaneval" else "humaneval", name) is None
 
 
 @pytest.mark.parametrize(

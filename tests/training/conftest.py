@@ -9,7 +9,7 @@ from run_cases import write_run
 from trainer_cases import PROMPTS, configured, digits
 from transformers import AutoModelForCausalLM
 
-from troll.tasks.write import write_problems
+from troll.tasks.registry import write_problems
 from troll.training.tokenizer import load_tokenizer
 
 

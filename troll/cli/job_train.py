@@ -25,8 +25,8 @@ def problems(config: Config, out: Out) -> None:
     Example: troll job problems --config chains.yaml --out data
     """
     from troll.experiment.run_config import ProblemsConfig
+    from troll.tasks.registry import write_problems
     from troll.tasks.types import SPLITS
-    from troll.tasks.write import write_problems
 
     given = read_settings(config, ProblemsConfig).model_dump(exclude_none=True)
     if not set(SPLITS) & set(given):

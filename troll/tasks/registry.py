@@ -1,13 +1,17 @@
-"""Tasks by name."""
+"""Tasks by name, and their problems as files."""
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from troll.common.errors import UserError, unknown
+from troll.common.files import write_jsonl
 from troll.tasks import testbed
-from troll.tasks.datasets.task import TASKS
-from troll.tasks.types import Task
+from troll.tasks.datasets.task import TASKS, whole_split
+from troll.tasks.types import SPLITS, Task
+
+DATA_SEED = 0  # the data of an experiment are one set, whatever the seeds of its runs
 
 
 def _tasks() -> dict[str, Task]:
@@ -32,3 +36,15 @@ def get_task(name: str) -> Task:
 def check_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in a task's default settings."""
     return task.model.completed(f"task {task.name}", settings)
+
+
+def write_problems(config: Mapping[str, Any], out: Path) -> None:
+    """Writes ``<split>.jsonl`` to ``out`` for each split that the configuration names."""
+    task = get_task(config["name"])
+    settings = check_settings(task, config.get("settings", {}))
+    for split in [name for name in SPLITS if name in config]:
+        if config[split] == "all":
+            problems = whole_split(task.name, split)
+        else:
+            problems = task.generate(split, config[split], DATA_SEED, settings)
+        write_jsonl(out / f"{split}.jsonl", (problem.as_row() for problem in problems))

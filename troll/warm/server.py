@@ -34,7 +34,7 @@ _ANALYSIS = (
     *sorted({f"troll.analysis.{entry.function.partition(':')[0]}" for entry in ENTRIES}),
 )
 MODULES: dict[str, tuple[str, ...]] = {
-    "problems": ("troll.tasks.write",),
+    "problems": ("troll.tasks.registry",),
     "tokenizer": ("troll.training.tokenizer",),
     "configure": ("troll.experiment.files",),
     "base-model": ("troll.training.base_model", *_TRAINING),

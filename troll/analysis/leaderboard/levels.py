@@ -17,7 +17,7 @@ from troll.common.digests import sha256_of_file
 from troll.common.files import read_jsonl
 from troll.experiment.settings import TaskSettings
 from troll.tasks import testbed
-from troll.tasks.write import write_problems
+from troll.tasks.registry import write_problems
 
 SOLVED = 0.5
 """A run solves a level if at least this share of its samples is correct."""

@@ -4,7 +4,6 @@ A data set is never put together from both: a mirror that holds some of its file
 """
 
 import functools
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from troll.common.digests import sha256_of_file
 from troll.common.errors import UserError
 from troll.common.files import read_jsonl
 from troll.common.lock_file import lock_path
@@ -140,5 +140,5 @@ def _evalplus_rows(item: DataSet) -> tuple[list[Row], dict[str, Any]]:
         ) from None
     if len(rows) != expected.rows:
         raise UserError(f"{path}: {len(rows)} rows, expected {expected.rows}")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return rows, {"source": "evalplus", "version": version, "sha256": digest, **_NO_SUBSTITUTE}
+    source = {"source": "evalplus", "version": version, "sha256": sha256_of_file(path)}
+    return rows, {**source, **_NO_SUBSTITUTE}

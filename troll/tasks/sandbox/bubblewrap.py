@@ -128,13 +128,10 @@ def _numpy() -> list[Path]:
 
 
 class Sandbox:
-    """A running bubblewrap with its runner.
+    """A running bubblewrap with its runner."""
 
-    Attributes:
-        pid_namespaces: whether each program has a pid namespace and, if it wants files, a directory of its
-            own. Where the kernel or bubblewrap refuses, the filter and Landlock keep programs apart.
-    """
-
+    # whether each program has a pid namespace and, if it wants files, a directory of its own; where the
+    # kernel or bubblewrap refuses, the filter and Landlock keep programs apart
     pid_namespaces: bool
 
     def __init__(self) -> None:

@@ -237,12 +237,11 @@ def _run_until_lost(
                         entry.close()
                 if any(key.data is None for key, _ in events):
                     report = sandbox.receive()
-                    entry = active[report["id"]]
+                    entry = active.pop(report["id"])
                     if entry.pipe >= 0:
                         _drain(entry)
                         selector.unregister(entry.pipe)
                         entry.close()
-                    del active[report["id"]]
                     finish(report["id"], _judge_end(programs[report["id"]], entry, report))
     except LostError:
         pass

@@ -12,66 +12,44 @@ Status = Literal["finished", "timeout", "memory", "crash", "rejected", "infrastr
 class Limits:
     """Limits of one program.
 
-    Attributes:
-        cpu_s: CPU seconds, measured by the runner.
-        wall_s: seconds of wall time, for programs that sleep.
-        memory_bytes: address space.
-        spare_memory_bytes: address space of the second try of a program that lacked memory. Only as many of
-            these run at a time as fit into half of the machine's free memory. The default is evalplus' limit.
-        output_bytes: encoded results or standard output; more is rejected.
-
     A busy machine, or one that is slow to give out memory, must turn no right program into a wrong one: a
     program that runs out of wall time, or of CPU time that was the system's more than its own, gets a second
     try. All second tries have 3 s more of CPU time and 6 s more of wall time.
     """
 
-    cpu_s: float = 1.0
-    wall_s: float = 2.0
-    memory_bytes: int = 512 * 2**20
+    cpu_s: float = 1.0  # CPU seconds, measured by the runner
+    wall_s: float = 2.0  # seconds of wall time, for programs that sleep
+    memory_bytes: int = 512 * 2**20  # address space
+    # address space of the second try of a program that lacked memory: evalplus' limit. Only as many of these
+    # run at a time as fit into half of the machine's free memory
     spare_memory_bytes: int = 4 * 2**30
-    output_bytes: int = 4 * 2**20
+    output_bytes: int = 4 * 2**20  # encoded results or standard output; more is rejected
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run.
+    """A program to run."""
 
-    Attributes:
-        source: Python source text; with a prompt, what a model wrote after it, in which ``extraction.py``
-            looks for the program, inside the sandbox.
-        entry_point: the function to call once per input; None runs the source as a script.
-        inputs: ``plain_data.encode`` of a list of argument lists. Programs that share one string share its
-            memory.
-        stdin: standard input of a script.
-        limits: of this program, in place of the batch's.
-        prompt: what a model continued; None for source text that is run as it is.
-        name: the function that the model was asked for, if that is not the entry point.
-        after: source text to run in the same module after the model's.
-        as_written: whether what a model wrote is run without looking for the program in it, but for a fence.
-    """
-
+    # Python source text; with a prompt, what a model wrote after it, in which ``extraction.py`` looks for the
+    # program, inside the sandbox
     source: str
-    entry_point: str | None = None
+    entry_point: str | None = None  # the function to call once per input; None runs the source as a script
+    # ``plain_data.encode`` of a list of argument lists; programs that share one string share its memory
     inputs: str = "[]"
-    stdin: str = ""
-    limits: Limits | None = None
-    prompt: str | None = None
-    name: str | None = None
-    after: str = ""
-    as_written: bool = False
+    stdin: str = ""  # standard input of a script
+    limits: Limits | None = None  # of this program, in place of the batch's
+    prompt: str | None = None  # what a model continued; None for source text that is run as it is
+    name: str | None = None  # the function that the model was asked for, if that is not the entry point
+    after: str = ""  # source text to run in the same module after the model's
+    as_written: bool = False  # whether no program is looked for in what a model wrote, but for a fence
 
 
 @dataclass(frozen=True)
 class Output:
-    """The result of one call.
+    """The result of one call."""
 
-    Attributes:
-        kind: ``value`` (plain data), ``opaque`` (a value of a forbidden type) or ``raised``.
-        text: the encoded value, the reason or the exception's type name.
-    """
-
-    kind: Literal["value", "opaque", "raised"]
-    text: str
+    kind: Literal["value", "opaque", "raised"]  # plain data, a value of a forbidden type, an exception
+    text: str  # the encoded value, the reason or the exception's type name
 
     @property
     def value(self) -> Any:
@@ -85,24 +63,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a program did.
+    """What a program did."""
 
-    Attributes:
-        status: ``finished`` (every call returned, or a script exited with 0), ``timeout``, ``memory``,
-            ``crash`` (an exception, a signal or an early exit), ``rejected`` (malformed or too much
-            output), or ``infrastructure``: the sandbox failed, which says nothing about the program.
-        outputs: one per call that ended, in input order, the last possibly ``raised``.
-        stdout: standard output of a script.
-        detail: a few words on the cause.
-        cpu_s: CPU seconds used.
-        user_s: those of them that the program itself used, and not the system for it.
-        wall_s: wall seconds from fork to exit.
-    """
-
+    # ``finished`` (every call returned, or a script exited with 0), ``timeout``, ``memory``, ``crash`` (an
+    # exception, a signal or an early exit), ``rejected`` (malformed or too much output), or
+    # ``infrastructure``: the sandbox failed, which says nothing about the program
     status: Status
-    outputs: tuple[Output, ...] = ()
-    stdout: str = ""
-    detail: str = ""
-    cpu_s: float = 0.0
-    user_s: float = 0.0
-    wall_s: float = 0.0
+    outputs: tuple[Output, ...] = ()  # one per call that ended, in input order, the last possibly ``raised``
+    stdout: str = ""  # standard output of a script
+    detail: str = ""  # a few words on the cause
+    cpu_s: float = 0.0  # CPU seconds used
+    user_s: float = 0.0  # those of them that the program itself used, and not the system for it
+    wall_s: float = 0.0  # wall seconds from fork to exit

@@ -238,15 +238,7 @@ def main() -> None:
     """Serves programs until the control socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
     syscall_filter.hide_from_others()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-    # The same for all programs, which inherit them.
-    for kind, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, 256),
-    ):
-        resource.setrlimit(kind, (value, value))
+    _set_limits(NOFILE=256, CORE=0, MEMLOCK=0, MSGQUEUE=0, SIGPENDING=256)  # programs inherit them
     stack_size(1 << 20)  # of a candidate's threads, unless it wants another
     _Runner(control).serve()
 
@@ -287,7 +279,9 @@ def _child(message: dict[str, float], descriptors: list[int], privileged: bool) 
         files = privileged and _FILES.search(text) is not None
         if files:
             _own_directory()
-        _limit(message, _FILE_BYTES if files else 0)
+        seconds = int(message["cpu_s"]) + 2  # the runner measures finely; this is its safety net
+        memory = int(message["memory_bytes"])
+        _set_limits(CPU=seconds, AS=memory, DATA=memory, FSIZE=_FILE_BYTES if files else 0, NOFILE=64)
         _confine(int(message["id"]), _THREADS.search(text) is not None)
         os.write(_RESULT, b"ready %d\n" % len(inputs))
     except BaseException as error:
@@ -322,17 +316,9 @@ def _confine(identity: int, threads: bool) -> None:
         os.close(_LISTENERS)
 
 
-def _limit(message: dict[str, float], file_bytes: int) -> None:
-    seconds = int(message["cpu_s"]) + 2  # the runner measures finely; this is its safety net
-    memory = int(message["memory_bytes"])
-    for kind, value in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_DATA, memory),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_NOFILE, 64),
-    ):
-        resource.setrlimit(kind, (value, value))
+def _set_limits(**limits: int) -> None:
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
 def _read(descriptor: int) -> bytes:

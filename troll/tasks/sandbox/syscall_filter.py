@@ -154,15 +154,9 @@ def _dispatch(rules: list[tuple[int, list[bytes]]], otherwise: bytes) -> list[by
 
 @functools.cache
 def build_filter(machine: str, pid: int, *, threads: int = _ALLOW) -> bytes:
-    """Builds the filter as classic BPF.
+    """Builds the filter as classic BPF, for a machine (`platform.machine()`) and a process as it sees itself.
 
-    Args:
-        machine: ``platform.machine()`` of the kernel, x86_64 or aarch64.
-        pid: the process the filter is for, as it sees itself.
-        threads: the verdict on new threads; if they are reported, so are their ends.
-
-    Raises:
-        OSError: the machine is neither of the two.
+    ``threads`` is the verdict on new threads; if they are reported, so are their ends.
     """
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call table for {machine}")

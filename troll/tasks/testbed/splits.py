@@ -29,12 +29,9 @@ Draw = Callable[[random.Random, Mapping[str, Any]], Item]
 
 
 class FlawedSettings(Settings):
-    """Settings of a task whose demonstrations have flaws.
+    """Settings of a task whose demonstrations have flaws."""
 
-    Attributes:
-        FLAWS: the settings that are shares of all demonstrations; what is left is right.
-    """
-
+    # The settings that are shares of all demonstrations; what is left is right.
     FLAWS: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")

@@ -31,8 +31,7 @@ Zipf = Annotated[float, Field(ge=0, le=5, description="exponent of Zipf's law")]
 
 def careful_share(level: int, settings: Mapping[str, Any]) -> float:
     """Share of demonstrations of a level, from 1, that are worked out with care."""
-    share: float = settings["careful"] * settings["careful_decay"] ** (level - 1)
-    return share
+    return float(settings["careful"] * settings["careful_decay"] ** (level - 1))
 
 
 def word(number: int) -> str:

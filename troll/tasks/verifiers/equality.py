@@ -226,9 +226,8 @@ def equal_values(left: Any, right: Any) -> bool:
     if any(agree is False for agree in close):
         return False
     if all(close):
-        difference = (
-            left - right
-        )  # of 10^{100} and 10^{100} + 1, which agree to more digits than are computed
+        # Of 10^{100} and 10^{100} + 1, which agree to more digits than are computed.
+        difference = left - right
         return not difference.is_Rational or bool(difference.is_zero)
     return bool(sympy.simplify(left - right).is_zero)
 

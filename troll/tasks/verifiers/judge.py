@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,7 +117,10 @@ def compare(
 ) -> Comparison:
     """Compares outputs of one program with the expected ones, in ``cpu_s`` CPU seconds, one at least."""
     result = Comparison(
-        [_same(output, reference) for output, reference in zip(outputs, expected, strict=False)]
+        [
+            output.text == reference.text and output.kind == reference.kind == "value"
+            for output, reference in zip(outputs, expected, strict=False)
+        ]
     )
     unlike = [number for number, same in enumerate(result.matched) if not same]
     if not unlike:
@@ -139,10 +142,6 @@ def compare(
     return result
 
 
-def _same(output: Output, expected: Output) -> bool:
-    return output.text == expected.text and output.kind == expected.kind == "value"
-
-
 class _Worker:
     """A comparing process."""
 
@@ -157,27 +156,20 @@ class _Worker:
             bufsize=0,
         )
         self._buffer = b""
-        try:
-            ready = self._line(_START_S) == "ready"
-        except _EndError:
-            ready = False
-        if not ready:
-            raise UserError("verifier: the process that compares outputs does not start")
+        with contextlib.suppress(_EndError):
+            if self._line(_START_S) == "ready":
+                return
+        raise UserError("verifier: the process that compares outputs does not start")
 
-    def ask(self, question: dict[str, Any]) -> list[bool | str]:
-        """Answers in order; at the first that ends the process, fewer than asked for."""
+    def ask(self, question: dict[str, Any]) -> Iterator[bool | str]:
+        """Answers in order, up to the first that ends the process."""
         assert self._process.stdin is not None
-        answers: list[bool | str] = []
         deadline = time.monotonic() + _WALL_FACTOR * question["cpu_s"] + _WALL_S
-        try:
-            data = memoryview(json.dumps(question).encode() + b"\n")
-            while data:
-                data = data[self._process.stdin.write(data) or 0 :]
-            while len(answers) < len(question["pairs"]):
-                answers.append(json.loads(self._line(deadline - time.monotonic())))
-        except (OSError, ValueError, _EndError) as error:
-            raise _EndError(str(error), answers) from None
-        return answers
+        data = memoryview(json.dumps(question).encode() + b"\n")
+        while data:
+            data = data[self._process.stdin.write(data) or 0 :]
+        for _ in question["pairs"]:
+            yield json.loads(self._line(deadline - time.monotonic()))
 
     def _line(self, patience: float) -> str:
         assert self._process.stdout is not None
@@ -186,14 +178,13 @@ class _Worker:
             if not select.select([descriptor], [], [], max(patience, 0))[0]:
                 raise _EndError("no answer in time")
             if not (data := os.read(descriptor, 1 << 16)):
-                raise _EndError(self._cause())
+                status = self._process.wait()
+                raise _EndError(
+                    "CPU time" if status == -signal.SIGPROF else f"the comparison died ({status})"
+                )
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode()
-
-    def _cause(self) -> str:
-        status = self._process.wait()
-        return "CPU time" if status == -signal.SIGPROF else f"the comparison died ({status})"
 
     def close(self) -> None:
         if self.owner != os.getpid():
@@ -207,9 +198,7 @@ class _Worker:
 
 
 class _EndError(Exception):
-    def __init__(self, reason: str, answers: list[bool | str] | None = None) -> None:
-        super().__init__(reason)
-        self.answers = answers or []
+    """The process is gone, or does not answer."""
 
 
 _worker: _Worker | None = None
@@ -219,15 +208,17 @@ _lock = threading.Lock()
 def _judge(question: dict[str, Any]) -> list[bool | str]:
     """The answers to all pairs. One that ends the process is not compared again, nor are those after it."""
     global _worker
+    answers: list[bool | str] = []
     with _lock:
         if _worker is None or _worker.owner != os.getpid():
             _worker = _Worker()
             atexit.register(_worker.close)
         try:
-            return _worker.ask(question)
-        except _EndError as end:
+            for answer in _worker.ask(question):
+                answers.append(answer)
+        except (OSError, ValueError, _EndError) as end:
             atexit.unregister(_worker.close)
             _worker.close()
             _worker = None
-            left = len(question["pairs"]) - len(end.answers)
-            return [*end.answers, *[f"cannot be compared: {end}"] * left]
+            answers += [f"cannot be compared: {end}"] * (len(question["pairs"]) - len(answers))
+    return answers

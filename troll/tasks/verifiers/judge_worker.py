@@ -16,8 +16,13 @@ from typing import Any
 
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.program import Output
-from troll.tasks.verifiers.comparison import equal, equal_as_lists, outputs_match
-from troll.tasks.verifiers.oracles import load_second_answers, special_oracle
+from troll.tasks.verifiers.comparison import (
+    equal,
+    equal_as_lists,
+    load_second_answers,
+    outputs_match,
+    special_oracle,
+)
 
 _MEMORY_BYTES = 4 * 2**30  # expected outputs of public problems may be long
 

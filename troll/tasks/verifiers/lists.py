@@ -217,14 +217,10 @@ def _same_values(ours: Sequence[Item], theirs: Sequence[Item], same: Same) -> bo
         return False
     for item in ours:
         for other in left:
-            alike = item.name == other.name or not item.name or not other.name or _is_indexed(item, other)
-            if alike and same(item.value, other.value):
+            names = {_INDEX.sub("", name) for name in (item.name, other.name) if name}
+            if len(names) < 2 and same(item.value, other.value):
                 left.remove(other)
                 break
         else:
             return False
     return True
-
-
-def _is_indexed(item: Item, other: Item) -> bool:
-    return _INDEX.sub("", item.name) == _INDEX.sub("", other.name)

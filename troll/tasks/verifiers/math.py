@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from troll.common.errors import UserError
@@ -83,16 +83,11 @@ def judge_math(
         else _boxed_pair(standard, answer, completion)
         for answer, completion in zip(answers, completions, strict=True)
     ]
-    verdicts: dict[_Pair, MathStatus] = {}
-    for pair in pairs:
-        if pair is not None and pair[0] != "text" and pair not in verdicts:
-            quick = _quick(*pair)
-            if quick is not None:
-                verdicts[pair] = quick
+    different = {pair for pair in pairs if pair is not None}
+    verdicts = {pair: status for pair in different if (status := _quick(*pair)) is not None}
     # Side by side, pairs with one reference share its parsed form in the worker.
-    hard = sorted({pair for pair in pairs if pair is not None and pair not in verdicts})
-    if hard:
-        verdicts.update(zip(hard, _pool().judge(hard, timeout_s), strict=True))
+    if hard := sorted(different - verdicts.keys()):
+        verdicts |= _pool().judge(hard, timeout_s)
     return ["wrong" if pair is None else verdicts[pair] for pair in pairs]
 
 
@@ -127,6 +122,8 @@ def _boxed_pair(standard: Standard, answer: str, completion: str) -> _Pair | Non
 
 def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
     """Decides pairs that need no algebra; None for the others."""
+    if standard == "text":
+        return None
     if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(box):
         return "passed" if int(answer) == int(box) else "wrong"
     if answer == box:
@@ -152,10 +149,10 @@ class _Worker:
         self._input, self.output = self._process.stdin, self._process.stdout
         self.deadline = time.monotonic() + _START_S
         self.ready = False
-        self.item: int | None = None
+        self.pair: _Pair | None = None
 
-    def ask(self, item: int, pair: _Pair, timeout_s: float) -> None:
-        self.item, self.deadline = item, time.monotonic() + _WALL_FACTOR * timeout_s
+    def ask(self, pair: _Pair, timeout_s: float) -> None:
+        self.pair, self.deadline = pair, time.monotonic() + _WALL_FACTOR * timeout_s
         self._input.write(json.dumps([timeout_s, *pair]).encode() + b"\n")
         self._input.flush()
 
@@ -178,25 +175,22 @@ class _Pool:
     def __init__(self, size: int) -> None:
         self._size = size
         self._workers: list[_Worker] = []
-        self._cache: OrderedDict[tuple[str | float, ...], MathStatus] = OrderedDict()
+        self._cache: OrderedDict[tuple[_Pair, float], MathStatus] = OrderedDict()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> list[MathStatus]:
+    def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> dict[_Pair, MathStatus]:
+        """The verdicts on pairs that differ."""
         with self._lock:
-            cached = [self._cache.get((*pair, timeout_s)) for pair in pairs]
-            todo = [i for i, status in enumerate(cached) if status is None]
-            statuses = {i: status for i, status in enumerate(cached) if status is not None}
-            statuses.update(self._run(pairs, todo, timeout_s))
-            for i in todo:
-                self._cache[(*pairs[i], timeout_s)] = statuses[i]
+            known = {pair: self._cache[pair, timeout_s] for pair in pairs if (pair, timeout_s) in self._cache}
+            new = self._run([pair for pair in reversed(pairs) if pair not in known], timeout_s)
+            self._cache.update({(pair, timeout_s): status for pair, status in new.items()})
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
-        return [statuses[i] for i in range(len(pairs))]
+        return known | new
 
-    def _run(self, pairs: Sequence[_Pair], todo: Iterable[int], timeout_s: float) -> dict[int, MathStatus]:
-        waiting = list(reversed(list(todo)))
-        statuses: dict[int, MathStatus] = {}
+    def _run(self, waiting: list[_Pair], timeout_s: float) -> dict[_Pair, MathStatus]:
+        statuses: dict[_Pair, MathStatus] = {}
         total = len(waiting)
         while len(statuses) < total:
             # A worker for every eight comparisons: starting one costs about as much as a hundred.
@@ -204,15 +198,14 @@ class _Pool:
             while len(self._workers) < workers and waiting:
                 self._workers.append(_Worker())
             for worker in self._workers:
-                if worker.ready and worker.item is None and waiting:
-                    item = waiting.pop()
-                    worker.ask(item, pairs[item], timeout_s)
+                if worker.ready and worker.pair is None and waiting:
+                    worker.ask(waiting.pop(), timeout_s)
             for worker in self._next_events():
                 self._take(worker, statuses)
         return statuses
 
     def _next_events(self) -> list[_Worker]:
-        busy = [worker for worker in self._workers if worker.item is not None or not worker.ready]
+        busy = [worker for worker in self._workers if worker.pair is not None or not worker.ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -220,27 +213,25 @@ class _Pool:
             ready = [key.data for key, _ in selector.select(timeout)]
         return ready or [worker for worker in busy if worker.deadline <= time.monotonic()]
 
-    def _take(self, worker: _Worker, statuses: dict[int, MathStatus]) -> None:
+    def _take(self, worker: _Worker, statuses: dict[_Pair, MathStatus]) -> None:
         overrun = worker.deadline <= time.monotonic()
         line = "" if overrun else worker.answer()
         if line in ("ready", "true", "false"):
             worker.ready = True
-            if worker.item is not None:
-                statuses[worker.item] = "passed" if line == "true" else "wrong"
-                worker.item = None
+            if worker.pair is not None:
+                statuses[worker.pair] = "passed" if line == "true" else "wrong"
+                worker.pair = None
             return
         self._workers.remove(worker)
-        late, overrun = overrun, worker.close() or overrun
-        if worker.item is None and late:
+        used_up = worker.close()
+        if worker.pair is None:
             raise UserError(
                 f"math-verify: its process did not start within {_START_S:g} seconds; this machine may be "
                 "too busy, try again"
+                if overrun
+                else "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
             )
-        if worker.item is None:
-            raise UserError(
-                "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
-            )
-        statuses[worker.item] = "timeout" if overrun else "crash"
+        statuses[worker.pair] = "timeout" if overrun or used_up else "crash"
 
     def close(self) -> None:
         for worker in self._workers:
@@ -250,5 +241,4 @@ class _Pool:
 
 @functools.cache
 def _pool() -> _Pool:
-    # Not every system says how many cores this process may use.
     return _Pool(available_cores())

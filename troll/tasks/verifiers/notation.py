@@ -211,7 +211,8 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     exponent = int(power or short or alone or alone_short or 0)
     if abs(exponent) > _MAX_EXPONENT:
         return None
-    top, bottom = _fraction(mantissa or above or left or "1"), _fraction(below or right or "1")
+    parts = (mantissa or above or left or "1", below or right or "1")
+    top, bottom = (Fraction(part.replace(",", "")) for part in parts)
     if bottom == 0:
         return None
     value = top / bottom * Fraction(10) ** exponent
@@ -259,8 +260,8 @@ def contradicts(answer: str, box: str) -> bool:
     kinds = {_bracket(answer), _bracket(box)}
     return (
         kinds in ({"{", "("}, {"{", "["})
-        or any(_has(mark, box) and not _has(mark, answer) for mark in _MARKS)
-        or (_has(_UNEQUAL, box) and not _has(_UNEQUAL, answer) and "infty" not in answer)
+        or any(mark.search(box) and not mark.search(answer) for mark in _MARKS)
+        or ("infty" not in answer and bool(_UNEQUAL.search(box)) and not _UNEQUAL.search(answer))
         or any(changes(text) for text in UNIT_TEXT.findall(box) if text not in answer)
     )
 
@@ -277,10 +278,6 @@ _MARKS = (
     re.compile(r"[^\x00-\x7f]"),
 )
 _BASE = re.compile(r"\{?(-?[0-9A-Za-z.]+)\}?_\s*(?:\{\s*(-?\d+)\s*\}|(\d+))")
-
-
-def _has(mark: re.Pattern[str], text: str) -> bool:
-    return mark.search(text) is not None
 
 
 def same_in_base(answer: str, box: str) -> bool | None:
@@ -351,10 +348,6 @@ def _mixed(number: re.Match[str]) -> str:
     return rf"({whole}+\frac{{{above}}}{{{below}}})" if int(above) < int(below) else number[0]
 
 
-def _fraction(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
-
-
 def _fractions(text: str) -> str:
     r"""``\frac12`` and ``\frac n 2`` with braces."""
 
@@ -367,7 +360,10 @@ def _fractions(text: str) -> str:
 
 def _repeating(match: re.Match[str]) -> str:
     r"""0.1(6) as ``\frac{15}{90}``."""
-    whole, start, period = match[1] or "0", match[2], match[3]
+    return _with_period(match[1] or "0", match[2], match[3])
+
+
+def _with_period(whole: str, start: str, period: str) -> str:
     top = int(whole + start + period) - int(whole + start)
     return rf"\frac{{{top}}}{{{'9' * len(period)}{'0' * len(start)}}}"
 
@@ -381,7 +377,5 @@ def _with_dots(match: re.Match[str]) -> str:
         while digits.endswith(period * (times + 1)):
             times += 1
         if times >= (3 if length == 1 else 2):
-            start = digits[: len(digits) - times * length]
-            top = int(whole + start + period) - int(whole + start)
-            return rf"\frac{{{top}}}{{{'9' * length}{'0' * len(start)}}}"
+            return _with_period(whole, digits[: len(digits) - times * length], period)
     return match[0]

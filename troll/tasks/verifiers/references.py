@@ -20,7 +20,7 @@ from troll.common.errors import UserError
 from troll.common.files import atomic_path
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.pool import Execution, Limits, Output, Program, run_batch
-from troll.tasks.verifiers.oracles import OPAQUE_ALLOWED, special_oracle
+from troll.tasks.verifiers.comparison import OPAQUE_ALLOWED, special_oracle
 
 # evalplus' DEFAULT_GT_TIME_LIMIT_FACTOR: a program may be this many times slower than the reference.
 REFERENCE_TIME_FACTOR = 4.0
