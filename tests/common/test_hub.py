@@ -193,7 +193,8 @@ def fake_data(fake_hub, monkeypatch):
 
     def download(part, revision):
         if fake_hub.offline:
-            raise data_hub._unreachable(part.repository, ConnectionError("no route to host"))
+            with data_hub._asking(part.repository):
+                raise ConnectionError("no route to host")
         return [{**rows[part.repository], "unique_id": str(n)} for n in range(part.rows)]
 
     monkeypatch.setattr(data_hub, "_resolve", lambda _: "ddd")

@@ -7,9 +7,8 @@ the first time, at the one that the hub has now. ``HF_HUB_OFFLINE=1`` takes what
 """
 
 import fnmatch
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +60,7 @@ def snapshot(model_id: str, *, weights: bool = True) -> Snapshot:
 
 def mirror() -> Path | None:
     """The mirror of models; None where the environment names none."""
-    root = os.environ.get(MIRROR)
-    if not root:
-        return None
-    if not Path(root).is_dir():
-        raise UserError(f"{MIRROR}={root}: no such directory; name the mirror's, or unset it to use the hub")
-    return Path(root)
+    return lock_file.named_mirror(MIRROR)
 
 
 def in_mirror(model_id: str) -> Path | None:
@@ -129,13 +123,9 @@ def _facts(path: Path) -> dict[str, int | str]:
     return {"bytes": size, "sha256": sha256_of_file(path)}
 
 
-@contextmanager
-def _asking_the_hub(model_id: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # its errors come from several libraries below it
-        remedy = "fetch it where the hub can be reached (troll fetch FILE), or name a local mirror in "
-        raise lock_file.unreachable(f"model {model_id}", error, remedy + MIRROR) from None
+def _asking_the_hub(model_id: str) -> AbstractContextManager[None]:
+    remedy = "fetch it where the hub can be reached (troll fetch FILE), or name a local mirror in "
+    return lock_file.asking(f"model {model_id}", remedy + MIRROR)
 
 
 def _resolve(model_id: str) -> str:

@@ -7,7 +7,8 @@ a revision that nobody resolved would be invented. Data sets and models are in o
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,24 @@ def pin(repository: str, revision: str, section: str, found: Mapping[str, Found]
         write_json(path, lock)
 
 
-def unreachable(what: str, error: Exception, remedy: str) -> UserError:
-    """The one line for something on the hub that cannot be read: what, the error's first line, what helps."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return UserError(f"hub: {what} cannot be read ({reason}); {remedy}")
+@contextmanager
+def asking(what: str, remedy: str) -> Iterator[None]:
+    """Says in one line that something on the hub cannot be read: the error's first line, and what helps."""
+    try:
+        yield
+    except Exception as error:  # its errors come from several libraries below it
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"hub: {what} cannot be read ({reason}); {remedy}") from None
+
+
+def named_mirror(variable: str) -> Path | None:
+    """The mirror that the environment names; None where it names none."""
+    root = os.environ.get(variable)
+    if root and not Path(root).is_dir():
+        raise UserError(
+            f"{variable}={root}: no such directory; name the mirror's, or unset it to use the hub"
+        )
+    return Path(root) if root else None
 
 
 def named_revision(what: str, revision: str | None) -> str:

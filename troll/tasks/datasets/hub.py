@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +47,16 @@ def read_hub(part: HubPart) -> tuple[list[dict[str, Any]], str]:
     return rows, revision
 
 
-def _unreachable(repository: str, error: Exception) -> UserError:
-    return lock_file.unreachable(
-        repository, error, "go online once, or name a local mirror in TROLL_DATA_MIRROR"
-    )
+def _asking(repository: str) -> AbstractContextManager[None]:
+    return lock_file.asking(repository, "go online once, or name a local mirror in TROLL_DATA_MIRROR")
 
 
 def _resolve(repository: str) -> str:
     """The revision that the hub has now."""
     from huggingface_hub import HfApi
 
-    try:
+    with _asking(repository):
         revision = HfApi().dataset_info(repository).sha
-    except Exception as error:  # its errors come from several libraries below it
-        raise _unreachable(repository, error) from None
     return lock_file.named_revision(repository, revision)
 
 
@@ -68,8 +65,6 @@ def _download(part: HubPart, revision: str) -> list[dict[str, Any]]:
         import datasets
     except ImportError:
         raise UserError("datasets: not installed; pip install 'datasets>=5'") from None
-    try:
+    with _asking(part.repository):
         table = datasets.load_dataset(part.repository, part.config, split=part.split, revision=revision)
-    except Exception as error:  # its errors come from several libraries below it
-        raise _unreachable(part.repository, error) from None
     return [dict(row) for row in table]

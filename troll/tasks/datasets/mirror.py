@@ -4,7 +4,6 @@ import functools
 import gzip
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from troll.common.errors import UserError
+from troll.common.lock_file import named_mirror
 
 VARIABLE = "TROLL_DATA_MIRROR"
 
@@ -34,15 +34,7 @@ def mirror_files() -> dict[str, MirrorFile]:
 
 def mirror() -> Path | None:
     """The mirror's directory, if the environment names one."""
-    value = os.environ.get(VARIABLE)
-    if not value:
-        return None
-    path = Path(value)
-    if not path.is_dir():
-        raise UserError(
-            f"{VARIABLE}={value}: no such directory; name the mirror's, or unset it to use the hub"
-        )
-    return path
+    return named_mirror(VARIABLE)
 
 
 def read_mirror(root: Path, name: str) -> list[dict[str, Any]]:
