@@ -554,14 +554,14 @@ def test_a_comparison_that_hangs_is_cut_off_and_the_others_are_judged(monkeypatc
     assert judge_math(["1"], [r"\boxed{\frac{2}{2}}"]) == ["passed"]
     (worker,) = pool._workers
     os.kill(worker._process.pid, signal.SIGSTOP)  # stands for a process that waits for something, for ever
-    original = verifier._Worker.ask
+    original = verifier.Worker.send
 
-    def ask(self, *arguments):
+    def send(self, *arguments):
         original(self, *arguments)
         if self is worker:
             self.deadline = 0.0  # its time is over, and that of others is not
 
-    monkeypatch.setattr(verifier._Worker, "ask", ask)
+    monkeypatch.setattr(verifier.Worker, "send", send)
     boxes = [r"\boxed{\frac{4}{2}}", r"\boxed{\frac{6}{3}}", r"\boxed{\frac{6}{4}}"]
     statuses = judge_math(["2", "2", "2"], boxes)
     assert sorted(statuses) in (["passed", "timeout", "wrong"], ["passed", "passed", "timeout"])
@@ -592,16 +592,16 @@ def test_a_worker_that_dies_is_replaced_and_only_its_item_is_lost(monkeypatch):
     monkeypatch.setattr(verifier, "_pool", lambda: pool)
     judge_math(["1"], [r"\boxed{\frac{2}{2}}"])
     os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
-    original = verifier._Worker.ask
+    original = verifier.Worker.send
 
-    def ask(self, *arguments):
+    def send(self, *arguments):
         original(self, *arguments)
         if len(asked) == 0:
             self._process.kill()
         asked.append(arguments)
 
     asked = []
-    monkeypatch.setattr(verifier._Worker, "ask", ask)
+    monkeypatch.setattr(verifier.Worker, "send", send)
     statuses = judge_math(["3", "3"], [r"\boxed{\frac{6}{2}}", r"\boxed{\frac{9}{3}}"])
     assert sorted(statuses) == ["crash", "passed"]
     pool.close()
@@ -611,11 +611,11 @@ def test_each_pair_is_judged_once(monkeypatch):
     pool = verifier._Pool(1)
     monkeypatch.setattr(verifier, "_pool", lambda: pool)
     asked = []
-    original = verifier._Worker.ask
-    monkeypatch.setattr(verifier._Worker, "ask", lambda self, *a: (asked.append(a[0]), original(self, *a)))
+    original = verifier.Worker.send
+    monkeypatch.setattr(verifier.Worker, "send", lambda self, *a: (asked.append(a[0]), original(self, *a)))
     for _ in range(2):
         assert judge_math(["5"] * 3, [r"\boxed{\frac{10}{2}}"] * 3) == ["passed"] * 3
-    assert asked == [("evaluation", "5", r"\frac{10}{2}")]
+    assert asked == [[verifier.TIMEOUT_S, "evaluation", "5", r"\frac{10}{2}"]]
     pool.close()
 
 

@@ -6,23 +6,16 @@ So this process only compares texts. What differs as text is decoded and compare
 program's verdict, with the reason. No candidate ever runs in it.
 """
 
-import atexit
-import contextlib
-import json
 import os
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from troll.common.errors import UserError
 from troll.tasks.sandbox import plain_data
 from troll.tasks.sandbox.program import Execution, Output
+from troll.tasks.verifiers.worker import EndError, Worker
 
 Rule = Literal["evalplus", "exact", "lists"] | tuple[str, str]
 """``evalplus`` (its rule for all problems), ``exact`` (equality), ``lists`` (tuples count as lists), or (data
@@ -142,66 +135,7 @@ def compare(
     return result
 
 
-class _Worker:
-    """A comparing process."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "troll.tasks.verifiers.judge_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-            bufsize=0,
-        )
-        self._buffer = b""
-        with contextlib.suppress(_EndError):
-            if self._line(_START_S) == "ready":
-                return
-        raise UserError("verifier: the process that compares outputs does not start")
-
-    def ask(self, question: dict[str, Any]) -> Iterator[bool | str]:
-        """Answers in order, up to the first that ends the process."""
-        assert self._process.stdin is not None
-        deadline = time.monotonic() + _WALL_FACTOR * question["cpu_s"] + _WALL_S
-        data = memoryview(json.dumps(question).encode() + b"\n")
-        while data:
-            data = data[self._process.stdin.write(data) or 0 :]
-        for _ in question["pairs"]:
-            yield json.loads(self._line(deadline - time.monotonic()))
-
-    def _line(self, patience: float) -> str:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            if not select.select([descriptor], [], [], max(patience, 0))[0]:
-                raise _EndError("no answer in time")
-            if not (data := os.read(descriptor, 1 << 16)):
-                status = self._process.wait()
-                raise _EndError(
-                    "CPU time" if status == -signal.SIGPROF else f"the comparison died ({status})"
-                )
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
-
-    def close(self) -> None:
-        if self.owner != os.getpid():
-            return  # a copy in a fork: the process belongs to the parent
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
-
-
-class _EndError(Exception):
-    """The process is gone, or does not answer."""
-
-
-_worker: _Worker | None = None
+_worker: Worker | None = None
 _lock = threading.Lock()
 
 
@@ -211,13 +145,15 @@ def _judge(question: dict[str, Any]) -> list[bool | str]:
     answers: list[bool | str] = []
     with _lock:
         if _worker is None or _worker.owner != os.getpid():
-            _worker = _Worker()
-            atexit.register(_worker.close)
+            try:
+                _worker = Worker("judge_worker", _START_S, PYTHONHASHSEED="0")
+            except EndError:
+                raise UserError("verifier: the process that compares outputs does not start") from None
         try:
-            for answer in _worker.ask(question):
-                answers.append(answer)
-        except (OSError, ValueError, _EndError) as end:
-            atexit.unregister(_worker.close)
+            _worker.send(question, _WALL_FACTOR * question["cpu_s"] + _WALL_S)
+            while len(answers) < len(question["pairs"]):
+                answers.append(_worker.answer())
+        except (OSError, ValueError, EndError) as end:
             _worker.close()
             _worker = None
             answers += [f"cannot be compared: {end}"] * (len(question["pairs"]) - len(answers))

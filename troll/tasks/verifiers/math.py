@@ -12,25 +12,20 @@ comparison, so that a busy machine turns no right answer into a wrong one. Its o
 Python handles, which work in the main thread only and cannot interrupt a long operation on huge numbers.
 """
 
-import atexit
 import functools
-import json
-import os
 import re
-import selectors
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Literal
 
 from troll.common.errors import UserError
 from troll.common.processor import available_cores
 from troll.tasks.types import Problem
 from troll.tasks.verifiers.notation import is_scientific, same_number
+from troll.tasks.verifiers.worker import EndError, Worker
 
 Standard = Literal["evaluation", "reward"]
 MathStatus = Literal["passed", "wrong", "timeout", "crash"]
@@ -134,109 +129,59 @@ def _quick(standard: str, answer: str, box: str) -> MathStatus | None:
     return None if same is None else "passed" if same else "wrong"
 
 
-class _Worker:
-    """A math-verify process that answers one JSON line per JSON line."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "troll.tasks.verifiers.math_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self.output = self._process.stdin, self._process.stdout
-        self.deadline = time.monotonic() + _START_S
-        self.ready = False
-        self.pair: _Pair | None = None
-
-    def ask(self, pair: _Pair, timeout_s: float) -> None:
-        self.pair, self.deadline = pair, time.monotonic() + _WALL_FACTOR * timeout_s
-        self._input.write(json.dumps([timeout_s, *pair]).encode() + b"\n")
-        self._input.flush()
-
-    def answer(self) -> str:
-        """The next line; empty when the process has died."""
-        return self.output.readline().decode().strip()
-
-    def close(self) -> bool:
-        """Ends the process; returns whether it had used up its CPU time."""
-        self._process.kill()
-        status = self._process.wait()
-        self._input.close()
-        self.output.close()
-        return status == -signal.SIGPROF
-
-
 class _Pool:
     """Workers that outlive a batch, since importing sympy takes longer than most batches."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []  # those that wait
         self._cache: OrderedDict[tuple[_Pair, float], MathStatus] = OrderedDict()
         self._lock = threading.Lock()
-        atexit.register(self.close)
 
     def judge(self, pairs: Sequence[_Pair], timeout_s: float) -> dict[_Pair, MathStatus]:
         """The verdicts on pairs that differ."""
         with self._lock:
             known = {pair: self._cache[pair, timeout_s] for pair in pairs if (pair, timeout_s) in self._cache}
-            new = self._run([pair for pair in reversed(pairs) if pair not in known], timeout_s)
-            self._cache.update({(pair, timeout_s): status for pair, status in new.items()})
+            new = [pair for pair in pairs if pair not in known]
+            # A worker for every eight comparisons: starting one costs about as much as a hundred.
+            workers = max(1, len(self._workers), min(self._size, (len(new) + 7) // 8))
+            with ThreadPoolExecutor(workers) as threads:
+                statuses = threads.map(self._compare, new, repeat(timeout_s))
+                known |= zip(new, statuses, strict=True)
+            self._cache.update({(pair, timeout_s): known[pair] for pair in new})
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
-        return known | new
+        return known
 
-    def _run(self, waiting: list[_Pair], timeout_s: float) -> dict[_Pair, MathStatus]:
-        statuses: dict[_Pair, MathStatus] = {}
-        total = len(waiting)
-        while len(statuses) < total:
-            # A worker for every eight comparisons: starting one costs about as much as a hundred.
-            workers = min(self._size, max(1, (len(waiting) + 7) // 8))
-            while len(self._workers) < workers and waiting:
-                self._workers.append(_Worker())
-            for worker in self._workers:
-                if worker.ready and worker.pair is None and waiting:
-                    worker.ask(waiting.pop(), timeout_s)
-            for worker in self._next_events():
-                self._take(worker, statuses)
-        return statuses
-
-    def _next_events(self) -> list[_Worker]:
-        busy = [worker for worker in self._workers if worker.pair is not None or not worker.ready]
-        with selectors.DefaultSelector() as selector:
-            for worker in busy:
-                selector.register(worker.output, selectors.EVENT_READ, worker)
-            timeout = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            ready = [key.data for key, _ in selector.select(timeout)]
-        return ready or [worker for worker in busy if worker.deadline <= time.monotonic()]
-
-    def _take(self, worker: _Worker, statuses: dict[_Pair, MathStatus]) -> None:
-        overrun = worker.deadline <= time.monotonic()
-        line = "" if overrun else worker.answer()
-        if line in ("ready", "true", "false"):
-            worker.ready = True
-            if worker.pair is not None:
-                statuses[worker.pair] = "passed" if line == "true" else "wrong"
-                worker.pair = None
-            return
-        self._workers.remove(worker)
-        used_up = worker.close()
-        if worker.pair is None:
-            raise UserError(
-                f"math-verify: its process did not start within {_START_S:g} seconds; this machine may be "
-                "too busy, try again"
-                if overrun
-                else "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
-            )
-        statuses[worker.pair] = "timeout" if overrun or used_up else "crash"
+    def _compare(self, pair: _Pair, timeout_s: float) -> MathStatus:
+        try:
+            worker = self._workers.pop()
+        except IndexError:
+            worker = _started()
+        try:
+            worker.send([timeout_s, *pair], _WALL_FACTOR * timeout_s)
+            right = worker.answer()
+        except (EndError, ValueError) as end:
+            worker.close()
+            return "timeout" if isinstance(end, EndError) and end.late else "crash"
+        self._workers.append(worker)
+        return "passed" if right else "wrong"
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._workers.clear()
+        while self._workers:
+            self._workers.pop().close()
+
+
+def _started() -> Worker:
+    try:
+        return Worker("math_worker", _START_S)
+    except EndError as end:
+        raise UserError(
+            f"math-verify: its process did not start within {_START_S:g} seconds; this machine may be "
+            "too busy, try again"
+            if end.late
+            else "math-verify: its process does not start; install it: pip install 'troll[evaluate]'"
+        ) from None
 
 
 @functools.cache

@@ -1,0 +1,90 @@
+"""Processes that compare answers, seen from outside: JSON goes in and out, a line each.
+
+Such a process (``judge_worker.py``, ``math_worker.py``) bounds its own memory and CPU time. The clock only
+catches what hangs: a loaded machine must not turn a slow comparison into a failed one.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+class EndError(Exception):
+    """A process is gone or does not answer."""
+
+    def __init__(self, reason: str, late: bool) -> None:
+        super().__init__(reason)
+        self.late = late  # whether its time was up, by the clock or by its own measure
+
+
+class Worker:
+    """A process that is ready to compare, from a module beside this one.
+
+    Raises:
+        EndError: it does not get ready in ``start_s`` seconds.
+    """
+
+    def __init__(self, module: str, start_s: float, **environment: str) -> None:
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"troll.tasks.verifiers.{module}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            bufsize=0,
+        )
+        self._buffer = b""
+        self.deadline = time.monotonic() + start_s
+        atexit.register(self.close)
+        try:
+            self._line()
+        except EndError:
+            self.close()
+            raise
+
+    def send(self, question: Any, patience_s: float) -> None:
+        """Asks; all answers have to be there in so many seconds."""
+        assert self._process.stdin is not None
+        self.deadline = time.monotonic() + patience_s
+        data = memoryview(json.dumps(question).encode() + b"\n")
+        while data:
+            data = data[self._process.stdin.write(data) or 0 :]
+
+    def answer(self) -> Any:
+        """The next answer; `EndError` where none comes."""
+        return json.loads(self._line())
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        descriptor, poll = self._process.stdout.fileno(), select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while b"\n" not in self._buffer:
+            if not poll.poll(1000 * max(self.deadline - time.monotonic(), 0)):
+                raise EndError("no answer in time", late=True)
+            if not (data := os.read(descriptor, 1 << 16)):
+                status = self._process.wait()
+                late = status == -signal.SIGPROF
+                raise EndError("CPU time" if late else f"the comparison died ({status})", late)
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        """Ends the process."""
+        atexit.unregister(self.close)
+        if self.owner != os.getpid():
+            return  # a copy in a fork: the process belongs to the parent
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
